@@ -1,4 +1,4 @@
-"""The bridge between a model's layers and its adapter: one attention backend, four custom ops.
+"""The bridge between a model's layers and its adapter: one attention backend, five custom ops.
 
 diffusers hands q, k and v to an attention backend but tells it neither layer nor step. So every
 patched module carries a *tag*, a small integer tensor with the numbers of its adapter and layer,
@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from chipsparse.layers.mlp_weights import MLPWeights
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, part_of
 from chipsparse.pipelines.patches import TAG
 
 if TYPE_CHECKING:
@@ -205,17 +204,48 @@ def parallel_feed_forward(
     Returns:
         ``[B, N, C]``.
     """
+    make = MLPWeights.from_linears
+    return _beside_attention(make, joined, up, up_bias, out, out_bias, tag, activation, gate)
+
+
+@_operation(lambda joined, tag, channels: joined.new_empty((*joined.shape[:-1], channels)))
+def fp8_parallel_feed_forward(
+    joined: torch.Tensor, tag: torch.Tensor, channels: int
+) -> torch.Tensor:
+    """`parallel_feed_forward` ``[B, N, channels]`` of weights in FP8, as of `fp8_feed_forward`.
+
+    The attention's part and the neurons are rounded apart where the model rounds them as one row.
+    """
+    runner, layer = _find(tag)
+    whole = runner.fp8_weights(layer)
+    linears = whole.up, whole.up_bias, whole.down, whole.down_bias
+    return _beside_attention(Fp8MLPWeights, joined, *linears, tag, whole.activation, whole.gate)
+
+
+def _beside_attention(
+    make: Callable[..., MLPWeights | Fp8MLPWeights],
+    joined: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    out: torch.Tensor,
+    out_bias: torch.Tensor | None,
+    tag: torch.Tensor,
+    activation: str,
+    gate: str,
+) -> torch.Tensor:
+    """`parallel_feed_forward`, with what makes the layer's weights of its part of the linears."""
     runner, layer = _find(tag)
     session = runner.session
     width = joined.shape[-1] - up.shape[1]
     attention, hidden = joined[..., :width], joined[..., width:]
-    rows = (out.shape[1] - width) * (1 if gate == "none" else 2)
-    up, up_bias = up[-rows:], None if up_bias is None else up_bias[-rows:]
-    weights = MLPWeights.from_linears(up, up_bias, out[:, width:], None, activation, gate)
+    own = slice(-(out.shape[1] - width) * (1 if gate == "none" else 2), None)
+    up, up_bias = part_of(up, own), None if up_bias is None else up_bias[own]
+    weights = make(up, up_bias, part_of(out, columns=slice(width, None)), None, activation, gate)
 
     def project() -> torch.Tensor:
         # As rows of one matrix: for others a linear adds its bias by another pass over the result.
-        projected = F.linear(attention.flatten(0, -2), out[:, :width], out_bias)
+        own_columns = part_of(out, columns=slice(width))
+        projected = weights.linear(attention.flatten(0, -2), own_columns, out_bias)
         return projected.unflatten(0, joined.shape[:-1])
 
     return session.mlp[layer](session.state, hidden, weights, addend=project).contiguous()

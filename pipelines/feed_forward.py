@@ -8,21 +8,20 @@ and hooks come and go.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, fp8_form
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, part_of
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
     activation_form,
     feed_forward_form,
     is_group_offloaded,
     linears,
+    readable_form,
     why_hooked,
-    why_unreadable,
     without_adapters,
 )
 from chipsparse.pipelines.patches import TAG, Patches, stock_class
@@ -41,13 +40,28 @@ class FeedForwardSite(Protocol):
         """Runs the layer as one op from now on, or as diffusers made it."""
 
     def fp8_weights(self) -> Fp8MLPWeights:
-        """The live weights of a layer whose form says that they are in FP8."""
+        """The live weights of the linears of a layer whose form says that they are in FP8."""
 
     def second_linear(self) -> torch.nn.Linear:
         """The linear that holds the second weight."""
 
     def keeps_its_layout(self) -> bool:
         """Whether the storage of the weights is not ours to change."""
+
+
+def _prepare(module: Any, patches: Patches, tag: torch.Tensor) -> None:
+    """Gives the module that will run as one op its tag, and settings to run as it was made."""
+    patches.set_attribute(module, TAG, tag)
+    patches.set_attribute(module, "chipsparse_activation", None)
+    patches.set_attribute(module, "chipsparse_gate", "none")
+    patches.set_attribute(module, "chipsparse_fp8", False)
+
+
+def _run_as(module: Any, form: Form | None) -> None:
+    """Sets what that module runs as."""
+    module.chipsparse_activation = None if form is None else form.activation
+    module.chipsparse_gate = "none" if form is None else form.gate
+    module.chipsparse_fp8 = form is not None and form.fp8 is not None
 
 
 class PatchedFeedForward:
@@ -94,10 +108,7 @@ class FeedForwardModule:
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
         """See `FeedForwardSite`."""
-        patches.set_attribute(self._module, TAG, tag)
-        patches.set_attribute(self._module, "chipsparse_activation", None)
-        patches.set_attribute(self._module, "chipsparse_gate", "none")
-        patches.set_attribute(self._module, "chipsparse_fp8", False)
+        _prepare(self._module, patches, tag)
         patches.set_class(self._module, PatchedFeedForward)
 
     def form(self) -> Form | str:
@@ -111,19 +122,11 @@ class FeedForwardModule:
             return found
         named = dict(zip(("first", "second", "gate's"), linears(self._module), strict=True))
         present = {name: linear for name, linear in named.items() if linear is not None}
-        for name, linear in present.items():
-            if reason := why_unreadable(name, linear, reads_fp8=True):
-                return reason
-        fp8 = {fp8_form(linear.weight) for linear in present.values()}
-        if len(fp8) > 1:
-            return "its weights are not all in FP8, or not all in the same way"
-        return replace(found, fp8=fp8.pop())
+        return readable_form(found, present)
 
     def run_as(self, form: Form | None) -> None:
         """See `FeedForwardSite`."""
-        self._module.chipsparse_activation = None if form is None else form.activation
-        self._module.chipsparse_gate = "none" if form is None else form.gate
-        self._module.chipsparse_fp8 = form is not None and form.fp8 is not None
+        _run_as(self._module, form)
 
     def fp8_weights(self) -> Fp8MLPWeights:
         """See `FeedForwardSite`."""
@@ -169,6 +172,7 @@ class PatchedParallelProjection:
     chipsparse_tag: torch.Tensor
     chipsparse_activation: str | None
     chipsparse_gate: str
+    chipsparse_fp8: bool
     chipsparse_up: torch.nn.Linear
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
@@ -176,6 +180,10 @@ class PatchedParallelProjection:
         if self.chipsparse_activation is None or torch.is_grad_enabled():
             output: torch.Tensor = super().forward(joined)  # type: ignore[misc]
             return output
+        if self.chipsparse_fp8:
+            return torch.ops.chipsparse.fp8_parallel_feed_forward(
+                joined, self.chipsparse_tag, self.weight.shape[0]
+            )
         return torch.ops.chipsparse.parallel_feed_forward(
             joined,
             self.chipsparse_up.weight,
@@ -211,10 +219,9 @@ class ParallelFeedForward:
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
         """See `FeedForwardSite`."""
         up, activation, out = self._modules
-        for module in self._modules:
+        for module in (up, activation):
             patches.set_attribute(module, "chipsparse_activation", None)
-        patches.set_attribute(out, TAG, tag)
-        patches.set_attribute(out, "chipsparse_gate", "none")
+        _prepare(out, patches, tag)
         patches.set_reference(out, "chipsparse_up", up)
         self._patch_first(patches)
         patches.set_class(activation, PatchedPassing)
@@ -232,22 +239,28 @@ class ParallelFeedForward:
         form = activation_form(activation)
         if form is None:
             return f"its activation {stock_class(activation).__name__} is not supported"
-        return (
-            why_hooked("activation", activation)
-            or why_unreadable("first", first)
-            or why_unreadable("second", second)
-            or form
-        )
+        if reason := why_hooked("activation", activation):
+            return reason
+        return readable_form(form, {"first": first, "second": second})
 
     def run_as(self, form: Form | None) -> None:
         """See `FeedForwardSite`."""
-        for module in self._modules:
+        *before, out = self._modules
+        for module in before:
             module.chipsparse_activation = None if form is None else form.activation
-        self._modules[2].chipsparse_gate = "none" if form is None else form.gate
+        _run_as(out, form)
 
     def fp8_weights(self) -> Fp8MLPWeights:
-        """See `FeedForwardSite`."""
-        raise AssertionError("a linear of attention and neurons is not read in FP8")
+        """See `FeedForwardSite`; both linears whole, the attention's parts included."""
+        up, _, out = self._modules
+        return Fp8MLPWeights(
+            up.weight,
+            up.bias,
+            out.weight,
+            out.bias,
+            out.chipsparse_activation,
+            out.chipsparse_gate,
+        )
 
     def second_linear(self) -> torch.nn.Linear:
         """See `FeedForwardSite`."""
@@ -274,7 +287,7 @@ class PatchedFusedProjection:
             return output
         rows = self.chipsparse_rows
         bias = None if self.bias is None else self.bias[:rows]
-        projected = F.linear(hidden_states, self.weight[:rows], bias)
+        projected = F.linear(hidden_states, part_of(self.weight, slice(rows)), bias)
         # Autocast computes the one in another dtype than it was given.
         return torch.cat([projected, hidden_states.to(projected.dtype)], dim=-1)
 

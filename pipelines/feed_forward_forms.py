@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -156,14 +156,24 @@ def without_adapters(module: Any) -> Any:
     return module
 
 
-def why_unreadable(name: str, linear: Any, *, reads_fp8: bool = False) -> str | None:
-    """Why a linear computes something else than its plain weight says, or None.
+def readable_form(form: Form, linears: Mapping[str, Any]) -> Form | str:
+    """The form with what its linears round to FP8, or why their weights cannot be read.
 
     Args:
-        name: which linear it is.
-        linear: the module.
-        reads_fp8: whether its weight may also be one that has an `fp8_form`.
+        form: what the layer computes between its linears.
+        linears: these, by what they are called in a reason.
     """
+    for name, linear in linears.items():
+        if reason := why_unreadable(name, linear):
+            return reason
+    fp8 = {fp8_form(linear.weight) for linear in linears.values()}
+    if len(fp8) > 1:
+        return "its weights are not all in FP8, or not all in the same way"
+    return replace(form, fp8=fp8.pop())
+
+
+def why_unreadable(name: str, linear: Any) -> str | None:
+    """Why a linear computes something else than its weight says, plain or in FP8, or None."""
     while hasattr(linear, "base_layer"):
         if not hasattr(linear, "adapter_layer_names"):  # not one of PEFT's: nothing known about it
             break
@@ -177,8 +187,7 @@ def why_unreadable(name: str, linear: Any, *, reads_fp8: bool = False) -> str | 
         linear = linear.base_layer
     if hasattr(linear, "base_layer") or not hasattr(linear, "weight"):
         return f"its {name} linear is of class {type(linear).__name__} (an adapter, or quantized)"
-    in_fp8 = reads_fp8 and fp8_form(linear.weight) is not None
-    if type(linear.weight) is not torch.nn.Parameter and not in_fp8:
+    if type(linear.weight) is not torch.nn.Parameter and fp8_form(linear.weight) is None:
         return f"the weight of its {name} linear is a {type(linear.weight).__name__}"
     if linear.weight.dtype not in FLOATING:
         return f"the weight of its {name} linear is of type {linear.weight.dtype}"

@@ -227,6 +227,7 @@ def test_an_unknown_case_names_the_known_ones(capsys):
     [
         ("_sparse_mlp_up_kernel", "chipsparse::feed_forward", "MLP"),
         ("nvjet_tst_192x192", "chipsparse::parallel_feed_forward", "MLP"),
+        ("_round_rows_kernel", "chipsparse::fp8_parallel_feed_forward", "MLP"),
         ("_top_kernel", "chipsparse::feed_forward", "index work"),
         ("_column_sparse_attention_kernel", "chipsparse::self_attention", "attention"),
         ("_pack_kernel", "chipsparse::self_attention", "index work"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
@@ -184,52 +183,48 @@ def dense_step(
 
     Without a cache it records nothing and computes in the model's own layout, as fast as PyTorch
     can. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
-    what is recorded. Weights in FP8 have no addend.
+    what is recorded. With weights in FP8 it computes what the model does, with its own rounding.
     """
     if isinstance(weights, Fp8MLPWeights):
-        assert addend is None
-        return _fp8_dense_step(cache, hidden, weights, config=config, backend=backend)
-    activation = dense_activation(
-        hidden,
-        weights.up,
-        weights.up_bias,
-        activation=weights.activation,
-        gate_weight=weights.gate,
-        gate_bias=weights.gate_bias,
-        block_size=config.block_size,
-        backend="library" if cache is None else backend,
-    )
+        activation = weights.neurons(hidden)
+    else:
+        activation = dense_activation(
+            hidden,
+            weights.up,
+            weights.up_bias,
+            activation=weights.activation,
+            gate_weight=weights.gate,
+            gate_bias=weights.gate_bias,
+            block_size=config.block_size,
+            backend="library" if cache is None else backend,
+        )
     if cache is None and addend is not None:
         return _add_second_linear(activation, weights, addend.contiguous())
     output = _second_linear(activation, weights)
     if cache is not None:
-        cache.mean = _means(hidden, weights, config=config, backend=backend)
+        read = weights.read(hidden.dtype, backend=backend)
+        cache.mean = _means(hidden, read, config=config, backend=backend)
+        if read is not weights:  # computed by the model's linears, not for the kernels
+            activation = _for_kernels(activation, hidden, read, config=config, backend=backend)
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
         cache.output = output.clone() if addend is None else output
     return output if addend is None else output + addend
 
 
-def _fp8_dense_step(
-    cache: MLPCache | None,
+def _for_kernels(
+    activation: torch.Tensor,
     hidden: torch.Tensor,
-    weights: Fp8MLPWeights,
+    weights: MLPWeights,
     *,
     config: MLPConfig,
     backend: str | None,
 ) -> torch.Tensor:
-    """What the model computes, with its own rounding; recorded as sparse steps want it."""
-    activation = weights.neurons(hidden)
-    output = weights.output(activation)
-    if cache is not None:
-        read = weights.read(hidden.dtype, backend=backend)
-        cache.mean = _means(hidden, read, config=config, backend=backend)
-        facts = (hidden, read.up, None, read.gate, config.block_size)
-        if sparse_mlp_up.choose(*facts, backend=backend).backend.name != "reference":
-            contiguous = empty_token_contiguous(hidden, *activation.shape)
-            activation = contiguous.copy_(activation)
-        cache.activation, cache.output = activation, output.clone()
-    return output
+    """Activations in the layout of the kernel that will change them at sparse steps."""
+    facts = (hidden, weights.up, None, weights.gate, config.block_size)
+    if sparse_mlp_up.choose(*facts, backend=backend).backend.name == "reference":
+        return activation
+    return empty_token_contiguous(hidden, *activation.shape).copy_(activation)
 
 
 def _means(
@@ -247,10 +242,10 @@ def _means(
     )
 
 
-def _second_linear(activation: torch.Tensor, weights: MLPWeights) -> torch.Tensor:
+def _second_linear(activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights) -> torch.Tensor:
     """``activation @ down.T + down_bias`` for ``[B, N, F]``, of any strides, without copying it."""
-    if activation.is_contiguous():
-        return F.linear(activation, weights.down, weights.down_bias)
+    if activation.is_contiguous() or isinstance(weights, Fp8MLPWeights):
+        return weights.linear(activation, weights.down, weights.down_bias)
     # One product per sample: to fold samples into rows would copy tokens that are contiguous.
     output = activation.new_empty(*activation.shape[:2], weights.down.shape[0])
     for sample, result in zip(activation, output, strict=True):
@@ -262,13 +257,15 @@ def _second_linear(activation: torch.Tensor, weights: MLPWeights) -> torch.Tenso
 
 
 def _add_second_linear(
-    activation: torch.Tensor, weights: MLPWeights, onto: torch.Tensor
+    activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights, onto: torch.Tensor
 ) -> torch.Tensor:
     """`_second_linear` added in place to ``onto``, contiguous ``[B, N, C]``.
 
     A model that has both in one linear joins their inputs before it: at a video's length that copy
     takes longer than to read and write the sum once more.
     """
+    if isinstance(weights, Fp8MLPWeights):  # PyTorch's product of such weights adds no matrix
+        return onto.add_(_second_linear(activation, weights))
     rows = onto.flatten(0, 1)
     rows.addmm_(activation.flatten(0, 1), weights.down.t())
     if weights.down_bias is not None:

@@ -14,10 +14,13 @@ from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.fp8_rows import Fp8RowRounding, fp8_rows
 from chipsparse.kernels.sparse_mlp_up.reference import activate
+from chipsparse.kernels.triton_support import compute_capability
 
 Gate = Literal["none", "first", "second", "apart"]
 # What linears in FP8 round.
 Fp8Form = Literal["weights", "weights and inputs"]
+MULTIPLE = 16  # of a weight's rows and columns: what products in FP8 want
+HOPPER = 9  # major compute capability
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class MLPWeights:
             biases.reverse()
         return cls(halves[0], biases[0], down, down_bias, kind, halves[1], biases[1])
 
+    @staticmethod
+    def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``rows @ weight.T + bias``, as the model computes it."""
+        return F.linear(rows, weight, bias)
+
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
         """What sparse kernels read: these themselves."""
         return self
@@ -99,7 +107,8 @@ class Fp8MLPWeights:
     A linear of such a weight computes what torchao does, which rounds its input to e4m3 as well
     where that was asked for (`fp8_linear`); sparse kernels get the numbers by `read`.
 
-    Attributes and shapes: see `MLPWeights.from_linears`; the weights are the model's own.
+    Attributes and shapes: see `MLPWeights.from_linears`; the weights are the model's own, or a
+    `part_of` them.
     """
 
     up: torch.Tensor
@@ -113,21 +122,22 @@ class Fp8MLPWeights:
 
     def neurons(self, hidden: torch.Tensor) -> torch.Tensor:
         """The activations ``[B, N, F]`` of hidden ``[B, N, C]``, as the model computes them."""
-        up = fp8_linear(hidden, self.up, self.up_bias)
+        up = self.linear(hidden, self.up, self.up_bias)
         if self.gate == "none":
             return activate(up, self.activation)
         if self.gate == "apart":
             assert self.gate_weight is not None
-            gate = fp8_linear(hidden, self.gate_weight, self.gate_bias)
+            gate = self.linear(hidden, self.gate_weight, self.gate_bias)
         else:
             up, gate = up.chunk(2, dim=-1)
             if self.gate == "first":
                 up, gate = gate, up
         return activate(gate, self.activation) * up
 
-    def output(self, neurons: torch.Tensor) -> torch.Tensor:
-        """``[B, N, C]`` of activations ``[B, N, F]``, as the model computes it."""
-        return fp8_linear(neurons, self.down, self.down_bias)
+    @staticmethod
+    def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `fp8_linear`."""
+        return fp8_linear(rows, weight, bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
         """The numbers of the weights in a type that the sparse kernels read, laid out for them.
@@ -174,6 +184,31 @@ def fp8_form(weight: Any) -> Fp8Form | None:
     return "weights" if weight.act_quant_kwargs is None else "weights and inputs"
 
 
+def part_of(
+    weight: torch.Tensor, rows: slice = slice(None), columns: slice = slice(None)
+) -> torch.Tensor:
+    """Some rows or columns of a linear's weight, a view; also of one that has an `fp8_form`.
+
+    Scales are those of rows or of all, so columns share them.
+    """
+    # Outside of compiled code, which cannot put them together, torchao's own slices fail in
+    # inference mode.
+    if fp8_form(weight) is None or torch.compiler.is_compiling():
+        return weight[rows, columns]
+    whole: Any = weight
+    scale = whole.scale if len(whole.scale) == 1 else whole.scale[rows]
+    return _remade(whole, whole.qdata[rows, columns], scale)
+
+
+def _remade(weight: Any, data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Such a weight with other numbers and scales."""
+    _, facts = weight.__tensor_flatten__()
+    facts = {**facts, "block_size": list(map(min, weight.block_size, data.shape))}
+    parts = {"qdata": data, "scale": scale}
+    found: torch.Tensor = type(weight).__tensor_unflatten__(parts, facts, data.shape, None)
+    return found
+
+
 def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """``rows @ weight.T + bias`` ``[..., R]`` of rows ``[..., K]``, as torchao computes it.
 
@@ -181,16 +216,17 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
     outside of compiled code, for longer than the product at a video's length.
     """
     if not _rounds_by_rows(weight, rows.dtype):
-        return F.linear(rows, weight, bias)
+        return _by_torchao(rows, weight, bias)
     flat = rows.flatten(0, -2)
     call = Fp8RowRounding(flat if flat.stride(-1) == 1 else flat.contiguous())
     kernel = fp8_rows.choose(*call.facts()).backend
     if kernel.name == "reference":
-        return F.linear(rows, weight, bias)
+        return _by_torchao(rows, weight, bias)
     data, scale = kernel.launch(call)
+    numbers = weight.qdata if _multiplies_strided(rows.device) else weight.qdata.contiguous()
     product = torch._scaled_mm(
         data,
-        weight.qdata.t(),
+        numbers.t(),
         scale_a=scale,
         scale_b=weight.scale.t(),
         bias=bias,
@@ -198,6 +234,21 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
         use_fast_accum=weight.mm_config.use_fast_accum,
     )
     return product.unflatten(0, rows.shape[:-1])
+
+
+def _by_torchao(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """The linear itself, of contiguous rows: torchao may have other libraries multiply."""
+    if not weight.qdata.is_contiguous():
+        weight = _remade(weight, weight.qdata.contiguous(), weight.scale)
+    return F.linear(rows, weight, bias)
+
+
+def _multiplies_strided(device: torch.device) -> bool:
+    """Whether PyTorch's products by rows look at the strides of a weight.
+
+    Those for Hopper do. The kernel for Ada does not, and gives wrong numbers without a word.
+    """
+    return device.type != "cuda" or compute_capability(device)[0] == HOPPER
 
 
 def _rounds_by_rows(weight: Any, dtype: torch.dtype) -> bool:
@@ -212,5 +263,6 @@ def _rounds_by_rows(weight: Any, dtype: torch.dtype) -> bool:
         and product is not None
         and not product.pad_inner_dim
         and weight.scale.shape == (weight.qdata.shape[0], 1)
+        and not any(size % MULTIPLE for size in weight.qdata.shape)
         and dtype == torch.bfloat16  # PyTorch's product by rows gives no other
     )

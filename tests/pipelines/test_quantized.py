@@ -1,17 +1,28 @@
 """Quantized weights, with LoRA and offloading: attention is sparse, MLPs where they are in FP8.
 
-Of the others, and of linears that attention and neurons share, the report says why they are dense.
+Of the others the report says why they are dense.
 """
 
 import importlib
 import re
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from accelerate import cpu_offload_with_hook
 
 import chipsparse
+from chipsparse.graphs.step_graph import StepGraphs
+from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.mlp_weights import fp8_form
+from chipsparse.pipelines import bridge
+from chipsparse.session import Session
+from tests.devices import DEVICES
+from tests.graph_stand_in import TapeRecorder
+from tests.pipelines.families.flux2 import PICTURE, tiny_flux2_pipeline, tiny_flux2_transformer
+from tests.pipelines.families.hunyuan_video import KINDS, VIDEO
+from tests.pipelines.families.hunyuan_video import pipeline as tiny_hunyuan_pipeline
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
 from tests.tiny_models import (
     PROMPT,
@@ -20,8 +31,10 @@ from tests.tiny_models import (
     tiny_wan_pipeline,
     tiny_wan_transformer,
 )
+from tests.variants import slow
 
-STEPS = 3  # dense, refresh, sparse
+ACTIONS = ("dense", "refresh", "sparse")
+STEPS = len(ACTIONS)
 CALLS = {
     "wan": {
         "prompt": PROMPT,
@@ -39,10 +52,13 @@ CALLS = {
         "max_sequence_length": 8,
         "num_inference_steps": STEPS,
     },
+    "flux2": {**PICTURE, "num_inference_steps": STEPS},
+    "hunyuan": {**VIDEO, "num_inference_steps": STEPS},
 }
 BLOCKS = ("blocks", "transformer_blocks", "single_transformer_blocks")
 ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
 MLP = ["net.0.proj", "net.2", "proj_mlp", "proj_out"]
+MLP += ["linear_in", "linear_out", "to_qkv_mlp_proj", "attn.to_out"]  # of FLUX.2
 
 
 def linears(transformer, ends=None):
@@ -147,13 +163,25 @@ QUANTIZERS = {
 TOLERANCE = {"torchao INT8, activations too": 3e-2, "torchao FP8, activations too": 6e-2}
 
 
-def add_lora(transformer):
+def call_of(model, where="cpu"):
+    """The arguments of a model's call, their tensors where it computes and in its precision."""
+    if where == "cpu":
+        return CALLS[model]
+    return {
+        name: value.to(where, torch.bfloat16 if value.is_floating_point() else None)
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in CALLS[model].items()
+    }
+
+
+def add_lora(transformer, *more):
     """On attention and on MLPs, with weights that change something."""
     peft = pytest.importorskip("peft")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = peft.LoraConfig(
-            r=4, init_lora_weights=False, target_modules=["to_q", "to_v", "net.2"]
+            r=4, init_lora_weights=False, target_modules=["to_q", "to_v", "net.2", *more]
         )
         transformer.add_adapter(config)
 
@@ -189,14 +217,25 @@ MAKE = {
         transformer=tiny_flux_transformer(num_layers=1, num_single_layers=1)
     ),
 }
+# Models whose single blocks have a linear that attention and neurons share.
+MAKE_SHARING = {
+    "flux": MAKE["flux"],
+    "flux2": lambda: tiny_flux2_pipeline(
+        transformer=tiny_flux2_transformer(num_layers=1, num_single_layers=2)
+    ),
+    "hunyuan": lambda: tiny_hunyuan_pipeline(num_layers=1, num_single_layers=2),
+}
+MAKE_ALL = MAKE | MAKE_SHARING
 
 
-def quantized(model, quantizer, *, lora=False, ends=None):
-    """A pipeline whose linears, or those whose names end so, are quantized."""
+def quantized(model, quantizer, *, lora=False, ends=None, where="cpu"):
+    """A pipeline whose linears, or those whose names end so, are quantized; in bf16 on a GPU."""
     package, quantize, _ = QUANTIZERS[quantizer]
     if package is not None:
         pytest.importorskip(package)
-    pipe = MAKE[model]()
+    pipe = MAKE_ALL[model]()
+    if where != "cpu":
+        pipe.to(where, torch.bfloat16)
     if lora and quantizer == "layerwise casting":  # an adapter that comes later is not cast
         add_lora(pipe.transformer)
     quantize(pipe.transformer, ends)
@@ -236,9 +275,8 @@ def test_attention_runs_sparse_and_the_report_says_why_mlps_do_not(
     with chipsparse.enable(pipe, EXACT) as handle:
         found = generate(pipe, call)
     assert_close(found, expected, TOLERANCE.get(quantizer, 1e-4))
-    # The second linear of a feed-forward layer has a LoRA where there is any; single blocks of FLUX
-    # share theirs with the attention.
-    sparse = 0 if lora or "FP8" not in quantizer else 1 if model == "flux" else 2
+    # A LoRA is on the second linears of feed-forward layers, but on none of a single block.
+    sparse = 0 if "FP8" not in quantizer else 2 if not lora else 1 if model == "flux" else 0
     kept = [(r.attention_kept, r.mlp_kept) for r in handle.report.steps if r.action == "sparse"]
     assert kept == [(1.0, 1.0 if sparse else None)]
     dense = 0
@@ -274,10 +312,25 @@ def test_sparse_steps_of_quantized_weights_keep_what_is_asked():
     assert not torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("quantizer", ["torchao FP8", "torchao FP8, activations too"])
-def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(quantizer):
+IN_FP8 = ["torchao FP8", "torchao FP8, activations too"]
+
+
+@pytest.mark.parametrize(
+    ("model", "quantizer"),
+    [
+        ("wan", "torchao FP8"),
+        ("wan", "torchao FP8, activations too"),
+        ("hunyuan", "torchao FP8"),
+        ("flux", "torchao FP8, activations too"),
+        slow("hunyuan", "torchao FP8, activations too"),
+        slow("flux", "torchao FP8"),
+        slow("flux2", "torchao FP8"),
+        slow("flux2", "torchao FP8, activations too"),
+    ],
+)
+def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(model, quantizer):
     """Near what the same numbers give in 32 bits, and the report names what read them."""
-    pipe, call = quantized("wan", quantizer, ends=MLP), CALLS["wan"]
+    pipe, call = quantized(model, quantizer, ends=MLP), CALLS[model]
     with chipsparse.enable(pipe, SPARSE) as handle:
         found = generate(pipe, call)
     (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
@@ -290,6 +343,95 @@ def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(quantizer):
         expected = generate(pipe, call)
     assert_close(found, expected, TOLERANCE.get(quantizer, 1e-4))
     assert not torch.equal(found, generate(pipe, call))
+
+
+@pytest.fixture
+def beside_attention(monkeypatch):
+    """Of every layer beside an attention: the action, its arguments and its result."""
+    seen, run = [], bridge._beside_attention
+
+    def look(make, joined, *args):
+        result = run(make, joined, *args)
+        runner, _ = bridge._find(args[4])
+        seen.append((runner.session.state.action, joined.clone(), args, result.clone()))
+        return result
+
+    monkeypatch.setattr(bridge, "_beside_attention", look)
+    return seen
+
+
+def formula(joined, up, up_bias, out, out_bias, _tag, activation, gate):
+    """The layer and the common projection in float64, of the numbers that the weights stand for."""
+    width = joined.shape[-1] - up.shape[1]
+    neurons = (out.shape[1] - width) * (1 if gate == "none" else 2)
+    up, out = (each.dequantize().double() for each in (up, out))
+    hidden = joined[..., width:].double() @ up[-neurons:].T
+    hidden = hidden if up_bias is None else hidden + up_bias[-neurons:]
+    if gate == "none":
+        hidden = F.gelu(hidden, approximate="tanh" if activation == "gelu-tanh" else "none")
+    else:
+        first, second = hidden.chunk(2, -1)
+        hidden = F.silu(first) * second
+    whole = torch.cat([joined[..., :width].double(), hidden], -1) @ out.T
+    return whole if out_bias is None else whole + out_bias
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize(
+    ("model", "quantizer"),
+    [
+        ("flux", "torchao FP8"),
+        ("hunyuan", "torchao FP8, activations too"),
+        ("flux2", "torchao FP8, activations too"),
+        slow("flux", "torchao FP8, activations too"),
+        slow("hunyuan", "torchao FP8"),
+        slow("flux2", "torchao FP8"),
+    ],
+)
+def test_a_linear_that_attention_shares_is_the_formula_at_every_step(
+    model, quantizer, where, beside_attention
+):
+    """Also in inference mode, in which torchao cannot slice its tensors."""
+    pipe, call = quantized(model, quantizer, where=where), call_of(model, where)
+    with torch.inference_mode(), chipsparse.enable(pipe, EXACT) as handle:
+        generate(pipe, call)
+    assert handle.report.fallbacks == []
+    assert list(dict.fromkeys(action for action, *_ in beside_attention)) == [*ACTIONS]
+    assert len(beside_attention) == STEPS * len(pipe.transformer.single_transformer_blocks)
+    rounds_inputs, on_gpu = "activations" in quantizer, where == "cuda"
+    tolerance = 5e-2 if rounds_inputs else 2e-2 if on_gpu else 1e-5
+    for _, joined, arguments, found in beside_attention:
+        expected = formula(joined, *arguments)
+        assert (found.double() - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_a_layer_beside_attention_that_the_plan_keeps_dense_is_the_formula(where, beside_attention):
+    pipe = quantized("flux", "torchao FP8", where=where)
+    config = EXACT.override({"layers": [{"layers": "1", "mlp": "dense"}]})
+    with torch.no_grad(), chipsparse.enable(pipe, config) as handle:
+        generate(pipe, CALLS["flux"])
+    (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
+    assert len(sparse.mlp_fractions) == 1
+    assert len(beside_attention) == STEPS
+    for _, joined, arguments, found in beside_attention:
+        expected = formula(joined, *arguments)
+        tolerance = 2e-2 if where == "cuda" else 1e-5
+        assert (found.double() - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("target", ["proj_mlp", slow("proj_out")])
+def test_a_lora_beside_attention_runs_dense(target):
+    pipe = quantized("flux", "torchao FP8")
+    add_lora(pipe.transformer, target)
+    expected = generate(pipe, CALLS["flux"])
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(generate(pipe, CALLS["flux"]), expected)
+    which = "first" if target == "proj_mlp" else "second"
+    reason = f"its {which} linear has an active adapter that is not fused: default"
+    assert any(line.endswith(reason) for line in handle.report.fallbacks)
+    assert all("active adapter" in line for line in handle.report.fallbacks)
+    assert handle.report.steps[-1].mlp_kept is None
 
 
 def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
@@ -314,15 +456,42 @@ def test_scales_of_blocks_are_not_read():
     assert fp8_form(whole) == "weights"
 
 
+LONGER = {"num_inference_steps": 7}  # dense, refresh, sparse, sparse, refresh, sparse, sparse
+GRAPHS = {"wan": 1, "flux": 2, "flux2": 2, "hunyuan": KINDS}  # as many as of 16-bit weights
+
+
 @pytest.mark.slow
-def test_compiled_blocks_of_fp8_weights():
-    """One graph for all blocks, as without FP8."""
-    pipe, call = quantized("wan", "torchao FP8", ends=MLP), CALLS["wan"]
+@pytest.mark.parametrize("model", MAKE_ALL)
+def test_compiled_blocks_of_fp8_weights(model):
+    """One graph for all blocks of a kind, as without FP8."""
+    pipe, call = quantized(model, "torchao FP8", ends=MLP), CALLS[model]
     with chipsparse.enable(pipe, SPARSE):
         expected = generate(pipe, call)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
     pipe.transformer.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
     with chipsparse.enable(pipe, SPARSE) as handle:
         found = generate(pipe, call)
+    assert handle.report.fallbacks == []
+    assert counters["stats"]["unique_graphs"] == GRAPHS[model]
+    assert not counters["graph_break"]
     (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
     assert 0.2 < sparse.mlp_kept < 0.5
     assert_close(found, expected, 1e-3)
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("quantizer", IN_FP8)
+def test_recorded_steps_of_fp8_weights_give_the_same(quantizer, where, monkeypatch):
+    """As CUDA graphs, or as a CPU's stand-in for them."""
+    monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
+    pipe, call = quantized("flux", quantizer, where=where), {**CALLS["flux"], **LONGER}
+    with chipsparse.enable(pipe, SPARSE.override({"cuda_graphs": "never"})):
+        expected = generate(pipe, call)
+    if where == "cpu":
+        graphs = StepGraphs(TapeRecorder())
+        monkeypatch.setattr("chipsparse.api.Session", partial(Session, graphs=graphs))
+    with chipsparse.enable(pipe, SPARSE.override({"cuda_graphs": "always"})) as handle:
+        assert torch.equal(generate(pipe, call), expected)
+    assert [record.step for record in handle.report.steps if record.replayed] == [3, 5, 6]

@@ -13,7 +13,13 @@ from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.token_layout import is_token_contiguous
 from chipsparse.layers import mlp, mlp_weights
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, fp8_form, fp8_linear
+from chipsparse.layers.mlp_weights import (
+    Fp8MLPWeights,
+    MLPWeights,
+    fp8_form,
+    fp8_linear,
+    part_of,
+)
 from tests.devices import DEVICES
 
 torchao = pytest.importorskip("torchao.quantization")
@@ -116,6 +122,20 @@ def test_without_a_cache_a_dense_step_is_the_models_own():
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_addend_is_added_but_not_recorded(cached):
+    weights, cache = weights_of("none"), MLPCache() if cached else None
+    hidden, addend = torch.randn(2, 2, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
+    made = mlp.dense_step(None, hidden, weights, config=CONFIG, backend=None)
+    summed = mlp.dense_step(
+        cache, hidden, weights, config=CONFIG, backend=None, addend=addend.clone()
+    )
+    torch.testing.assert_close(summed, made + addend)
+    if cached:
+        assert torch.equal(cache.output, made)
+        assert cache.output.data_ptr() != summed.data_ptr()
+
+
 def test_which_weights_are_in_fp8():
     weight = in_fp8(8, 16, seed=0)
     assert fp8_form(weight) == "weights"
@@ -158,13 +178,51 @@ def test_a_linear_whose_rows_the_kernel_rounds_gives_what_torchao_gives(rounding
     assert torch.equal(fp8_linear(turned, weight, bias), found)
 
 
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("granularity", ["row", "tensor"])
+def test_a_part_of_a_weight_has_its_numbers_in_the_same_memory(granularity, inference):
+    """torchao's own slices fail in inference mode."""
+    kind = torchao.PerRow() if granularity == "row" else torchao.PerTensor()
+    weight = type(by_rows(1, 1, seed=1)).from_hp(torch.randn(48, 96), granularity=kind)
+    for key in ((slice(-16, None), slice(None)), (slice(None), slice(32)), (slice(8), slice(8, 9))):
+        with torch.inference_mode(inference):
+            part = part_of(weight, *key)
+        assert fp8_form(part) == "weights"
+        assert torch.equal(part.dequantize(), weight.dequantize()[key])
+        assert part.qdata.data_ptr() == weight.qdata[key].data_ptr()
+        assert torch.equal(part_of(weight.dequantize(), *key), part.dequantize())
+
+
+@pytest.mark.parametrize("strided", [True, False])
+def test_products_of_the_columns_parts_add_up_to_the_whole(rounding, strided, monkeypatch):
+    """Also where a GPU's product takes rows for contiguous: it then gets a copy."""
+    monkeypatch.setattr(mlp_weights, "_multiplies_strided", lambda _: strided)
+    taken, multiply = [], torch._scaled_mm
+
+    def look(data, numbers, **options):
+        taken.append(numbers.t().is_contiguous())
+        return multiply(data, numbers, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", look)
+    weight, (first, second) = by_rows(48, 96, seed=1), (slice(32), slice(32, None))
+    rows = torch.randn(2, 5, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
+    found = sum(
+        fp8_linear(rows[..., each], part_of(weight, columns=each), None) for each in (first, second)
+    )
+    assert rounding == [(10, 32), (10, 64)]
+    assert taken == [not strided] * 2
+    expected = rows.double() @ weight.dequantize(torch.float64).T
+    assert (found - expected).norm() < 5e-2 * expected.norm()
+
+
 def test_what_else_torchao_rounds_it_computes_itself(rounding):
     rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
     weights_alone = in_fp8(48, 64, seed=1, dtype=torch.bfloat16)
     bounded, padded = by_rows(48, 64, seed=1), by_rows(48, 64, seed=1)
     bounded.act_quant_kwargs.hp_value_ub = 1.0
     padded.mm_config = padded.mm_config._replace(pad_inner_dim=True)
-    for weight in (weights_alone, bounded, padded):
+    uneven = by_rows(40, 64, seed=1)
+    for weight in (weights_alone, bounded, padded, uneven):
         half = rows.bfloat16()
         assert torch.equal(fp8_linear(half, weight, None), F.linear(half, weight, None))
     assert not mlp_weights._rounds_by_rows(by_rows(48, 64, seed=1), torch.float16)
@@ -182,3 +240,16 @@ def test_the_kernel_of_the_device_rounds_rows_or_torchao_does(where):
     assert (found - exact).norm() < (5e-3 if device.type == "cuda" else 2e-2) * exact.norm()
     name = fp8_rows.choose(rows.to(device)).backend.name
     assert name == ("triton" if device.type == "cuda" else "reference")
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_the_products_of_the_device_look_at_the_columns_given(where):
+    """Which lie among the others of the whole weight."""
+    device = torch.device(where)
+    weight, columns = by_rows(256, 768, seed=1), slice(256, None)
+    rows = torch.randn(300, 768, generator=torch.Generator().manual_seed(2)).bfloat16()
+    numbers, scale = fp8_rows(rows[:, columns], backend="reference")
+    exact = (numbers.double() * scale) @ weight.dequantize(torch.float64)[:, columns].T
+    part = part_of(weight.to(device), columns=columns)
+    found = fp8_linear(rows.to(device)[:, columns], part, None).cpu().double()
+    assert (found - exact).norm() < (5e-3 if device.type == "cuda" else 2e-2) * exact.norm()
