@@ -22,7 +22,6 @@ class DoubleAndSingleBlocks(ModelAdapter):
     """
 
     sparse_attention = "joint attention of double and single blocks"
-    shared_mlp_kinds = frozenset({"single"})
 
     single_mlp: ClassVar[Any] = ParallelFeedForward
 

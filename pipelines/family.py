@@ -28,8 +28,6 @@ class ModelFamily:
         guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
             but the other half of the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
-        shared_mlp_kinds: names of layers whose feed-forward layer shares a linear with the
-            attention.
         default_latents: rows and columns of the latents that pipelines make where nobody names a
             size, None where their call has a default for it.
         uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
@@ -68,7 +66,6 @@ class ModelFamily:
     announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
-    shared_mlp_kinds: ClassVar[frozenset[str]] = frozenset()
     default_latents: ClassVar[int | None] = None
     uncalled_steps: ClassVar[int] = 0
     timestep_argument: ClassVar[str] = "timestep"

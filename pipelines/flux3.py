@@ -29,7 +29,6 @@ class Flux3Adapter(FluxAdapter):
     sparse_attention = "joint attention of the single blocks"
     sparse_mlp = "feed-forward (gated) of all tokens in single blocks"
     guidance_argument = "guidance_scale"
-    shared_mlp_kinds = frozenset()
     why_whole = "blocks before the joint ones see the image or the text alone, and stay as they are"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,7 @@ from chipsparse.cache.memory_plan import (
     working_bytes,
 )
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.model.dense_layers import dense_layers, fp8_weights, shared_fp8_layers
+from chipsparse.cli.model.dense_layers import dense_layers, fp8_weights
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
 from chipsparse.cli.planning.work_share import planned_share
@@ -142,12 +142,10 @@ def look_ahead(
     never: set[tuple[int, Part]] = {
         (layer, part) for part in planned.never for layer in range(plan.layout.layers)
     }
-    shared = shared_fp8_layers(plan, planned.adapter, model)
-    never |= {(layer, "mlp") for layer in shared}
     form = fp8_weights(model)
     fp8 = {} if form is None else dict.fromkeys(range(plan.layout.layers), form)
     working = working_bytes(
-        plan, dtype=target.dtype, captured=calls if captures else 0, fp8_mlps=fp8.keys() - shared
+        plan, dtype=target.dtype, captured=calls if captures else 0, fp8_mlps=fp8.keys()
     )
     times = part_seconds(
         plan,
@@ -164,7 +162,7 @@ def look_ahead(
         _capacity(plan, target, parallel, working=working, weights=weights),
         MemoryDemand(target.dtype, calls, dense=frozenset(never | slower.keys())),
     )
-    dense = dense_layers(plan, planned.never, shared, slower, memory.placement)
+    dense = dense_layers(plan, planned.never, slower, memory.placement)
     if sharing is not None:
         sharing = replace(sharing, dense=frozenset(dense["attention"]))
     estimate, why = _estimate(planned, memory, dense, target, sharing)

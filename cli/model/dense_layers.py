@@ -27,17 +27,6 @@ def fp8_weights(model: ModelDescription) -> Fp8Form | None:
     return FP8_CONFIGS.get(default.get("_type", "")) if isinstance(default, Mapping) else None
 
 
-def shared_fp8_layers(
-    plan: SparsityPlan, adapter: type[ModelAdapter], model: ModelDescription
-) -> dict[int, str]:
-    """Layers whose feed-forward weights in FP8 are not read, and why."""
-    if fp8_weights(model) is None:
-        return {}
-    reason = "its weights are quantized, one of them together with the attention's"
-    kinds = ((layer, plan.layout.kind(layer).name) for layer in range(plan.layout.layers))
-    return {layer: reason for layer, name in kinds if name in adapter.shared_mlp_kinds}
-
-
 def never_sparse(
     plan: SparsityPlan, adapter: type[ModelAdapter], model: ModelDescription
 ) -> dict[Part, str]:
@@ -58,7 +47,6 @@ def never_sparse(
 def dense_layers(
     plan: SparsityPlan,
     never: Mapping[Part, str],
-    shared: Mapping[int, str],
     slower: Mapping[tuple[int, Part], str],
     placement: Placement,
 ) -> dict[Part, dict[int, str]]:
@@ -66,7 +54,6 @@ def dense_layers(
 
     Args:
         never: parts that run dense in every layer, and why.
-        shared: layers whose feed-forward weights are not read, and why.
         slower: what would be slower sparse, and why.
         placement: where caches live.
     """
@@ -78,8 +65,6 @@ def dense_layers(
                 dense[part][layer] = never[part]
             elif why := plan.why_dense(layer, part):
                 dense[part][layer] = f"{why} in the profile"
-            elif part == "mlp" and layer in shared:
-                dense[part][layer] = shared[layer]
             elif (layer, part) in slower:
                 dense[part][layer] = slower[layer, part]
             elif (layer, part) in placement.recomputed:

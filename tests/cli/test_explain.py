@@ -507,22 +507,20 @@ def test_quantized_weights_run_dense(explained, folder):
 @pytest.mark.parametrize(
     "config", ["Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"]
 )
-def test_weights_in_fp8_run_sparse_where_no_attention_shares_them(explained, folder, config):
+def test_weights_in_fp8_run_sparse(explained, folder, config):
     quant_type = {"default": {"_type": config, "_version": 2, "_data": {}}}
     quantized = {"quantization_config": {"quant_method": "torchao", "quant_type": quant_type}}
     model = folder("flux", transformer=quantized)
-    double, single = explained("--model", model, "--steps", "20", "--quality", "published")[
-        "layers"
-    ]
-    assert double["mlp"]["sparse"] == double["layers"]
-    ((reason, layers),) = single["mlp"]["dense"].items()
-    assert (layers, "together with the attention's" in reason) == (single["layers"], True)
-    step = double["mlp"]["step"]
-    rounds_inputs = config.startswith("Float8Dynamic")
-    assert step["measured"] is False
-    gain = step["dense"] / step["sparse"]
-    assert 1.1 < gain < 1.2 if rounds_inputs else 1.2 < gain < 2.2
-    assert single["mlp"]["step"] is None
+    rows = explained("--model", model, "--steps", "20", "--quality", "published")["layers"]
+    assert [row["name"] for row in rows] == ["double", "single"]
+    # The text of double blocks is dense, so these gain less.
+    for row, (least, most) in zip(rows, ((1.1, 1.2), (1.2, 1.3)), strict=True):
+        assert row["mlp"]["sparse"] == row["layers"]
+        step = row["mlp"]["step"]
+        rounds_inputs = config.startswith("Float8Dynamic")
+        assert step["measured"] is False
+        gain = step["dense"] / step["sparse"]
+        assert least < gain < most if rounds_inputs else 1.2 < gain < 2.2
 
 
 def test_a_model_whose_pipeline_masks_its_attention(explained, folder):
