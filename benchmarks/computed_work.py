@@ -24,6 +24,7 @@ aten = torch.ops.aten
 SUMMED = {
     **{aten.linear: 0, aten.matmul: 0},
     **{aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1},
+    aten._scaled_mm: 0,  # of linears in FP8
 }
 ATTENTION = "scaled_dot_product"
 

@@ -69,6 +69,20 @@ def test_products_and_attention_are_counted_in_a_modules_calls_alone():
     assert counter.multiply_adds == 0
 
 
+def test_products_in_fp8_are_counted():
+    class Product(torch.nn.Module):
+        def forward(self, rows, weight):
+            one = torch.ones(())
+            options = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
+            return torch._scaled_mm(rows, weight.t(), **options)
+
+    module, counter = Product(), WorkCounter()
+    rows, weight = (torch.ones(size, 32).to(torch.float8_e4m3fn) for size in (5, 16))
+    with torch.no_grad(), counter.of(module):
+        module(rows, weight)
+    assert counter.multiply_adds == 5 * 16 * 32
+
+
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
