@@ -306,7 +306,8 @@ class Session:
             branch.dense,
             generation.budgets,
             branch.may_capture,
-            may_replace_attention and faster_than_the_library(device, plan.layout.tokens),
+            may_replace_attention
+            and faster_than_the_library(device, plan.layout.tokens, plan.layout.head_dim),
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)

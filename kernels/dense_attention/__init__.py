@@ -17,8 +17,8 @@ from chipsparse.kernels.triton_support import (
 )
 
 OP = "dense_attention"
-# Keys from which on our kernel is faster than PyTorch's: benchmarks/notes/dense_attention.md.
-FASTER_FROM_TOKENS = 8192
+# Where our kernel is faster than PyTorch's: benchmarks/notes/dense_attention.md.
+FASTER_HEAD_DIM, FASTER_FROM_TOKENS = 128, 8192
 
 
 @dataclass(slots=True, eq=False)
@@ -60,16 +60,21 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         self.check_attention(OP)
 
 
-def faster_than_the_library(device: torch.device, tokens: int) -> bool:
-    """Whether our kernel is for this device, and faster there with so many keys."""
-    return tokens >= FASTER_FROM_TOKENS and hopper_unsupported_reason(device) is None
+def faster_than_the_library(device: torch.device, tokens: int, head_dim: int) -> bool:
+    """Whether our kernel is for this device, and faster there with such keys."""
+    return _slower_reason(tokens, head_dim) is None and hopper_unsupported_reason(device) is None
 
 
 def _not_auto_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-    tokens = key.shape[2]
-    if tokens >= FASTER_FROM_TOKENS:
-        return None
-    return f"with {tokens} keys PyTorch's are as fast; it pays from {FASTER_FROM_TOKENS} on"
+    return _slower_reason(key.shape[2], key.shape[3])
+
+
+def _slower_reason(tokens: int, head_dim: int) -> str | None:
+    if head_dim != FASTER_HEAD_DIM:
+        return f"for heads of {head_dim} PyTorch's are as fast"
+    if tokens < FASTER_FROM_TOKENS:
+        return f"with {tokens} keys PyTorch's are as fast; it pays from {FASTER_FROM_TOKENS} on"
+    return None
 
 
 dense_attention = Operation(

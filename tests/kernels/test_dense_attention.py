@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.dense_attention import (
     FASTER_FROM_TOKENS,
+    FASTER_HEAD_DIM,
     dense_attention,
     faster_than_the_library,
     library,
@@ -216,22 +217,26 @@ def test_kernels_are_measured_on_the_device():
 def test_our_kernel_is_preferred_where_it_is_faster(monkeypatch):
     """On Hopper, with many keys; nothing of a GPU is asked of tensors without memory."""
     monkeypatch.setattr(triton_support, "compute_capability", lambda _: (9, 0))
-    gpu = torch.device("cuda")
-    for tokens in (1, FASTER_FROM_TOKENS - 1):
-        assert not faster_than_the_library(gpu, tokens)
-    assert faster_than_the_library(gpu, FASTER_FROM_TOKENS)
-    assert not faster_than_the_library(torch.device("cpu"), FASTER_FROM_TOKENS)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    enough = FASTER_FROM_TOKENS
+    assert faster_than_the_library(gpu, enough, FASTER_HEAD_DIM)
+    assert not faster_than_the_library(gpu, enough - 1, FASTER_HEAD_DIM)
+    assert not faster_than_the_library(gpu, enough, FASTER_HEAD_DIM // 2)
+    assert not faster_than_the_library(cpu, enough, FASTER_HEAD_DIM)
     monkeypatch.setattr(triton_support, "compute_capability", lambda _: (8, 9))
-    assert not faster_than_the_library(gpu, FASTER_FROM_TOKENS)
+    assert not faster_than_the_library(gpu, enough, FASTER_HEAD_DIM)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_many_keys_run_on_our_kernel(head_dim):
+def test_many_keys_run_on_our_kernel():
     reason = triton_support.hopper_unsupported_reason(torch.device("cuda"))
     if reason is not None:
         pytest.skip(reason)
-    for columns, name in ((FASTER_FROM_TOKENS, "gluon"), (FASTER_FROM_TOKENS - 1, "library")):
+    for columns, head_dim, name in (
+        (FASTER_FROM_TOKENS, FASTER_HEAD_DIM, "gluon"),
+        (FASTER_FROM_TOKENS - 1, FASTER_HEAD_DIM, "library"),
+        (FASTER_FROM_TOKENS, FASTER_HEAD_DIM // 2, "library"),
+    ):
         shape = (1, 1, 300, columns, head_dim)
         inputs = attention_inputs(*shape, dtype=torch.bfloat16, device="cuda", strided=True)
         assert dense_attention.choose(*inputs).backend.name == name
