@@ -194,18 +194,23 @@ def _fp8() -> Iterator[CompiledCase]:
     for capability in (HOPPER, ADA, BLACKWELL):
         for head_dim in (64, 128):
             fixed: dict[str, Any] = {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False}
-            for part, rotations, warps in (
-                ("note", (False, True), quantization.NOTE_WARPS),
-                ("make", (False,), quantization.WARPS),
-                ("round", (False, True), quantization.WARPS),
+            for part, rotations, options in (
+                ("note", (False, True), {"num_warps": quantization.WARPS}),
+                ("make", (False,), {"num_warps": quantization.MAKE_WARPS}),
+                (
+                    "round",
+                    (False, True),
+                    {"num_warps": quantization.WARPS, "num_stages": quantization.ROUND_STAGES},
+                ),
             ):
                 for rotate in rotations:
                     constants = {
                         **fixed,
                         "ROTATE": rotate,
                         "TILE": quantization.TILE_TOKENS,
-                        "TILES": quantization.TILES_PER_CHUNK,
-                        "num_warps": warps,
+                        "CHUNK": quantization.CHUNK_TOKENS,
+                        "PART": quantization.PART_TOKENS,
+                        **options,
                     }
                     yield _triton(
                         "fp8_quantization",
@@ -491,7 +496,7 @@ def _compile(
         getattr(_module(operation), kernel),
         types,
         constants,
-        options={name: constants.get(name) for name in ("num_warps", "maxnreg")},
+        options={name: constants.get(name) for name in ("num_warps", "num_stages", "maxnreg")},
         half=half,
         capability=capability,
     )

@@ -3,6 +3,10 @@
 The first goes over chunks of tokens and notes the sum and the range of every channel, the second
 makes means and scales of them, and the third rounds. Keys are rotated in the first and in the last:
 products with ±1 of 16-bit numbers are exact, so that tensor cores can do it.
+
+Memory needs as long as some 15 instructions a number. So what is noted goes from thread to thread
+at the end of a chunk alone, scales are multiplied with as their reciprocals, and channels come out
+of the tensor cores in the order in which a thread can store them.
 """
 
 # Triton reads the annotations of a kernel in its own way.
@@ -32,9 +36,20 @@ MOST_INT8 = tl.constexpr(LARGEST_INT8)
 LEAST = tl.constexpr(SMALLEST)
 NOTHING = tl.constexpr(NO_SCALE)
 INFINITY = tl.constexpr(float("inf"))
-TILE_TOKENS = 64
-TILES_PER_CHUNK = 16
-WARPS, NOTE_WARPS = 4, 8
+# What leaves an fp32 no room for digits behind the point; its last byte is the int8 of the number.
+ROUNDING = tl.constexpr(1.5 * 2.0**23)
+LEAST_NORMAL = tl.constexpr(2.0**-126)
+# Tokens of a program that notes, of one that rounds, and of a step of both. What notes values has
+# steps of its own, see `_range`, and a chunk is a multiple of them.
+CHUNK_TOKENS, PART_TOKENS, TILE_TOKENS = 1024, 256, 64
+WARPS, MAKE_WARPS = 4, 16
+ROUND_STAGES = 2  # with 3, what is loaded ahead leaves shared memory for fewer programs
+# Channels that tensor cores rotate. Of 128 two halves are, and then added and subtracted: half of
+# the products, and a matrix of a quarter, which each program makes for itself.
+ROTATED = tl.constexpr(64)
+# 16-bit numbers that all threads read by 16 bytes each, and how often they do that in a row.
+AT_ONCE, IN_A_ROW = tl.constexpr(1024), tl.constexpr(8)
+CHUNKS_AT_ONCE = tl.constexpr(32)
 # Rows of what a chunk notes, and of what becomes of it; each has D numbers.
 NOTED = tl.constexpr(6)  # sum, least and largest of the keys, then of the values
 MADE = tl.constexpr(4)  # mean of the keys and their scale, mean of the values and their scale
@@ -47,15 +62,12 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device
     stored = cdiv(columns, STORED_TOGETHER) * STORED_TOGETHER
-    chunks = cdiv(columns, TILE_TOKENS * TILES_PER_CHUNK)
+    chunks = cdiv(columns, CHUNK_TOKENS)
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.empty(batch, heads, *shape, dtype=torch.float32, device=device)
 
-    noted, made = (
-        numbers(chunks, NOTED.value, head_dim),
-        numbers(MADE.value, head_dim),
-    )
+    noted, made = numbers(chunks, NOTED.value, head_dim), numbers(MADE.value, head_dim)
     found = Fp8Attention(
         query=torch.empty_like(query, dtype=torch.int8),
         key=torch.empty(batch, heads, columns, head_dim, dtype=torch.int8, device=device),
@@ -68,11 +80,19 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         dtype=query.dtype,
     )
     strides = (*key.stride()[:3], *value.stride()[:3])
-    wide = device.type == "cpu"
+    constants = {
+        "HEAD_DIM": head_dim,
+        "ROTATE": call.rotate,
+        "WIDE_PRODUCTS": device.type == "cpu",
+        "TILE": TILE_TOKENS,
+        "num_warps": WARPS,
+    }
+    # Heads are the first axis of the grid: in a model they lie side by side.
+    parts = cdiv(rows, PART_TOKENS) + 2 * cdiv(columns, PART_TOKENS)
     with torch.cuda.device_of(query):
         launch(
             _note_kernel,
-            (chunks, batch * heads),
+            (batch * heads, chunks, 2),
             key,
             value,
             noted,
@@ -80,12 +100,8 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             heads,
             columns,
             chunks,
-            TILES=TILES_PER_CHUNK,
-            HEAD_DIM=head_dim,
-            ROTATE=call.rotate,
-            WIDE_PRODUCTS=wide,
-            TILE=TILE_TOKENS,
-            num_warps=NOTE_WARPS,
+            CHUNK=CHUNK_TOKENS,
+            **constants,
         )
         launch(
             _make_kernel,
@@ -97,11 +113,11 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             columns,
             chunks,
             HEAD_DIM=head_dim,
-            num_warps=WARPS,
+            num_warps=MAKE_WARPS,
         )
         launch(
             _round_kernel,
-            (cdiv(max(rows, stored), TILE_TOKENS), batch * heads),
+            (batch * heads, parts),
             query,
             key,
             value,
@@ -119,33 +135,72 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             columns,
             stored,
             scale,
-            HEAD_DIM=head_dim,
-            ROTATE=call.rotate,
-            WIDE_PRODUCTS=wide,
-            TILE=TILE_TOKENS,
-            num_warps=WARPS,
+            PART=PART_TOKENS,
+            **constants,
+            num_stages=ROUND_STAGES,
         )
     return found
 
 
 @triton.jit
-def _signs(HEAD_DIM: tl.constexpr):
-    """The Hadamard matrix in ±1: the parity of the bits that row and column have in common."""
-    dims = tl.arange(0, HEAD_DIM)
-    common = dims[:, None] & dims[None, :]
+def _signs(dtype: tl.constexpr, IN_ORDER: tl.constexpr):
+    """The Hadamard matrix of 64 in ±1: the parity of the bits that row and column share.
+
+    A thread has the columns 8 j + 2 t + e of a product for a t below 4 (e below 2). If not
+    ``IN_ORDER`` they are the channels 16 t + 2 j + e, which are neighbors; `_in_order` takes these.
+    """
+    row = tl.arange(0, ROTATED)
+    column = row
+    if not IN_ORDER:
+        column = ((row & 6) << 3) + ((row >> 3) << 1) + (row & 1)
+    common = row[:, None] & column[None, :]
     common ^= common >> 4
     common ^= common >> 2
     common ^= common >> 1
-    return 1.0 - 2.0 * (common & 1).to(tl.float32)
+    return tl.where((common & 1) == 0, 1.0, -1.0).to(dtype)
 
 
 @triton.jit
-def _wide(tile, HEAD_DIM: tl.constexpr, ROTATE: tl.constexpr, WIDE_PRODUCTS: tl.constexpr):
-    """Rows in fp32, rotated where that was asked for."""
+def _in_order(x, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
+    """Rows ``[TILE, D]`` of ``[TILE, 64, 1 or 2]``: columns as `_signs` has them, and halves."""
+    x = tl.reshape(x, [TILE, ROTATED // 8, 4, 2, HEAD_DIM // ROTATED])
+    return tl.reshape(tl.permute(x, (0, 4, 2, 1, 3)), [TILE, HEAD_DIM])
+
+
+@triton.jit
+def _read_rows(
+    ptr,
+    token,
+    stride,
+    signs,
+    HEAD_DIM: tl.constexpr,
+    ROTATE: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Rows of these tokens in fp32; where that was asked for, times a Hadamard matrix of ±1.
+
+    These are rotated rows but for `_unit`, which is multiplied with scales rather than with rows.
+    """
+    ptr += token.to(tl.int64)[:, None] * stride
     if not ROTATE:
-        return tile.to(tl.float32)
-    signs = _signs(HEAD_DIM).to(tile.dtype)
-    return dot(tile, signs, None, WIDE_PRODUCTS) * (HEAD_DIM**-0.5)
+        return tl.load(ptr + tl.arange(0, HEAD_DIM)[None, :]).to(tl.float32)
+    ptr += tl.arange(0, ROTATED)[None, :]
+    x = tl.load(ptr)
+    if HEAD_DIM == 2 * ROTATED:
+        y = tl.load(ptr + ROTATED)
+        x = dot(x, signs, None, WIDE_PRODUCTS)
+        y = dot(y, signs, None, WIDE_PRODUCTS)
+        x = tl.join(x + y, x - y)
+    else:
+        x = dot(x, signs, None, WIDE_PRODUCTS)
+    return _in_order(x, HEAD_DIM, TILE)
+
+
+@triton.jit
+def _unit(HEAD_DIM: tl.constexpr, ROTATE: tl.constexpr):
+    """The factor that makes the matrix of ±1 orthogonal."""
+    return HEAD_DIM**-0.5 if ROTATE else 1.0
 
 
 @triton.jit
@@ -154,31 +209,77 @@ def _is_finite(x):
 
 
 @triton.jit
-def _to_int8(x):
-    """Numbers within ±127 rounded to the nearest, by what an fp32 of this size has room for."""
-    return (x + 1.5 * 2.0**23).to(tl.int32, bitcast=True).to(tl.int8)
+def _by_threads(x, ROWS: tl.constexpr):
+    """Rows ``[n ROWS, D]`` as ``[n, ROWS, D]``; one thread has all n."""
+    return tl.reshape(x, [x.shape[0] // ROWS, ROWS, x.shape[1]])
 
 
 @triton.jit
-def _to_fp8(x, WIDE_PRODUCTS: tl.constexpr):
-    """As e4m3; saturates, but an infinity becomes NaN."""
-    x = tl.where(tl.abs(x) == INFINITY, float("nan"), x)
-    x = tl.where(x > MOST_FP8, MOST_FP8, x)
-    return to_fp8(tl.where(x < -MOST_FP8, -MOST_FP8, x), WIDE_PRODUCTS)
+def _range(
+    ptr,
+    stride,
+    first,
+    last,
+    columns,
+    HEAD_DIM: tl.constexpr,
+    FINITE: tl.constexpr,
+):
+    """Sum, least and largest of each channel; where ``FINITE``, of finite numbers alone."""
+    ROWS: tl.constexpr = AT_ONCE // HEAD_DIM
+    place, dims = tl.arange(0, IN_A_ROW * ROWS), tl.arange(0, HEAD_DIM)
+    total = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    least, most = total + INFINITY, total - INFINITY
+    for start in range(first, last, IN_A_ROW * ROWS):
+        token = start + place
+        # Behind the last token it comes again, which changes no range, and counts in no sum.
+        counts = (token < columns).to(tl.float32)[:, None]
+        row = tl.minimum(token, columns - 1).to(tl.int64)[:, None]
+        x = tl.load(ptr + row * stride + dims[None, :]).to(tl.float32)
+        low, high = x, x
+        if FINITE:
+            low, high = tl.where(_is_finite(x), x, INFINITY), tl.where(_is_finite(x), x, -INFINITY)
+            x = tl.where(_is_finite(x), x, 0.0)
+        total += tl.sum(_by_threads(x * counts, ROWS), 0)
+        least = tl.minimum(least, tl.min(_by_threads(low, ROWS), 0))
+        most = tl.maximum(most, tl.max(_by_threads(high, ROWS), 0))
+    return tl.sum(total, 0), tl.min(least, 0), tl.max(most, 0)
 
 
 @triton.jit
-def _no_range(HEAD_DIM: tl.constexpr):
-    """The sum and the range of each channel of no tokens."""
-    nothing = tl.zeros([HEAD_DIM], tl.float32)
-    return nothing, nothing + INFINITY, nothing - INFINITY
-
-
-@triton.jit
-def _range(x, counts, least, most):
-    """The range of each channel with that of more tokens."""
-    least = tl.minimum(least, tl.min(tl.where(counts, x, INFINITY), 0))
-    return least, tl.maximum(most, tl.max(tl.where(counts, x, -INFINITY), 0))
+def _rotated_range(
+    ptr,
+    stride,
+    first,
+    last,
+    columns,
+    HEAD_DIM: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """As `_range`, of rotated rows."""
+    signs = _signs(ptr.dtype.element_ty, True)
+    dims = tl.arange(0, ROTATED)[None, :]
+    # Channels are the rows of the products, so that a thread has few of them and many tokens: of
+    # each channel those with the same t of 8 j + 2 t + e.
+    total = tl.zeros([HEAD_DIM, 4], tl.float32)
+    least, most = total + INFINITY, total - INFINITY
+    for start in range(first, last, TILE):
+        token = start + tl.arange(0, TILE)
+        counts = (token < columns).to(tl.float32)[None, :]
+        row = tl.minimum(token, columns - 1).to(tl.int64)[:, None]
+        rows = ptr + row * stride + dims
+        x = dot(signs, tl.trans(tl.load(rows)), None, WIDE_PRODUCTS)
+        if HEAD_DIM == 2 * ROTATED:
+            y = dot(signs, tl.trans(tl.load(rows + ROTATED)), None, WIDE_PRODUCTS)
+            x = tl.permute(tl.join(x + y, x - y), (2, 0, 1))
+            x = tl.reshape(x, [HEAD_DIM, TILE])
+        counted = tl.reshape(x * counts, [HEAD_DIM, TILE // 8, 4, 2])
+        x = tl.reshape(x, [HEAD_DIM, TILE // 8, 4, 2])
+        total += tl.sum(tl.sum(counted, 3), 1)
+        least = tl.minimum(least, tl.min(tl.min(x, 3), 1))
+        most = tl.maximum(most, tl.max(tl.max(x, 3), 1))
+    unit = _unit(HEAD_DIM, True)
+    return tl.sum(total, 1) * unit, tl.min(least, 1) * unit, tl.max(most, 1) * unit
 
 
 @triton.jit
@@ -195,44 +296,45 @@ def _note_kernel(
     heads,
     columns,
     chunks,
-    TILES: tl.constexpr,
+    CHUNK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTATE: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    chunk, head = tl.program_id(0), tl.program_id(1)
+    head, chunk = tl.program_id(0), tl.program_id(1)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    key_ptr += b * key_stride_b + h * key_stride_h
-    value_ptr += b * value_stride_b + h * value_stride_h
     dims = tl.arange(0, HEAD_DIM)
-    first = chunk * TILES * TILE
-    key_sum, key_least, key_most = _no_range(HEAD_DIM)
-    for tile in range(TILES):
-        token = first + tile * TILE + tl.arange(0, TILE)
-        exists = (token < columns)[:, None]
-        offsets = token.to(tl.int64)[:, None] * key_stride_m + dims[None, :]
-        key = tl.load(key_ptr + offsets, mask=exists, other=0.0)
-        key = _wide(key, HEAD_DIM, ROTATE, WIDE_PRODUCTS)
+    first = chunk * CHUNK
+    last = tl.minimum(first + CHUNK, columns)
+    noted_ptr += (head.to(tl.int64) * chunks + chunk) * NOTED * HEAD_DIM + dims
+    if tl.program_id(2) == 0:
+        key_ptr += b * key_stride_b + h * key_stride_h
         # What is not finite stays in the sum, which is how the next launch finds it.
-        key_sum += tl.sum(key, 0)
-        key_least, key_most = _range(key, exists, key_least, key_most)
-    value_sum, value_least, value_most = _no_range(HEAD_DIM)
-    for tile in range(TILES):
-        token = first + tile * TILE + tl.arange(0, TILE)
-        exists = (token < columns)[:, None]
-        offsets = token.to(tl.int64)[:, None] * value_stride_m + dims[None, :]
-        value = tl.load(value_ptr + offsets, mask=exists, other=0.0).to(tl.float32)
-        counts = exists & _is_finite(value)
-        value_sum += tl.sum(tl.where(counts, value, 0.0), 0)
-        value_least, value_most = _range(value, counts, value_least, value_most)
-    noted_ptr += (head.to(tl.int64) * chunks + chunk) * NOTED * HEAD_DIM
-    tl.store(noted_ptr + dims, key_sum)
-    tl.store(noted_ptr + HEAD_DIM + dims, key_least)
-    tl.store(noted_ptr + 2 * HEAD_DIM + dims, key_most)
-    tl.store(noted_ptr + 3 * HEAD_DIM + dims, value_sum)
-    tl.store(noted_ptr + 4 * HEAD_DIM + dims, value_least)
-    tl.store(noted_ptr + 5 * HEAD_DIM + dims, value_most)
+        if ROTATE:
+            total, least, most = _rotated_range(
+                key_ptr, key_stride_m, first, last, columns, HEAD_DIM, WIDE_PRODUCTS, TILE
+            )
+        else:
+            total, least, most = _range(
+                key_ptr, key_stride_m, first, last, columns, HEAD_DIM, False
+            )
+        tl.store(noted_ptr, total)
+        tl.store(noted_ptr + HEAD_DIM, least)
+        tl.store(noted_ptr + 2 * HEAD_DIM, most)
+    else:
+        value_ptr += b * value_stride_b + h * value_stride_h
+        total, least, most = _range(
+            value_ptr, value_stride_m, first, last, columns, HEAD_DIM, False
+        )
+        # A sum is not finite where a number is not; only then it takes the slower way.
+        if tl.max((~_is_finite(total)).to(tl.int32), 0) > 0:
+            total, least, most = _range(
+                value_ptr, value_stride_m, first, last, columns, HEAD_DIM, True
+            )
+        tl.store(noted_ptr + 3 * HEAD_DIM, total)
+        tl.store(noted_ptr + 4 * HEAD_DIM, least)
+        tl.store(noted_ptr + 5 * HEAD_DIM, most)
 
 
 @triton.jit
@@ -243,8 +345,11 @@ def _int8_scale(largest):
 
 @triton.jit
 def _fp8_scale(largest):
-    """What makes the largest value 448; 1 where all are 0 or none is finite."""
-    return tl.where(largest > 0, largest / MOST_FP8, 1.0)
+    """What makes the largest value 448; 1 where all are 0 or none is finite.
+
+    A normal number, whose reciprocal is finite.
+    """
+    return tl.where(largest > 0, tl.maximum(largest / MOST_FP8, LEAST_NORMAL), 1.0)
 
 
 @triton.jit
@@ -259,24 +364,34 @@ def _make_kernel(
 ):
     head = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, HEAD_DIM)
-    noted_ptr += head * chunks * NOTED * HEAD_DIM + dims
-    key_sum, key_least, key_most = _no_range(HEAD_DIM)
-    value_sum, value_least, value_most = _no_range(HEAD_DIM)
-    for chunk in range(chunks):
-        at = noted_ptr + chunk * NOTED * HEAD_DIM
-        key_sum += tl.load(at)
+    noted_ptr += head * chunks * NOTED * HEAD_DIM + dims[None, :]
+    key_sum = tl.zeros([CHUNKS_AT_ONCE, HEAD_DIM], tl.float32)
+    value_sum = key_sum
+    key_least, value_least = key_sum + INFINITY, key_sum + INFINITY
+    key_most, value_most = key_sum - INFINITY, key_sum - INFINITY
+    for first in range(0, chunks, CHUNKS_AT_ONCE):
+        chunk = first + tl.arange(0, CHUNKS_AT_ONCE)[:, None]
+        counts = chunk < chunks
+        at = noted_ptr + tl.minimum(chunk, chunks - 1).to(tl.int64) * NOTED * HEAD_DIM
+        key_sum += tl.load(at, mask=counts, other=0.0)
         key_least = tl.minimum(key_least, tl.load(at + HEAD_DIM))
         key_most = tl.maximum(key_most, tl.load(at + 2 * HEAD_DIM))
-        value_sum += tl.load(at + 3 * HEAD_DIM)
+        value_sum += tl.load(at + 3 * HEAD_DIM, mask=counts, other=0.0)
         value_least = tl.minimum(value_least, tl.load(at + 4 * HEAD_DIM))
         value_most = tl.maximum(value_most, tl.load(at + 5 * HEAD_DIM))
-    key_mean = key_sum / columns
-    key_scale = _int8_scale(tl.max(tl.maximum(key_most - key_mean, key_mean - key_least), 0))
+    key_total = tl.sum(key_sum, 0)
+    # Rounded as it should be, so that nothing is left of a channel that is its mean.
+    count = tl.zeros([HEAD_DIM], tl.float32) + columns
+    key_mean = tl.div_rn(key_total, count)
+    key_range = tl.maximum(tl.max(key_most, 0) - key_mean, key_mean - tl.min(key_least, 0))
+    key_scale = _int8_scale(tl.max(key_range, 0))
     # A sum is not finite where a number is not.
-    strange = tl.sum((~_is_finite(key_sum)).to(tl.int32), 0) > 0
+    strange = tl.sum((~_is_finite(key_total)).to(tl.int32), 0) > 0
     key_scale = tl.where(strange, float("nan"), key_scale)
-    value_mean = value_sum / columns
-    value_scale = _fp8_scale(tl.maximum(value_most - value_mean, value_mean - value_least))
+    value_mean = tl.div_rn(tl.sum(value_sum, 0), count)
+    value_scale = _fp8_scale(
+        tl.maximum(tl.max(value_most, 0) - value_mean, value_mean - tl.min(value_least, 0))
+    )
     made_ptr += head * MADE * HEAD_DIM + dims
     tl.store(made_ptr, key_mean)
     tl.store(made_ptr + HEAD_DIM, tl.zeros([HEAD_DIM], tl.float32) + key_scale)
@@ -284,6 +399,113 @@ def _make_kernel(
     tl.store(made_ptr + 3 * HEAD_DIM, value_scale)
     tl.store(value_mean_ptr + head * HEAD_DIM + dims, value_mean)
     tl.store(value_scale_ptr + head * HEAD_DIM + dims, value_scale)
+
+
+@triton.jit
+def _round_queries(
+    query_ptr,  # of a head, as all here
+    made_ptr,
+    query8_ptr,
+    row_factor_ptr,
+    row_shift_ptr,
+    query_stride_n,
+    query8_stride_n,
+    first,
+    last,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    ROTATE: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Rounds the queries from ``first`` to ``last``."""
+    dims = tl.arange(0, HEAD_DIM)
+    key_mean, key_scale = tl.load(made_ptr + dims)[None, :], tl.load(made_ptr + HEAD_DIM)
+    unit = _unit(HEAD_DIM, ROTATE)
+    signs = _signs(query_ptr.dtype.element_ty, False)
+    for start in range(first, last, TILE):
+        token = start + tl.arange(0, TILE)
+        exists = token < last
+        row = tl.minimum(token, last - 1)
+        x = _read_rows(query_ptr, row, query_stride_n, signs, HEAD_DIM, ROTATE, WIDE_PRODUCTS, TILE)
+        shift = tl.sum(x * key_mean, 1) * unit * scale
+        row_scale = _int8_scale(tl.max(tl.abs(x), 1) * unit)
+        x *= (unit / row_scale)[:, None]
+        rounded = x + ROUNDING
+        tl.store(
+            query8_ptr + token.to(tl.int64)[:, None] * query8_stride_n + dims[None, :],
+            rounded.to(tl.int32, bitcast=True).to(tl.int8),
+            mask=exists[:, None],
+        )
+        along = tl.sum(x * (rounded - ROUNDING), 1)
+        row_scale *= tl.where(along == 0.0, 1.0, tl.sum(x * x, 1) / along)
+        tl.store(row_factor_ptr + token, row_scale * key_scale * scale, mask=exists)
+        tl.store(row_shift_ptr + token, shift, mask=exists)
+
+
+@triton.jit
+def _round_keys(
+    key_ptr,  # of a head, as all here
+    made_ptr,
+    key8_ptr,
+    key_stride_m,
+    first,
+    last,
+    HEAD_DIM: tl.constexpr,
+    ROTATE: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Rounds the keys from ``first`` to ``last``."""
+    dims = tl.arange(0, HEAD_DIM)
+    mean, factor = tl.load(made_ptr + dims)[None, :], 1.0 / tl.load(made_ptr + HEAD_DIM)
+    unit = _unit(HEAD_DIM, ROTATE)
+    signs = _signs(key_ptr.dtype.element_ty, False)
+    for start in range(first, last, TILE):
+        token = start + tl.arange(0, TILE)
+        row = tl.minimum(token, last - 1)
+        x = _read_rows(key_ptr, row, key_stride_m, signs, HEAD_DIM, ROTATE, WIDE_PRODUCTS, TILE)
+        tl.store(
+            key8_ptr + token.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :],
+            ((x * unit - mean) * factor + ROUNDING).to(tl.int32, bitcast=True).to(tl.int8),
+            mask=(token < last)[:, None],
+        )
+
+
+@triton.jit
+def _round_values(
+    value_ptr,  # of a head, as all here
+    made_ptr,
+    value8_ptr,
+    value_stride_m,
+    first,
+    last,
+    columns,
+    stored,
+    HEAD_DIM: tl.constexpr,
+    WIDE_PRODUCTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Rounds the values at the places from ``first`` to ``last``."""
+    dims, places = tl.arange(0, HEAD_DIM), tl.arange(0, TILE)
+    mean = tl.load(made_ptr + 2 * HEAD_DIM + dims)[None, :]
+    factor = (1.0 / tl.load(made_ptr + 3 * HEAD_DIM + dims))[None, :]
+    for start in range(first, last, TILE):
+        # Rows are read in the order in which they are stored.
+        token = start + stored_token(places)
+        row = tl.minimum(token, columns - 1).to(tl.int64)[:, None]
+        x = tl.load(value_ptr + row * value_stride_m + dims[None, :]).to(tl.float32)
+        # Zero, but NaN of what is not finite.
+        strange = x * 0.0
+        x = (x - mean) * factor + strange
+        if start + TILE > columns:
+            x = tl.where((token < columns)[:, None], x, 0.0)
+        place = start + places
+        tl.store(
+            value8_ptr + dims.to(tl.int64)[:, None] * stored + place[None, :],
+            tl.trans(to_fp8(x, WIDE_PRODUCTS)),
+            mask=(place < last)[None, :],
+        )
 
 
 @triton.jit
@@ -314,62 +536,61 @@ def _round_kernel(
     columns,
     stored,
     scale,
+    PART: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTATE: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    first, head = tl.program_id(0) * TILE, tl.program_id(1)
+    head, part = tl.program_id(0), tl.program_id(1)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     head = head.to(tl.int64)
-    dims = tl.arange(0, HEAD_DIM)
-    place = tl.arange(0, TILE)
-    made_ptr += head * MADE * HEAD_DIM + dims
-    key_mean = tl.load(made_ptr)[None, :]
-    key_scale = tl.load(made_ptr + HEAD_DIM)
-
-    token = first + place
-    row = token.to(tl.int64)[:, None]
-    exists = token < rows
-    query_ptr += b * query_stride_b + h * query_stride_h
-    query = tl.load(
-        query_ptr + row * query_stride_n + dims[None, :], mask=exists[:, None], other=0.0
-    )
-    x = _wide(query, HEAD_DIM, ROTATE, WIDE_PRODUCTS)
-    shift = tl.sum(x * key_mean, 1) * scale
-    row_scale = _int8_scale(tl.max(tl.abs(x), 1))
-    x = x / row_scale[:, None]
-    query8 = _to_int8(x)
-    along = tl.sum(x * query8.to(tl.float32), 1)
-    row_scale *= tl.where(along == 0.0, 1.0, tl.sum(x * x, 1) / along)
-    query8_ptr += b * query8_stride_b + h * query8_stride_h
-    tl.store(query8_ptr + row * query8_stride_n + dims[None, :], query8, mask=exists[:, None])
-    factor = row_scale * tl.max(key_scale, 0) * scale
-    tl.store(row_factor_ptr + head * rows + token, factor, mask=exists)
-    tl.store(row_shift_ptr + head * rows + token, shift, mask=exists)
-
-    exists = (token < columns)[:, None]
-    key_ptr += b * key_stride_b + h * key_stride_h
-    key = tl.load(key_ptr + row * key_stride_m + dims[None, :], mask=exists, other=0.0)
-    x = _wide(key, HEAD_DIM, ROTATE, WIDE_PRODUCTS)
-    tl.store(
-        key8_ptr + (head * columns + row) * HEAD_DIM + dims[None, :],
-        _to_int8((x - key_mean) / key_scale[None, :]),
-        mask=exists,
-    )
-
-    # Rows are read in the order in which they are stored.
-    token = first + stored_token(place)
-    exists = (token < columns)[:, None]
-    row = token.to(tl.int64)[:, None]
-    value_ptr += b * value_stride_b + h * value_stride_h
-    x = tl.load(value_ptr + row * value_stride_m + dims[None, :], mask=exists, other=0.0)
-    x = x.to(tl.float32) - tl.load(made_ptr + 2 * HEAD_DIM)[None, :]
-    x = tl.where(exists, x / tl.load(made_ptr + 3 * HEAD_DIM)[None, :], 0.0)
-    value8_ptr += head * HEAD_DIM * stored
-    place += first
-    tl.store(
-        value8_ptr + dims[:, None].to(tl.int64) * stored + place[None, :],
-        tl.trans(_to_fp8(x, WIDE_PRODUCTS)),
-        mask=(place < stored)[None, :],
-    )
+    made_ptr += head * MADE * HEAD_DIM
+    row_parts, column_parts = tl.cdiv(rows, PART), tl.cdiv(columns, PART)
+    if part < row_parts:
+        first = part * PART
+        _round_queries(
+            query_ptr + b * query_stride_b + h * query_stride_h,
+            made_ptr,
+            query8_ptr + b * query8_stride_b + h * query8_stride_h,
+            row_factor_ptr + head * rows,
+            row_shift_ptr + head * rows,
+            query_stride_n,
+            query8_stride_n,
+            first,
+            tl.minimum(first + PART, rows),
+            scale,
+            HEAD_DIM,
+            ROTATE,
+            WIDE_PRODUCTS,
+            TILE,
+        )
+    elif part < row_parts + column_parts:
+        first = (part - row_parts) * PART
+        _round_keys(
+            key_ptr + b * key_stride_b + h * key_stride_h,
+            made_ptr,
+            key8_ptr + head * columns * HEAD_DIM,
+            key_stride_m,
+            first,
+            tl.minimum(first + PART, columns),
+            HEAD_DIM,
+            ROTATE,
+            WIDE_PRODUCTS,
+            TILE,
+        )
+    else:
+        first = (part - row_parts - column_parts) * PART
+        _round_values(
+            value_ptr + b * value_stride_b + h * value_stride_h,
+            made_ptr,
+            value8_ptr + head * HEAD_DIM * stored,
+            value_stride_m,
+            first,
+            tl.minimum(first + PART, stored),
+            columns,
+            stored,
+            HEAD_DIM,
+            WIDE_PRODUCTS,
+            TILE,
+        )

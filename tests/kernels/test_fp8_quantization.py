@@ -143,6 +143,32 @@ def test_zeros_and_equal_rows_stay_exact(backend, rotate, device):
     assert (values_of(found) == 0.75).all()
 
 
+@backend_names(fp8_quantization)
+def test_values_of_the_smallest_range_stay_finite(backend, device):
+    """Whose scale has no finite reciprocal."""
+    tensors = attention_inputs(1, 1, 3, 40, 64, dtype=torch.bfloat16, device=device)
+    skip_unless_it_runs(fp8_quantization, backend, *tensors)
+    value = (tensors[2] * 1e-37).clamp(-3e-37, 3e-37)
+    found = fp8_quantization(*tensors[:2], value, backend=backend)
+    assert number_of(found.value).isfinite().all()
+    assert ((values_of(found) - value.double().cpu()).abs() <= 3e-38).all()
+
+
+def test_many_chunks_have_one_mean_and_scale(device, monkeypatch):
+    kernel = pytest.importorskip("chipsparse.kernels.fp8_quantization.triton_kernel")
+    monkeypatch.setattr(kernel, "CHUNK_TOKENS", 128)
+    count = 128 * kernel.CHUNKS_AT_ONCE.value + 140
+    inputs = shifted(attention_inputs(1, 1, 3, count, 64, dtype=torch.bfloat16, device=device))
+    skip_unless_it_runs(fp8_quantization, "triton", *inputs)
+    inputs[1][0, 0, -1, 3], inputs[2][0, 0, -1, 3] = 30.0, -30.0
+    found, expected = (
+        fp8_quantization(*inputs, rotate=True, backend=name) for name in ("triton", "reference")
+    )
+    for name in ("row_factor", "row_shift", "value_scale", "value_mean"):
+        pair = getattr(found, name), getattr(expected, name)
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4, msg=name)
+
+
 def test_the_kernel_rounds_as_the_reference_does(device):
     inputs = shifted(attention_inputs(1, 2, 200, 1100, 128, dtype=torch.bfloat16, device=device))
     skip_unless_it_runs(fp8_quantization, "triton", *inputs)
