@@ -3,8 +3,9 @@
 The plan is that of ``dense_attention_column_sums/gluon_sm90.py``: two consumer warpgroups of 64
 query rows, one warp that loads tiles and one that finishes the column sums. What 8 bits change:
 
-- Scores come as int32, and one integer addition makes fp32 of each.
-- The product of a tile's weights with its values runs under the softmax of the next tile.
+- Scores come as int32, and start from a number that makes their bits those of an fp32.
+- The product of a tile's weights with its values is issued with the scores of the next tile. Both
+  operands arrive together: a barrier less to wait for, and to hand back, in every round.
 - In both operands of a product the summed dimension is contiguous, so values come transposed, in
   the order in which a thread holds its scores: weights become an operand where they are.
 - Tensor cores keep about 14 bits of a sum of e4m3 products. So the product of each tile starts from
@@ -41,26 +42,29 @@ from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_l
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-# Sums of int8 products, below 2 ** 21, become the last digits of this fp32 by an integer addition,
-# which does not take the slow units that convert.
+# Sums of int8 products, below 2 ** 21, become the last digits of this fp32 where they start from its
+# bits: nothing has to be converted.
 SCORE_OFFSET = gl.constexpr(1.5 * 2.0**23)
 OFFSET_BITS = gl.constexpr(0x4B400000)
-# The score that becomes minus infinity so.
-NO_SCORE = gl.constexpr(-0x800000 - 0x4B400000)
+NO_SCORE = gl.constexpr(-0x800000)  # the bits of minus infinity
 BITS = gl.constexpr(float(WEIGHT_BITS))
 LOWEST = gl.constexpr(float(LOWEST_BITS))
 BLOCK_ROWS = 128
 TILE = 128
-# Tiles of keys, and of values, in flight, by head size.
+# Tiles of keys and of values in flight, by head size.
 STAGES = {128: 4, 64: 8}
 CONSUMER_REGISTERS, HELPER_REGISTERS = 240, 24
 
 
 @gluon.jit
 def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
-    """Loads the query rows, then every tile of keys and of transposed values."""
+    """Loads the query rows, then each tile of keys with the transposed values of the one before.
+
+    Before the first tile there are no values and behind the last one no keys: what then comes in
+    their place, zeros or a tile once more, is not used.
+    """
     q_desc, k_desc, v_desc = descriptors
-    q_smem, k_smem, v_smem, _, full_q, empty_q, full_k, empty_k, full_v, empty_v, _, _ = smem
+    q_smem, k_smem, v_smem, _, full_q, empty_q, full, empty, _, _ = smem
     items, row_tiles, H, _, M = sizes
     tiles = (M + TILE - 1) // TILE
     filled = 0
@@ -74,16 +78,13 @@ def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
             row = row_tile * 128 + w * 64
             tma_load(q_desc, [b, h, row, 0], full_q.index(side), q_smem.index(2 * side + w))
         turn += 1
-        for t in range(tiles):
+        for t in range(tiles + 1):
             stage = filled % STAGES
-            free = ((filled // STAGES) & 1) ^ 1
-            column = first_column(t, tiles, TILE)
-            mbarrier.wait(empty_k.index(stage), free)
-            mbarrier.expect(full_k.index(stage), k_desc.block_type.nbytes)
-            tma_load(k_desc, [b, h, column, 0], full_k.index(stage), k_smem.index(stage))
-            mbarrier.wait(empty_v.index(stage), free)
-            mbarrier.expect(full_v.index(stage), v_desc.block_type.nbytes)
-            tma_load(v_desc, [b, h, 0, column], full_v.index(stage), v_smem.index(stage))
+            mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+            keys, values = first_column(t, tiles, TILE), first_column(t - 1, tiles, TILE)
+            tma_load(k_desc, [b, h, keys, 0], full.index(stage), k_smem.index(stage))
+            tma_load(v_desc, [b, h, 0, values], full.index(stage), v_smem.index(stage))
             filled += 1
 
 
@@ -136,13 +137,20 @@ def _operand(packed, TILE: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
+def _scores(q, k_tile, TILE: gl.constexpr, layout: gl.constexpr):
+    """Begins a product of int8 queries and keys: int32 whose bits, as fp32, add SCORE_OFFSET."""
+    start = gl.full([64, TILE], OFFSET_BITS, gl.int32, layout)
+    return warpgroup_mma(q, k_tile.permute((1, 0)), start, is_async=True)
+
+
+@gluon.jit
 def _softmax(s, factor, total, level, largest):
-    """Weights of a tile of int32 scores, times 2 ** BITS, and what becomes of a row's numbers.
+    """Weights of a tile of scores as `_scores` gives them, times 2 ** BITS, and a row's numbers.
 
     The level is the score, in units of ln 2, that a weight of 1 has in the total and in the output;
     ``rescale`` takes these from the level before to the new one.
     """
-    s = (s + OFFSET_BITS).to(gl.float32, bitcast=True)
+    s = s.to(gl.float32, bitcast=True)
     of_tile = (gl.max(s, 1) - SCORE_OFFSET) * factor
     new_level = gl.maximum(of_tile, largest - LOWEST)
     p = gl.exp2(s * factor[:, None] - (new_level - BITS + SCORE_OFFSET * factor)[:, None])
@@ -171,7 +179,7 @@ def _attend(
     o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr = pointers
     stride_ob, stride_oh, stride_on = strides
     q_smem, k_smem, v_smem, sums_smem = smem[:4]
-    full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s = smem[4:]
+    full_q, empty_q, full, empty, full_s, empty_s = smem[4:]
     of_sums = (sums_smem, full_s, empty_s)
     items, row_tiles, H, N, M = sizes
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 32])
@@ -195,16 +203,16 @@ def _attend(
         # Rows past the end get factors of exp2(-inf) = 0.
         previous = gl.load(previous_ptr + per_row, mask=s_row < N, other=float("inf"))
         previous = previous * LOG2_E - shift
-        s = gl.full([64, TILE], 0, gl.int32, s_layout)
         part = gl.full([64, D], 0.0, gl.float32, o_layout)
         o = gl.full([64, D], 0.0, gl.float32, o_layout)
         q = q_smem.index(2 * (turn & 1) + WG).reshape([64, D])
         mbarrier.wait(full_q.index(turn & 1), (turn >> 1) & 1)
-        mbarrier.wait(full_k.index(used % STAGES), (used // STAGES) & 1)
-        k_tile = k_smem.index(used % STAGES).reshape([TILE, D]).permute((1, 0))
-        s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+        stage = used % STAGES
+        mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+        s_token = _scores(q, k_smem.index(stage).reshape([TILE, D]), TILE, s_layout)
         s = warpgroup_mma_wait(0, deps=[s_token])
-        mbarrier.arrive(empty_k.index(used % STAGES), count=1)
+        mbarrier.arrive(empty.index(stage), count=1)
+        used += 1
         s = gl.where((in_tile < M - (tiles - 1) * TILE)[None, :], s, NO_SCORE)
         level = gl.full([64], float("-inf"), gl.float32, s_rows)
         largest = level
@@ -218,22 +226,17 @@ def _attend(
         # waits for it before; with a wait that it cannot move this was 10 % slower.
         for _ in range(tiles - 1):
             stage = used % STAGES
-            phase = (used // STAGES) & 1
-            used += 1
-            next_stage = used % STAGES
             operand = _operand(weights, TILE, p_layout)
-            mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
-            k_tile = k_smem.index(next_stage).reshape([TILE, D]).permute((1, 0))
-            s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
-            mbarrier.wait(full_v.index(stage), phase)
+            mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+            s_token = _scores(q, k_smem.index(stage).reshape([TILE, D]), TILE, s_layout)
             v_tile = v_smem.index(stage).reshape([D, TILE]).permute((1, 0))
             part_token = warpgroup_mma(operand, v_tile, part, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(1, deps=[s_token])
-            mbarrier.arrive(empty_k.index(next_stage), count=1)
             before = rescale
             p, total, rescale, level, largest = _softmax(s, factor, total, level, largest)
             part = warpgroup_mma_wait(0, deps=[part_token])
-            mbarrier.arrive(empty_v.index(stage), count=1)
+            mbarrier.arrive(empty.index(stage), count=1)
+            used += 1
             o = o * gl.convert_layout(before, o_rows)[:, None] + part
             if SUMS:
                 _pass_sums(p, level, previous, summed, of_sums, TILE, WG)
@@ -241,7 +244,7 @@ def _attend(
             weights = _packed(p, TILE, p_layout)
         mbarrier.arrive(empty_q.index(turn & 1), count=1)
         stage = used % STAGES
-        mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
+        mbarrier.wait(full.index(stage), (used // STAGES) & 1)
         v_tile = v_smem.index(stage).reshape([D, TILE]).permute((1, 0))
         operand = _operand(weights, TILE, p_layout)
         part_token = warpgroup_mma(operand, v_tile, part, use_acc=False, is_async=True)
@@ -256,7 +259,7 @@ def _attend(
         row = row0 + gl.arange(0, 64, o_rows)
         o_head = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
         part = warpgroup_mma_wait(0, deps=[part_token])
-        mbarrier.arrive(empty_v.index(stage), count=1)
+        mbarrier.arrive(empty.index(stage), count=1)
         o = o * gl.convert_layout(rescale, o_rows)[:, None] + part
         o = (o / total[:, None]) * v_scale[None, :] + v_mean[None, :]
         gl.store(
@@ -283,17 +286,13 @@ def _fp8_dense_attention_kernel(
     sums_smem = gl.allocate_shared_memory(gl.float32, [2, 8, TILE], rows_layout)
     full_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
     empty_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
-    full_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    empty_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    full_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    empty_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     full_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
     empty_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full_k.index(i), count=1)
-        mbarrier.init(full_v.index(i), count=1)
-        mbarrier.init(empty_k.index(i), count=2)
-        mbarrier.init(empty_v.index(i), count=2)
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(full_q.index(i), count=1)
         mbarrier.init(empty_q.index(i), count=2)
@@ -305,8 +304,7 @@ def _fp8_dense_attention_kernel(
     strides = (stride_ob, stride_oh, stride_on)
     sizes = (items, row_tiles, H, N, M)
     smem = (
-        q_smem, k_smem, v_smem, sums_smem,
-        full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s,
+        q_smem, k_smem, v_smem, sums_smem, full_q, empty_q, full, empty, full_s, empty_s,
     )  # fmt: skip
     # Constants survive only inside these literals, so each partition spells them out.
     gl.warp_specialize(
