@@ -20,7 +20,6 @@ from chipsparse.cache.kinds import Part
 from chipsparse.common.cache_folder import cache_folder
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.config import SparsityConfig
-from chipsparse.kernels.token_layout import ALIGNMENT
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.measure.known_times import KnownTimes
@@ -260,8 +259,6 @@ def _mlp_sample(plan: SparsityPlan, layer: int, share: float) -> Sample:
     kind = layout.kind(layer)
     rows = _rounded(layout.batch * layout.mlp_tokens(layer))
     taken = min(rows, _rounded(round(share * rows)))
-    if layout.mlp_tokens(layer) % ALIGNMENT:  # kernels may be slower with no such multiple
-        taken -= 1
     assert density is not None
     alone = ModelLayout(
         (LayerKind("", 1, kind.intermediate_size, mlp_linears=kind.mlp_linears),),
