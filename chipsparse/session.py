@@ -253,7 +253,8 @@ class Session:
             why_not_cached: why this call, where it is not skipped, can only run as without
                 chipsparse: in the model's own order of tokens, with nothing recorded or read.
             may_replace_attention: whether full attention may run on our kernel where that is
-                faster than PyTorch's, also where nothing is recorded.
+                faster than PyTorch's, also where nothing is recorded; but where nothing is skipped
+                either, the model stays as it is.
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
@@ -306,8 +307,7 @@ class Session:
             branch.dense,
             generation.budgets,
             branch.may_capture,
-            may_replace_attention
-            and faster_than_the_library(device, plan.layout.tokens, plan.layout.head_dim),
+            may_replace_attention and self._has_faster_attention(plan, device),
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
@@ -315,6 +315,11 @@ class Session:
             record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
         return self.state
+
+    def _has_faster_attention(self, plan: SparsityPlan, device: torch.device) -> bool:
+        layout = plan.layout
+        differs = self._generation.caching or plan.schedule.skips_any
+        return differs and faster_than_the_library(device, layout.tokens, layout.head_dim)
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching, order, tile = not plan.is_dense(), None, self.config.tile
@@ -488,9 +493,7 @@ class Session:
     @property
     def attends(self) -> bool:
         """Whether attention of the open call is ours: wanted, or faster than the model's."""
-        return self.wants_attention or (
-            self.state is not None and self.state.has_faster_attention
-        )
+        return self.wants_attention or (self.state is not None and self.state.has_faster_attention)
 
     @property
     def is_first_call(self) -> bool:

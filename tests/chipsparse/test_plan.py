@@ -185,7 +185,7 @@ def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
         (note,) = SparsityPlan(config, LAYOUT, 12).notes()
         assert note == (
             "attention.precision: with 60 tokens attention is slower in 8 bits than in 16 (on an "
-            "H200 they pay from about 10,000 on)"
+            "H200 they pay from about 5,000 on)"
         )
         assert SparsityPlan(config, many, 12).notes() == []
 

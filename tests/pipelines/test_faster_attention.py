@@ -1,4 +1,4 @@
-"""Full attention by our kernel where it is faster, also where nothing is sparse.
+"""Full attention by our kernel where it is faster, also where nothing is sparse but steps skipped.
 
 No CPU has that kernel, so PyTorch's takes its place, under its name: on a CPU that is what the
 model calls itself.
@@ -43,15 +43,13 @@ def far(actual, expected):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("skips", [False, True])
-def test_where_nothing_is_sparse(name, skips, monkeypatch):
+def test_where_nothing_is_sparse(name, monkeypatch):
     pipe = FAMILIES[name].make()
-    config = SKIPS if skips else SparsityConfig.dense()
-    output, report = generated(pipe, name, config)
+    output, report = generated(pipe, name, SKIPS)
     assert report.backends["dense_attention"] == "gluon"
     assert report.fallbacks == []
     monkeypatch.setattr("chipsparse.session.faster_than_the_library", lambda *_: False)
-    expected, report = generated(pipe, name, config)
+    expected, report = generated(pipe, name, SKIPS)
     assert "dense_attention" not in report.backends
     assert far(output, expected) < 1e-5  # text that is cut, not masked, rounds otherwise
 
@@ -66,10 +64,17 @@ def test_layers_that_are_never_sparse():
 
 def test_feed_forward_layers_are_left_alone():
     pipe, name = FAMILIES["wan 2.1"].make(), "wan 2.1"
+    _, report = generated(pipe, name, SKIPS)
+    assert "dense_activation" not in report.backends
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_generation_that_is_dense_throughout_is_the_models_own(name):
+    pipe = FAMILIES[name].make()
     stock = families.generate(pipe, name, steps=6)
     output, report = generated(pipe, name, SparsityConfig.dense())
     assert torch.equal(output, stock)
-    assert "dense_activation" not in report.backends
+    assert report.backends == {}
 
 
 @pytest.mark.parametrize("chosen", ["for the model", "in diffusers"])
@@ -78,13 +83,14 @@ def test_what_a_user_chose_stays(chosen):
     with attention_backend("_native_math"):
         if chosen == "for the model":
             pipe.transformer.set_attention_backend("_native_math")
-        _, report = generated(pipe, name, SparsityConfig.dense())
+        _, report = generated(pipe, name, SKIPS)
     assert report.backends == {}
 
 
 def test_a_kernel_that_cannot_run_leaves_the_model_alone(monkeypatch):
     pipe, name = FAMILIES["wan 2.1"].make(), "wan 2.1"
-    stock = families.generate(pipe, name, steps=6)
+    expected, _ = generated(pipe, name, SKIPS)
     monkeypatch.setattr(dense_attention, "backends", dense_attention.backends[1:])
-    output, _ = generated(pipe, name, SparsityConfig.dense())
-    assert torch.equal(output, stock)
+    output, report = generated(pipe, name, SKIPS)
+    assert torch.equal(output, expected)
+    assert report.backends["dense_attention"] == "library"

@@ -57,11 +57,11 @@ def time_of(action, layer=1, plan=PLAN, **given):
 # Tokens, heads, their size, and how much faster full attention was in 8 bits, rounding included:
 # benchmarks/notes/fp8_attention.md.
 IN_8_BITS = [
-    (4_352, 24, 128, 0.78),
-    (17_776, 48, 64, 1.24),
-    (32_256, 24, 128, 1.25),
-    (75_600, 40, 128, 1.36),
-    (119_056, 24, 128, 1.36),
+    (4_352, 24, 128, 0.98),
+    (6_144, 24, 128, 1.11),
+    (8_192, 24, 128, 1.20),
+    (16_384, 24, 128, 1.30),
+    (32_256, 24, 128, 1.37),
 ]
 
 
