@@ -19,7 +19,6 @@ from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.graphs.sparse_calls import SparseCalls
 from chipsparse.graphs.step_graph import ModelCall, StepGraphs
-from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
@@ -237,7 +236,7 @@ class Session:
         latents: torch.Tensor | None = None,
         why_not_cached: str | None = None,
         *,
-        may_replace_attention: bool = False,
+        has_faster_attention: bool = False,
     ) -> StepState:
         """Opens a transformer call and returns what its layers are handed.
 
@@ -252,9 +251,9 @@ class Session:
             latents: the transformer's input, of any shape; ``skip_threshold`` needs it.
             why_not_cached: why this call, where it is not skipped, can only run as without
                 chipsparse: in the model's own order of tokens, with nothing recorded or read.
-            may_replace_attention: whether full attention may run on our kernel where that is
-                faster than PyTorch's, also where nothing is recorded; but where nothing is skipped
-                either, the model stays as it is.
+            has_faster_attention: whether full attention is faster as ours than as the model's, so
+                that layers compute it where nothing is recorded, too. Where nothing is sparse or
+                skipped the model stays as it is.
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
@@ -307,7 +306,7 @@ class Session:
             branch.dense,
             generation.budgets,
             branch.may_capture,
-            may_replace_attention and self._has_faster_attention(plan, device),
+            has_faster_attention and (generation.caching or plan.schedule.skips_any),
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
@@ -315,11 +314,6 @@ class Session:
             record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
         return self.state
-
-    def _has_faster_attention(self, plan: SparsityPlan, device: torch.device) -> bool:
-        layout = plan.layout
-        differs = self._generation.caching or plan.schedule.skips_any
-        return differs and faster_than_the_library(device, layout.tokens, layout.head_dim)
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching, order, tile = not plan.is_dense(), None, self.config.tile

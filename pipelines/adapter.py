@@ -25,6 +25,7 @@ from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.graphs.step_graph import ModelCall
+from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layers.mlp_weights import Fp8MLPWeights
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
@@ -283,6 +284,10 @@ class ModelAdapter(ModelFamily):
         """Whether attention of a call with these arguments runs with a mask of the model's own."""
         return self.why_attention_is_dense(arguments) is not None
 
+    def masks_text(self, arguments: dict[str, Any]) -> bool:
+        """Whether the model masks padded text in a call for which ours is cut instead."""
+        return False
+
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
         """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
         return True
@@ -364,14 +369,15 @@ class ModelAdapter(ModelFamily):
             if not self.knows(context, arguments):
                 return self.observe(context, arguments, call.run)
             layout = self._guided_layout(arguments, context.generation)
+            layout = layout if self.split is None else self.split.open(layout)
             state = self.session.begin(
                 context,
-                layout if self.split is None else self.split.open(layout),
+                layout,
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
                 hidden,
                 why_not_cached=self._loop.why_not_cached(self.transformer),
-                may_replace_attention=self._attends_by_pytorch(),
+                has_faster_attention=self._has_faster_attention(layout, arguments),
             )
             if self.split is not None:
                 first = self.session.is_first_call
@@ -703,10 +709,18 @@ class ModelAdapter(ModelFamily):
         """The backend of diffusers that ours took the place of; None for the active one."""
         return self._unpatched_backends[layer]
 
-    def _attends_by_pytorch(self) -> bool:
-        """Whether all self-attention runs on PyTorch's kernels, and on none that a user chose."""
+    def _has_faster_attention(self, layout: ModelLayout, arguments: dict[str, Any]) -> bool:
+        """Whether full attention is faster as our layers compute it: by our kernel, or unmasked.
+
+        Not in the place of a backend that a user chose, which may be faster still.
+        """
         active = attention_dispatch._AttentionBackendRegistry._active_backend
-        return all((other or active) in PYTORCH_ATTENTION for other in self._unpatched_backends)
+        if any((other or active) not in PYTORCH_ATTENTION for other in self._unpatched_backends):
+            return False
+        device = self.execution.device
+        if faster_than_the_library(device, layout.tokens, layout.head_dim):
+            return True
+        return device.type == "cuda" and self.masks_text(arguments)
 
     # What runs dense although the config asks otherwise.
 

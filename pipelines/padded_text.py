@@ -1,8 +1,8 @@
 """Models whose pipelines pad the prompt and mask its padding in self-attention.
 
-A mask keeps attention from the fastest kernels, and sparse attention takes none. So in a generation
-that caches, the text is cut to its valid tokens before the model sees it: no padded key is left,
-and the tag takes the place of a mask that would let everything through.
+A mask keeps attention from the fastest kernels, and sparse attention takes none. So where attention
+is ours, the text is cut to its valid tokens before the model sees it: no padded key is left, and
+the tag takes the place of a mask that would let everything through.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class PaddedTextAdapter(ModelAdapter):
                     "the shorter ones need a mask"
                 )
         return None
+
+    def masks_text(self, arguments: dict[str, Any]) -> bool:
+        """Always, also where there is no padding."""
+        return self.why_attention_is_dense(arguments) is None
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
         """How many tokens of each text a caching call keeps, by argument; sums up to the layout's.

@@ -84,9 +84,12 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         """A mask stays unless the text is cut."""
         return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
 
+    def masks_text(self, arguments: dict[str, Any]) -> bool:
+        """Where there is a mask, and it only tells a length."""
+        return arguments.get(TEXT_MASK) is not None and self._valid_length(arguments) is not None
+
     def _cuts_text(self, arguments: dict[str, Any]) -> bool:
-        attends = self.session.attends and self.session.config.attention.enabled
-        ours = attends or self.split is not None
+        ours = self.session.attends or self.split is not None
         return ours and self._valid_length(arguments) is not None
 
     def _valid_length(self, arguments: dict[str, Any]) -> int | None:

@@ -34,8 +34,8 @@ class StepState:
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.
         may_capture: whether sparse calls are captured as CUDA graphs, or may gain by it.
-        has_faster_attention: whether our kernel of full attention takes the place of the model's
-            where nothing is recorded.
+        has_faster_attention: whether layers compute full attention where nothing is recorded, too,
+            since that is faster than as the model calls it.
     """
 
     plan: SparsityPlan

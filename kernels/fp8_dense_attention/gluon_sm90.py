@@ -42,8 +42,8 @@ from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_l
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-# Sums of int8 products, below 2 ** 21, become the last digits of this fp32 where they start from its
-# bits: nothing has to be converted.
+# Sums of int8 products, below 2 ** 21, become the last digits of this fp32 where they start from
+# its bits: nothing has to be converted.
 SCORE_OFFSET = gl.constexpr(1.5 * 2.0**23)
 OFFSET_BITS = gl.constexpr(0x4B400000)
 NO_SCORE = gl.constexpr(-0x800000)  # the bits of minus infinity

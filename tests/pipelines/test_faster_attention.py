@@ -6,18 +6,20 @@ model calls itself.
 
 import pytest
 import torch
+from diffusers.models import attention_dispatch
 from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention, library
 from chipsparse.kernels.dispatch import Backend
+from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from tests.pipelines import test_families as families
-from tests.pipelines.test_families import FAMILIES, SPARSE
+from tests.pipelines.test_families import BASE, FAMILIES, SPARSE, slow_unless
 
 ACTIONS = ["dense", "dense", "skip", "dense", "skip", "dense"]
 SKIPS = SparsityConfig.dense().override({"schedule.actions": ACTIONS})
-NAMES = ["wan 2.1", "hunyuan video", "flux", "qwen-image", "mochi"]
+QUICK = ("wan 2.1", "hunyuan video", "flux", "qwen-image", "mochi", "z-image")
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +28,12 @@ def ours(monkeypatch):
     kernel = Backend("gluon", lambda: library.dense_attention, library.unsupported_reason)
     others = dense_attention.backends[1:]
     monkeypatch.setattr(dense_attention, "backends", (kernel, *others))
-    monkeypatch.setattr("chipsparse.session.faster_than_the_library", lambda *_: True)
+    monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: True)
 
 
-def generated(pipe, name, config):
+def generated(pipe, name, config, variant=BASE):
     with chipsparse.enable(pipe, config) as handle:
-        return families.generate(pipe, name, steps=6), handle.report
+        return families.generate(pipe, name, variant, steps=6), handle.report
 
 
 def entries(report, part):
@@ -42,13 +44,14 @@ def far(actual, expected):
     return ((actual - expected).norm() / expected.norm()).item()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@slow_unless(QUICK)
 def test_where_nothing_is_sparse(name, monkeypatch):
     pipe = FAMILIES[name].make()
     output, report = generated(pipe, name, SKIPS)
-    assert report.backends["dense_attention"] == "gluon"
+    masked = name == "chroma"  # within its text; no kernel of ours takes a mask
+    assert report.backends.get("dense_attention") == (None if masked else "gluon")
     assert report.fallbacks == []
-    monkeypatch.setattr("chipsparse.session.faster_than_the_library", lambda *_: False)
+    monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: False)
     expected, report = generated(pipe, name, SKIPS)
     assert "dense_attention" not in report.backends
     assert far(output, expected) < 1e-5  # text that is cut, not masked, rounds otherwise
@@ -68,7 +71,7 @@ def test_feed_forward_layers_are_left_alone():
     assert "dense_activation" not in report.backends
 
 
-@pytest.mark.parametrize("name", NAMES)
+@slow_unless(QUICK)
 def test_a_generation_that_is_dense_throughout_is_the_models_own(name):
     pipe = FAMILIES[name].make()
     stock = families.generate(pipe, name, steps=6)
@@ -94,3 +97,55 @@ def test_a_kernel_that_cannot_run_leaves_the_model_alone(monkeypatch):
     output, report = generated(pipe, name, SKIPS)
     assert torch.equal(output, expected)
     assert report.backends["dense_attention"] == "library"
+
+
+def dispatched(monkeypatch):
+    """The keys of every attention that diffusers dispatches, and whether it was masked."""
+    seen = set()
+    stock = attention_dispatch.dispatch_attention_fn
+
+    def dispatch(query, key, value, attn_mask=None, *args, **options):
+        seen.add((key.shape[1], attn_mask is not None))
+        return stock(query, key, value, attn_mask, *args, **options)
+
+    monkeypatch.setattr(attention_dispatch, "dispatch_attention_fn", dispatch)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["hunyuan video", "hunyuan video 1.5", "qwen-image"])
+def test_padded_text_is_cut_and_not_masked(name, monkeypatch):
+    """On a GPU, where kernels that take a mask are slower; here it is said to be one."""
+    pipe = FAMILIES[name].make()
+    monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: False)
+    monkeypatch.setattr(dense_attention, "backends", dense_attention.backends[1:])
+    variant = "padded" if "padded" in FAMILIES[name].variants else BASE
+    masked, _ = generated(pipe, name, SKIPS, variant)
+    monkeypatch.setattr(
+        ModelAdapter, "_has_faster_attention", lambda self, _, call: self.masks_text(call)
+    )
+    seen = dispatched(monkeypatch)
+    cut, report = generated(pipe, name, SKIPS, variant)
+    assert report.fallbacks == []
+    assert {is_masked for _, is_masked in seen} == {False}
+    assert far(cut, masked) < 1e-5
+
+
+def test_models_without_a_mask_do_not_say_that_they_have_one():
+    pipe = FAMILIES["wan 2.1"].make()
+    with chipsparse.enable(pipe, SKIPS):
+        adapter = getattr(pipe.transformer, ADAPTER)
+        assert not adapter.masks_text({})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["hunyuan video", "hunyuan video 1.5", "qwen-image"])
+def test_padded_text_is_cut_on_a_gpu(name, monkeypatch):
+    monkeypatch.undo()  # its own kernels
+    pipe = FAMILIES[name].make().to("cuda")
+    cut, report = generated(pipe, name, SKIPS)
+    assert report.fallbacks == []
+    assert "dense_attention" in report.backends
+    monkeypatch.setattr(ModelAdapter, "_has_faster_attention", lambda *_: False)
+    masked, report = generated(pipe, name, SKIPS)
+    assert "dense_attention" not in report.backends
+    assert far(cut, masked) < 1e-4
