@@ -306,7 +306,7 @@ class Session:
             branch.dense,
             generation.budgets,
             branch.may_capture,
-            has_faster_attention and (generation.caching or plan.schedule.skips_any),
+            why_not_cached is None and self._replaces_attention(plan, has_faster_attention),
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(self.state)
@@ -314,6 +314,10 @@ class Session:
             record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
         return self.state
+
+    def _replaces_attention(self, plan: SparsityPlan, is_faster: bool) -> bool:
+        differs = self._generation.caching or plan.schedule.skips_any
+        return self.config.attention.precision == "fp8" or (is_faster and differs)
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching, order, tile = not plan.is_dense(), None, self.config.tile
@@ -481,13 +485,12 @@ class Session:
     @property
     def wants_attention(self) -> bool:
         """Whether the config asks for attention of ours in the open call: sparse, or in FP8."""
-        in_fp8 = self.state is not None and self.config.attention.precision == "fp8"
-        return self.caching or in_fp8
+        return self.caching or (self.attends and self.config.attention.precision == "fp8")
 
     @property
     def attends(self) -> bool:
         """Whether attention of the open call is ours: wanted, or faster than the model's."""
-        return self.wants_attention or (self.state is not None and self.state.has_faster_attention)
+        return self.state is not None and (self.state.caching or self.state.replaces_attention)
 
     @property
     def is_first_call(self) -> bool:

@@ -94,7 +94,7 @@ def _unsupported_reason(version: str) -> str | None:
         return None
     try:
         compile_column_sparse_attention(64, 64)
-        compile_dense_attention_column_sums(64, with_column_sums=False)
+        compile_dense_attention_column_sums(128, with_column_sums=False)
         compile_sparse_mlp_up()
         compile_sparse_mlp_down()
     except Exception as error:  # whatever an unknown compiler may raise

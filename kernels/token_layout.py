@@ -36,7 +36,9 @@ def is_token_contiguous(tensor: torch.Tensor) -> bool:
 def has_padding(tensor: torch.Tensor) -> bool:
     """Whether kernels may move eight tokens of a ``[B, N, F]`` at once, padding included.
 
-    In a part of a larger tensor other tokens may stand there, or nothing behind its last neuron.
+    A tensor whose storage ends with the last token of its last neuron lacks it. A view of fewer
+    tokens of a padded tensor cannot be told apart and must not be given: kernels would overwrite up
+    to seven tokens behind.
     """
     batch, rows, columns = tensor.shape
     padded = padded_rows(rows)

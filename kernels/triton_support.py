@@ -8,6 +8,7 @@ import importlib.util
 import torch
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
+NO_TRITON = "Triton is not installed"
 NOT_ON_CPU = "written for Hopper GPUs; the interpreter does not run Gluon"
 
 
@@ -15,7 +16,7 @@ def triton_unsupported_reason(tensor: torch.Tensor, *_: object) -> str | None:
     """Why plain Triton kernels cannot run on the device of a tensor, or None."""
     device = tensor.device
     if not triton_installed():
-        return "Triton is not installed"
+        return NO_TRITON
     if device.type == "cpu":
         return None if interpreting() else "CPU tensors need Triton's interpreter"
     if device.type != "cuda":
@@ -120,6 +121,8 @@ def hopper_unsupported_reason(device: torch.device) -> str | None:
         return NOT_ON_CPU
     if torch.version.hip is not None or compute_capability(device)[0] != 9:
         return "written for Hopper GPUs (compute capability 9.0)"
+    if not triton_installed():
+        return NO_TRITON
     from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
 
     return gluon_compat.unsupported_reason()

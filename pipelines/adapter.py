@@ -717,10 +717,11 @@ class ModelAdapter(ModelFamily):
         active = attention_dispatch._AttentionBackendRegistry._active_backend
         if any((other or active) not in PYTORCH_ATTENTION for other in self._unpatched_backends):
             return False
-        device = self.execution.device
-        if faster_than_the_library(device, layout.tokens, layout.head_dim):
+        device, dtype = self.execution.device, self.execution.dtype
+        if self.masks_text(arguments) and device.type == "cuda":
             return True
-        return device.type == "cuda" and self.masks_text(arguments)
+        is_faster = faster_than_the_library(device, dtype, layout.tokens, layout.head_dim)
+        return is_faster and not self.shares_keys
 
     # What runs dense although the config asks otherwise.
 

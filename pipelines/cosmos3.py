@@ -43,6 +43,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     mlp_name = "mlp_moe_gen"
     text_place = "first"  # and whatever else is no row of a video
     exact_text = True
+    shares_keys = True
     own_hidden_size = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -45,6 +45,8 @@ class ModelFamily:
             one of it that does, with an ``_attention_backend``.
         dense_arguments: arguments of a call whose attention cannot run sparse, and why.
         text_place: where the text stands in the sequence, or that it is in cross-attention.
+        shares_keys: whether several heads of the queries may share a key, which our kernels want
+            repeated.
         exact_text: see `ModelLayout`, as for the next one.
         own_hidden_size: whether the config names a ``hidden_size`` that is not that of all heads.
         rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
@@ -80,6 +82,7 @@ class ModelFamily:
     own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
     dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
     text_place: ClassVar[Literal["first", "last", "cross-attention"]] = "last"
+    shares_keys: ClassVar[bool] = False
     exact_text: ClassVar[bool] = False
     own_hidden_size: ClassVar[bool] = False
     rotary_dim: ClassVar[int] = 0

@@ -188,10 +188,10 @@ class AttentionLayer:
         """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one."""
         _arrive(turns)
         precision = self._shared.config.attention.precision
-        if precision != "fp8" and not state.has_faster_attention:
+        if not state.replaces_attention:
             return unpatched(*inputs.tensors, inputs.scale)
         choices = self._choices(inputs)  # which reports them
-        if precision != "fp8" and choices["dense_attention"].backend.name == "library":
+        if precision != "fp8" and choices["dense_attention"].backend.name != "gluon":
             return unpatched(*inputs.tensors, inputs.scale)
         if entry is not None:
             entry.backend = _backend_name(choices, Action.DENSE, precision)

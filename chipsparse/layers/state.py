@@ -34,8 +34,8 @@ class StepState:
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.
         may_capture: whether sparse calls are captured as CUDA graphs, or may gain by it.
-        has_faster_attention: whether layers compute full attention where nothing is recorded, too,
-            since that is faster than as the model calls it.
+        replaces_attention: whether layers compute full attention where nothing is recorded, too: in
+            FP8, or since that is faster than as the model calls it.
     """
 
     plan: SparsityPlan
@@ -46,7 +46,7 @@ class StepState:
     dense: Mapping[tuple[int, Part], str]
     budgets: ColumnBudgets
     may_capture: bool = False
-    has_faster_attention: bool = False
+    replaces_attention: bool = False
 
     @property
     def action(self) -> Action:

@@ -12,6 +12,7 @@ from chipsparse.kernels.dense_attention import library
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.kernels.dispatch import Backend, Operation, imported
 from chipsparse.kernels.triton_support import (
+    HALF_PRECISION,
     gluon_attention_unsupported_reason,
     hopper_unsupported_reason,
 )
@@ -60,9 +61,13 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         self.check_attention(OP)
 
 
-def faster_than_the_library(device: torch.device, tokens: int, head_dim: int) -> bool:
-    """Whether our kernel is for this device, and faster there with such keys."""
-    return _slower_reason(tokens, head_dim) is None and hopper_unsupported_reason(device) is None
+def faster_than_the_library(
+    device: torch.device, dtype: torch.dtype, tokens: int, head_dim: int
+) -> bool:
+    """Whether our kernel is for this device and dtype, and faster with so many keys."""
+    if dtype not in HALF_PRECISION or _slower_reason(tokens, head_dim) is not None:
+        return False
+    return hopper_unsupported_reason(device) is None
 
 
 def _not_auto_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:

@@ -217,14 +217,18 @@ def test_kernels_are_measured_on_the_device():
 def test_our_kernel_is_preferred_where_it_is_faster(monkeypatch):
     """On Hopper, with many keys; nothing of a GPU is asked of tensors without memory."""
     monkeypatch.setattr(triton_support, "compute_capability", lambda _: (9, 0))
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    gpu, cpu, half = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
     enough = FASTER_FROM_TOKENS
-    assert faster_than_the_library(gpu, enough, FASTER_HEAD_DIM)
-    assert not faster_than_the_library(gpu, enough - 1, FASTER_HEAD_DIM)
-    assert not faster_than_the_library(gpu, enough, FASTER_HEAD_DIM // 2)
-    assert not faster_than_the_library(cpu, enough, FASTER_HEAD_DIM)
+    assert faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM)
+    assert not faster_than_the_library(gpu, torch.float32, enough, FASTER_HEAD_DIM)
+    assert not faster_than_the_library(gpu, half, enough - 1, FASTER_HEAD_DIM)
+    assert not faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM // 2)
+    assert not faster_than_the_library(cpu, half, enough, FASTER_HEAD_DIM)
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_support, "triton_installed", lambda: False)
+        assert not faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM)
     monkeypatch.setattr(triton_support, "compute_capability", lambda _: (8, 9))
-    assert not faster_than_the_library(gpu, enough, FASTER_HEAD_DIM)
+    assert not faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM)
 
 
 @pytest.mark.gpu

@@ -130,6 +130,16 @@ def test_padded_text_is_cut_and_not_masked(name, monkeypatch):
     assert far(cut, masked) < 1e-5
 
 
+def test_a_forced_backend_leaves_unrecorded_attention_alone(monkeypatch):
+    """The reference of full attention holds all scores at once."""
+    pipe, name = FAMILIES["wan 2.1"].make(), "wan 2.1"
+    expected, _ = generated(pipe, name, SKIPS)
+    reference = Backend("reference", lambda: lambda _: pytest.fail("the reference ran"))
+    monkeypatch.setattr(dense_attention, "backends", (reference,))
+    output, _ = generated(pipe, name, SKIPS.override({"backend": "reference"}))
+    assert torch.equal(output, expected)
+
+
 def test_models_without_a_mask_do_not_say_that_they_have_one():
     pipe = FAMILIES["wan 2.1"].make()
     with chipsparse.enable(pipe, SKIPS):
