@@ -790,6 +790,8 @@ class ModelAdapter(ModelFamily):
     def _form(self, site: FeedForwardSite) -> Form | str:
         """What a layer computes, or why it is dense."""
         form = site.form()
+        if isinstance(form, Form) and form.fp8 == "weights" and self.execution.autocast:
+            return "torch.autocast casts what its weights in FP8 are multiplied by, and not them"
         if (
             isinstance(form, Form)
             and form.fp8 is None

@@ -444,6 +444,20 @@ def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
     ]
 
 
+@pytest.mark.parametrize("model", ["wan", "flux", "flux2"])
+@pytest.mark.parametrize("quantizer", ["torchao FP8", "torchao FP8, activations too"])
+def test_weights_alone_in_fp8_run_dense_under_autocast(model, quantizer):
+    pipe, call = quantized(model, quantizer, ends=MLP), call_of(model)
+    alone = quantizer == "torchao FP8"
+    with torch.autocast("cpu", torch.bfloat16), chipsparse.enable(pipe, EXACT) as handle:
+        found = generate(pipe, call)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = generate(pipe, call)
+    assert (found - expected).norm() < 2e-2 * expected.norm()
+    assert [("torch.autocast" in text) for text in handle.report.fallbacks] == [True] * alone
+    assert (handle.report.steps[-1].mlp_kept is None) == alone
+
+
 def test_scales_of_blocks_are_not_read():
     quantize = pytest.importorskip("torchao.quantization")
     pipe = quantized("wan", "torchao FP8")
