@@ -15,10 +15,12 @@ from chipsparse.kernels.dense_attention import dense_attention, library
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from tests.pipelines import test_families as families
+from tests.pipelines import test_families_gpu as on_gpu
 from tests.pipelines.test_families import BASE, FAMILIES, SPARSE, slow_unless
 
 ACTIONS = ["dense", "dense", "skip", "dense", "skip", "dense"]
 SKIPS = SparsityConfig.dense().override({"schedule.actions": ACTIONS})
+PADDED = [("hunyuan video", BASE), ("hunyuan video 1.5", "padding"), ("qwen-image", "padded")]
 QUICK = ("wan 2.1", "hunyuan video", "flux", "qwen-image", "mochi", "z-image")
 
 
@@ -112,13 +114,12 @@ def dispatched(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("name", ["hunyuan video", "hunyuan video 1.5", "qwen-image"])
-def test_padded_text_is_cut_and_not_masked(name, monkeypatch):
+@pytest.mark.parametrize(("name", "variant"), PADDED)
+def test_padded_text_is_cut_and_not_masked(name, variant, monkeypatch):
     """On a GPU, where kernels that take a mask are slower; here it is said to be one."""
     pipe = FAMILIES[name].make()
     monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: False)
     monkeypatch.setattr(dense_attention, "backends", dense_attention.backends[1:])
-    variant = "padded" if "padded" in FAMILIES[name].variants else BASE
     masked, _ = generated(pipe, name, SKIPS, variant)
     monkeypatch.setattr(
         ModelAdapter, "_has_faster_attention", lambda self, _, call: self.masks_text(call)
@@ -148,14 +149,16 @@ def test_models_without_a_mask_do_not_say_that_they_have_one():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["hunyuan video", "hunyuan video 1.5", "qwen-image"])
-def test_padded_text_is_cut_on_a_gpu(name, monkeypatch):
+@pytest.mark.parametrize(("name", "variant"), PADDED)
+def test_padded_text_is_cut_on_a_gpu(name, variant, monkeypatch):
     monkeypatch.undo()  # its own kernels
-    pipe = FAMILIES[name].make().to("cuda")
-    cut, report = generated(pipe, name, SKIPS)
-    assert report.fallbacks == []
-    assert "dense_attention" in report.backends
+    pipe = on_gpu.make(name, torch.float32)
+    with chipsparse.enable(pipe, SKIPS) as handle:
+        cut = on_gpu.generate(pipe, name, variant, steps=6)
+    assert handle.report.fallbacks == []
+    assert "dense_attention" in handle.report.backends
     monkeypatch.setattr(ModelAdapter, "_has_faster_attention", lambda *_: False)
-    masked, report = generated(pipe, name, SKIPS)
-    assert "dense_attention" not in report.backends
+    with chipsparse.enable(pipe, SKIPS) as handle:
+        masked = on_gpu.generate(pipe, name, variant, steps=6)
+    assert "dense_attention" not in handle.report.backends
     assert far(cut, masked) < 1e-4
