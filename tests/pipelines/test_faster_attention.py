@@ -50,8 +50,9 @@ def far(actual, expected):
 def test_where_nothing_is_sparse(name, monkeypatch):
     pipe = FAMILIES[name].make()
     output, report = generated(pipe, name, SKIPS)
-    masked = name == "chroma"  # within its text; no kernel of ours takes a mask
-    assert report.backends.get("dense_attention") == (None if masked else "gluon")
+    # Chroma masks within its text, and heads of Cosmos 3 share keys: no kernel of ours takes that.
+    is_kept = name in ("chroma", "cosmos 3")
+    assert report.backends.get("dense_attention") == (None if is_kept else "gluon")
     assert report.fallbacks == []
     monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: False)
     expected, report = generated(pipe, name, SKIPS)
