@@ -14,18 +14,7 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import (
-    attention_curve,
-    attention_steps,
-    captured_mass,
-    end_to_end,
-    fp8_captured,
-    full_size,
-    kernel_runs,
-    offload,
-    quality,
-    small_card,
-)
+from benchmarks import attention_curve, full_size, kernel_runs, offload, quality
 from benchmarks.equal_work import command as equal_work
 from benchmarks.records import table
 from benchmarks.run import Run
@@ -36,14 +25,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # Each has ``run(args, device, dtype, to)`` and the ``COLUMNS`` of its table, or prints one itself.
 MODULES: dict[str, ModuleType] = {
     "quality": quality,
-    "end_to_end": end_to_end,
-    "captured_mass": captured_mass,
-    "fp8_captured": fp8_captured,
     "attention_curve": attention_curve,
-    "attention_steps": attention_steps,
     "full_size": full_size,
     "offload": offload,
-    "small_card": small_card,
     "soak": soak,
     "equal_work": equal_work,
     **dict.fromkeys(kernel_runs.OPS, kernel_runs),
@@ -53,8 +37,7 @@ OPS = (*MODULES, *kernel_runs.GROUPS)
 DEFAULTS = {
     "soak": ("bfloat16", "float32"),
     "equal_work": ("float16", "float32"),
-    "fp8_captured": ("bfloat16", "float32"),
-    **dict.fromkeys(("quality", "end_to_end", "captured_mass"), ("float32", "float32")),
+    "quality": ("float32", "float32"),
 }
 
 
@@ -92,7 +75,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write the records here")
     parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
-    for module in (kernel_runs, full_size, offload, small_card, soak, equal_work):
+    for module in (kernel_runs, full_size, offload, soak, equal_work):
         module.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())

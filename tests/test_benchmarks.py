@@ -13,7 +13,6 @@ from PIL import Image
 
 from benchmarks import (
     attention_curve,
-    attention_steps,
     curve_figure,
     fp8_mlp_ops,
     mlp_ops,
@@ -399,36 +398,6 @@ def test_the_curve_is_measured_and_drawn(tmp_path, monkeypatch):
         assert image.size == (1200, 500)
 
 
-def test_steps_of_a_layer_are_timed_by_action_and_the_first_round_is_not(tmp_path, monkeypatch):
-    calls = 0
-
-    def run_timed(layers, device):
-        nonlocal calls
-        calls += 1
-        first = calls <= len(attention_steps.ROUND)
-        action = attention_steps.ROUND[(calls - 1) % len(attention_steps.ROUND)]
-        milliseconds = {"dense": 24.0, "refresh": 36.0, "sparse": 12.0}[action]
-        return [1e9 if first else milliseconds], [layers[0]()]
-
-    monkeypatch.setattr(attention_steps, "run_timed", run_timed)
-    monkeypatch.setattr(attention_steps, "LAYERS", 2)
-    monkeypatch.setattr(attention_steps, "ROUNDS", 2)
-    times = attention_steps.by_action(CaseTensors(CASES["odd_d64"], CPU, torch.float32), "bf16")
-    assert times == {"dense": 12.0, "refresh": 18.0, "sparse": 6.0}
-
-
-def test_steps_of_a_layer_are_recorded_for_both_precisions(tmp_path, monkeypatch):
-    monkeypatch.setattr(attention_steps, "LAYERS", 1)
-    monkeypatch.setattr(attention_steps, "ROUNDS", 2)
-    code, found = dry_run(tmp_path, "--op", "attention_steps", "--case", "tiny_wan_256x256x65")
-    assert code == 0
-    assert [record["precision"] for record in found] == ["bf16", "fp8"]
-    for record in found:
-        assert record["refresh_ratio"] == record["refresh_ms"] / record["baseline_ms"]
-        assert record["speedup"] == record["baseline_ms"] / record["latency_ms"]
-        assert record["ideal"] == 5
-
-
 def test_the_curve_has_few_heads_where_there_are_many_tokens():
     points = attention_curve.curve_cases()
     assert [(curve, case.tokens, case.heads) for curve, case, _ in points[:2]] == [
@@ -663,33 +632,6 @@ def test_guidance_of_image_models_is_that_of_the_profile(image_model):
     assert clips.frames.shape == (1, 1, 32, 48, 3)
     assert 0 <= clips.frames.min() < clips.frames.max() <= 1
     assert not torch.equal(guided.generate(None).frames, plain.generate(None).frames)
-
-
-@pytest.mark.slow
-def test_other_pipeline_benchmarks_run_on_images(image_model):
-    code, found = pipeline_run(image_model, "end_to_end,captured_mass", "--count", "1")
-    assert code == 0
-    ends = [record for record in found if record["op"] == "end_to_end"]
-    assert [record["case"] for record in ends] == [PROMPT, "median of 1 prompts"]
-    assert all(record["speedup"] > 0 and 10 < record["psnr"] < 100 for record in ends)
-    masses = [record for record in found if record["op"] == "captured_mass"]
-    assert {(record["layer"], record["step"]) for record in masses} == {
-        (layer, step) for layer in range(5) for step in (0, 7)
-    }
-    assert all(0.05 < record["top_5%"] < record["top_20%"] < 1 for record in masses)
-
-
-def test_errors_of_fp8_are_measured_in_a_model(image_model):
-    code, found = pipeline_run(image_model, "fp8_captured", "--count", "1", "--steps", "2")
-    assert code == 0
-    *layers, clip = found
-    assert {(record["layer"], record["step"]) for record in layers} == {
-        (layer, step) for layer in range(5) for step in (0, 1)
-    }
-    for record in layers:
-        assert record["rel_error_own"] < 1e-5 < 1e-3 < record["rel_error"] < 0.1
-    assert clip["case"] == "clip 0"
-    assert 30 < clip["psnr"] < 100
 
 
 @pytest.mark.parametrize("mlp", [slow(()), ("--mlp",)])
