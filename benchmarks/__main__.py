@@ -1,4 +1,4 @@
-"""``python -m benchmarks --op quality``: runs benchmarks, prints and writes their records.
+"""``python -m benchmarks --op full_size``: runs benchmarks, prints and writes their records.
 
 Kernel operations take ``--op`` and ``--case`` as comma-separated names, as in ``--op
 column_sparse_attention,column_selection --case hunyuan_32k,flux_1280x768``.
@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from benchmarks import attention_curve, full_size, kernel_runs, offload, quality
+from benchmarks import attention_curve, full_size, kernel_runs, offload
 from benchmarks.equal_work import command as equal_work
 from benchmarks.records import table
 from benchmarks.run import Run
@@ -24,7 +24,6 @@ from chipsparse.profiles.profile import ASSETS, bundled_model
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Each has ``run(args, device, dtype, to)`` and the ``COLUMNS`` of its table, or prints one itself.
 MODULES: dict[str, ModuleType] = {
-    "quality": quality,
     "attention_curve": attention_curve,
     "full_size": full_size,
     "offload": offload,
@@ -37,7 +36,6 @@ OPS = (*MODULES, *kernel_runs.GROUPS)
 DEFAULTS = {
     "soak": ("bfloat16", "float32"),
     "equal_work": ("float16", "float32"),
-    "quality": ("float32", "float32"),
 }
 
 
@@ -66,12 +64,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--op", required=True, help=f"comma-separated: {', '.join(OPS)}")
     parser.add_argument(
         "--case",
-        help="only these kernel cases, or the quality cases whose name contains this, or what "
-        "equal_work compares whose 'method, variant, setting' holds this regular expression",
+        help="only these kernel cases, or what equal_work compares whose 'method, variant, "
+        "setting' holds this regular expression",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="default: bfloat16 for kernels, float32 for pipelines"
+        "--dtype", choices=DTYPES, help="default: bfloat16 for kernels, float32 for clips on a CPU"
     )
     parser.add_argument("--json", type=Path, help="write the records here")
     parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
@@ -85,9 +83,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--first", type=int, default=0, help="number of the first one (equal_work, soak), from 0"
     )
     group.add_argument(
-        "--sheet",
-        type=Path,
-        help="write a contact sheet: of dense clips (quality), of a prompt's clips (equal_work)",
+        "--sheet", type=Path, help="write a contact sheet of a prompt's clips (equal_work)"
     )
     default = "default the profile's (equal_work)"
     group.add_argument("--steps", type=int, help=f"denoising steps, {default}")

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from benchmarks import (
     fp8_mlp_ops,
     mlp_ops,
     offload,
-    quality,
     random_inputs,
     records,
 )
@@ -27,55 +25,19 @@ from benchmarks.case_tensors import CaseTensors
 from benchmarks.cases import CASES
 from benchmarks.clips import Workload
 from benchmarks.contact_sheet import contact_sheet
-from benchmarks.controls import (
-    cached_output_only,
-    in_permuted_order,
-    kept_columns_only,
-    neurons_chosen_by,
-    of_another_block,
-    random_columns,
-)
 from benchmarks.kernel_work import Settings
-from benchmarks.quality import image_rows, video_rows
 from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
-from chipsparse import SparsityConfig
-from chipsparse.cache.tensors import AttentionCache
 from chipsparse.common import machine
-from chipsparse.config import AttentionConfig
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
-from chipsparse.layers.attention import AttentionBudget, dense_step, refresh_step, sparse_step
-from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.measure.timing import LONG_REPEATS, REPEATS, time_call
-from chipsparse.profiles.profile import bundled_model, load_profile
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 from tests.variants import slow
 
 CPU = torch.device("cpu")
-
-
-def test_the_quality_table_has_every_row_and_control():
-    profile = load_profile(bundled_model() / "chipsparse.yaml").sparsity
-    rows = video_rows(profile)
-    assert rows.pop("profile").config == profile
-    for rule in ("merge", "difference"):
-        for parts in ("attention", "attention + MLP"):
-            for keep in (0.05, 0.1, 0.2, 0.3):
-                config = rows[f"{rule}, keep {keep:.0%}, {parts}"].config
-                assert config.attention.delta_rule == rule
-                assert config.attention.density == keep
-                assert config.mlp.enabled == (parts != "attention")
-        rounded = rows[f"{rule}, keep 10%, attention, residuals in FP8"].config
-        assert (rounded.attention.delta_rule, rounded.memory.residuals) == (rule, "fp8")
-    assert rows["pooled, keep 20%, attention"].config.attention.delta_rule == "pooled"
-    assert all(row.config.schedule.skip_steps == () for row in rows.values())
-    assert len(set(rows.values())) == len(rows)
-    kept = [name for name in rows if name.startswith("control:")]
-    assert len(kept) == 11
 
 
 def test_records_are_written_whole_and_as_json(tmp_path):
@@ -452,108 +414,6 @@ def test_the_figure_can_be_of_one_curve():
         assert len(figure.axes) == 1
 
 
-# The table of an image model.
-
-
-def test_the_image_table_has_every_row_and_control():
-    base = SparsityConfig().override({"schedule.skip_steps": [5], "schedule.warmup_steps": 6})
-    rows = image_rows(base)
-    assert rows["profile"].config == base
-    for part, attention, neurons in (
-        ("attention", True, False),
-        ("MLP", False, True),
-        ("attention + MLP", True, True),
-    ):
-        for keep in (0.1, 0.2, 0.3, 0.4, 0.5):
-            config = rows[f"keep {keep:.0%}, {part}"].config
-            assert (config.attention.enabled, config.mlp.enabled) == (attention, neurons)
-            assert (config.attention.density, config.mlp.density) == (keep, keep)
-            assert config.schedule.warmup_steps == 6
-        names = [name for name in rows if "drift" in name and name.endswith(f", {part}")]
-        assert len(names) == 4
-        for row in map(rows.get, names):
-            assert row.steps == 50
-            assert (row.config.attention.enabled, row.config.mlp.enabled) == (attention, neurons)
-    controls = {name for name, row in rows.items() if row.control is not nullcontext}
-    assert controls == {
-        f"control: {what}, keep {keep}, {part}"
-        for what, part in (
-            ("neurons of another group", "MLP"),
-            ("permuted neuron order", "MLP"),
-            ("random columns", "attention"),
-            ("kept columns only", "attention"),
-        )
-        for keep in ("10%", "30%")
-    } | {name for name in rows if "cached output only" in name}
-    assert all(row.config.schedule.skip_steps == () for row in list(rows.values())[1:])
-    assert len(set(rows.values())) == len(rows)
-
-
-def test_neurons_of_controls_are_as_many_and_others():
-    lists = torch.tensor([[[0, 2], [1, 3], [4, 5]]], dtype=torch.int32)
-    assert of_another_block(lists, 6).tolist() == [[[4, 5], [0, 2], [1, 3]]]
-    permuted = in_permuted_order(lists, 6)
-    assert permuted.dtype == torch.int32
-    assert (permuted.diff() > 0).all()
-    assert permuted.flatten().sort().values.tolist() == list(range(6))
-    assert not torch.equal(permuted, lists)
-
-
-def test_a_control_recomputes_its_own_neurons_and_is_taken_back():
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(1, 8, 4, generator=generator)
-    weight = torch.randn(6, 4, generator=generator)
-    before = mean_preactivations(hidden + 1, weight, None, block_size=4)
-    now = mean_preactivations(hidden, weight, None, block_size=4)
-    backends = neuron_selection.backends
-    right = neuron_selection(hidden, weight, None, before.clone(), keep_count=2, block_size=4)
-    mean = before.clone()
-    with neurons_chosen_by(of_another_block):
-        found = neuron_selection(hidden, weight, None, mean, keep_count=2, block_size=4)
-        with pytest.raises(ValueError, match="negative"):
-            neuron_selection(hidden, weight, None, mean, keep_count=-1, block_size=4)
-    assert neuron_selection.backends is backends
-    assert torch.equal(found, right.roll(1, dims=1))
-    assert torch.equal(mean, before.scatter(-1, found.long(), now.gather(-1, found.long())))
-    assert not torch.equal(mean, before)
-
-
-def sparse_attention(control, rule="merge", static=None):
-    """The columns kept, the output of a refresh, and that of a sparse step at other inputs."""
-    before, now = torch.randn(2, 3, 1, 2, 48, 8, generator=torch.Generator().manual_seed(0))
-    config = AttentionConfig(delta_rule=rule, block_size_q=16)
-    cache, refreshed = AttentionCache(), AttentionInputs(*before)
-    with control():
-        dense_step(cache, refreshed)
-        budget = AttentionBudget(8, 2, static, seed=1)
-        full = refresh_step(cache, refreshed, config=config, budget=budget)
-        found = sparse_step(cache, AttentionInputs(*now), config=config)
-    return unpack_mask(cache.columns, 48), full, found, now
-
-
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_the_control_of_the_cached_output_gives_the_refresh_again(rule):
-    _, full, found, _ = sparse_attention(cached_output_only, rule)
-    assert torch.equal(found, full)
-
-
-def test_the_control_of_kept_columns_attends_to_them_alone():
-    mask, _, found, (query, key, value) = sparse_attention(kept_columns_only)
-    rows = mask.repeat_interleave(16, dim=2)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, rows)
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_the_control_of_random_columns_keeps_as_many_others(count):
-    static = torch.arange(48)[None] < count
-    usual, *_ = sparse_attention(nullcontext, static=static)
-    mask, *_ = sparse_attention(random_columns, static=static)
-    assert torch.equal(mask.sum(-1), usual.sum(-1))
-    assert mask[..., :count].all()
-    assert not torch.equal(mask, usual)
-
-
 def test_a_contact_sheet_shows_frames_in_a_row_and_images_in_a_grid():
     clips = torch.rand(3, 5, 4, 6, 3)
     assert contact_sheet(clips, frames=2).size == (2 * 6, 3 * 4)
@@ -584,41 +444,6 @@ def image_model(tmp_path):
     (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
     (tmp_path / "prompts.txt").write_text(f"{PROMPT}\na blue square\na white triangle\n")
     return folder
-
-
-def pipeline_run(folder, op, *arguments):
-    """Exit code and records of a run on the prompts beside the folder."""
-    path = folder.parent / "records.json"
-    prompts = ("--prompts", str(folder.parent / "prompts.txt"), "--device", "cpu")
-    code = main(["--op", op, "--model", str(folder), *prompts, "--json", str(path), *arguments])
-    return code, json.loads(path.read_text()) if path.exists() else []
-
-
-@pytest.mark.slow
-def test_quality_of_images_is_measured(image_model, monkeypatch):
-    monkeypatch.setattr(quality, "IMAGE_KEEP_FRACTIONS", (0.1, 0.3, 0.5))
-    monkeypatch.setattr(quality, "DRIFT_KEEP_FRACTIONS", (0.3,))
-    monkeypatch.setattr(quality, "DRIFT_STEPS", 12)
-    sheet = image_model.parent / "sheet.png"
-    arguments = ("--count", "2", "--case", "MLP", "--sheet", str(sheet))
-    code, found = pipeline_run(image_model, "quality", *arguments)
-    assert code == 0
-    assert Image.open(sheet).size == (2 * 48, 32)
-    by_case = {record["case"]: record for record in found}
-    psnrs = {case: record["psnr_median"] for case, record in by_case.items()}
-    assert all(record["prompts"] == len(record["psnr"]) == 2 for record in found)
-    assert all(record["fallbacks"] == [] for record in found)
-    assert psnrs["keep 10%, MLP"] < psnrs["keep 30%, MLP"] < psnrs["keep 50%, MLP"]
-    assert psnrs["control: cached output only, MLP"] < psnrs["keep 10%, MLP"]
-    for control in ("neurons of another group", "permuted neuron order"):
-        other = by_case[f"control: {control}, keep 30%, MLP"]
-        assert other["mlp_kept"] == by_case["keep 30%, MLP"]["mlp_kept"]
-        # Neurons with random weights are all alike, so only a trained model tells right from wrong.
-        assert 0 < abs(other["psnr_median"] - psnrs["keep 30%, MLP"]) < 1
-    drift = by_case["drift over 12 steps, keep 30%, MLP"]
-    assert drift["steps"] == 12
-    assert drift["actions"] == {"dense": 1, "refresh": 1, "sparse": 10}
-    assert by_case["keep 30%, MLP"]["actions"] == {"dense": 2, "refresh": 2, "sparse": 4}
 
 
 def test_guidance_of_image_models_is_that_of_the_profile(image_model):
