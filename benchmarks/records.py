@@ -18,13 +18,6 @@ Record = dict[str, Any]
 ABSENT = object()  # of a field that a record does not have
 SEPARATORS: dict[str, Any] = {"separators": (",", ":")}
 
-# Fields that records made before have under another name.
-RENAMED = {
-    "group_rows": "block_size",
-    "keep_fraction": "density",
-    "mlp_keep_fraction": "mlp_density",
-}
-
 
 def environment(device: torch.device) -> Record:
     """The fields that every record carries; the version of what is not installed is None."""
@@ -61,7 +54,7 @@ def write_compact(records: Sequence[Record], path: Path) -> None:
 
 
 def read(*paths: Path | None) -> list[Record]:
-    """The records of files, one behind the other, by the names that their fields have now.
+    """The records of files, one behind the other.
 
     Args:
         paths: of files of either form; there is none of a file that is not there yet.
@@ -71,7 +64,7 @@ def read(*paths: Path | None) -> list[Record]:
         if path is not None and path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
             found += _records(content) if isinstance(content, dict) else content
-    return [{RENAMED.get(name, name): each[name] for name in each} for each in found]
+    return found
 
 
 def table(records: Sequence[Record], columns: dict[str, str]) -> str:

@@ -370,10 +370,8 @@ def test_the_command_writes_what_has_changed(page_with, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_8_bits_stand_beside_both_baselines_once_they_are_measured(tmp_path, monkeypatch):
+def test_8_bits_stand_beside_both_baselines(tmp_path, monkeypatch):
     monkeypatch.setattr(measured, "RESULTS", tmp_path)
-    name, file = "full size, 8 bits", "full_size_fp8_h200.json"
-    assert measured.once_there(name, measured.full_size_8_bits, file) == {}
     common = {"case": "wan1b_480p", "dtype": "bfloat16", "density": 0.1, "mlp_density": 0.3}
     common |= dict.fromkeys(("device", "torch", "triton", "diffusers"), "some")
     common |= {"dense_ms": 900.0, "precision": "fp8"}
@@ -383,9 +381,8 @@ def test_8_bits_stand_beside_both_baselines_once_they_are_measured(tmp_path, mon
     skipped = {"schedule": "balanced", "actions": {"dense": 15, "skip": 35}, "refresh_ms": None}
     skipped |= {"sparse_ms": None, "linears": "bfloat16", "baseline_step_ms": 1000.0}
     skipped |= {"baseline_ms": 50e3, "latency_ms": 16e3, "speedup": 3.125}
-    write_compact([common | sparse, common | skipped], tmp_path / file)
-    table = measured.once_there(name, measured.full_size_8_bits, file)[name]()
-    head, _, first, second, *_ = table.splitlines()
+    write_compact([common | sparse, common | skipped], tmp_path / "some.json")
+    head, _, first, second, *_ = measured.full_size_8_bits("some.json").splitlines()
     assert len(head.split("|")) - 2 <= MOST_COLUMNS
     assert first == (
         "| Wan 1.3B 480p | fp8, fp8 | published (0.1, 0.3) | 12 dense, 38 sparse | 800 (1,000) "

@@ -6,15 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import chipsparse
-from chipsparse.api import attach
-from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dispatch import Backend
-from chipsparse.session import Session
 from tests.graph_stand_in import LAUNCH, TapeRecorder
-from tests.pipelines.test_flux import SPARSE, generate
-from tests.tiny_models import tiny_flux_pipeline
-from tests.variants import slow
 
 
 @pytest.fixture
@@ -144,21 +137,3 @@ def test_a_recording_is_released_once_and_launched_no_more(recorder):
     for again in (recording.replay, recording.release):
         with pytest.raises(AssertionError, match="released"):
             again()
-
-
-@pytest.mark.parametrize("rule", ["merge", slow("difference")])
-def test_sparse_steps_give_the_same_bits(rule, recorder):
-    pipe = tiny_flux_pipeline()
-    config = SPARSE.override({"attention.delta_rule": rule, "cuda_graphs": "always"})
-
-    def session(config, report, pool, name):
-        return Session(config, report, pool, name, StepGraphs(recorder))
-
-    with chipsparse.enable(pipe, config):
-        expected = generate(pipe)
-    with attach(pipe, config, session) as handle:
-        assert torch.equal(generate(pipe), expected)
-    replayed = [record.step for record in handle.report.steps if record.replayed]
-    assert replayed == [3, 4, 6]  # the last one reads what a refresh wrote
-    assert (recorder.recorded, recorder.launched, recorder.dangling) == (1, 3, 0)
-    assert recorder.held == 0

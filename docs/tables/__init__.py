@@ -31,9 +31,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sparse MLP": measured.sparse_mlp,
     "full size": partial(measured.full_size, "full_size_h200.json"),
     "full size, named qualities": partial(measured.full_size, "full_size_qualities_h200.json"),
-    **measured.once_there(
-        "full size, 8 bits", measured.full_size_8_bits, "full_size_fp8_h200.json"
-    ),
+    "full size, 8 bits": partial(measured.full_size_8_bits, "full_size_fp8_h200.json"),
     "full size, further families": partial(measured.full_size, "full_size_families_h200.json"),
     "several GPUs": partial(measured.several_gpus, "parallel_h200.json"),
     "host memory": measured.host_memory,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,11 +223,6 @@ def several_gpus(file: str) -> str:
                 }
             )
     return f"{numbers(rows, texts=2)}\n\n{source(file, records)}."
-
-
-def once_there(name: str, write: Callable[[str], str], file: str) -> dict[str, Callable[[], str]]:
-    """The table of a file of results, where that has been measured."""
-    return {name: partial(write, file)} if (RESULTS / file).exists() else {}
 
 
 def host_memory() -> str:

@@ -238,15 +238,6 @@ def test_a_failure_while_writing_leaves_nothing(fails, workdir, temporary, monke
     assert (workdir / f"out-dense{suffix}").read_bytes() == b"older"
 
 
-def test_ctrl_c_while_writing_leaves_nothing(fails, monkeypatch):
-    def interrupted(path, frames, style):
-        path.write_bytes(b"half a file")
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(media.WRITERS, ".gif", interrupted)
-    assert fails(code=130) == "interrupted, nothing was written"
-
-
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [

@@ -289,15 +289,6 @@ def test_a_picture_is_text_of_1_5_and_no_picture_is_none():
         assert {layout.text_tokens for _, layout in calls} == {expected}
 
 
-def test_1_5_image_to_video():
-    pipe, call = image_to_video15(), IMAGE_TO_VIDEO15.call
-    expected = generate(pipe, call)
-    with chipsparse.enable(pipe, EXACT) as handle:
-        assert_close(generate(pipe, call), expected)
-        assert handle.report.fallbacks == []
-    assert torch.equal(generate(pipe, call), expected)
-
-
 def processors(pipe):
     return [block.attn.processor for block in pipe.transformer.transformer_blocks]
 
