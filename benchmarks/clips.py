@@ -18,11 +18,11 @@ from chipsparse.report.generation import GenerationReport, StepTimer
 
 
 @dataclass(frozen=True)
-class Clips:
-    """A batch of generated clips.
+class Clip:
+    """A generated clip.
 
     Attributes:
-        frames: float32 ``[B, F, H, W, C]`` in 0..1, on the pipeline's device.
+        frames: float32 ``[F, H, W, C]`` in 0..1, on the pipeline's device.
         seconds: time of the denoising loop, from the first transformer call to the last step; that
             of the device where it is a GPU.
         report: what the patched pipeline did, or None for a dense run.
@@ -49,12 +49,6 @@ class Workload:
         self.prompts = prompts
         self.profile: Profile = find_profile(model, type(self.pipe.transformer).__name__)
 
-    @classmethod
-    def of(cls, args: Namespace, device: torch.device, dtype: torch.dtype) -> Workload:
-        """The model and the first prompts that the command asks for."""
-        prompts = args.prompts.read_text(encoding="utf-8").splitlines()
-        return cls(args.model, prompts[: args.first + args.count], device, dtype)
-
     @property
     def makes_images(self) -> bool:
         """Whether the pipeline makes images and no videos."""
@@ -67,25 +61,21 @@ class Workload:
     def generate(
         self,
         config: chipsparse.SparsityConfig | None,
+        prompt: str,
         *,
-        prompts: list[str] | None = None,
-        first_seed: int = 0,
+        seed: int = 0,
         **changes: Any,
-    ) -> Clips:
-        """Generates one clip per prompt in one batch; ``config`` None runs the stock pipeline."""
-        prompts = self.prompts if prompts is None else prompts
+    ) -> Clip:
+        """Generates a clip; ``config`` None runs the stock pipeline."""
         clock = _LoopClock(self.pipe, self.device)
         arguments = self.settings(**changes) | {
-            "prompt": prompts,
-            "generator": [
-                torch.Generator().manual_seed(first_seed + i) for i in range(len(prompts))
-            ],
-            # A video is decoded clip by clip: the VAE needs much memory for each.
-            "output_type": "pt" if self.makes_images else "latent",
+            "prompt": prompt,
+            "generator": torch.Generator().manual_seed(seed),
+            "output_type": "pt",
             "callback_on_step_end": clock.step_ended,
         }
         if arguments.get("true_cfg_scale", 1) > 1:  # without a prompt, guidance would be left out
-            arguments["negative_prompt"] = [""] * len(prompts)
+            arguments["negative_prompt"] = ""
         handle = None if config is None else chipsparse.enable(self.pipe, config)
         try:
             output = self.pipe(**arguments)
@@ -94,27 +84,8 @@ class Workload:
             if handle is not None:
                 handle.disable()
         report = None if handle is None else handle.report
-        if self.makes_images:
-            frames = output.images.permute(0, 2, 3, 1)[:, None].float()
-        else:
-            frames = self.decode(output.frames)
-        return Clips(frames, clock.seconds(), report)
-
-    @torch.no_grad()
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents to frames, clip by clip, as the pipeline does."""
-        vae = self.pipe.vae
-        shape = (1, vae.config.z_dim, 1, 1, 1)
-        mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents)
-        std = torch.tensor(vae.config.latents_std).view(shape).to(latents)
-        scaled = (latents * std + mean).to(vae.dtype)
-        clips = [
-            self.pipe.video_processor.postprocess_video(
-                vae.decode(clip[None], return_dict=False)[0], output_type="pt"
-            )[0]
-            for clip in scaled
-        ]
-        return torch.stack(clips).permute(0, 1, 3, 4, 2).float()
+        frames = output.images if self.makes_images else output.frames[0]
+        return Clip(frames.permute(0, 2, 3, 1).float(), clock.seconds(), report)
 
 
 def asked_for(args: Namespace) -> dict[str, Any]:

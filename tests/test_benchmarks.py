@@ -438,11 +438,10 @@ sparsity:
 
 @pytest.fixture
 def image_model(tmp_path):
-    """A folder of a FLUX pipeline with random weights, its profile and three prompts."""
+    """A folder of a FLUX pipeline with random weights, and its profile."""
     folder = tmp_path / "model"
     tiny_flux_pipeline().save_pretrained(folder)
     (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
-    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\na blue square\na white triangle\n")
     return folder
 
 
@@ -452,11 +451,13 @@ def test_guidance_of_image_models_is_that_of_the_profile(image_model):
     profile = IMAGE_PROFILE.replace("height: 32", "true_cfg_scale: 3.0, height: 32")
     (image_model / "chipsparse.yaml").write_text(profile)
     guided = Workload(image_model, [PROMPT], CPU, torch.float32)
-    clips = guided.generate(guided.profile.sparsity)
-    assert {record.branch for record in clips.report.steps} == {"cond", "uncond"}
-    assert clips.frames.shape == (1, 1, 32, 48, 3)
-    assert 0 <= clips.frames.min() < clips.frames.max() <= 1
-    assert not torch.equal(guided.generate(None).frames, plain.generate(None).frames)
+    clip = guided.generate(guided.profile.sparsity, PROMPT)
+    assert {record.branch for record in clip.report.steps} == {"cond", "uncond"}
+    assert clip.frames.shape == (1, 32, 48, 3)
+    assert 0 <= clip.frames.min() < clip.frames.max() <= 1
+    assert not torch.equal(
+        guided.generate(None, PROMPT).frames, plain.generate(None, PROMPT).frames
+    )
 
 
 @pytest.mark.parametrize("mlp", [slow(()), ("--mlp",)])

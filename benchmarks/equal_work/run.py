@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.clips import Clips, Workload, asked_for
+from benchmarks.clips import Clip, Workload, asked_for
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
 from benchmarks.equal_work.curves import IDENTITY, OP, OURS, SKIPS, chosen, joined
@@ -130,7 +130,7 @@ class _Bench:
             prompt, seed = self._workload.prompts[0], 0
             self._work = DenseWork.measured(
                 transformer,
-                lambda: self._clips(None, prompt, seed, num_inference_steps=2),
+                lambda: self._clip(None, prompt, seed, num_inference_steps=2),
             )
             if self._compiling:
                 stack.enter_context(torch._dynamo.config.patch(**COMPILATIONS))
@@ -182,7 +182,7 @@ class _Bench:
                     frames.append(made.frames)
             self._keep(entry, seed, prompt, facts)
         if self._sheet is not None:
-            contact_sheet(torch.cat(frames)).save(self._sheet)
+            contact_sheet(torch.stack(frames)).save(self._sheet)
             self._sheet = None
 
     def _generate(
@@ -192,7 +192,7 @@ class _Bench:
         seed: int,
         prompt: str,
         warnings: list[str] | None = None,
-    ) -> tuple[Clips, float]:
+    ) -> tuple[Clip, float]:
         """A clip and its multiply-adds."""
         steps = entry.steps or self._steps
         made: Counter[torch.nn.Module] = Counter()
@@ -207,16 +207,16 @@ class _Bench:
                 warned = stack.enter_context(with_cache(run, entry, made, self._compiled))
                 if warnings is not None:
                     stack.callback(lambda: warnings.extend(warned))
-            clips = self._clips(entry.config, prompt, seed, num_inference_steps=steps)
-        if clips.report is not None:
-            return clips, self._work.of_report(clips.report)
+            clip = self._clip(entry.config, prompt, seed, num_inference_steps=steps)
+        if clip.report is not None:
+            return clip, self._work.of_report(clip.report)
         if entry.cache is None:
-            return clips, self._work.call * calls["all"]
-        return clips, self._work.of_calls(made, calls["all"])
+            return clip, self._work.call * calls["all"]
+        return clip, self._work.of_calls(made, calls["all"])
 
-    def _clips(self, config: Any, prompt: str, seed: int, **changes: Any) -> Clips:
+    def _clip(self, config: Any, prompt: str, seed: int, **changes: Any) -> Clip:
         settings = {**self._settings, **changes}
-        return self._workload.generate(config, prompts=[prompt], first_seed=seed, **settings)
+        return self._workload.generate(config, prompt, seed=seed, **settings)
 
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         if not self._compiling:
@@ -231,7 +231,7 @@ class _Bench:
                 return tuple(record["ratios"])
         seed, prompt = self._args.calibrating, self._workload.prompts[self._args.calibrating]
         ratios = calibrated_ratios(
-            self._workload.pipe, self._steps, lambda: self._clips(None, prompt, seed)
+            self._workload.pipe, self._steps, lambda: self._clip(None, prompt, seed)
         )
         facts = {"method": "MagCache", "setting": CALIBRATION, "ratios": ratios}
         self._results.add({**self._run, **facts, **environment(self._workload.device)})
@@ -249,9 +249,9 @@ class _Bench:
             if self._is_of_run(record) and (record["prompt"], record["seed"]) == (prompt, seed)
         }
 
-    def _compared(self, made: Clips, stock: Clips, work: float) -> Record:
+    def _compared(self, made: Clip, stock: Clip, work: float) -> Record:
         """What a record says of a clip: how close to the stock one, and what it took."""
-        frames, expected = made.frames[0], stock.frames[0]
+        frames, expected = made.frames, stock.frames
         facts: Record = {
             "refused": None,
             "psnr": psnr(expected, frames),

@@ -45,7 +45,7 @@ def main() -> None:
     trajectories = []
     for seed, prompt in enumerate(prompts[: args.count]):
         with SchedulerTap(workload.pipe.scheduler) as tap:
-            workload.generate(None, prompts=[prompt], first_seed=seed, **settings)
+            workload.generate(None, prompt, seed=seed, **settings)
         trajectories.append(tap.trajectory())
     found: dict[str, dict[float, tuple[Steps, Reuse]]] = {"skips": skipping(trajectories)}
     for error in ERRORS:
@@ -100,7 +100,7 @@ def step_work(workload: Workload, settings: dict[str, Any]) -> tuple[float, floa
 
     def generate(config: SparsityConfig | None, steps: int) -> Any:
         short = settings | {"num_inference_steps": steps}
-        return workload.generate(config, prompts=workload.prompts[:1], **short).report
+        return workload.generate(config, workload.prompts[0], **short).report
 
     dense = DenseWork.measured(workload.pipe.transformer, lambda: generate(None, 2))
 

@@ -61,10 +61,8 @@ class Runs:
         """Makes the case anew, dense for None."""
         workload = self.workload(case.model)
         with noise_of_float32():
-            clips = workload.generate(
-                config, prompts=[case.prompt], first_seed=case.seed, **case.arguments
-            )
-        return Result(clips.frames[0].cpu(), clips.report)
+            clip = workload.generate(config, case.prompt, seed=case.seed, **case.arguments)
+        return Result(clip.frames.cpu(), clip.report)
 
     def _remembered(self, case: Case, kind: str, config: SparsityConfig | None) -> Result:
         if (case.name, kind) not in self._results:
