@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import main, parse
 from benchmarks.computed_work import WorkCounter
 from benchmarks.equal_work import curves, figure
 from benchmarks.equal_work import run as bench
@@ -471,6 +471,11 @@ def test_a_failure_of_our_own_is_no_result(folder, monkeypatch):
     code, found = run(folder, "broken.json", *FEW)
     assert code == 1
     assert all("prompt" not in record for record in found)
+
+
+def test_options_are_read():
+    args = parse(["--op", "equal_work", "--size", "64x48x9", "--part", "1/4"])
+    assert (args.size, args.part) == ((64, 48, 9), (1, 4))
 
 
 @pytest.mark.parametrize(
