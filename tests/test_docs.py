@@ -166,13 +166,22 @@ def unknown_names(source):
                 unknown.append(node.attr)
         elif isinstance(node, ast.ImportFrom):
             module = importlib.import_module(node.module)
-            unknown += [each.name for each in node.names if not hasattr(module, each.name)]
+            unknown += [each.name for each in node.names if not has(module, each.name)]
     return unknown
+
+
+def has(module, name):
+    """Whether it can be imported from there, be it a module that nobody has imported yet."""
+    if hasattr(module, name):
+        return True
+    path = f"{module.__name__}.{name}"
+    return hasattr(module, "__path__") and importlib.util.find_spec(path) is not None
 
 
 def test_names_that_are_not_there_are_found():
     assert unknown_names("import chipsparse\nchipsparse.enabel(pipe)") == ["enabel"]
     assert unknown_names("from chipsparse.plan import Plan") == ["Plan"]
+    assert unknown_names("from chipsparse.measure import quality, quantity") == ["quantity"]
 
 
 # Profiles and fields.
