@@ -19,6 +19,7 @@ import argparse
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,10 +123,19 @@ def choose(clips: list[Clips], *, step: int, progress: float) -> Clips:
     return random.Random(step).choices(ready, weights)[0]
 
 
-def train(training: Training, clips: list[Clips], args: argparse.Namespace) -> None:
-    """Trains to the end of the schedule; the first process writes logs and weights."""
+def train(
+    training: Training,
+    clips: list[Clips],
+    loss_of: Callable[[Canvas, Tensor, Tensor], tuple[Tensor, bool]],
+    args: argparse.Namespace,
+) -> bool:
+    """Trains to the end of the schedule; returns whether this process is the one that goes on.
+
+    Args:
+        loss_of: from a canvas, latents and token ids of clips to the loss, and whether the log's
+            mean is to count it
+    """
     ranks, schedule = training.ranks, training.schedule
-    loss_of = FlowLoss(training, args.canvas[0])
     recent: dict[Clips, list[Tensor]] = {each: [] for each in clips}
     schedule.start_clock()
     while schedule.running:
@@ -140,14 +150,14 @@ def train(training: Training, clips: list[Clips], args: argparse.Namespace) -> N
             recent = {each: [] for each in clips}
     ranks.close()
     if ranks.rank > 0:
-        return
+        return False
     training.save(args.out)
     for each in clips:
         name = each.canvas.name
         log, title = log_of(args.out, name), f"Flow-matching loss, {name}"
         if log.exists():
             loss_curve(log, args.out / f"loss_{name}.webp", field="loss", title=title)
-    save_parts(training.average, args.out)
+    return True
 
 
 class FlowLoss:
@@ -180,20 +190,25 @@ def log_of(out: Path, name: str) -> Path:
     return out / f"log_{name}.csv"
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The arguments, of which one canvas has to be there from the start."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def new_parser(doc: str, *, lr: float) -> argparse.ArgumentParser:
+    """The arguments of training further, on canvases."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     add_run_arguments(parser, steps=100_000, seconds=430.0)
     parser.add_argument("--start", type=Path, required=True, help="a pipeline folder")
     parser.add_argument("--canvas", type=Canvas.parse, action="append", required=True)
     parser.add_argument("--seed", type=int, default=7, help="of the clips")
     parser.add_argument("--pairs", type=float, default=PAIRS, help="share with two objects")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=lr)
     parser.add_argument("--warmup", type=int, default=30, help="steps to the peak rate")
     parser.add_argument("--decay-from", type=float, default=0.4, help="share at peak rate")
     parser.add_argument("--ema", type=float, default=0.99)
     parser.add_argument("--workers", type=int, default=3, help="for each canvas")
     parser.add_argument("--no-compile", action="store_true")
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments, of which one canvas has to be there from the start."""
     args = parser.parse_args()
     if all(canvas.start > 0 for canvas in args.canvas):
         parser.error("--canvas: one of them has to be there from the start")
@@ -221,9 +236,10 @@ def begin(args: argparse.Namespace) -> tuple[Training, list[Clips]]:
 
 
 def main() -> None:
-    args = parse_arguments()
+    args = parse_arguments(new_parser(__doc__, lr=1e-3))
     training, clips = begin(args)
-    train(training, clips, args)
+    if train(training, clips, FlowLoss(training, args.canvas[0]), args):
+        save_parts(training.average, args.out)
 
 
 if __name__ == "__main__":
