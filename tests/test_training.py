@@ -20,6 +20,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "assets" / "training"
 MODULES = (
     "captions",
     "common",
+    "distill_steps",
     "flow_matching",
     "flux_common",
     "flux_text",
@@ -383,3 +384,46 @@ def test_a_larger_shift_moves_half_of_the_noise_levels(scripts):
     base = scripts.flow_matching.sample_sigma(20_000, torch.device("cpu"))
     assert levels.mean() > base.mean() + 0.03
     assert levels.quantile(0.1) == pytest.approx(base.quantile(0.1).item(), abs=0.1)
+
+
+class Straight(torch.nn.Module):
+    """A denoiser whose velocity is a number: the mean of the tokens, times the noise level."""
+
+    def forward(self, noisy, sigma, ids, *, text_length):
+        assert text_length == 64
+        level = sigma * ids.float().mean(dim=1)
+        return level.view(-1, 1, 1, 1, 1).expand(noisy.shape)
+
+
+@pytest.mark.parametrize("rollout", [0.0, 1.0])
+def test_a_student_is_to_go_where_its_guided_teacher_goes(scripts, monkeypatch, rollout):
+    module = scripts.distill_steps
+    student = Straight()
+    training = SimpleNamespace(model=student, ranks=SimpleNamespace(device=torch.device("cpu")))
+    monkeypatch.setattr(module, "Denoiser", lambda _: Straight())
+    monkeypatch.setattr(module, "load_parts", lambda model, folder: None)
+    start = FOLDER.parent / "tiny-wan"
+    options = {"count": 4, "rollout": rollout, "compile_": False}
+    loss = module.StepLoss(training, start, substeps=2, guidance=3.0, **options)
+    assert len(loss.levels) == 5
+    assert (loss.levels[0], loss.levels[-1]) == (1.0, 0.0)
+    ids = scripts.text.tokenize(loss.tokenizer, ["a red circle over a blue gradient"] * 2)
+    with_text = ids[0].float().mean().item()
+    empty = scripts.text.tokenize(loss.tokenizer, [""]).float().mean().item()
+    latents = torch.zeros(2, 8, 1, 2, 2)
+    torch.manual_seed(0)
+    step = int(torch.randint(4, ()))
+    level, end = loss.levels[step : step + 2]
+    guided = empty + 3.0 * (with_text - empty)
+    middle = (level + end) / 2
+    # Of two equal substeps, each with the velocity of where it begins.
+    target = guided * (level + middle) / 2
+    torch.manual_seed(0)
+    found, counts = loss(None, latents, ids)
+    assert counts
+    assert found.item() == pytest.approx((target - with_text * level) ** 2, rel=1e-3)
+    began = torch.zeros(2, 8, 1, 2, 2)
+    moved = sum(b * (a - b) for b, a in itertools.pairwise(loss.levels[:3]))
+    assert torch.allclose(
+        loss._by_student(began, ids, 2), torch.full_like(began, with_text * moved)
+    )
