@@ -187,15 +187,15 @@ class AttentionLayer:
     ) -> torch.Tensor:
         """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one."""
         _arrive(turns)
-        precision = self._shared.config.attention.precision
         if not state.replaces_attention:
             return unpatched(*inputs.tensors, inputs.scale)
+        precision = self._shared.config.attention.precision
         choices = self._choices(inputs)  # which reports them
-        if precision != "fp8" and choices["dense_attention"].backend.name != "gluon":
+        output = replaced_attention(inputs, choices, precision=precision)
+        if output is None:
             return unpatched(*inputs.tensors, inputs.scale)
         if entry is not None:
             entry.backend = _backend_name(choices, Action.DENSE, precision)
-        output, _ = fp8_full_attention(inputs) if precision == "fp8" else inputs.dense()
         return output
 
     def _decide(self, state: StepState) -> Action:
@@ -337,6 +337,18 @@ def _backend_name(choices: Mapping[str, Choice], action: Action, precision: Prec
 
 def _fp8_backend_name(choices: Mapping[str, Choice]) -> str:
     return f"{choices['fp8_dense_attention'].backend.name} fp8"
+
+
+def replaced_attention(
+    inputs: AttentionInputs, choices: Mapping[str, Choice], *, precision: Precision
+) -> torch.Tensor | None:
+    """Full attention in the place of the model's: in 8 bits, or by our kernel if that is chosen.
+
+    None where it is to be the model's own: the library's kernels are what it calls itself.
+    """
+    if precision == "fp8":
+        return fp8_full_attention(inputs)[0]
+    return inputs.dense()[0] if choices["dense_attention"].backend.name == "gluon" else None
 
 
 def dense_step(

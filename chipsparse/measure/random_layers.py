@@ -12,13 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.cache.tensors import AttentionCache, MLPCache
-from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers import attention, mlp
 from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import ColumnBudgets
 from chipsparse.layers.exact_rows import apart, joined
-from chipsparse.layers.fp8_attention import fp8_full_attention
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.plan import SparsityPlan
 from chipsparse.step import StepContext
@@ -67,14 +65,9 @@ class RandomAttention:
     def unpatched(self) -> torch.Tensor:
         """Full attention of which nothing is recorded: PyTorch's, ours in FP8, or a faster one."""
         inputs = AttentionInputs(self.query, self.key, self.value)
-        if self._config.precision == "fp8":
-            output, _ = fp8_full_attention(inputs)
-            return output
-        key = self.key
-        if faster_than_the_library(key.device, key.dtype, *key.shape[2:]):
-            output, _ = inputs.dense()
-            return output
-        return F.scaled_dot_product_attention(self.query, self.key, self.value)
+        precision = self._config.precision
+        output = attention.replaced_attention(inputs, self.choices, precision=precision)
+        return F.scaled_dot_product_attention(*inputs.tensors) if output is None else output
 
     def dense(self, cache: AttentionCache | None = None) -> torch.Tensor:
         """What a dense step computes and records."""

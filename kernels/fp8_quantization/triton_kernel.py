@@ -380,7 +380,7 @@ def _make_kernel(
         value_least = tl.minimum(value_least, tl.load(at + 4 * HEAD_DIM))
         value_most = tl.maximum(value_most, tl.load(at + 5 * HEAD_DIM))
     key_total = tl.sum(key_sum, 0)
-    # Rounded as it should be, so that nothing is left of a channel that is its mean.
+    # Rounded as it should be: nothing is left of a channel that is its mean, if it is not rotated.
     count = tl.zeros([HEAD_DIM], tl.float32) + columns
     key_mean = tl.div_rn(key_total, count)
     key_range = tl.maximum(tl.max(key_most, 0) - key_mean, key_mean - tl.min(key_least, 0))
