@@ -28,6 +28,14 @@ def empty_token_contiguous(
     return storage[:, :, :rows].transpose(1, 2)
 
 
+def aligned_rows(rows: int) -> int:
+    """The most that are a multiple of 8.
+
+    Of so many contiguous tokens cuBLAS computes a matrix product on Hopper's units, of others not.
+    """
+    return rows // ALIGNMENT * ALIGNMENT
+
+
 def is_token_contiguous(tensor: torch.Tensor) -> bool:
     """Whether a ``[B, N, F]`` is laid out as by `empty_token_contiguous`, or at least as well."""
     return tensor.stride(1) == 1 and tensor.stride(2) % ALIGNMENT == 0

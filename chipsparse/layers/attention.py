@@ -163,9 +163,11 @@ class AttentionLayer:
                     output = self._refresh(state, cache, inputs, budget, columns)
             if exact is None:
                 return output[:, :, layout.rows_before :]
-            seen = unpatched(exact, key, value, scale)
-            # In the order of memory that models want, so that nothing is copied twice.
-            return joined(output.transpose(1, 2), seen.transpose(1, 2), layout).transpose(1, 2)
+            seen = self._of_exact_rows(state, replace(inputs, query=exact), unpatched)
+            # In the order of memory that models want, so that nothing is copied twice. The few rows
+            # alone may be in another, in which PyTorch would join all of them many times slower.
+            seen = seen.transpose(1, 2).contiguous()
+            return joined(output.transpose(1, 2), seen, layout).transpose(1, 2)
 
     def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
         """The backends of all operations on tensors of this kind, chosen and reported once."""
@@ -197,6 +199,15 @@ class AttentionLayer:
         if entry is not None:
             entry.backend = _backend_name(choices, Action.DENSE, precision)
         return output
+
+    def _of_exact_rows(
+        self, state: StepState, inputs: AttentionInputs, unpatched: Unpatched
+    ) -> torch.Tensor:
+        """Full attention of the rows that never run sparse, never in 8 bits."""
+        output = None
+        if state.replaces_attention:
+            output = replaced_attention(inputs, self._choices(inputs), precision="auto")
+        return unpatched(*inputs.tensors, inputs.scale) if output is None else output
 
     def _decide(self, state: StepState) -> Action:
         """What the layer does: more than the step for one passed over (by a block cache, say)."""

@@ -20,7 +20,7 @@ from chipsparse.kernels.neuron_selection import (
 )
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
-from chipsparse.kernels.token_layout import empty_token_contiguous
+from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.layers.state import Shared, StepState
@@ -246,13 +246,17 @@ def _second_linear(activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights
     """``activation @ down.T + down_bias`` for ``[B, N, F]``, of any strides, without copying it."""
     if activation.is_contiguous() or isinstance(weights, Fp8MLPWeights):
         return weights.linear(activation, weights.down, weights.down_bias)
+    rows, down, bias = activation.shape[1], weights.down, weights.down_bias
+    output = activation.new_empty(*activation.shape[:2], down.shape[0])
+    aligned = aligned_rows(rows)
     # One product per sample: to fold samples into rows would copy tokens that are contiguous.
-    output = activation.new_empty(*activation.shape[:2], weights.down.shape[0])
-    for sample, result in zip(activation, output, strict=True):
-        if weights.down_bias is None:
-            torch.mm(sample, weights.down.t(), out=result)
+    for sample, result in zip(activation[:, :aligned], output[:, :aligned], strict=True):
+        if bias is None:
+            torch.mm(sample, down.t(), out=result)
         else:
-            torch.addmm(weights.down_bias, sample, weights.down.t(), out=result)
+            torch.addmm(bias, sample, down.t(), out=result)
+    if aligned < rows:
+        output[:, aligned:] = weights.linear(activation[:, aligned:].contiguous(), down, bias)
     return output
 
 

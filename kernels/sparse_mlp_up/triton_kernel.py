@@ -16,7 +16,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
-from chipsparse.kernels.token_layout import empty_token_contiguous, with_padding
+from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous, with_padding
 from chipsparse.kernels.triton_blocks import dot, order, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
@@ -311,8 +311,11 @@ def _products(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``hidden @ weight.T`` ``[B, N, F]`` with contiguous tokens."""
     batch, rows, _ = hidden.shape
     result = empty_token_contiguous(hidden, batch, rows, weight.shape[0])
+    aligned = aligned_rows(rows)
     for b in range(batch):
-        torch.mm(weight, hidden[b].t(), out=result[b].t())
+        torch.mm(weight, hidden[b, :aligned].t(), out=result[b, :aligned].t())
+    if aligned < rows:
+        result[:, aligned:] = hidden[:, aligned:] @ weight.t()
     return result
 
 

@@ -14,6 +14,7 @@ from chipsparse import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention, library
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
+from chipsparse.plan import Action
 from tests.pipelines import test_families as families
 from tests.pipelines import test_families_gpu as on_gpu
 from tests.pipelines.test_families import BASE, FAMILIES, SPARSE, slow_unless
@@ -66,6 +67,20 @@ def test_layers_that_are_never_sparse():
     firsts = [each for each in entries(report, "attention") if each.layer == 0]
     assert {each.backend for each in firsts} == {"gluon"}
     assert {each.reason for each in firsts} == {"schedule.first_dense_layers is 1"}
+
+
+def test_rows_that_are_never_sparse(monkeypatch):
+    pipe, name = FAMILIES["minimax h3"].make(), "minimax h3"
+    monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: False)
+    expected, _ = generated(pipe, name, SPARSE)
+    monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: True)
+    monkeypatch.setattr(
+        ModelAdapter, "unpatched_attention", lambda *_: pytest.fail("the model's own ran")
+    )
+    output, report = generated(pipe, name, SPARSE)
+    assert {each.action for each in entries(report, "attention")} >= {Action.SPARSE}
+    assert report.fallbacks == []
+    assert far(output, expected) < 1e-5
 
 
 def test_feed_forward_layers_are_left_alone():

@@ -111,7 +111,8 @@ def test_no_neuron_leaves_the_output_but_not_the_addend():
     torch.testing.assert_close(found, made + addend)
 
 
-def test_the_second_linear_takes_token_contiguous_activations(monkeypatch):
+@pytest.mark.parametrize("tokens", [5, 37, 40])
+def test_the_second_linear_takes_token_contiguous_activations(tokens, monkeypatch):
     """As kernels on a GPU leave them: the same numbers in other strides."""
     plain = chipsparse.layers.mlp.dense_activation
 
@@ -119,7 +120,7 @@ def test_the_second_linear_takes_token_contiguous_activations(monkeypatch):
         activation = plain(*args, **kwargs)
         return empty_token_contiguous(activation, *activation.shape).copy_(activation)
 
-    hidden = normal(BATCH, TOKENS, CHANNELS)
+    hidden = normal(BATCH, tokens, CHANNELS)
     monkeypatch.setattr(chipsparse.layers.mlp, "dense_activation", token_contiguous)
     for bias in (True, False):
         cache = MLPCache()

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.cache.tensors import MLPCache
+from chipsparse.config import MLPConfig
+from chipsparse.layers.mlp import dense_step
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.known_times import KnownTimes
@@ -124,3 +127,20 @@ def test_no_sparse_step_is_slower(seed, tmp_path):
         calls = (layer.steps[part], plain.steps[part])
         sparse_ms, dense_ms = time_in_turn(calls, device, captured=captured)
         assert sparse_ms <= MOST_SLOWER * dense_ms, (part, layer.session.plan.layout)
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_recorded_dense_step_is_as_fast_with_any_count_of_tokens():
+    device = torch.device("cuda", 0)
+    normal = partial(torch.randn, device=device, dtype=torch.bfloat16)
+    weights = MLPWeights(
+        normal(8192, 2048) / 45, normal(8192), normal(2048, 8192) / 90, normal(2048), "gelu-tanh"
+    )
+
+    def full(tokens):
+        hidden = normal(1, tokens, 2048)
+        return partial(dense_step, MLPCache(), hidden, weights, config=MLPConfig(), backend=None)
+
+    odd, even = time_in_turn([full(16_381), full(16_384)], device, captured=False)
+    assert odd <= 1.15 * even
