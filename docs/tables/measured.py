@@ -25,11 +25,18 @@ CASES = {
     "flux_image": "FLUX.1-dev, image tokens",
     "d64_video": "head size 64",
     "h3_5s": "MiniMax-H3, 5 s (38,222 rows)",
+    "h3_15s": "MiniMax-H3, 15 s (104,478 rows)",
     "z_image": "Z-Image 1024x1024",
     "qwen_image21": "Qwen-Image 2.1 1024x1024",
     "flux3": "FLUX.3 1024x1024",
     "hidream": "HiDream-I1 1024x1024",
     "ltx2": "LTX-2 512x768, 121 frames",
+    "kandinsky5": "Kandinsky 5 512x768, 121 frames",
+    "kandinsky6": "Kandinsky 6 512x768, 121 frames",
+    "helios": "Helios 384x640, 33 frames",
+    "wan_vace": "Wan VACE 480x832, 81 frames",
+    "cosmos3": "Cosmos 3 720x1280, 189 frames",
+    "wan_animate": "Wan Animate 720x1280, 77 frames",
 }
 RULES = ("merge", "difference")
 
