@@ -377,7 +377,9 @@ MODELS: Mapping[str, FullModel] = {
 
 
 @contextmanager
-def last_blocks_only(model: FullModel, transformer: Any) -> Iterator[None]:
+def last_blocks_only(
+    model: FullModel, transformer: Any, count: int = LEAST_BLOCKS
+) -> Iterator[None]:
     """The model with two blocks of each kind: enough to compile and to tune, and no more.
 
     Two, since what a block gets from its like may be laid out otherwise than what the first gets.
@@ -385,7 +387,8 @@ def last_blocks_only(model: FullModel, transformer: Any) -> Iterator[None]:
     """
     lists = {name: getattr(transformer, name) for name in model.blocks}
     for name, blocks in lists.items():
-        setattr(transformer, name, torch.nn.ModuleList(blocks[-2:]))
+        first = max(0, len(blocks) - count)
+        setattr(transformer, name, torch.nn.ModuleList(blocks[first:]))
     try:
         yield
     finally:

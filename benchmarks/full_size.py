@@ -104,7 +104,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=1.0,
         help="measure this share of the blocks of each kind, in the same share of the memory, and "
-        "scale the times and the caches",
+        "scale their times and caches",
     )
     group.add_argument(
         "--schedules",
@@ -257,6 +257,7 @@ class Measured:
         scale = SCALE if small else 1.0
         self._inputs = model.inputs(scale, self.transformer.config, STEPS, device, dtype)
         self.rel_error = 0.0
+        self._outside: dict[str, float] = {}  # of a step, what its blocks do not take, by part
 
     def records(self, *, whole: bool, all_dense: bool) -> list[Record]:
         """The records of all qualities.
@@ -289,7 +290,7 @@ class Measured:
             steps = of_quality(steps, counts)
             summed = sum(count * steps[f"{action}_ms"] for action, count in counts.items())
             latency = totals.get(name, summed)
-            step = stock["ms"] / self._share
+            step = self._of_all(stock["ms"])
             baseline = stock.get("whole_ms", STEPS * step)
             records.append(
                 {
@@ -319,6 +320,7 @@ class Measured:
                     "measured": "all steps run" if totals else "summed from measured steps",
                     "summed_ms": summed,
                     "baseline_step_ms": step,
+                    "outside_ms": self._outside.get("all"),
                     "step_speedup": step / steps["sparse_ms"] if counts["sparse"] else None,
                     "all_dense_ratio": unchanged.get("ratio"),
                     "all_dense": unchanged,
@@ -364,9 +366,30 @@ class Measured:
             times, outputs = self._timed([partial(self._step, step) for step in compared])
             self._expected = dict(zip(compared, outputs, strict=True))
             found = {"ms": statistics.median(times), **graphs}
+            if self._share < 1:
+                self._outside = self._outside_of_blocks()
             if whole:
                 found["whole_ms"] = self._run_all(STEPS)
         return found
+
+    def _outside_of_blocks(self) -> dict[str, float]:
+        """Milliseconds of a stock step without any block, by part."""
+        with last_blocks_only(self.model, self.transformer, 0):
+            self._step(0)
+            times, _ = self._timed([partial(self._step, step) for step in range(3)])
+            call_parts, _ = breakdown(lambda: self._call(0, self.model.branches[0]), self.device)
+        parts = {part: len(self.model.branches) * call_parts[part] for part in call_parts}
+        parts["all"] = statistics.median(times)
+        parts["idle"] = max(0.0, parts["all"] - sum(parts[p] for p in PARTS if p != "idle"))
+        return parts
+
+    def _of_all(self, step_ms: float, part: str = "all", calls: int = 1) -> float:
+        """Milliseconds of a step, or a part of one, of all blocks, from those of the ones made.
+
+        What is outside of the blocks counts once. ``calls`` is how many calls of a step share it.
+        """
+        outside = self._outside.get(part, 0.0) / calls
+        return outside + max(0.0, step_ms - outside) / self._share
 
     def _all_dense(self, stock_ms: float) -> dict[str, float]:
         """Times of a step where the patched transformer's plan has nothing sparse.
@@ -403,7 +426,7 @@ class Measured:
         self.rel_error = max(rel_error, self.rel_error)
         dense, skip = times[: RUNS["dense"]], times[RUNS["dense"] :]
         found = {
-            "dense_ms": statistics.median(dense[-COUNTED:]) / self._share,
+            "dense_ms": self._of_all(statistics.median(dense[-COUNTED:])),
             "skip_ms": statistics.median(skip[-COUNTED:]),
             "rel_error": rel_error,
             "backends": backends,
@@ -509,12 +532,14 @@ class Measured:
         times = {"dense_ms": dense}
         for name in ("refresh_ms", "sparse_ms"):
             times[name] = dense_share * dense + (1 - dense_share) * found[name]
-        scaled: dict[str, Any] = {name: time / self._share for name, time in times.items()}
+        scaled: dict[str, Any] = {name: self._of_all(time) for name, time in times.items()}
         for name in CACHES:
             scaled[name] = round((1 - dense_share) * found[name] / self._share)
         scaled["peak_gpu_bytes"] = None
+        calls = len(self.model.branches)  # of which one was looked at
         parts = found["breakdown_ms"]
-        return scaled | {"breakdown_ms": {part: ms / self._share for part, ms in parts.items()}}
+        of_all = {part: self._of_all(ms, part, calls) for part, ms in parts.items()}
+        return scaled | {"breakdown_ms": of_all}
 
     def _whole_schedules(self) -> dict[str, float]:
         """Milliseconds of all steps of each quality, really run."""

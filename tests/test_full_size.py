@@ -171,6 +171,29 @@ def test_times_and_caches_of_a_few_blocks_are_those_of_all_with_the_dense_ones_a
     assert scaled["peak_gpu_bytes"] is None
 
 
+def test_what_is_outside_of_the_blocks_counts_once():
+    measured = measured_of("wan1b_480p")  # a tenth of them, two calls a step
+    measured._outside = {"all": 2.0, "elementwise": 1.0}
+    parts = {"all": 3.0, "elementwise": 1.5, "MLP": 0.5}
+    found = {"dense_ms": 10.0, "refresh_ms": 12.0, "sparse_ms": 4.0, "breakdown_ms": parts}
+    found |= dict.fromkeys((*full_size.CACHES, "peak_gpu_bytes"), 0)
+    scaled = measured._of_all_blocks(found, 0.0)
+    assert [scaled[f"{action}_ms"] for action in ("dense", "refresh", "sparse")] == [82, 102, 22]
+    assert scaled["breakdown_ms"] == {"all": 21.0, "elementwise": 10.5, "MLP": 5.0}
+
+
+@pytest.mark.parametrize("case", slow_unless(("wan_animate", "hunyuan_720p"), [*MODELS, *FAMILIES]))
+def test_a_step_without_blocks(case):
+    measured = measured_of(case, ["published"])
+    with torch.no_grad():
+        parts = measured._outside_of_blocks()
+    assert 0 < parts["all"] < 5e3
+    assert parts["attention"] >= 0
+    assert parts["other GEMM"] > 0
+    assert sum(parts[part] for part in full_size.PARTS) >= 0.99 * parts["all"]
+    assert all(len(getattr(measured.transformer, name)) for name in measured.model.blocks)
+
+
 @pytest.mark.slow
 def test_all_steps_of_every_quality_and_an_all_dense_plan(uncompiled, monkeypatch):
     monkeypatch.setattr(full_size, "STEPS", len(full_size.ACTIONS) + 2)
