@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -229,10 +229,13 @@ def make_channels_contiguous(linear: torch.nn.Linear, patches: Patches) -> None:
     The kernels gather whole neurons, which are columns here. A dense product reads either layout
     equally fast, and moves between devices keep it.
     """
-    weight = linear.weight
-    weight.data = weight.data.t().contiguous().t()
 
-    def restore() -> None:
-        linear.weight.data = linear.weight.data.contiguous()
+    def lay_out(turned: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        weight = linear.weight
+        # It stays of its kind: one that is made in inference mode has no gradient, and no weight of
+        # the one kind can hold the memory of the other.
+        with torch.inference_mode(weight.is_inference()):
+            weight.data = turned(weight.data)
 
-    patches.add_undo(restore)
+    lay_out(lambda weight: weight.t().contiguous().t())
+    patches.add_undo(lambda: lay_out(torch.Tensor.contiguous))

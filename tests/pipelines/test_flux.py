@@ -526,6 +526,30 @@ def test_second_weights_are_turned_around_and_restored(pipe, sparse, dense):
 
 
 @pytest.mark.usefixtures("turned")
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("restored", [False, True])
+def test_turned_weights_in_and_out_of_inference_mode(loaded, generated, restored, dense):
+    mode = torch.inference_mode
+    with mode(loaded):
+        pipe = tiny_flux_pipeline()
+    with mode(generated):
+        handle = chipsparse.enable(pipe, SPARSE)
+        generate(pipe)
+    with mode(not generated):
+        generate(pipe)
+    assert {weight.is_inference() for weight in second_weights(pipe)} == {loaded}
+    with mode(restored):
+        handle.disable()
+    assert {weight.is_inference() for weight in second_weights(pipe)} == {loaded}
+    assert torch.equal(generate(pipe), dense)
+    if not loaded:
+        linear = pipe.transformer.transformer_blocks[0].ff.net[2]
+        linear(torch.ones(1, linear.in_features)).sum().backward()
+        assert linear.weight.grad is not None
+
+
+@pytest.mark.usefixtures("turned")
 def test_moves_keep_the_storage_and_are_no_reason_to_turn_it_again(pipe):
     with chipsparse.enable(pipe, SPARSE):
         generate(pipe)
