@@ -64,6 +64,11 @@ def _run_as(module: Any, form: Form | None) -> None:
     module.chipsparse_fp8 = form is not None and form.fp8 is not None
 
 
+def _is_stock_again(module: Any, mixin: type) -> bool:
+    """Whether a patched method was kept, by hooks that came meanwhile, and its module restored."""
+    return not isinstance(module, mixin)
+
+
 class PatchedFeedForward:
     """Mixin of a patched feed-forward module: runs as one op where its weights can be read."""
 
@@ -74,6 +79,8 @@ class PatchedFeedForward:
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Feed-forward for ``[B, N, C]``, or one sample ``[N, C]``."""
+        if _is_stock_again(self, PatchedFeedForward):
+            return type(self).forward(self, hidden_states, *args, **kwargs)
         if self.chipsparse_activation is None or torch.is_grad_enabled():
             output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
             return output
@@ -158,6 +165,8 @@ class PatchedPassing:
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The input itself, ``[B, N, C]``."""
+        if _is_stock_again(self, PatchedPassing):
+            return type(self).forward(self, hidden_states)
         if self.chipsparse_activation is None or torch.is_grad_enabled():
             output: torch.Tensor = super().forward(hidden_states)  # type: ignore[misc]
             return output
@@ -177,6 +186,8 @@ class PatchedParallelProjection:
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
         """``[B, N, C]`` from the attention output and the layer's input ``[B, N, A + C]``."""
+        if _is_stock_again(self, PatchedParallelProjection):
+            return type(self).forward(self, joined)
         if self.chipsparse_activation is None or torch.is_grad_enabled():
             output: torch.Tensor = super().forward(joined)  # type: ignore[misc]
             return output
@@ -282,6 +293,8 @@ class PatchedFusedProjection:
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[B, N, R + C]``, R rows of the weight applied, from ``[B, N, C]``."""
+        if _is_stock_again(self, PatchedFusedProjection):
+            return type(self).forward(self, hidden_states)
         if self.chipsparse_activation is None or torch.is_grad_enabled():
             output: torch.Tensor = super().forward(hidden_states)  # type: ignore[misc]
             return output

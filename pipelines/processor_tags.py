@@ -32,6 +32,7 @@ class ProcessorTaggingAdapter(ModelAdapter):
         module.processor = tagged
 
         def restore() -> None:
+            tagged._parallel_config = shared._parallel_config  # somebody may have kept it
             if module.processor is tagged:  # and not one that was set since
                 module.processor = shared
 

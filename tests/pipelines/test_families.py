@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 
 import chipsparse
 from chipsparse import SparsityConfig
@@ -399,6 +400,25 @@ def test_the_transformer_may_be_called_in_any_way(name):
                 found = model(*positional, **call, return_dict=return_dict)
                 assert isinstance(found, tuple | torch.Tensor) != return_dict
                 assert_close(found if isinstance(found, torch.Tensor) else found[0], expected)
+
+
+# Hooks that come while enabled.
+
+
+@pytest.mark.parametrize("removed", [False, True])
+@slow_unless({"flux", "wan 2.1"})
+def test_hooks_on_modules_outlive_the_patches(name, removed):
+    """They keep the method that they stand before, a patched one."""
+    pipe = FAMILIES[name].make()
+    expected = generate(pipe, name)
+    with chipsparse.enable(pipe, SPARSE):
+        hooked = [each for model in transformers_of(pipe) for each in model.modules()]
+        for module in hooked:
+            add_hook_to_module(module, ModelHook())
+        generate(pipe, name)
+        for module in hooked if removed else ():
+            remove_hook_from_module(module)
+    assert torch.equal(generate(pipe, name), expected)
 
 
 # Graphs.

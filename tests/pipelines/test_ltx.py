@@ -194,6 +194,13 @@ def test_a_processor_that_was_set_since_runs_dense_and_stays(pipe, dense):
     assert vars(own) == {}
 
 
+def test_processors_that_somebody_kept_are_the_models_own_again(pipe, dense):
+    with chipsparse.enable(pipe, SPARSE):
+        kept = dict(pipe.transformer.attn_processors)
+    pipe.transformer.set_attn_processor(kept)
+    assert torch.equal(generate(pipe), dense)
+
+
 def test_the_attention_backend_may_change_while_enabled(pipe):
     with attention_backend("native"):  # diffusers sets it globally, too: restore it
         before = tiny_ltx_pipeline()
