@@ -14,13 +14,12 @@ from pathlib import Path
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.common.byte_sizes import parse_bytes
-from chipsparse.profiles.profile import load_profile
+from chipsparse.profiles.profile import MOST_STEPS, load_profile
 from chipsparse.profiles.qualities import check_quality
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 OTHER_DEVICE = re.compile(r"(cpu|meta|mps|xpu|hpu|mtia|xla)(:\d+)?")  # that PyTorch knows
-MOST_STEPS = 1000  # that a schedule of diffusers tells apart
 MOST_FPS = 1000  # beyond it, timestamps fall together
 MOST_GUIDANCE = 1000.0  # far beyond any use, and far from where float32 overflows
 SEEDS = 2**64  # that PyTorch's generator takes

@@ -31,6 +31,7 @@ QUALITIES_FILE = ASSETS / "qualities.yaml"
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
 MOST_MERGED_FIELDS = 1000
+MOST_STEPS = 1000  # that a schedule of diffusers tells apart
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class GenerationDefaults(Validated):
     height: int | None = option(None, "height in pixels", minimum=1)
     width: int | None = option(None, "width in pixels", minimum=1)
     num_frames: int | None = option(None, "frames of the video", minimum=1)
-    num_inference_steps: int | None = option(None, "denoising steps", minimum=1)
+    num_inference_steps: int | None = option(None, "denoising steps", minimum=1, maximum=MOST_STEPS)
     guidance_scale: float | None = option(
         None,
         "classifier-free guidance, or the strength given to a guidance-distilled model",

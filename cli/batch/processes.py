@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from typing import Any
 
 from chipsparse.cli.batch.engine import Answer, Died, MakeWorker, Task
 from chipsparse.cli.batch.members import Answers, Meetings
@@ -157,7 +158,7 @@ def _serve(
 ) -> None:
     """A worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the command ends this one
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # on its way out it removes what is half
+    signal.signal(signal.SIGTERM, _leave)
     forget_launcher()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker = make_worker(options, threads, place)
@@ -165,6 +166,12 @@ def _serve(
         connection.send(worker.load())
         while True:
             connection.send(worker.make(connection.recv()))
+
+
+def _leave(*_: Any) -> None:
+    """Removes what is half on the way out, in which a second signal must not interrupt it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit()
 
 
 def _end_with_parent() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,6 +123,8 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[int, Record]]:
         if "prompt" not in (reader.fieldnames or ()):
             columns = ", ".join(reader.fieldnames or ()) or "none"
             raise UserError(f"{path} has no column prompt; its columns are: {columns}")
+        if twice := _repeated(reader.fieldnames or ()):
+            raise UserError(f"{path} has two columns {twice}")
         number = reader.line_num + 1
         for row in reader:
             if None in row:
@@ -140,7 +143,7 @@ def _json_records(text: str) -> Iterator[tuple[int, Record]]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
             yield number, LineError(f"it is no JSON: {error}")
             continue
@@ -148,6 +151,17 @@ def _json_records(text: str) -> Iterator[tuple[int, Record]]:
             yield number, {name: value for name, value in found.items() if value is not None}
         else:
             yield number, LineError('it is no JSON object, such as {"prompt": "..."}')
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if twice := _repeated(name for name, _ in pairs):
+        raise ValueError(f"{twice} stands twice")
+    return dict(pairs)
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """A name that stands there twice, or None."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 class _Text(str):

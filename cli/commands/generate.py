@@ -52,8 +52,8 @@ class GenerateOptions(GenerationOptions):
         shown="none",
     )
     num: int | None = generation_option(
-        help="Seeds for each prompt, from --seed on. NAME-000, NAME-001, ... are written: all "
-        "seeds of the first prompt, then those of the next one.",
+        help="Seeds for each prompt, from --seed on: all of the first prompt, then those of the "
+        "next one.",
         shown="1",
         check=check_positive,
     )

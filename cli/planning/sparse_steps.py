@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from chipsparse.cli.option_checks import MOST_STEPS
 from chipsparse.cli.wording import counted
 from chipsparse.plan import CACHED, SparsityPlan
+from chipsparse.profiles.profile import MOST_STEPS
 from chipsparse.report.nothing_sparse import what_helps
 
 

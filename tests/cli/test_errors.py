@@ -65,6 +65,7 @@ def fails_early(fails, loads_nothing):
         (["--frames", "6"], r"--frames 6 does not fit .* a multiple of 4 plus 1; use 5 or 9"),
         (["--frames", "260"], r"--frames 260 is too large for this model; .* is 253"),
         (["--device", "tpu9"], r"--device tpu9 is no device; use auto, cpu, cuda or cuda:N"),
+        (["--device", "cuda:" + "9" * 20], r"--device cuda:9* is no device; use auto, cpu, cuda"),
         (["--device", "meta"], r"--device meta is not supported; use auto, cpu, cuda or cuda:N"),
         (["--device", "cpu:7"], r"--device cpu:7 is not supported; use auto, cpu, cuda or cuda:N"),
         (["--steps", "1000000"], r"--steps 1000000 is too large; it must be at most 1000"),

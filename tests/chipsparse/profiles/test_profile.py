@@ -176,6 +176,10 @@ def test_an_unknown_class_names_the_known_ones():
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
         (f"sparsity: {{seed: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
         ("description: 2024-99-99", "not valid YAML (month must be"),
+        (
+            "generation: {num_inference_steps: 1001}",
+            "generation.num_inference_steps: expected a number between 1 and 1000, got 1001",
+        ),
         ("#" + "x" * (1 << 20), "1,048,577 bytes are too many for a profile"),
         ("sparsity: {schedule: {actions: []}}", "sparsity.schedule.actions: the first step must"),
         (

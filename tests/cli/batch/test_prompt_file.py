@@ -67,6 +67,7 @@ def test_json_lines_have_settings(lines):
 
 JSON_MISTAKES = [
     ('{"prompt": "a"', "it is no JSON: "),
+    ('{"prompt": "a", "prompt": "b"}', "it is no JSON: prompt stands twice"),
     ('["a"]', 'it is no JSON object, such as {"prompt": "..."}'),
     ('{"seed": 1}', "it has no prompt"),
     ('{"prompt": 3}', "its prompt is 3, which is no text"),
@@ -92,6 +93,7 @@ def test_bad_json_lines_are_named(lines, tmp_path, line, sentence):
     [
         ("text,seed\na,1\n", "has no column prompt; its columns are: text, seed"),
         ("", "has no column prompt; its columns are: none"),
+        ("prompt,seed,seed\na,1,2\n", "has two columns seed$"),
         ("prompt\n", "has no prompt"),
         ("prompt,seed\na,1,2\n", r"line 2: it has more cells than there are columns: \['2'\]"),
         ("prompt,seed\na,1\nb,one\n", 'line 3: its seed is "one", not a valid integer'),
