@@ -380,7 +380,7 @@ MODELS: Mapping[str, FullModel] = {
 def last_blocks_only(
     model: FullModel, transformer: Any, count: int = LEAST_BLOCKS
 ) -> Iterator[None]:
-    """The model with two blocks of each kind: enough to compile and to tune, and no more.
+    """The model with the last ``count`` blocks of each kind; two are enough to compile and to tune.
 
     Two, since what a block gets from its like may be laid out otherwise than what the first gets.
     The last two, since caches of later layers are placed first: if any run sparse, these do.
