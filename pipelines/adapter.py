@@ -66,6 +66,8 @@ ADAPTER = "chipsparse_adapter"
 # Backends of diffusers that are kernels of PyTorch, exact as ours.
 PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_flash")
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
+OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
+ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 
 
 class PatchedTransformer(WholePatched):
@@ -159,6 +161,8 @@ class ModelAdapter(ModelFamily):
         self._checked_generation = 0
         self._guided_generation = 0
         self._guided_batch: int | None = None
+        self._is_scheduled = True
+        self._counted: tuple[float, set[str | None], torch.Tensor] | None = None
         self._state: ModelState | None = None
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
@@ -367,7 +371,9 @@ class ModelAdapter(ModelFamily):
         try:
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
-                return self.observe(context, arguments, call.run)
+                result = self.observe(context, arguments, call.run)
+                self._say_what_is_unknown()
+                return result
             layout = self._guided_layout(arguments, context.generation)
             layout = layout if self.split is None else self.split.open(layout)
             state = self.session.begin(
@@ -383,6 +389,7 @@ class ModelAdapter(ModelFamily):
                 first = self.session.is_first_call
                 self.split.check_same_calls(state, arguments, first=first)
             self._check_caches(context.generation)
+            self._say_what_is_unknown()
             for note in self.notes(arguments):
                 self.session.report.note(note)
             if state.action is Action.SKIP:  # nothing of the model runs
@@ -424,16 +431,22 @@ class ModelAdapter(ModelFamily):
     def _locate(self, arguments: dict[str, Any]) -> StepContext:
         """Where a call with these arguments stands in the denoising loop."""
         loop, named = self._loop, self.named_position
-        scheduler = loop.scheduler
+
+        def read_in(schedule: Any) -> float:
+            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
+
+        self._is_scheduled = loop.is_scheduled(read_in)
+        scheduler = loop.scheduler if self._is_scheduled else None
         check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
         step = named.get("step_index")
         branch = named.get("name") or loop.branch()
+        if not self._is_scheduled and step is None:
+            self._look_for_start(read_in(None), branch, self.latents(arguments))
 
         def read() -> float:
-            if (timestep := loop.timestep()) is not None:
-                return timestep
-            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
+            timestep = loop.timestep()
+            return read_in(schedule) if timestep is None else timestep
 
         return self._tracker.locate(
             branch=None if branch is None else branch.removeprefix(PREDICTION),
@@ -443,6 +456,41 @@ class ModelAdapter(ModelFamily):
             schedule=schedule,
             unnamed_branch=loop.unnamed_branch,
         )
+
+    def _look_for_start(self, timestep: float, branch: str | None, latents: torch.Tensor) -> None:
+        """Starts a generation where the last one broke off at its first step.
+
+        Its timestep is the same, so that the step would seem to go on. But a step names no branch
+        twice, and branches without names have the same latents.
+        """
+        before, self._counted = self._counted, (timestep, {branch}, latents)
+        if before is None or before[0] != timestep:
+            return
+        _, branches, first = before
+        if branch is None:
+            anew = first.device != latents.device or not torch.equal(first, latents)
+        else:
+            anew = branch in branches
+        if anew:
+            self._tracker.finish()
+        else:
+            branches.add(branch)
+            self._counted = before
+
+    def _say_what_is_unknown(self) -> None:
+        """Reports of a call that the scheduler does not run what is not known for this reason."""
+        if self._is_scheduled:
+            return
+        unknown = []
+        if self.named_position.get("step_index") is None:
+            unknown.append("steps are counted by falling timesteps")
+        if self.named_position.get("num_inference_steps") is None:
+            unknown.append("the number of steps is not known")
+        if unknown:
+            what = " and ".join(unknown)
+            self.session.report.fall_back(f"{OTHER_SCHEDULER}, so {what}; {ENABLE_THERE}")
+        else:
+            self.session.report.note(f"{OTHER_SCHEDULER}, so forecasts go by steps; {ENABLE_THERE}")
 
     def _guidance_ended(self, generation: int) -> bool:
         """Whether the pipeline has said that it guides this generation, and now says it does not.
@@ -649,6 +697,7 @@ class ModelAdapter(ModelFamily):
         """Frees the caches and starts anew with the next call."""
         self.session.reset()
         self._tracker.finish()
+        self._counted = None
 
     # Attention.
 

@@ -23,6 +23,9 @@ except ImportError:  # a diffusers without modular pipelines has no objects of t
 class DenoisingLoop:
     """The loop of a plain pipeline, which is a part of its ``__call__``.
 
+    Its transformer may be called from other loops, too: one of the user's, or that of a pipeline
+    which shares the transformer, with this scheduler or one of its own.
+
     Attributes:
         pipe: the pipeline.
         unnamed_branch: what the first call of a step is named where nothing names its branch.
@@ -32,6 +35,10 @@ class DenoisingLoop:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
+        self._runs = False
+        # A schedule, known by its identity, is that of one generation.
+        self._done: Any = None  # the last one that is over, or that a call did not follow
+        self._followed: tuple[Any, int] | None = None  # the last other one, and the call's place
 
     @property
     def scheduler(self) -> Any:
@@ -41,7 +48,47 @@ class DenoisingLoop:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Around a call of the pipeline: what follows is known only within."""
-        yield
+        with self._set_running(True):
+            try:
+                yield
+            finally:
+                self._done = getattr(self.scheduler, "timesteps", None)
+
+    def left(self) -> contextlib.AbstractContextManager[None]:
+        """Around what the user does in the middle of a call, such as calling other pipelines."""
+        return self._set_running(False)
+
+    @contextlib.contextmanager
+    def _set_running(self, runs: bool) -> Iterator[None]:
+        outer, self._runs = self._runs, runs
+        try:
+            yield
+        finally:
+            self._runs = outer
+
+    def is_scheduled(self, read: Callable[[Any], float]) -> bool:
+        """Whether the scheduler runs the loop that makes a call of the transformer.
+
+        In the pipeline's own call it does. Elsewhere the timestep of the call has to prove it.
+        Where it does not, later calls are not asked: schedules may have timesteps in common.
+
+        Args:
+            read: the call's timestep as a value of the schedule that it gets, or as something else
+                where that has no such value; may wait for the device.
+        """
+        scheduler = self.scheduler
+        if self._runs or scheduler is None:
+            return True
+        schedule = getattr(scheduler, "timesteps", None)
+        place = None
+        if schedule is not None and schedule is not self._done and was_set(scheduler):
+            followed, last = self._followed or (None, None)
+            place = place_of_call(scheduler, read, last if followed is schedule else None)
+        if place is None:
+            self._done = schedule
+            return False
+        self._followed = schedule, place
+        return True
 
     def branch(self) -> str | None:
         """The guidance branch whose turn it is, where ``cache_context`` does not name it."""
@@ -90,7 +137,8 @@ class ModularLoop(DenoisingLoop):
                     patches.set_attribute(guider, name, self._noting_batches(own))
             for block in denoising_loops(self.pipe._blocks):
                 patches.set_attribute(block, "loop_step", self._noting_step(block.loop_step))
-            yield
+            with super().watched():
+                yield
         except BaseException:  # what they had put on the model for the call would stay there
             for guider, model in itertools.product(guiders, components.values()):
                 if why_not_cached(model) is not None:
@@ -192,6 +240,44 @@ def scheduler_step(scheduler: Any) -> int | None:
         if isinstance(step, int):
             return step if 0 <= step < len(scheduler.timesteps) else None
     return None
+
+
+def was_set(scheduler: Any) -> bool:
+    """Whether a scheduler has timesteps to denoise by: at first it has those of its training."""
+    if getattr(scheduler, "num_inference_steps", None) is not None:
+        return True
+    trained = getattr(getattr(scheduler, "config", None), "num_train_timesteps", None)
+    return len(scheduler.timesteps) != trained
+
+
+def place_of_call(
+    scheduler: Any, read: Callable[[Any], float], last: int | None = None
+) -> int | None:
+    """Where in its schedule a call of the transformer is that the scheduler runs, or None.
+
+    Args:
+        scheduler: may tell its step always, from its first step on, or never.
+        read: see `DenoisingLoop.is_scheduled`.
+        last: the place of the call before, None where there was none.
+    """
+    schedule = scheduler.timesteps
+    values: list[float] = torch.as_tensor(schedule).tolist()
+
+    def is_at(place: int) -> bool:
+        alone = slice(place, place + 1)  # rounded as the call's is, several values may be one
+        return place < len(values) and read(schedule[alone]) == values[place]
+
+    told = scheduler_step(scheduler)
+    if told is None and isinstance(getattr(scheduler, "step_index", None), int):
+        return None  # it is done
+    if told is not None:
+        places = [told]
+    elif last is not None:
+        places = [last, last + 1, 0]
+    else:
+        value = read(schedule)  # loops may begin in the middle
+        places = [0, *([values.index(value)] if values.count(value) == 1 else [])]
+    return next(filter(is_at, places), None)
 
 
 def check_scheduler(scheduler: Any) -> None:

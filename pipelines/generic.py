@@ -26,12 +26,22 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall, attention_backend, forward_arguments, make_tag
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.patches import TAG, Patches
+from chipsparse.pipelines.timesteps import largest, value_passed_as
 from chipsparse.plan import SparsityPlan
 from chipsparse.step import StepContext
 
 MASK = "attention_mask"
 UNKNOWN = -1  # layer number of a module that does not run sparse
 MLP_RATIO = 4  # what most models have; only the estimate of the working memory asks
+TIMESTEPS = 1000
+# What pipelines make of the scheduler's timesteps.
+PASSED_AS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda values: values,
+    lambda values: values / TIMESTEPS,
+    lambda values: 1 - values / TIMESTEPS,
+    lambda values: (TIMESTEPS - values) / TIMESTEPS,
+    lambda values: TIMESTEPS - values,
+)
 LARGEST_DIFFERENCE = 1e-2  # between two runs of the same kernel, relative; another mask gives more
 
 AttentionShape = tuple[int, int, int, int]  # samples, tokens, heads, channels of a head
@@ -117,6 +127,11 @@ class GenericAdapter(ModelAdapter):
         """The sizes that were observed; all tokens count as one row of an image."""
         assert self._sites is not None
         return layout_of(self._sites)
+
+    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
+        """The only value of the schedule that pipelines pass as this timestep, one way or other."""
+        found = (value_passed_as(timestep, schedule, change) for change in PASSED_AS)
+        return next((value for value in found if value is not None), largest(timestep))
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """What is not done for a model that is not known."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from chipsparse.config import FallbackError
@@ -21,6 +21,7 @@ from chipsparse.report.generation import GenerationReport
 from chipsparse.report.nothing_sparse import NOTHING
 
 CALLS = "chipsparse_calls"
+CALLBACK = "callback_on_step_end"
 
 
 class PatchedPipeline(WholePatched):
@@ -31,7 +32,10 @@ class PatchedPipeline(WholePatched):
 
         @functools.wraps(cls.chipsparse_base.__call__)  # the signature that callers look at
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with getattr(self, CALLS).around(self):
+            calls = getattr(self, CALLS)
+            if callable(callback := kwargs.get(CALLBACK)):
+                kwargs[CALLBACK] = calls.outside(callback)
+            with calls.around(self):
                 return super(cls, self).__call__(*args, **kwargs)  # type: ignore[misc]
 
         cls.__call__ = call  # type: ignore[method-assign]
@@ -100,6 +104,18 @@ class PipelineCalls:
                 for adapter in self._adapters.values():
                     adapter.finish_generation()
                 self._report.end_call(finished=finished)
+
+    def outside(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        """A callback that may call other pipelines with the transformer: those have own loops."""
+        if hasattr(callback, "tensor_inputs"):  # pipelines look at the class of diffusers' own
+            return callback
+
+        @functools.wraps(callback)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with self._loop.left():
+                return callback(*args, **kwargs)
+
+        return called
 
     def interrupted(self) -> None:
         """Frees the caches of a call whose loop is set to pass over the steps that are left."""

@@ -567,3 +567,26 @@ def test_outputs_are_compared_part_by_part():
     assert not are_close((one, one), (one, other))
     assert not are_close(one[:2], one)
     assert not are_close(one * float("nan"), one)
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        lambda value: value,
+        lambda value: value / 1000,  # as AuraFlow
+        lambda value: 1 - value / 1000,  # as Lumina 2
+        lambda value: (1000 - value) / 1000,
+        lambda value: 1000 - value,
+    ],
+)
+def test_timesteps_are_known_as_pipelines_pass_them(passed):
+    """That tells other loops by the scheduler from those without."""
+    pipe = skyreels()
+    pipe.scheduler.set_timesteps(STEPS)
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        (adapter,) = handle._adapters
+        schedule = pipe.scheduler.timesteps
+        for value in schedule:
+            timestep = passed(value).expand(2)
+            assert adapter.scheduled_timestep(timestep, schedule) == value
+        assert adapter.scheduled_timestep(torch.tensor([3.5]), schedule) == 3.5

@@ -1,0 +1,330 @@
+"""Other loops than the enabled pipeline's own call its transformer: which steps they are at."""
+
+import functools
+from types import SimpleNamespace
+
+import diffusers
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.pipelines.denoising_loop import place_of_call, was_set
+from chipsparse.pipelines.patches import stock_class
+from chipsparse.pipelines.timesteps import value_passed_as
+from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
+from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
+from tests.pipelines.test_generic import skyreels
+from tests.variants import slow_unless
+
+COUNTED = [
+    "the scheduler of the enabled pipeline does not run this call, so steps are counted by falling "
+    "timesteps and the number of steps is not known; enable chipsparse on the pipeline that runs"
+]
+NAMED = (
+    "the scheduler of the enabled pipeline does not run this call, so forecasts go by steps; "
+    "enable chipsparse on the pipeline that runs"
+)
+CASES = {
+    "flux": ("flux", None),
+    "flux guided": ("flux", "guided"),
+    "flux unnamed": ("flux image to image", "guided"),  # its pipeline names no branches
+    "hunyuan video": ("hunyuan video", "guided"),
+    "cogvideox": ("cogvideox 2b", "batch"),  # its scheduler never tells its step
+    "cogvideox image to video": ("cogvideox 5b image to video", None),
+    "z-image": ("z-image", "guided, other lengths"),  # timesteps rise, as the next one's
+    "mochi": ("mochi", "batch"),
+    "wan": ("wan 2.1", None),  # names its steps
+    "wan image to video": ("wan 2.1 image to video", None),  # does not
+    "wan two experts": ("wan 2.2 two experts", None),
+}
+QUICK = ("flux", "flux unnamed", "cogvideox", "hunyuan video", "z-image", "wan")
+BEFORE = ("nothing", "a call", "a call of as many steps", "a call that broke off")
+
+
+def arguments(case):
+    given = arguments_of(*CASES[case])
+    return {**given, "strength": 1.0} if "strength" in given else given  # all steps
+
+
+def call(pipe, case, **changes):
+    return as_batch(generate(pipe, arguments(case), **changes))
+
+
+def sharing(pipe, *, own_scheduler=True):
+    """A stock pipeline with the transformer of another one."""
+    other = stock_class(pipe).from_pipe(pipe, transformer=pipe.transformer)
+    other.set_progress_bar_config(disable=True)
+    assert other.transformer is pipe.transformer
+    assert other.scheduler is pipe.scheduler
+    if own_scheduler:
+        other.scheduler = type(other.scheduler).from_config(other.scheduler.config)
+    return other
+
+
+def break_off_at(step):
+    def end(_pipe, now, _time, tensors):
+        if now == step:
+            raise InterruptedError
+        return tensors
+
+    return {"callback_on_step_end": end}
+
+
+def run_before(pipe, case, before):
+    if before == "a call that broke off":
+        with pytest.raises(InterruptedError):
+            call(pipe, case, **break_off_at(2))
+    elif before != "nothing":
+        call(pipe, case, num_inference_steps=STEPS if "many" in before else STEPS - 2)
+
+
+def wan_video(pipe):
+    return generate(pipe, FAMILIES["wan 2.1"].call)
+
+
+def records(handle):
+    return [(each.step, each.branch, each.action.value) for each in handle.report.steps]
+
+
+def counts(handle):
+    return {each.steps_total for each in handle.report.steps}
+
+
+@functools.cache
+def own(case):
+    """What an enabled pipeline gives itself: the latents, and its records."""
+    pipe = FAMILIES[CASES[case][0]].make()
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        return call(pipe, case), records(handle)
+
+
+@functools.cache
+def stock(case):
+    return call(FAMILIES[CASES[case][0]].make(), case)
+
+
+@pytest.mark.parametrize("before", slow_unless(BEFORE[:1] + BEFORE[2:], BEFORE))
+@pytest.mark.parametrize("case", slow_unless(QUICK, CASES))
+def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
+    """The config lists nothing by the number of steps, so that it may be unknown."""
+    pipe = FAMILIES[CASES[case][0]].make()
+    expected, steps = own(case)
+    assert {"dense", "refresh", "sparse"} <= {action for *_, action in steps}
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        other = sharing(pipe)
+        run_before(pipe, case, before)
+        for _ in range(2):  # the second generation starts anew
+            last = handle.report.generation
+            assert torch.equal(call(other, case), expected)
+            assert records(handle) == steps
+            assert handle.report.generation == last + 1
+            names_steps = case in ("wan", "wan two experts")
+            assert handle.report.fallbacks == ([] if names_steps else COUNTED)
+            assert (NAMED in handle.report.notes) == names_steps
+            assert counts(handle) == ({STEPS} if names_steps else {None})
+        assert torch.equal(call(pipe, case), expected)
+        assert records(handle) == steps
+        assert handle.report.fallbacks == []
+        assert NAMED not in handle.report.notes
+
+
+@pytest.mark.parametrize("before", slow_unless(BEFORE[::3], BEFORE))
+@pytest.mark.parametrize("case", slow_unless(("flux unnamed", "cogvideox", "z-image"), CASES))
+def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, before):
+    pipe = FAMILIES[CASES[case][0]].make()
+    expected, steps = own(case)
+    with chipsparse.enable(pipe, SPARSE, strict=True) as handle:
+        other = sharing(pipe, own_scheduler=False)
+        run_before(pipe, case, before)
+        for _ in range(2):
+            assert torch.equal(call(other, case), expected)
+            assert records(handle) == steps
+            assert len(counts(handle) - {None}) == 1
+            assert handle.report.fallbacks == []
+        assert torch.equal(call(pipe, case), expected)
+
+
+@pytest.mark.parametrize("case", ["flux", "cogvideox"])
+def test_a_strict_run_is_refused(case):
+    pipe = FAMILIES[CASES[case][0]].make()
+    with chipsparse.enable(pipe, SPARSE, strict=True):
+        with pytest.raises(chipsparse.FallbackError, match="does not run this call"):
+            call(sharing(pipe), case)
+        assert torch.equal(call(pipe, case), own(case)[0])
+
+
+@pytest.mark.parametrize("case", ["flux unnamed", "hunyuan video", "cogvideox"])
+def test_timesteps_that_were_set_for_another_loop_are_noticed(case):
+    """The first timestep is that of most schedules."""
+    pipe = FAMILIES[CASES[case][0]].make()
+    with chipsparse.enable(pipe, EXACT) as handle:
+        other = sharing(pipe)
+        pipe.scheduler.set_timesteps(2 * STEPS + 1)
+        assert_close(call(other, case), stock(case))
+        assert handle.report.fallbacks == COUNTED
+        assert {each.branch for each in handle.report.steps} == {
+            name for _, name, _ in own(case)[1]
+        }
+
+
+@pytest.mark.parametrize(
+    ("case", "seed"),
+    [
+        ("flux", 0),
+        ("flux unnamed", 1),
+        ("cogvideox", 1),
+        ("wan image to video", 0),
+        ("wan image to video", 1),
+    ],
+)
+def test_a_generation_that_broke_off_at_its_first_step_is_not_gone_on_with(case, seed):
+    """Both have the same timestep."""
+    pipe = FAMILIES[CASES[case][0]].make()
+    config = SPARSE.override({"schedule.actions": ["dense", "skip", "dense"]})
+    with chipsparse.enable(pipe, config) as handle:
+        other = sharing(pipe)
+        expected = call(other, case)
+        steps = records(handle)
+        with pytest.raises(InterruptedError):
+            other(
+                **arguments(case),
+                **break_off_at(0),
+                num_inference_steps=STEPS,
+                generator=torch.Generator().manual_seed(seed),
+            )
+        assert torch.equal(call(other, case), expected)
+        assert records(handle) == steps
+
+
+@pytest.mark.parametrize("case", ["flux", "cogvideox"])
+def test_another_pipeline_in_a_callback(case):
+    pipe = FAMILIES[CASES[case][0]].make()
+    inner = []
+
+    def preview(_pipe, step, _time, tensors):
+        if step == 2:
+            inner.append(call(other, case))
+        return tensors
+
+    with chipsparse.enable(pipe, SPARSE):
+        other = sharing(pipe)
+        call(pipe, case, callback_on_step_end=preview)
+        assert torch.equal(inner[0], own(case)[0])
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(call(pipe, case, callback_on_step_end=preview), stock(case))
+        assert_close(inner[1], stock(case))
+        assert handle.report.fallbacks == []
+        assert [each.step for each in handle.report.steps] == list(range(3, STEPS))
+
+
+def first_call(case):
+    """What the transformer is called with at first."""
+    pipe, given = FAMILIES[CASES[case][0]].make(), []
+    pipe.transformer.register_forward_pre_hook(
+        lambda _model, _args, kwargs: given.append(kwargs), with_kwargs=True
+    )
+    call(pipe, case)
+    return given[0]
+
+
+@pytest.mark.parametrize("begin", [0, 2])
+@pytest.mark.parametrize("steps", [True, False], ids=["steps", "never steps"])
+@pytest.mark.parametrize("case", ["flux", "cogvideox"])
+def test_a_loop_of_the_users(case, steps, begin):
+    pipe, given = FAMILIES[CASES[case][0]].make(), first_call(case)
+    with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
+        call(pipe, case)
+        for _ in range(2):
+            pipe.scheduler.set_timesteps(STEPS)
+            for time in pipe.scheduler.timesteps[begin:]:
+                timestep = time.expand(len(given["timestep"]))
+                timestep = timestep / 1000 if case == "flux" else timestep
+                pipe.transformer(**{**given, "timestep": timestep})
+                if steps and case == "flux":
+                    latents = given["hidden_states"]
+                    pipe.scheduler.step(latents, time, latents)
+            assert [each.step for each in handle.report.steps] == list(range(begin, STEPS))
+            assert counts(handle) == {STEPS}
+
+
+def test_a_loop_by_no_scheduler():
+    """The pipeline's has the thousand timesteps of its training."""
+    pipe, given = FAMILIES["flux"].make(), first_call("flux")
+    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
+        for value in (1.0, 0.75, 0.5, 0.25):
+            pipe.transformer(**{**given, "timestep": torch.tensor([value])})
+        assert [each.step for each in handle.report.steps] == [0, 1, 2, 3]
+        assert handle.report.fallbacks == COUNTED
+
+
+@pytest.mark.filterwarnings("ignore:.*has no adapter of its own:UserWarning")
+def test_a_model_without_an_adapter():
+    pipe = skyreels()
+    expected = wan_video(pipe)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(wan_video(sharing(pipe, own_scheduler=False)), expected)
+        assert handle.report.fallbacks == []
+        assert_close(wan_video(sharing(pipe)), expected)
+        assert NAMED in handle.report.notes
+        assert counts(handle) == {STEPS}
+
+
+# Where a scheduler is.
+
+
+def scheduler_at(timesteps, **told):
+    return SimpleNamespace(timesteps=torch.tensor(timesteps), **told)
+
+
+def reading(timestep, dtype=torch.float32):
+    called = torch.tensor([timestep]).to(dtype)
+
+    def read(schedule):
+        value = value_passed_as(called, schedule)
+        return float(called) if value is None else value
+
+    return read
+
+
+def test_a_step_that_is_told_has_to_be_that_of_the_timestep():
+    scheduler = scheduler_at([1000.0, 600.0, 300.0], step_index=1, begin_index=0)
+    assert place_of_call(scheduler, reading(600.0)) == 1
+    assert place_of_call(scheduler, reading(300.0)) is None
+    scheduler.step_index = None
+    assert place_of_call(scheduler, reading(1000.0)) == 0
+    assert place_of_call(scheduler, reading(600.0)) is None
+    scheduler.step_index = 3  # it is done
+    assert place_of_call(scheduler, reading(300.0)) is None
+
+
+def test_without_a_told_step_one_place_comes_after_the_other():
+    scheduler = scheduler_at([999, 749, 499, 249])
+    assert place_of_call(scheduler, reading(499)) == 2  # where a loop may begin
+    assert place_of_call(scheduler, reading(500)) is None
+    assert place_of_call(scheduler, reading(749), last=0) == 1
+    assert place_of_call(scheduler, reading(749), last=1) == 1
+    assert place_of_call(scheduler, reading(499), last=0) is None
+    assert place_of_call(scheduler, reading(999), last=3) == 0
+    twice = scheduler_at([999, 749, 749])
+    assert place_of_call(twice, reading(749)) is None
+
+
+def test_values_that_are_one_in_half_precision():
+    """As of many steps with a large shift."""
+    values = [1000.0, 999.0, 998.0, 500.0]
+    for step, value in enumerate(values):
+        read = reading(value, torch.bfloat16)
+        assert place_of_call(scheduler_at(values, step_index=step), read) == step
+    assert place_of_call(scheduler_at(values), reading(1000.0, torch.bfloat16)) == 0
+
+
+def test_a_scheduler_has_to_be_set():
+    for made in (
+        diffusers.FlowMatchEulerDiscreteScheduler(),
+        diffusers.CogVideoXDDIMScheduler(),
+        diffusers.UniPCMultistepScheduler(),
+        diffusers.DDPMScheduler(),
+    ):
+        assert not was_set(made)
+        made.set_timesteps(4)
+        assert was_set(made)
