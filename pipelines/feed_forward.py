@@ -64,28 +64,43 @@ def _run_as(module: Any, form: Form | None) -> None:
     module.chipsparse_fp8 = form is not None and form.fp8 is not None
 
 
-def _is_stock_again(module: Any, mixin: type) -> bool:
-    """Whether a patched method was kept, by hooks that came meanwhile, and its module restored."""
-    return not isinstance(module, mixin)
+def _runs_as_one(module: Any) -> bool:
+    """Whether a patched module does its part of a layer that runs as one op."""
+    return module.chipsparse_activation is not None and not torch.is_grad_enabled()
 
 
-class PatchedFeedForward:
+class PatchedModule:
+    """Mixin of a patched module that does something else where its layer runs as one op."""
+
+    chipsparse_activation: str | None
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the module was made, or `chipsparse_forward`."""
+        output: torch.Tensor
+        if not isinstance(self, PatchedModule):  # restored, and hooks had kept this method
+            output = type(self).forward(self, hidden_states, *args, **kwargs)
+        elif _runs_as_one(self):
+            output = self.chipsparse_forward(hidden_states)
+        else:
+            output = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        return output
+
+    def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What it does where its layer runs as one op."""
+        raise NotImplementedError
+
+
+class PatchedFeedForward(PatchedModule):
     """Mixin of a patched feed-forward module: runs as one op where its weights can be read."""
 
     chipsparse_tag: torch.Tensor
-    chipsparse_activation: str | None
     chipsparse_gate: str
     chipsparse_fp8: bool
 
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Feed-forward for ``[B, N, C]``, or one sample ``[N, C]``."""
-        if _is_stock_again(self, PatchedFeedForward):
-            return type(self).forward(self, hidden_states, *args, **kwargs)
-        if self.chipsparse_activation is None or torch.is_grad_enabled():
-            output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-            return output
         if hidden_states.ndim == 2:
-            return self.forward(hidden_states[None])[0]
+            return self.chipsparse_forward(hidden_states[None])[0]
         up, down, gate = linears(self)
         if self.chipsparse_fp8:
             return torch.ops.chipsparse.fp8_feed_forward(
@@ -158,45 +173,32 @@ class FeedForwardModule:
         return is_group_offloaded(self._block) or is_group_offloaded(self._module)
 
 
-class PatchedPassing:
+class PatchedPassing(PatchedModule):
     """Mixin of a module that passes its input on, because a later one does its work."""
 
-    chipsparse_activation: str | None
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The input itself, ``[B, N, C]``."""
-        if _is_stock_again(self, PatchedPassing):
-            return type(self).forward(self, hidden_states)
-        if self.chipsparse_activation is None or torch.is_grad_enabled():
-            output: torch.Tensor = super().forward(hidden_states)  # type: ignore[misc]
-            return output
         return hidden_states
 
 
-class PatchedParallelProjection:
+class PatchedParallelProjection(PatchedModule):
     """Mixin of a patched ``proj_out``: the feed-forward layer, and the projection, as one op."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     chipsparse_tag: torch.Tensor
-    chipsparse_activation: str | None
     chipsparse_gate: str
     chipsparse_fp8: bool
     chipsparse_up: torch.nn.Linear
 
-    def forward(self, joined: torch.Tensor) -> torch.Tensor:
+    def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[B, N, C]`` from the attention output and the layer's input ``[B, N, A + C]``."""
-        if _is_stock_again(self, PatchedParallelProjection):
-            return type(self).forward(self, joined)
-        if self.chipsparse_activation is None or torch.is_grad_enabled():
-            output: torch.Tensor = super().forward(joined)  # type: ignore[misc]
-            return output
         if self.chipsparse_fp8:
             return torch.ops.chipsparse.fp8_parallel_feed_forward(
-                joined, self.chipsparse_tag, self.weight.shape[0]
+                hidden_states, self.chipsparse_tag, self.weight.shape[0]
             )
         return torch.ops.chipsparse.parallel_feed_forward(
-            joined,
+            hidden_states,
             self.chipsparse_up.weight,
             self.chipsparse_up.bias,
             self.weight,
@@ -283,21 +285,15 @@ class ParallelFeedForward:
         return is_group_offloaded(self._block) or is_group_offloaded(self._owner)
 
 
-class PatchedFusedProjection:
+class PatchedFusedProjection(PatchedModule):
     """Mixin of a linear for attention and feed-forward: the attention's part, then the input."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    chipsparse_activation: str | None
     chipsparse_rows: int
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[B, N, R + C]``, R rows of the weight applied, from ``[B, N, C]``."""
-        if _is_stock_again(self, PatchedFusedProjection):
-            return type(self).forward(self, hidden_states)
-        if self.chipsparse_activation is None or torch.is_grad_enabled():
-            output: torch.Tensor = super().forward(hidden_states)  # type: ignore[misc]
-            return output
         rows = self.chipsparse_rows
         bias = None if self.bias is None else self.bias[:rows]
         projected = F.linear(hidden_states, part_of(self.weight, slice(rows)), bias)
@@ -309,22 +305,18 @@ class PatchedParallelAttention:
     """Mixin of the module around it, whose processor splits the projection by these widths."""
 
     query_dim: int
-    chipsparse_activation: str | None
 
     @property
     def mlp_hidden_dim(self) -> int:
         """Neurons; where the input itself comes in their place, its channels."""
         neurons: int = self.__dict__["mlp_hidden_dim"]
-        return self.query_dim if self._passes() else neurons
+        return self.query_dim if _runs_as_one(self) else neurons
 
     @property
     def mlp_mult_factor(self) -> int:
         """How many rows of the projection belong to a neuron."""
         rows: int = self.__dict__["mlp_mult_factor"]
-        return 1 if self._passes() else rows
-
-    def _passes(self) -> bool:
-        return self.chipsparse_activation is not None and not torch.is_grad_enabled()
+        return 1 if _runs_as_one(self) else rows
 
 
 class FusedParallelFeedForward(ParallelFeedForward):
