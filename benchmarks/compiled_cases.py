@@ -42,7 +42,7 @@ TRITON_TYPES = {
 # As for all sizes of the MLPs in the named cases, whose blocks have 128 rows.
 MLP_TYPES = {
     "(hidden|weight|gate|bias|gate_bias|cache|delta|addend|result|parts|up)_ptr": "*{half}:16",
-    "(means|scores)_ptr": "*fp32:16",
+    "(means|scores|cache_scale)_ptr": "*fp32:16",
     "(cache|addend)_stride_c": "i32:1",
     "(hidden|weight|gate|cache|delta|addend)_stride_[bnfk]|stride_[bf]": "i32:16",
     "indices_stride_[bg]": "i32:16",
@@ -71,6 +71,14 @@ ROW_TYPES = {
     "data_ptr": "*fp8e4nv:16",
     "scale_ptr": "*fp32:16",
     "(stride|width)": "i32:16",
+}
+ACTIVATION_TYPES = {
+    "activation_ptr": "*{half}:16",
+    "data_ptr": "*u8:16",
+    "largest_ptr": "*i32:16",
+    "scale_ptr": "*fp32:16",
+    "(data_)?stride_[bf]": "i32:16",
+    "(tokens|neurons)": "i32",
 }
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
@@ -102,7 +110,7 @@ class CompiledCase:
 def cases() -> list[CompiledCase]:
     """Every kernel in all configurations that the launchers choose from."""
     attention = (_gluon, _attention, _fp8, _selection, _packing, _residuals, _pieces)
-    makers = (*attention, _mlp, _weights, _rows, _neurons)
+    makers = (*attention, _mlp, _activations, _weights, _rows, _neurons)
     return [case for make in makers for case in make()]
 
 
@@ -369,9 +377,31 @@ def _rows() -> Iterator[CompiledCase]:
             )
 
 
+def _activations() -> Iterator[CompiledCase]:
+    module = _module("fp8_activations")
+    sizes = {"TOKENS": module.TOKENS, "NEURONS": module.NEURONS, "num_warps": module.WARPS}
+    for capability in (HOPPER, AMPERE):
+        for contiguous in ("tokens", "neurons"):
+            first, second = ("i32:1", "i32:16") if contiguous == "tokens" else ("i32:16", "i32:1")
+            for kernel, constants in (
+                ("_largest_kernel", sizes),
+                ("_round_kernel", {"CONVERTS": capability >= HOPPER, **sizes}),
+            ):
+                yield _triton(
+                    "fp8_activations",
+                    kernel,
+                    f"{kernel[1:-7]}, {contiguous} contiguous bf16",
+                    True,
+                    constants,
+                    capability,
+                    types={"stride_n": first, "stride_f": second} | ACTIVATION_TYPES,
+                )
+
+
 def _mlp() -> Iterator[CompiledCase]:
     up, down = _module("sparse_mlp_up"), _module("sparse_mlp_down")
     even = {"COUNTS": False, "EVEN_CHANNELS": True, "WIDE_PRODUCTS": False}
+    full = {"IN_FP8": False, "CONVERTS": False}
     for capability in (HOPPER, AMPERE):
         with _pretended(up, capability), _pretended(down, capability):
             defaults = {gated: up.default_config(_OnGpu, gated=gated) for gated in (False, True)}
@@ -384,10 +414,21 @@ def _mlp() -> Iterator[CompiledCase]:
                         "_sparse_mlp_up_kernel",
                         f"{name}{' gated' * gated} bf16",
                         name == defaults[gated],
-                        {**_first_layer(gated), **even, **config},
+                        {**_first_layer(gated), **full, **even, **config},
                         capability,
                         types=MLP_TYPES,
                     )
+        in_fp8 = {"IN_FP8": True, "CONVERTS": capability >= HOPPER}
+        for gated in (False, True):
+            yield _triton(
+                "sparse_mlp_up",
+                "_sparse_mlp_up_kernel",
+                f"{defaults[gated]}{' gated' * gated} bf16, cache in fp8",
+                True,
+                {**_first_layer(gated), **in_fp8, **even, **up.CONFIGS[defaults[gated]]},
+                capability,
+                types={"cache_ptr": "*u8:16"} | MLP_TYPES,
+            )
         for name, config in down.CONFIGS.items():
             if _sums_fit(config, 1, capability):
                 constants = {"ADDEND": True, "EVEN_NEURONS": True, "WIDE_OFFSETS": False}

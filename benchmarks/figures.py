@@ -46,11 +46,11 @@ def axes_of(figure: Figure, *place: int) -> Axes:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a figure in 64 colours: half of the bytes, which the repository keeps for good."""
+    """Writes a figure in 24 colours: a third of the bytes, which the repository keeps for good."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     with Image.open(drawn) as image:
-        few = image.convert("RGB").quantize(64)
+        few = image.convert("RGB").quantize(24, Image.Quantize.FASTOCTREE)
     if path.suffix == ".webp":
         few.convert("RGB").save(path, lossless=True, quality=100, method=6)
     else:

@@ -25,7 +25,7 @@ Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
-ResidualPrecision = Literal["auto", "full", "fp8"]
+CachePrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
 WhereSlower = Literal["dense", "sparse"]
 Dense = Literal["dense"]
@@ -393,11 +393,16 @@ class MemoryConfig(Validated):
         "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
         "them in host memory; never: none",
     )
-    residuals: ResidualPrecision = option(
+    residuals: CachePrecision = option(
         "auto",
         "what attention keeps of the dropped columns: full: in the model's precision; fp8: in e4m3 "
         "with a scale for each row, half of the bytes; auto: in fp8 where that keeps all caches on "
         "the GPU, or more layers sparse, and else in full",
+    )
+    activations: CachePrecision = option(
+        "auto",
+        "what feed-forward layers keep of their neurons: full, fp8 (with a scale for each token) "
+        "or auto, as for residuals, which are rounded first",
     )
 
     def __post_init__(self) -> None:

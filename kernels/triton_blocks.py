@@ -96,6 +96,24 @@ def from_fp8_bits(bits):
 
 
 @triton.jit
+def to_fp8_bytes(x, CONVERTS: tl.constexpr):
+    """As `fp8_bits`, by the instruction of GPUs that have one."""
+    if CONVERTS:
+        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        return fp8_bits(x)
+
+
+@triton.jit
+def from_fp8_bytes(bits, CONVERTS: tl.constexpr):
+    """As `from_fp8_bits`, by the instruction of GPUs that have one."""
+    if CONVERTS:
+        return bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        return from_fp8_bits(bits)
+
+
+@triton.jit
 def stored_token(place):
     """Which token stands at a place of stored FP8 values: 8 u + 2 t + e of 16 at 4 t + 2 u + e."""
     return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)

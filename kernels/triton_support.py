@@ -89,6 +89,11 @@ def no_fp8_reason(device: torch.device) -> str | None:
     return None
 
 
+def converts_fp8(device: torch.device) -> bool:
+    """Whether kernels on a device convert FP8 by an instruction; the interpreter does it wrong."""
+    return device.type != "cpu" and no_fp8_reason(device) is None
+
+
 def gluon_fp8_unsupported_reason(
     query: torch.Tensor, dtype: torch.dtype, block_size_q: int = 128
 ) -> str | None:

@@ -57,7 +57,7 @@ def draw(records: Sequence[Record]) -> Figure:
         raise ValueError("no records of equal work")
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure = figure_of(5.6 * columns + 2.2, 4.4 * rows + 0.3)
+    figure = figure_of(5.0 * columns + 2.2, 3.4 * rows + 0.3)
     drawn: dict[Any, Any] = {}
     for place, (name, clips, measure) in enumerate(panels, 1):
         axes = axes_of(figure, rows, columns, place)

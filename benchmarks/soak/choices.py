@@ -257,6 +257,7 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),
         "memory.ram": ("0", "64K", "1M"),
         "memory.residuals": ("full", "fp8"),
+        "memory.activations": ("full", "fp8"),
     }
     for path, values in rare.items():
         value = draw.choice(values)

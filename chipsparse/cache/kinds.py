@@ -5,12 +5,14 @@ Known from the sizes of a model alone, so that memory can be planned before anyt
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
-from chipsparse.config import Part, ResidualPrecision, SparsityConfig
+from chipsparse.config import Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import padded_rows
@@ -25,23 +27,26 @@ SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model comput
 # By part in the order in which they are put on the device, and all their tensors by name.
 CACHES: dict[Part, type[TensorCache]] = {"mlp": MLPCache, "attention": AttentionCache}
 KINDS = MLPCache.kept | AttentionCache.kept
+# What may be kept in FP8, as fields of `MemoryConfig`; rounded first what loses least by it.
+ROUNDED = ("residuals", "activations")
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
-    """What a sparse layer of this config keeps; with residuals in full unless it says ``fp8``."""
+    """What a sparse layer of this config keeps; in full what it does not say to keep in FP8."""
     return frozenset(name for name, kept in CACHES[part].kept.items() if kept.wanted(config))
 
 
 def _may_keep(config: SparsityConfig, part: Part) -> frozenset[str]:
-    """What it may keep, where the memory decides about residuals."""
-    if config.memory.residuals == "auto":
-        config = with_residuals(config, "fp8")
-    return kept_kinds(config, part)
+    """What it may keep, where the memory decides about precisions."""
+    memory = config.memory
+    in_fp8 = {name for name in ROUNDED if getattr(memory, name) != "full"}
+    return kept_kinds(keeping_in_fp8(config, in_fp8), part)
 
 
-def with_residuals(config: SparsityConfig, precision: ResidualPrecision) -> SparsityConfig:
-    """The config with residuals in this precision."""
-    return replace(config, memory=replace(config.memory, residuals=precision))
+def keeping_in_fp8(config: SparsityConfig, in_fp8: Collection[str]) -> SparsityConfig:
+    """The config with some of `ROUNDED` kept in FP8, and the others in full."""
+    precisions: dict[str, Any] = {name: "fp8" if name in in_fp8 else "full" for name in ROUNDED}
+    return replace(config, memory=replace(config.memory, **precisions))
 
 
 def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
@@ -77,10 +82,13 @@ def kind_bytes(
         kind: one of `KINDS`.
         layer: number of the transformer block.
         layout: sizes of the model and of one call; has the batch.
-        config: has the block sizes and shares; residuals are in FP8 where it says ``fp8``.
+        config: has the block sizes and shares; in FP8 is what it says ``fp8`` of.
         dtype: of the hidden states.
     """
-    residual = FP8 if config.memory.residuals == "fp8" else dtype
+    memory = config.memory
+    residual, activation = (
+        FP8 if precision == "fp8" else dtype for precision in (memory.residuals, memory.activations)
+    )
     tokens, rows = layout.own_query_rows, layout.mlp_tokens(layer)
     neurons = layout.kind(layer).intermediate_size
     mlp_groups = block_count(rows, config.mlp.block_size)
@@ -93,7 +101,8 @@ def kind_bytes(
         "residual": layout.own_attention_channels * tokens * residual.itemsize,
         "residual_scale": layout.own_heads * tokens * SOFTMAX_BYTES,
         "drift": layout.own_attention_channels * tokens * dtype.itemsize,
-        "activation": neurons * padded_rows(rows) * dtype.itemsize,
+        "activation": neurons * padded_rows(rows) * activation.itemsize,
+        "token_scale": rows * SOFTMAX_BYTES,
         "output": layout.width * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,
     }

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
-from typing import Literal
+from itertools import combinations, product
 
 import torch
 
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import (
     PARTS,
+    ROUNDED,
     Part,
+    keeping_in_fp8,
     kept_kinds,
     kind_bytes,
     read_kinds,
     saved_work,
-    with_residuals,
     written_kinds,
 )
 from chipsparse.cache.placement import PartNeed, Placement, place
@@ -114,7 +114,7 @@ class MemoryPlan:
         capacity: what there was.
         wanted: bytes of all that the config wants kept, for all branches.
         lost: work that sparse steps would save in what is recomputed.
-        residuals: how attention's are kept: in the model's precision, or in FP8.
+        in_fp8: what is kept in FP8 and not in the model's precision, of `ROUNDED`.
     """
 
     placement: Placement
@@ -122,7 +122,7 @@ class MemoryPlan:
     capacity: Capacity
     wanted: int
     lost: float = 0.0
-    residuals: Literal["full", "fp8"] = "full"
+    in_fp8: frozenset[str] = frozenset()
 
     @property
     def device_bytes(self) -> int:
@@ -180,24 +180,33 @@ def plan_memory(
         demand: what the generation asks for.
         open_slots: bytes of slots that are there already, by kind.
     """
-    residuals = plan.config.memory.residuals
-    if residuals == "fp8":
-        return _planned(plan, "fp8", capacity, demand, open_slots)
-    full = _planned(plan, "full", capacity, demand, open_slots)
-    if residuals == "full" or not full.needs_host:
-        return full
-    rounded = _planned(plan, "fp8", capacity, demand, open_slots)
-    return rounded if rounded.is_better_than(full) else full
+    best = None
+    for in_fp8 in _roundings(plan):
+        found = _planned(plan, in_fp8, capacity, demand, open_slots)
+        if best is None or found.is_better_than(best):
+            best = found
+        if not best.needs_host:
+            break
+    assert best is not None
+    return best
+
+
+def _roundings(plan: SparsityPlan) -> Iterator[frozenset[str]]:
+    """What may be kept in FP8 by the config: none of what it leaves open, the first, the next."""
+    asked = [getattr(plan.config.memory, name) for name in ROUNDED]
+    choices = [(False, True) if each == "auto" else (each == "fp8",) for each in asked]
+    for chosen in sorted(product(*choices), key=lambda each: each[::-1]):
+        yield frozenset(name for name, rounds in zip(ROUNDED, chosen, strict=True) if rounds)
 
 
 def _planned(
     plan: SparsityPlan,
-    residuals: Literal["full", "fp8"],
+    in_fp8: frozenset[str],
     capacity: Capacity,
     demand: MemoryDemand,
     open_slots: Mapping[str, int] | None,
 ) -> MemoryPlan:
-    plan = replace(plan, config=with_residuals(plan.config, residuals))
+    plan = replace(plan, config=keeping_in_fp8(plan.config, in_fp8))
     needs = cache_needs(plan, dtype=demand.dtype, dense=demand.dense)
     placement = place(
         needs,
@@ -214,7 +223,7 @@ def _planned(
         capacity,
         wanted=demand.branches * sum(need.nbytes for need in needs),
         lost=sum(need.saved for need in needs if (need.layer, need.part) in placement.recomputed),
-        residuals=residuals,
+        in_fp8=in_fp8,
     )
 
 

@@ -29,10 +29,14 @@ from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 
-IN_FP8 = (
-    "what attention keeps of dropped columns is in FP8, which takes half of the bytes: in full, "
-    "caches would go to host memory or layers run dense (memory.residuals: full has it so)"
-)
+IN_FP8 = {
+    name: f"{what} in FP8, which takes half of the bytes: in full, caches would go to host memory "
+    f"or layers run dense (memory.{name}: full has it so)"
+    for name, what in {
+        "residuals": "what attention keeps of dropped columns is",
+        "activations": "what feed-forward layers keep of their neurons is",
+    }.items()
+}
 
 
 @dataclass(eq=False)
@@ -122,8 +126,9 @@ class CacheStore:
             memory = self._plan(plan, device, demand, host=False)
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
-        if memory.residuals == "fp8" and plan.config.memory.residuals == "auto":
-            self._note(IN_FP8)
+        for name, note in IN_FP8.items():
+            if name in memory.in_fp8 and getattr(plan.config.memory, name) == "auto":
+                self._note(note)
         for each in memory.fallbacks(plan.layout.layers):
             self._fall_back(each)
 
@@ -197,7 +202,10 @@ class CacheStore:
         each = self._branches[branch]
         caches = each.caches
         if layer not in caches:
-            cache = LayerCache(residual_in_fp8=each.memory.residuals == "fp8")
+            in_fp8 = each.memory.in_fp8
+            cache = LayerCache(
+                residual_in_fp8="residuals" in in_fp8, activation_in_fp8="activations" in in_fp8
+            )
             caches[layer] = cache
             for name, kind in KINDS.items():
                 place = (branch, layer, name)

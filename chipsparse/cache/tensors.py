@@ -119,6 +119,11 @@ def rounds_residual(config: SparsityConfig) -> bool:
     return caches_residual(config) and config.memory.residuals == "fp8"
 
 
+def rounds_activations(config: SparsityConfig) -> bool:
+    """Whether the activations of feed-forward layers are kept in FP8."""
+    return config.memory.activations == "fp8"
+
+
 class AttentionCache(TensorCache):
     """What self-attention remembers of its last dense and refresh steps.
 
@@ -190,8 +195,12 @@ class AttentionCache(TensorCache):
 class MLPCache(TensorCache):
     """What a feed-forward layer remembers.
 
+    Args:
+        activation_in_fp8: whether a dense step rounds the activations to e4m3.
+
     Attributes:
         activation: neurons after the activation function, ``[B, N, F]``.
+        token_scale: (e4m3) by which those of a token are multiplied, float32 ``[B, N, 1]``.
         output: the layer's output, ``[B, N, C]``.
         mean: mean pre-activation of every token block when its neuron was last computed,
             float32 ``[B, G, F]``.
@@ -202,14 +211,19 @@ class MLPCache(TensorCache):
     mean = CacheField(rewritten=True)
     output = CacheField(rewritten=True)
     activation = CacheField(rewritten=True)
+    token_scale = CacheField(wanted=rounds_activations)
+
+    def __init__(self, *, activation_in_fp8: bool = False) -> None:
+        super().__init__()
+        self.activation_in_fp8 = activation_in_fp8
 
 
 class LayerCache:
     """The caches of one transformer block and guidance branch."""
 
-    def __init__(self, *, residual_in_fp8: bool = False) -> None:
+    def __init__(self, *, residual_in_fp8: bool = False, activation_in_fp8: bool = False) -> None:
         self.attention = AttentionCache(residual_in_fp8=residual_in_fp8)
-        self.mlp = MLPCache()
+        self.mlp = MLPCache(activation_in_fp8=activation_in_fp8)
 
     def nbytes(self) -> int:
         """Bytes of all tensors on the device, each storage counted once."""

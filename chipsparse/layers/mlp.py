@@ -13,6 +13,7 @@ import torch
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
 from chipsparse.kernels.dispatch import Choice, kind_of
+from chipsparse.kernels.fp8_activations import fp8_activations
 from chipsparse.kernels.neuron_selection import (
     NeuronSelection,
     mean_preactivations,
@@ -204,7 +205,10 @@ def dense_step(
     if cache is not None:
         read = weights.read(hidden.dtype, backend=backend)
         cache.mean = _means(hidden, read, config=config, backend=backend)
-        if read is not weights:  # computed by the model's linears, not for the kernels
+        if cache.activation_in_fp8:
+            rounded = fp8_activations(activation, backend=backend)
+            activation, cache.token_scale = rounded
+        elif read is not weights:  # computed by the model's linears, not for the kernels
             activation = _for_kernels(activation, hidden, read, config=config, backend=backend)
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
@@ -316,6 +320,7 @@ def sparse_step(
         weights.up_bias,
         neurons,
         cache.activation,
+        cache_scale=cache.token_scale,
         activation=weights.activation,
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cache.kinds import PARTS, ROUNDED, Part
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.planning.layer_budgets import LayerGroup, layer_groups
 from chipsparse.kernels.checks import block_count
@@ -72,6 +72,7 @@ class MemoryNeeds:
         vram: budget of the device, if there is one.
         ram: budget of host memory, likewise.
         residuals: how those of attention are kept: ``full`` or ``fp8``.
+        activations: how those of feed-forward layers are kept, likewise.
     """
 
     weights: int
@@ -84,6 +85,7 @@ class MemoryNeeds:
     vram: int | None
     ram: int | None
     residuals: str
+    activations: str
 
 
 def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
@@ -135,5 +137,5 @@ def memory_needs(outlook: Outlook, *, weights: int, on_gpu: bool) -> MemoryNeeds
         device=weights + outlook.working + memory.device_bytes + on_host,
         vram=budgets.vram,
         ram=budgets.ram,
-        residuals=memory.residuals,
+        **{name: "fp8" if name in memory.in_fp8 else "full" for name in ROUNDED},
     )

@@ -237,6 +237,8 @@ def _memory_facts(explained: Explanation) -> Facts:
     ]
     if memory.residuals == "fp8":
         facts.append(("residuals", "in FP8 (e4m3) with a scale for each row, half of their bytes"))
+    if memory.activations == "fp8":
+        facts.append(("neurons", "in FP8 (e4m3) with a scale for each token, half of their bytes"))
     if on_gpu and memory.caches_on_host:
         facts.append(
             ("host", f"{format_bytes(memory.caches_on_host)} of pinned memory for caches{each}")

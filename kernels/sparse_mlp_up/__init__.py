@@ -10,6 +10,7 @@ import torch
 from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count, check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Backend, Operation, imported, triton_or_reference
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import is_token_contiguous, rows_are_evenly_spaced
 from chipsparse.kernels.triton_support import (
     NOT_ON_CPU,
@@ -39,7 +40,9 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
             a block's count must be valid neurons too (0 will do); they are ignored.
         activation_cache: ``[B, N, F]`` floating point, last written activations, of any strides.
             The kernels want the tokens of a neuron contiguous, as `dense_activation` makes it, and
-            overwrite what pads them (see `token_layout`); without padding they work on a copy.
+            overwrite what pads them (see `token_layout`); without padding they work on a copy. Or
+            in e4m3, from `fp8_activations`: new activations saturate at 448 times their scale.
+        cache_scale: float32 ``[B, N, 1]``, that of each token of a cache in e4m3; else None.
         counts: int32 ``[B, G]``, how many entries of each list count; None for all.
         activation: activation function, as diffusers names it.
         gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
@@ -59,6 +62,7 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
     neuron_indices: torch.Tensor
     activation_cache: torch.Tensor
     _: KW_ONLY
+    cache_scale: torch.Tensor | None = None
     counts: torch.Tensor | None = None
 
     def facts(self) -> tuple[Any, ...]:
@@ -69,8 +73,13 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
         op, indices, cache = "sparse_mlp_up", self.neuron_indices, self.activation_cache
         self.check_first_layer(op, activated=True)
-        check_floating(op, activation_cache=cache)
         batch, rows, _ = self.hidden.shape
+        if self.cache_scale is None:
+            check_floating(op, activation_cache=cache)
+        else:
+            check_dtype(op, "activation_cache", cache, FP8)
+            check_dtype(op, "cache_scale", self.cache_scale, torch.float32)
+            check_shape(op, "cache_scale", self.cache_scale, (batch, rows, 1))
         lists = (batch, block_count(rows, self.block_size))
         check_dtype(op, "neuron_indices", indices, torch.int32)
         check_shape(op, "neuron_indices", indices, (*lists, *indices.shape[-1:]))
@@ -127,7 +136,7 @@ def _triton_unsupported_reason(
     if activation_cache is None:
         return None
     if activation_cache.dtype == torch.float64:
-        return "needs an activation_cache of fp16, bf16 or fp32, got torch.float64"
+        return "needs an activation_cache of fp16, bf16, fp32 or e4m3, got torch.float64"
     if not is_token_contiguous(activation_cache):
         return (
             "needs an activation_cache whose tokens are contiguous, at a multiple of 8 for each "
@@ -151,6 +160,8 @@ def _gluon_unsupported_reason(
         return reason
     if gate_weight is not None:
         return "written for MLPs without a gate"
+    if activation_cache is not None and activation_cache.dtype == FP8:
+        return "written for caches in 16 or 32 bits, got e4m3"
     if block_size != 128:
         return f"needs blocks of 128 rows, got {block_size}"
     if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not rows_are_evenly_spaced(hidden)):

@@ -11,6 +11,9 @@ from chipsparse.kernels.checks import (
     compute_dtype,
     tile_bytes,
 )
+from chipsparse.kernels.fp8_activations.reference import change as change_of
+from chipsparse.kernels.fp8_activations.reference import rounded
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
 from chipsparse.kernels.token_layout import empty_laid_out_as
 
@@ -18,6 +21,8 @@ from chipsparse.kernels.token_layout import empty_laid_out_as
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """See `SparseMLPUp`; the call is checked."""
     hidden, activation_cache, counts = call.hidden, call.activation_cache, call.counts
+    # PyTorch neither gathers nor scatters FP8, but bytes.
+    cache = activation_cache if call.cache_scale is None else activation_cache.view(torch.uint8)
     neuron_indices, block_size = call.neuron_indices, call.block_size
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
@@ -43,8 +48,12 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             else:
                 gate = _linear(tokens, call.gate_weight, call.gate_bias, neurons)
                 new *= activate(gate, call.activation)
-            new = new.to(activation_cache.dtype)
-            cached = activation_cache[b, chunk.rows].unflatten(0, chunk.shape)
+            scale = None
+            if call.cache_scale is not None:
+                scale = call.cache_scale[b, chunk.rows].unflatten(0, chunk.shape)
+            computed = new
+            new = new.to(cache.dtype) if scale is None else rounded(new, scale).view(cache.dtype)
+            cached = cache[b, chunk.rows].unflatten(0, chunk.shape)
             places = neurons[:, None].expand(new.shape)
             old = cached.gather(2, places)
             if valid is not None:
@@ -53,7 +62,11 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
                 first = torch.where(valid[..., :1], new[..., :1], old[..., :1])
                 new = torch.where(valid, new, first)
             cached.scatter_(2, places, new)
-            change = new.to(dtype) - old.to(dtype)
+            if scale is None:
+                change = new.to(dtype) - old.to(dtype)
+            else:
+                change = change_of(new.view(FP8), old.view(FP8), scale)
+                change = torch.where(computed.isfinite(), change, computed)
             if valid is not None:
                 change.masked_fill_(~valid, 0)
             delta[b, chunk.rows] = change.flatten(0, 1).to(delta.dtype)

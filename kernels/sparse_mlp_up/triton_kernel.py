@@ -14,11 +14,21 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.checks import block_count
+from chipsparse.kernels.fp8_quantization import LARGEST_FP8 as LARGEST
 from chipsparse.kernels.launch import launch
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous, with_padding
-from chipsparse.kernels.triton_blocks import dot, order, rows_per_program
-from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
+from chipsparse.kernels.triton_blocks import (
+    dot,
+    from_fp8_bytes,
+    order,
+    rows_per_program,
+    to_fp8_bytes,
+)
+from chipsparse.kernels.triton_support import cdiv, converts_fp8, has_large_shared_memory
+
+LARGEST_FP8 = tl.constexpr(LARGEST)
+INFINITY = tl.constexpr(float("inf"))
 
 # BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of neurons,
 # BLOCK_K of channels. TOGETHER is how many row tiles run one tile of neurons before the next tile:
@@ -75,7 +85,7 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])
-    cache = with_padding(call.activation_cache)
+    in_fp8, cache = call.cache_scale is not None, with_padding(call.activation_cache)
     # The kernel never reads the tensors that are not there.
     gate_weight = weight if gate_weight is None else gate_weight
     with torch.cuda.device_of(hidden):
@@ -89,7 +99,8 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
             weight if gate_bias is None else gate_bias.contiguous(),
             neuron_indices,
             neuron_indices if counts is None else counts.contiguous(),
-            cache,
+            cache.view(torch.uint8) if in_fp8 else cache,
+            hidden if call.cache_scale is None else call.cache_scale.contiguous(),
             delta,
             *hidden.stride()[:2],
             weight.stride(0),
@@ -109,6 +120,8 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
             GATED=gated,
             BIAS=bias is not None,
             GATE_BIAS=gate_bias is not None,
+            IN_FP8=in_fp8,
+            CONVERTS=in_fp8 and converts_fp8(hidden.device),
             COUNTS=counts is not None,
             EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
             WIDE_PRODUCTS=hidden.device.type == "cpu",
@@ -152,7 +165,8 @@ def _sparse_mlp_up_kernel(
     gate_bias_ptr,
     indices_ptr,  # [B, G, K]
     counts_ptr,  # [B, G], contiguous
-    cache_ptr,  # [B, N, F], tokens contiguous and padded
+    cache_ptr,  # [B, N, F], tokens contiguous and padded; e4m3 as bytes
+    cache_scale_ptr,  # [B, N], contiguous
     delta_ptr,  # [B, N, K], likewise
     hidden_stride_b,
     hidden_stride_n,
@@ -175,6 +189,8 @@ def _sparse_mlp_up_kernel(
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     GATE_BIAS: tl.constexpr,
+    IN_FP8: tl.constexpr,
+    CONVERTS: tl.constexpr,
     COUNTS: tl.constexpr,
     EVEN_CHANNELS: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
@@ -262,13 +278,23 @@ def _sparse_mlp_up_kernel(
         new = activate(gate, ACTIVATION) * up
     else:
         new = activate(up, ACTIVATION)
-    new = new.to(cache_ptr.dtype.element_ty)
     cache_ptrs = cache_ptr + b * cache_stride_b + neuron[:, None] * cache_stride_f + row[None, :]
     in_cache = listed[:, None] & row_exists[None, :]
-    old = tl.load(cache_ptrs, mask=in_cache, other=0.0)
+    old = tl.load(cache_ptrs, mask=in_cache, other=0)
+    if IN_FP8:
+        scale = tl.load(cache_scale_ptr + b * rows + row, mask=row < rows, other=1.0)[None, :]
+        units = new * tl.div_rn(1.0, scale)
+        units = tl.where(units > LARGEST_FP8, LARGEST_FP8, units)
+        units = tl.where(units < -LARGEST_FP8, -LARGEST_FP8, units)
+        stored = to_fp8_bytes(tl.where(units == units, units, 0.0), CONVERTS)
+        change = (from_fp8_bytes(stored, CONVERTS) - from_fp8_bytes(old, CONVERTS)) * scale
+        change = tl.where(tl.abs(new) < INFINITY, change, new)
+    else:
+        stored = new.to(cache_ptr.dtype.element_ty)
+        change = stored.to(tl.float32) - old.to(tl.float32)
     tl.debug_barrier()  # no thread overwrites what another one has yet to read
-    tl.store(cache_ptrs, new, mask=in_cache)
-    change = tl.where(listed[:, None], new.to(tl.float32) - old.to(tl.float32), 0.0)
+    tl.store(cache_ptrs, stored, mask=in_cache)
+    change = tl.where(listed[:, None], change, 0.0)
     tl.store(delta_ptrs, change.to(delta_ptr.dtype.element_ty), mask=in_delta)
 
 

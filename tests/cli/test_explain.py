@@ -286,13 +286,14 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
     found = explained("--model", folder("wan"), *LARGE, "--vram", "48G", "--ram", "64G")
     (layers,) = found["layers"]
     reason = "its caches do not fit into the memory budgets"
-    # With residuals in FP8 all attention fits; in full a part of it would run dense, too.
-    assert found["memory"]["residuals"] == "fp8"
+    # With residuals in FP8 all attention fits, and with activations in FP8 more of the MLPs do.
+    assert found["memory"]["residuals"] == found["memory"]["activations"] == "fp8"
     assert (layers["attention"]["sparse"], layers["attention"]["dense"]) == (40, {})
     assert 0 < layers["mlp"]["sparse"] < 10
     assert layers["mlp"]["dense"] == {reason: 40 - layers["mlp"]["sparse"]}
     one = {kind: sizes["layer"]["block"] for kind, sizes in found["caches"].items()}
     assert (one["residual"], one["residual_scale"]) == (75600 * 5120, 40 * 75600 * 4)
+    assert (one["activation"], one["token_scale"]) == (75600 * 13824, 75600 * 4)
     kept = sum(sizes["total"] for sizes in found["caches"].values())
     assert kept < found["memory"]["caches_wanted"]
     assert found["memory"]["caches_on_host"] <= 64 * GIB
@@ -689,8 +690,9 @@ def test_what_the_page_says(explain, folder):
         "591 blocks of 128 queries, each keeps 8,316 columns (11.0%)",
         "each recomputes 4,147 of 13,824 neurons (30.0%)",
         "7 dense, 5 refresh, 38 sparse",
-        "MLP of 37 layers: its caches do not fit into the memory budgets",
+        "MLP of 34 layers: its caches do not fit into the memory budgets",
         "residuals in FP8 (e4m3) with a scale for each row, half of their bytes",
+        "neurons in FP8 (e4m3) with a scale for each token, half of their bytes",
         "of 48.00 GiB for weights, work, caches and slots",
         "of pinned memory for caches",
         "a sparse step brings",

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from chipsparse.kernels.fp8_activations import fp8_activations
+from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import is_token_contiguous
 from tests.kernels.formulas import (
@@ -144,6 +146,116 @@ def test_counts_and_block_sizes(backend, gated, block_size, dtype, device):
         block_size=block_size,
         gate=gate,
     )
+
+
+def fp8_cache(batch, rows, neurons, *, device, seed=2):
+    """Activations in e4m3, and the scales of their tokens, of which one is small."""
+    old = random_cache(batch, rows, neurons, dtype=torch.float32, device=device, seed=seed)
+    old[:, rows // 2] *= 1e-3
+    return fp8_activations(old, backend="reference")
+
+
+def units_of(cache):
+    return cache.view(torch.uint8).mT.contiguous().view(FP8).double().mT
+
+
+@backend_names(sparse_mlp_up)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [1, 7, 131, 333])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("block_size", [64, 128])
+def test_a_cache_in_fp8(backend, block_size, gated, rows, dtype, device):
+    """New activations in units of their token's scale; their change is that of what is stored."""
+    hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
+    gate = gate_inputs(24, 50, dtype=dtype, device=device) if gated else None
+    cache, scale = fp8_cache(2, rows, 50, device=device)
+    gate_weight, gate_bias = gate or (None, None)
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight, block_size)
+    blocks = blocks_of(rows, block_size)
+    neurons = random_neurons(2, blocks, 17, 50, device=device)
+    counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 7 + 11
+    old, before = units_of(cache), cache.clone()
+    delta = sparse_mlp_up(
+        hidden,
+        weight,
+        bias,
+        neurons,
+        cache,
+        cache_scale=scale,
+        counts=counts,
+        activation="silu",
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        block_size=block_size,
+        backend=backend,
+    )
+    assert is_token_contiguous(delta)
+    new, scale = units_of(cache), scale.double()
+    untouched = torch.ones_like(old, dtype=torch.bool)
+    for b in range(2):
+        for g in range(blocks):
+            tokens = slice(g * block_size, min((g + 1) * block_size, rows))
+            count = int(counts[b, g])
+            listed = neurons[b, g, :count].tolist()
+            exact = [
+                neuron_activation(hidden[b, tokens], weight, bias, neuron, "silu", gate)
+                for neuron in listed
+            ]
+            exact = torch.stack(exact, 1) / scale[b, tokens]
+            found = new[b, tokens][:, listed]
+            # Half of the distance of two numbers of e4m3, and what float32 rounds before.
+            room = exact.abs().clamp(2.0**-6, 448) / 16 + 1e-5 * (
+                exact.abs() + 1 / scale[b, tokens]
+            )
+            assert ((found - exact.clamp(-448, 448)).abs() <= room).all()
+            change = (found - old[b, tokens][:, listed]) * scale[b, tokens]
+            assert_rounded(delta[b, tokens, :count], change)
+            untouched[b, tokens, listed] = False
+            assert (delta[b, tokens, count:] == 0).all()
+    assert torch.equal(cache.view(torch.uint8)[untouched], before.view(torch.uint8)[untouched])
+
+
+@backend_names(sparse_mlp_up)
+def test_what_a_cache_in_fp8_cannot_hold(backend, device):
+    """Large activations saturate; such as are not finite come out, and spoil no others."""
+    hidden = torch.ones(1, 24, 16, dtype=torch.bfloat16, device=device)
+    hidden[0, 1], hidden[0, 2, 3], hidden[0, 3, 3] = 100, torch.nan, torch.inf
+    weight = torch.ones(8, 16, dtype=torch.bfloat16, device=device)
+    cache, scale = fp8_activations(torch.ones(1, 24, 8, device=device), backend="reference")
+    scale[0, 4] = torch.nan  # its activations were not finite at the refresh
+    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
+    neurons = torch.arange(4, dtype=torch.int32, device=device).view(1, 1, 4)
+
+    def change():
+        return sparse_mlp_up(
+            hidden, weight, None, neurons, cache, cache_scale=scale, activation="silu",
+            backend=backend,
+        ).float()  # fmt: skip
+
+    first = change()
+    one, most = 28 * float(scale[0, 0]), 448 * float(scale[0, 0])
+    torch.testing.assert_close(first[0, 1], torch.full_like(first[0, 1], most - one))
+    assert not first[0, 2:5].isfinite().any()
+    assert first[0, 5:].isfinite().all()
+    second = change()  # of the same tokens
+    assert (second[0, [0, 1, *range(5, 24)]] == 0).all()
+    assert not second[0, 2:5].isfinite().any()
+
+
+def test_a_cache_in_fp8_needs_its_scales():
+    hidden, weight, bias, _ = mlp_inputs(1, 7, 24, 50, dtype=torch.bfloat16, device="cpu")
+    cache, scale = fp8_cache(1, 7, 50, device="cpu")
+    neurons = random_neurons(1, 1, 17, 50, device="cpu")
+    for found, given, said in (
+        (cache, None, "activation_cache must be a floating point tensor, got torch.float8_e4m3fn"),
+        (cache.float(), scale, "activation_cache must be torch.float8_e4m3fn, got torch.float32"),
+        (cache, scale.double(), "cache_scale must be torch.float32, got torch.float64"),
+        (cache, scale[..., 0], r"cache_scale must be \[1, 7, 1\], got \[1, 7\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            sparse_mlp_up(
+                hidden, weight, bias, neurons, found, cache_scale=given, activation="gelu"
+            )
 
 
 @backend_names(sparse_mlp_up)
@@ -417,7 +529,7 @@ def test_mistakes_of_the_dense_layer_are_named():
             r"tokens are contiguous.*strides \(1000, 50, 1\)",
         ),
         ({"activation_cache": torch.zeros(1, 50, 20).half().mT}, r"strides \(1000, 1, 20\)"),
-        ({"activation_cache": torch.zeros(1, 20, 50).double()}, "fp16, bf16 or fp32"),
+        ({"activation_cache": torch.zeros(1, 20, 50).double()}, "fp16, bf16, fp32 or e4m3"),
     ],
 )
 def test_kernels_say_what_they_do_not_support(change, reason, monkeypatch):

@@ -104,14 +104,16 @@ def test_beside_compiled_blocks():
         assert torch.equal(generate(pipe), plain)
 
 
+@pytest.mark.parametrize("activations", ["full", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs_the_gpu_kernels_from_slots(dtype, monkeypatch):
+def test_half_precision_runs_the_gpu_kernels_from_slots(dtype, activations, monkeypatch):
     # Two sessions may find another dense kernel the fastest, and so round otherwise.
     monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
     pipe = tiny_wan_pipeline().to("cuda", dtype)
-    with chipsparse.enable(pipe, SPARSE):
+    config = SPARSE.override({"memory.activations": activations})
+    with chipsparse.enable(pipe, config):
         plain = generate(pipe)
-    with chipsparse.enable(pipe, SPARSE.override(HOSTED)) as handle:
+    with chipsparse.enable(pipe, config.override(HOSTED)) as handle:
         assert torch.equal(generate(pipe), plain)
         assert handle.report.backends["sparse_mlp_up"] != "reference"
 
@@ -127,7 +129,8 @@ def test_a_budget_that_holds_a_part_moves_the_rest_to_the_host():
         patch.setattr(
             "chipsparse.cache.memory_plan.worth_moving", lambda _, sizes, **__: set(sizes)
         )
-        with chipsparse.enable(pipe, SPARSE) as handle:
+        in_full = {"memory.residuals": "full", "memory.activations": "full"}
+        with chipsparse.enable(pipe, SPARSE.override(in_full)) as handle:
             assert torch.equal(generate(pipe), plain)
             assert 0 < handle.report.host_bytes < handle.report.cache_bytes
 

@@ -135,10 +135,11 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("rule", "residuals"), [("merge", "auto"), slow("difference", "auto"), slow("merge", "fp8")]
+    ("rule", "precision"), [("merge", "auto"), slow("difference", "auto"), slow("merge", "fp8")]
 )
-def test_recorded_steps_give_the_same(rule, residuals, pipe):
-    rules = {"attention.delta_rule": rule, "memory.residuals": residuals}
+def test_recorded_steps_give_the_same(rule, precision, pipe):
+    precisions = {"memory.residuals": precision, "memory.activations": precision}
+    rules = {"attention.delta_rule": rule, **precisions}
     expected, usual = generate(pipe, NEVER.override(rules))
     found, report = generate(pipe, SPARSE.override(rules))
     assert same(found, expected)

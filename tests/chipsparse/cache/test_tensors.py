@@ -81,12 +81,15 @@ def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
 
 
 def test_the_fields_that_hold_tensors_are_declared():
-    assert all(kept.rewritten for kept in MLPCache.kept.values())
+    rewritten = {name for name, kept in MLPCache.kept.items() if kept.rewritten}
+    assert rewritten == MLPCache.kept.keys() - {"token_scale"}
     assert not any(kept.rewritten for kept in AttentionCache.kept.values())
     kinds = {"lse", "columns", "residual"}
     changes = {"attention.delta_rule": "difference", "attention.forecast": 0.0}
     config = SparsityConfig().override(changes)
     assert kept_kinds(config, "mlp") == {"mean", "output", "activation"}
+    rounded = config.override({"memory.activations": "fp8"})
+    assert kept_kinds(rounded, "mlp") == {"mean", "output", "activation", "token_scale"}
     assert kept_kinds(config, "attention") == kinds
     config = config.override({"attention.delta_rule": "merge", "attention.forecast": 0.5})
     assert kept_kinds(config, "attention") == kinds | {"lse_dense", "kept_mass", "drift"}

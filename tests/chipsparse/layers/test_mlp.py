@@ -101,6 +101,26 @@ def test_sparse_steps_with_all_neurons_are_the_layer(gate, with_addend):
         assert cache.output.isfinite().all()
 
 
+@pytest.mark.parametrize("gate", ["none", "second"])
+def test_what_rounding_to_fp8_loses_does_not_add_up(gate):
+    """All neurons are computed anew, so their rounding is all that is lost, however often."""
+    cache, weights = MLPCache(activation_in_fp8=True), weights_of(gate)
+    made = dense_step(cache, normal(BATCH, TOKENS, CHANNELS), weights, config=CONFIG, backend=None)
+    assert cache.activation.dtype == torch.float8_e4m3fn
+    assert cache.token_scale.shape == (BATCH, TOKENS, 1)
+    torch.testing.assert_close(
+        made, expected(normal(BATCH, TOKENS, CHANNELS), gate), atol=1e-4, rtol=1e-4
+    )
+    errors = []
+    for seed in range(5, 35):
+        hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
+        found = sparse_step(cache, hidden, weights, config=CONFIG, keep_count=NEURONS, backend=None)
+        wanted = expected(hidden, gate)
+        errors.append(float((found - wanted).norm() / wanted.norm()))
+    assert 0.01 < sorted(errors)[15] < 0.05  # the median: outputs may be small by chance
+    assert sum(errors[-10:]) < 1.2 * sum(errors[:10])
+
+
 def test_no_neuron_leaves_the_output_but_not_the_addend():
     cache, weights = MLPCache(), weights_of("none")
     hidden, addend = normal(BATCH, TOKENS, CHANNELS), normal(BATCH, TOKENS, CHANNELS, seed=3)

@@ -69,7 +69,11 @@ OTHERS = {
         {"schedule.skip_threshold": 1.0, "schedule.skip_steps": [], "schedule.forecast": 0.5},
     ),
     "forecast of the error": (lambda: wan_of(4), BIG, {"attention.forecast": 0.5}),
-    "residuals in e4m3": (lambda: wan_of(4), BIG, {"memory.residuals": "fp8"}),
+    "caches in e4m3": (
+        lambda: wan_of(4),
+        BIG,
+        {"memory.residuals": "fp8", "memory.activations": "fp8"},
+    ),
     "attention alone": (lambda: wan_of(4), BIG, {"mlp.enabled": False}),
     **{
         f"{name}, announced": (partial(announced, name), FAMILIES[name].call, {})

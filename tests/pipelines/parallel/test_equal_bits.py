@@ -41,7 +41,7 @@ PAIRS = [
     "skipped by a threshold, with a forecast",
     "forecast of the error",
     "attention alone",
-    "residuals in e4m3",
+    "caches in e4m3",
     "nothing sparse",
 ]
 # A linear of fewer rows is another kernel of the CPU's library, which may round otherwise: bits are

@@ -1,0 +1,138 @@
+"""`fp8_activations` in Triton: one kernel finds the largest of each token, another one rounds.
+
+Tokens have too many neurons for one program, and are too few for one program each to be fast, so
+programs for some neurons each find a token's largest together, by atomic maxima of its bits.
+"""
+
+# Triton reads the annotations of a kernel in its own way.
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from chipsparse.kernels.fp8_activations import (
+    GROWTH,
+    SMALLEST_SCALE,
+    Fp8ActivationRounding,
+    Fp8Activations,
+)
+from chipsparse.kernels.fp8_quantization import FP8, LARGEST_FP8
+from chipsparse.kernels.launch import launch
+from chipsparse.kernels.token_layout import empty_token_contiguous
+from chipsparse.kernels.triton_blocks import to_fp8_bytes
+from chipsparse.kernels.triton_support import cdiv, converts_fp8
+
+UNITS = tl.constexpr(GROWTH / LARGEST_FP8)
+LEAST = tl.constexpr(SMALLEST_SCALE)
+INFINITY = tl.constexpr(float("inf"))
+# Of a program: whole cache lines whichever of the two are contiguous, also of FP8.
+TOKENS, NEURONS, WARPS = 128, 64, 8
+
+
+def fp8_activations(call: Fp8ActivationRounding) -> Fp8Activations:
+    """See `Fp8ActivationRounding`; the call is checked."""
+    activation = call.activation
+    batch, tokens, neurons = activation.shape
+    data = empty_token_contiguous(activation, batch, tokens, neurons, dtype=FP8)
+    scale = activation.new_empty(batch, tokens, 1, dtype=torch.float32)
+    if not scale.numel():
+        return Fp8Activations(data, scale)
+    largest = activation.new_zeros(batch, tokens, dtype=torch.int32)
+    grid = cdiv(tokens, TOKENS), cdiv(neurons, NEURONS), batch
+    sizes = {"TOKENS": TOKENS, "NEURONS": NEURONS, "num_warps": WARPS}
+    with torch.cuda.device_of(activation):
+        of_input = activation, *activation.stride()
+        launch(_largest_kernel, grid, *of_input, largest, tokens, neurons, **sizes)
+        launch(
+            _round_kernel,
+            grid,
+            *of_input,
+            largest,
+            data.view(torch.uint8),
+            scale,
+            data.stride(0),
+            data.stride(2),
+            tokens,
+            neurons,
+            CONVERTS=converts_fp8(activation.device),
+            **sizes,
+        )
+    return Fp8Activations(data, scale)
+
+
+@triton.jit
+def _tile(
+    activation_ptr,
+    stride_b,
+    stride_n,
+    stride_f,
+    tokens,
+    neurons,
+    TOKENS: tl.constexpr,
+    NEURONS: tl.constexpr,
+):
+    """A program's batch, tokens, neurons, which of them there are, and their activations."""
+    b = tl.program_id(2).to(tl.int64)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    neuron = tl.program_id(1) * NEURONS + tl.arange(0, NEURONS)
+    inside = (token < tokens)[:, None] & (neuron < neurons)[None, :]
+    places = activation_ptr + b * stride_b + token.to(tl.int64)[:, None] * stride_n
+    places += neuron.to(tl.int64)[None, :] * stride_f
+    x = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    return b, token, neuron, inside, x
+
+
+@triton.jit(do_not_specialize=["tokens", "neurons"])
+def _largest_kernel(
+    activation_ptr,  # [B, N, F]
+    stride_b,
+    stride_n,
+    stride_f,
+    largest_ptr,  # [B, N], contiguous, zeros: the bits of a number that is not negative
+    tokens,
+    neurons,
+    TOKENS: tl.constexpr,
+    NEURONS: tl.constexpr,
+):
+    b, token, _, _, x = _tile(
+        activation_ptr, stride_b, stride_n, stride_f, tokens, neurons, TOKENS, NEURONS
+    )
+    # A maximum may pass over NaN.
+    size = tl.where(x == x, tl.abs(x), INFINITY)
+    bits = tl.max(size, 1).to(tl.int32, bitcast=True)
+    tl.atomic_max(largest_ptr + b * tokens + token, bits, mask=token < tokens, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["tokens", "neurons"])
+def _round_kernel(
+    activation_ptr,  # [B, N, F]
+    stride_b,
+    stride_n,
+    stride_f,
+    largest_ptr,  # [B, N], contiguous
+    data_ptr,  # [B, N, F], tokens contiguous; as bytes
+    scale_ptr,  # [B, N], contiguous
+    data_stride_b,
+    data_stride_f,
+    tokens,
+    neurons,
+    CONVERTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NEURONS: tl.constexpr,
+):
+    b, token, neuron, inside, x = _tile(
+        activation_ptr, stride_b, stride_n, stride_f, tokens, neurons, TOKENS, NEURONS
+    )
+    bits = tl.load(largest_ptr + b * tokens + token, mask=token < tokens, other=0)
+    scale = tl.maximum(bits.to(tl.float32, bitcast=True) * UNITS, LEAST)
+    finite = scale < INFINITY
+    if tl.program_id(1) == 0:
+        stored = tl.where(finite, scale, float("nan"))
+        tl.store(scale_ptr + b * tokens + token, stored, mask=token < tokens)
+    units = tl.div_rn(1.0, tl.where(finite, scale, 1.0))
+    x = tl.where(finite[:, None], x, 0.0) * units[:, None]
+    places = data_ptr + b * data_stride_b + token[:, None]
+    places += neuron.to(tl.int64)[None, :] * data_stride_f
+    tl.store(places, to_fp8_bytes(x, CONVERTS), mask=inside)
