@@ -405,6 +405,9 @@ def _mlp() -> Iterator[CompiledCase]:
     for capability in (HOPPER, AMPERE):
         with _pretended(up, capability), _pretended(down, capability):
             defaults = {gated: up.default_config(_OnGpu, gated=gated) for gated in (False, True)}
+            rounding = {
+                gated: up.default_config(_OnGpu, gated=gated, in_fp8=True) for gated in defaults
+            }
             down_default = down.default_config(_OnGpu)
         for name, config in up.CONFIGS.items():
             for gated in (False, True):
@@ -423,9 +426,9 @@ def _mlp() -> Iterator[CompiledCase]:
             yield _triton(
                 "sparse_mlp_up",
                 "_sparse_mlp_up_kernel",
-                f"{defaults[gated]}{' gated' * gated} bf16, cache in fp8",
+                f"{rounding[gated]}{' gated' * gated} bf16, cache in fp8",
                 True,
-                {**_first_layer(gated), **in_fp8, **even, **up.CONFIGS[defaults[gated]]},
+                {**_first_layer(gated), **in_fp8, **even, **up.CONFIGS[rounding[gated]]},
                 capability,
                 types={"cache_ptr": "*u8:16"} | MLP_TYPES,
             )

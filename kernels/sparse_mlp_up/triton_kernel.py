@@ -63,10 +63,13 @@ CONFIGS: dict[str, dict[str, int]] = {
 ACTIVATE_TOKENS, ACTIVATE_NEURONS, ACTIVATE_WARPS = 512, 4, 4
 
 
-def default_config(hidden: torch.Tensor, *, gated: bool) -> str:
-    """The entry of `CONFIGS` for this device; a gate has a second tile of weights and sums."""
+def default_config(hidden: torch.Tensor, *, gated: bool, in_fp8: bool = False) -> str:
+    """The entry of `CONFIGS` for this device.
+
+    A gate has a second tile of weights and sums, and to round to FP8 takes registers.
+    """
     if has_large_shared_memory(hidden.device):
-        return "n128k64w8s4" if gated else "n256k64w8s3t"
+        return "n128k64w8s4" if gated or in_fp8 else "n256k64w8s3t"
     return "n64k32w8s4" if gated else "n128k32w8s4"
 
 
@@ -81,11 +84,12 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
     if delta.numel() == 0:
         return delta
     gated = gate_weight is not None
-    options = dict(CONFIGS[config or default_config(hidden, gated=gated)])
+    in_fp8 = call.cache_scale is not None
+    options = dict(CONFIGS[config or default_config(hidden, gated=gated, in_fp8=in_fp8)])
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])
-    in_fp8, cache = call.cache_scale is not None, with_padding(call.activation_cache)
+    cache = with_padding(call.activation_cache)
     # The kernel never reads the tensors that are not there.
     gate_weight = weight if gate_weight is None else gate_weight
     with torch.cuda.device_of(hidden):
