@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cache.kinds import KINDS, PARTS, read_kinds
+from chipsparse.cache.kinds import KINDS, PARTS, keeping_in_fp8, read_kinds
 from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -86,9 +86,9 @@ class CacheStore:
         self._branches: dict[str, _Branch] = {}
         # Layers in host memory, for each branch and kind in order: what to fetch next.
         self._hosted: dict[tuple[str, str], list[int]] = {}
-        # What was decided for the last generation: the same again where that is possible, so that
-        # a second one gives the same bits, and the host memory that is there already.
-        self._last: tuple[SparsityPlan, MemoryDemand, MemoryPlan] | None = None
+        # What was decided for each branch of the last generation: the same again where that is
+        # possible, so that a second one gives the same bits, and the host memory that is there.
+        self._last: dict[str, tuple[SparsityPlan, MemoryDemand, MemoryPlan]] = {}
 
     def reset(self) -> None:
         """Forgets all caches and frees the device's memory."""
@@ -113,7 +113,7 @@ class CacheStore:
         """
         first = next(iter(self._branches.values()), None)
         if first is None or first.plan != plan or len(self._branches) >= first.memory.branches:
-            memory = self._plan(plan, device, demand)
+            memory = self._plan(branch, plan, device, demand)
         else:
             memory = first.memory
         try:
@@ -123,7 +123,7 @@ class CacheStore:
                 f"host memory for caches was refused ({error}): they stay on the device as far as "
                 "they fit, and the other layers run dense"
             )
-            memory = self._plan(plan, device, demand, host=False)
+            memory = self._plan(branch, plan, device, demand, host=False)
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
         for name, note in IN_FP8.items():
@@ -133,9 +133,18 @@ class CacheStore:
             self._fall_back(each)
 
     def _plan(
-        self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand, *, host: bool = True
+        self,
+        branch: str,
+        plan: SparsityPlan,
+        device: torch.device,
+        demand: MemoryDemand,
+        *,
+        host: bool = True,
     ) -> MemoryPlan:
         first = not self._branches
+        if not first:  # guidance takes a difference of branches: they are rounded alike
+            in_fp8 = next(iter(self._branches.values())).memory.in_fp8
+            plan = replace(plan, config=keeping_in_fp8(plan.config, in_fp8))
         captured = 0
         if device.type == "cuda" and demand.captures:
             captured = max(demand.branches, len(self._branches) + 1)
@@ -154,10 +163,11 @@ class CacheStore:
             held=sum(each.device_bytes() for each in self._branches.values()),
             memory=self._pool.host,
         )
-        if first and host and self._last is not None and self._last[:2] == (plan, demand):
-            last = self._last[2]
-            if last.fits(self._agree(room(reserve=0.0), device)):
-                return last
+        last = self._last.get(branch)
+        if host and last is not None and last[:2] == (plan, demand):
+            memory = last[2]
+            if memory.fits(self._agree(room(reserve=0.0), device)):
+                return memory
         capacity = self._agree(room(), device)
         memory = plan_memory(
             plan,
@@ -167,7 +177,8 @@ class CacheStore:
         )
         if first:
             memory.check()
-            self._last = plan, demand, memory
+            self._last.clear()
+        self._last[branch] = plan, demand, memory
         return memory
 
     def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:

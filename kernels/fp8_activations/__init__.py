@@ -17,8 +17,9 @@ OP = "fp8_activations"
 # of gated layers are products, which grow fast. Each doubling costs one of the fifteen exponents at
 # the small end; numbers above 1/1800 of the largest still have all their digits.
 GROWTH = 16.0
-# Of tokens whose activations are all but zero: they may become 1.75.
-SMALLEST_SCALE = 2.0**-8
+# Of tokens whose activations are all zero: they may become 1.75.
+SCALE_OF_ZEROS = 2.0**-8
+SMALLEST_SCALE = 2.0**-100  # its inverse is a number, too
 
 
 class Fp8Activations(NamedTuple):

@@ -7,6 +7,7 @@ import torch
 from chipsparse.kernels.checks import ranges, tile_bytes
 from chipsparse.kernels.fp8_activations import (
     GROWTH,
+    SCALE_OF_ZEROS,
     SMALLEST_SCALE,
     Fp8ActivationRounding,
     Fp8Activations,
@@ -26,6 +27,7 @@ def fp8_activations(call: Fp8ActivationRounding) -> Fp8Activations:
         part = activation[:, first:last].float()
         largest = part.abs().amax(-1, keepdim=True)
         found = (largest * (GROWTH / LARGEST_FP8)).clamp_(min=SMALLEST_SCALE)
+        found = torch.where(largest == 0, SCALE_OF_ZEROS, found)
         finite = found.isfinite()
         data[:, first:last] = rounded(torch.where(finite, part, 0), torch.where(finite, found, 1))
         scale[:, first:last] = torch.where(finite, found, torch.nan)

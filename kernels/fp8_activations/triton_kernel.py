@@ -14,6 +14,7 @@ import triton.language as tl
 
 from chipsparse.kernels.fp8_activations import (
     GROWTH,
+    SCALE_OF_ZEROS,
     SMALLEST_SCALE,
     Fp8ActivationRounding,
     Fp8Activations,
@@ -26,6 +27,7 @@ from chipsparse.kernels.triton_support import cdiv, converts_fp8
 
 UNITS = tl.constexpr(GROWTH / LARGEST_FP8)
 LEAST = tl.constexpr(SMALLEST_SCALE)
+OF_ZEROS = tl.constexpr(SCALE_OF_ZEROS)
 INFINITY = tl.constexpr(float("inf"))
 # Of a program: whole cache lines whichever of the two are contiguous, also of FP8.
 TOKENS, NEURONS, WARPS = 128, 64, 8
@@ -127,6 +129,7 @@ def _round_kernel(
     )
     bits = tl.load(largest_ptr + b * tokens + token, mask=token < tokens, other=0)
     scale = tl.maximum(bits.to(tl.float32, bitcast=True) * UNITS, LEAST)
+    scale = tl.where(bits == 0, OF_ZEROS, scale)
     finite = scale < INFINITY
     if tl.program_id(1) == 0:
         stored = tl.where(finite, scale, float("nan"))

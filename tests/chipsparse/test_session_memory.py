@@ -49,12 +49,14 @@ BOTH = MemoryDemand(branches=2)
 RULES = ["merge", "difference"]
 
 
-def layout_of(layers=4, grid=(3, 4, 5), batch=1):
+def layout_of(layers=4, grid=(3, 4, 5), batch=1, text_tokens=3):
     kinds = (
         LayerKind("double", layers // 2, intermediate_size=24, mlp_sees_text=False),
         LayerKind("single", layers - layers // 2, intermediate_size=40),
     )
-    return ModelLayout(kinds, heads=2, head_dim=8, batch=batch, grids=(grid,), text_tokens=3)
+    return ModelLayout(
+        kinds, heads=2, head_dim=8, batch=batch, grids=(grid,), text_tokens=text_tokens
+    )
 
 
 def weights_of(layer, width):
@@ -431,6 +433,41 @@ def test_a_second_generation_lives_where_the_first_one_did(monkeypatch):
         found.append(placement_of(session, "cond"))
     assert found[1] == found[0]
     assert found[2].device_bytes < found[0].device_bytes
+
+
+@pytest.mark.parametrize("share", [0.65, 0.8, 0.9, slow(0.78), slow(0.96)])
+def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation(
+    share, monkeypatch
+):
+    """Each plans for itself, as its text has another length, the second from what is left."""
+    layouts = {"cond": layout_of(text_tokens=7), "uncond": layout_of()}
+    monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
+    free = share * wanted(layouts["cond"])
+
+    def available(*args, promised, held, reserve=None, **kwargs):
+        left = free - held
+        return Capacity(int(left - left * (0.06 if reserve is None else reserve) - promised), 0)
+
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
+    session, found = session_with(), []
+    for generation in (1, 2):
+        outputs, plans = [], {}
+        for step in range(9):
+            for branch, layout in layouts.items():
+                context = StepContext(generation, step, branch, TOTAL)
+                action = session.begin(context, layout, CPU, lambda: BOTH).action
+                if action is Action.SKIP:
+                    session.end(session.skipped_output())
+                    continue
+                outputs += call(session, context, layout)
+                session.end(outputs[-1])
+                plans[branch] = session._caches._branches[branch].memory
+        assert plans["cond"].in_fp8 == plans["uncond"].in_fp8
+        found.append((outputs, plans))
+        free *= 0.97  # half of the reserve is gone
+    (first, planned), (second, again) = found
+    assert again == planned
+    assert equal(second, first)
 
 
 def test_nothing_fits_is_refused_before_the_first_step_with_the_numbers(monkeypatch):

@@ -692,7 +692,7 @@ def test_what_the_page_says(explain, folder):
         "7 dense, 5 refresh, 38 sparse",
         "MLP of 34 layers: its caches do not fit into the memory budgets",
         "residuals in FP8 (e4m3) with a scale for each row, half of their bytes",
-        "neurons in FP8 (e4m3) with a scale for each token, half of their bytes",
+        "activations in FP8 (e4m3) with a scale for each token, half of their bytes",
         "of 48.00 GiB for weights, work, caches and slots",
         "of pinned memory for caches",
         "a sparse step brings",
@@ -870,6 +870,25 @@ def test_what_each_of_two_gpus_has(explained, folder):
     assert found["shared"]["efficiency_run"] == pytest.approx(
         alone["estimate"]["run"] / (2 * times["run"])
     )
+
+
+def test_what_processes_keep_is_counted_in_the_precision_of_the_plan(explained, folder):
+    budgets = ("--vram", "80G", "--ram", "4G", "--gpus", 2)
+    found = explained("--model", folder("wan"), *LARGE, *budgets)
+    memory = found["memory"]
+    assert memory["residuals"] == memory["activations"] == "fp8"
+    kept = memory["caches_on_device"] + memory["caches_on_host"]
+    ranks = [rank["cache_bytes"] for rank in found["shared"]["ranks"]]
+    assert max(ranks) <= kept < 1.01 * max(ranks)
+
+
+def test_nothing_is_said_of_caches_that_are_not_kept(explain, explained, folder, workdir):
+    folder("wan")
+    (workdir / "off.yaml").write_text(
+        "sparsity: {mlp: {enabled: false}, memory: {activations: fp8, residuals: full}}"
+    )
+    shown = explain("--model", "wan", *SIZE, "--config", "off.yaml").fine()
+    assert "FP8" not in shown.stdout
 
 
 def test_guidance_branches_on_gpus_of_their_own(explained, folder):

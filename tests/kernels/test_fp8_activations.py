@@ -35,7 +35,7 @@ def test_each_token_is_rounded_by_its_largest(backend, tokens_contiguous, shape,
     assert has_padding(data)
     assert (scale.shape, scale.dtype) == ((*shape[:2], 1), torch.float32)
     wide, scale = activation.cpu().double(), scale.cpu().double()
-    expected = (wide.abs().amax(-1, keepdim=True) / 28).clamp(min=2.0**-8)
+    expected = wide.abs().amax(-1, keepdim=True) / 28
     torch.testing.assert_close(scale, expected, rtol=3e-7, atol=0)
     # Where a quotient lies between two numbers of e4m3 its own rounding may decide.
     quotient, found = (wide / scale).contiguous(), number_of(data.contiguous())
@@ -49,15 +49,15 @@ def test_each_token_is_rounded_by_its_largest(backend, tokens_contiguous, shape,
 def test_small_tokens_and_what_is_not_finite(backend, device):
     activation = torch.ones(1, 5, 300, dtype=torch.bfloat16, device=device)
     activation[0, 0], activation[0, 1, 299], activation[0, 2, 5] = 0, torch.nan, -torch.inf
-    activation[0, 3] = -1e-3
+    activation[0, 3] = -1e-6
     skip_unless_it_runs(fp8_activations, backend, activation)
     data, scale = fp8_activations(activation, backend=backend)
     stored, number = number_of(data.contiguous()), scale.cpu().double()
     assert (stored[0, :3] == 0).all()
-    assert (number[0, [0, 3]] == 2.0**-8).all()
+    assert number[0, 0] == 2.0**-8
     assert number[0, 1:3].isnan().all()
     number = stored * number
-    assert ((number[0, 3] + 1e-3).abs() <= 1e-3 / 16).all()
+    assert ((number[0, 3] + 1e-6).abs() <= 1e-6 / 16).all()
     assert ((number[0, 4] - 1).abs() <= 1 / 16).all()
 
 
