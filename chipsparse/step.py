@@ -92,6 +92,11 @@ class PositionTracker:
             self._generation, step, branch, steps, self._values[step] if listed else None
         )
 
+    @property
+    def step(self) -> int:
+        """That of the last call; -1 before the first one of a generation."""
+        return self._step
+
     def finish(self) -> None:
         """Ends the generation: the next call starts another one, whatever its position."""
         self._finished = True

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -68,6 +68,23 @@ PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_fl
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
+
+
+@dataclass
+class _CountedStep:
+    """A step that is known by the timestep of its calls alone.
+
+    Attributes:
+        timestep: of all of them.
+        latents: of the first one.
+        branches: that they name.
+        is_doubtful: whether some without names may be of another generation.
+    """
+
+    timestep: float
+    latents: torch.Tensor
+    branches: set[str] = field(default_factory=set)
+    is_doubtful: bool = False
 
 
 class PatchedTransformer(WholePatched):
@@ -162,7 +179,7 @@ class ModelAdapter(ModelFamily):
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._is_scheduled = True
-        self._counted: tuple[float, set[str | None], torch.Tensor] | None = None
+        self._counted: _CountedStep | None = None
         self._state: ModelState | None = None
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
@@ -458,28 +475,31 @@ class ModelAdapter(ModelFamily):
         )
 
     def _look_for_start(self, timestep: float, branch: str | None, latents: torch.Tensor) -> None:
-        """Starts a generation where the last one broke off at its first step.
+        """Lets nothing be used of a generation that broke off at its first step.
 
-        Its timestep is the same, so that the step would seem to go on. But a step names no branch
-        twice, and branches without names have the same latents.
+        The next one has the same timestep there, and seems to go on. But a step names no branch
+        twice. Calls without names mostly have the same latents; where they have not at the first
+        step, they may be of two generations: what they kept is not used by the second step, which
+        then computes in full.
         """
-        before, self._counted = self._counted, (timestep, {branch}, latents)
-        if before is None or before[0] != timestep:
-            return
-        _, branches, first = before
-        if branch is None:
-            anew = first.device != latents.device or not torch.equal(first, latents)
-        else:
-            anew = branch in branches
-        if anew:
+        before = self._counted
+        if before is None or before.timestep != timestep:
+            if before is not None and before.is_doubtful and self._tracker.step == 0:
+                self.session.reset()
+            self._counted = before = _CountedStep(timestep, latents)
+        elif branch is None:
+            same = before.latents.device == latents.device and torch.equal(before.latents, latents)
+            before.is_doubtful |= not same
+        elif branch in before.branches:
             self._tracker.finish()
-        else:
-            branches.add(branch)
-            self._counted = before
+            self._counted = before = _CountedStep(timestep, latents)
+        if branch is not None:
+            before.branches.add(branch)
 
     def _say_what_is_unknown(self) -> None:
         """Reports of a call that the scheduler does not run what is not known for this reason."""
-        if self._is_scheduled:
+        plan = self.session.plan
+        if self._is_scheduled or (plan is not None and plan.is_dense()):
             return
         unknown = []
         if self.named_position.get("step_index") is None:

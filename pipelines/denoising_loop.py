@@ -36,6 +36,7 @@ class DenoisingLoop:
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
         self._runs = False
+        self._left = False
         # A schedule, known by its identity, is that of one generation.
         self._done: Any = None  # the last one that is over, or that a call did not follow
         self._followed: tuple[Any, int] | None = None  # the last other one, and the call's place
@@ -48,7 +49,7 @@ class DenoisingLoop:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Around a call of the pipeline: what follows is known only within."""
-        with self._set_running(True):
+        with self._being(runs=True, left=False):
             try:
                 yield
             finally:
@@ -56,15 +57,16 @@ class DenoisingLoop:
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""
-        return self._set_running(False)
+        return self._being(runs=False, left=True)
 
     @contextlib.contextmanager
-    def _set_running(self, runs: bool) -> Iterator[None]:
-        outer, self._runs = self._runs, runs
+    def _being(self, *, runs: bool, left: bool) -> Iterator[None]:
+        outer = self._runs, self._left
+        self._runs, self._left = runs, left
         try:
             yield
         finally:
-            self._runs = outer
+            self._runs, self._left = outer
 
     def is_scheduled(self, read: Callable[[Any], float]) -> bool:
         """Whether the scheduler runs the loop that makes a call of the transformer.
@@ -83,7 +85,8 @@ class DenoisingLoop:
         place = None
         if schedule is not None and schedule is not self._done and was_set(scheduler):
             followed, last = self._followed or (None, None)
-            place = place_of_call(scheduler, read, last if followed is schedule else None)
+            last = last if followed is schedule else None
+            place = place_of_call(scheduler, read, last, behind_step=self._left)
         if place is None:
             self._done = schedule
             return False
@@ -242,6 +245,9 @@ def scheduler_step(scheduler: Any) -> int | None:
     return None
 
 
+ROUNDING = 2**-7  # relative, of a timestep that users round to bfloat16 twice
+
+
 def was_set(scheduler: Any) -> bool:
     """Whether a scheduler has timesteps to denoise by: at first it has those of its training."""
     if getattr(scheduler, "num_inference_steps", None) is not None:
@@ -251,7 +257,11 @@ def was_set(scheduler: Any) -> bool:
 
 
 def place_of_call(
-    scheduler: Any, read: Callable[[Any], float], last: int | None = None
+    scheduler: Any,
+    read: Callable[[Any], float],
+    last: int | None = None,
+    *,
+    behind_step: bool = False,
 ) -> int | None:
     """Where in its schedule a call of the transformer is that the scheduler runs, or None.
 
@@ -259,21 +269,34 @@ def place_of_call(
         scheduler: may tell its step always, from its first step on, or never.
         read: see `DenoisingLoop.is_scheduled`.
         last: the place of the call before, None where there was none.
+        behind_step: whether the call may also be of the step just done.
     """
     schedule = scheduler.timesteps
     values: list[float] = torch.as_tensor(schedule).tolist()
+    called = abs(read(None))
+
+    def is_near(one: float, other: float) -> bool:
+        return abs(one - other) <= ROUNDING * abs(other)
 
     def is_at(place: int) -> bool:
+        if place >= len(values):
+            return False
         alone = slice(place, place + 1)  # rounded as the call's is, several values may be one
-        return place < len(values) and read(schedule[alone]) == values[place]
+        return read(schedule[alone]) == values[place] or is_near(called, values[place])
 
     told = scheduler_step(scheduler)
     if told is None and isinstance(getattr(scheduler, "step_index", None), int):
         return None  # it is done
     if told is not None:
-        places = [told]
+        places = [told, *([told - 1] if behind_step and told else [])]
     elif last is not None:
-        places = [last, last + 1, 0]
+        end = last + 1  # of those that rounding may make one with the last
+        while end < len(values) and is_near(values[end], values[last]):
+            end += 1
+        nearest_first = sorted(
+            range(last, min(end + 1, len(values))), key=lambda place: abs(values[place] - called)
+        )
+        places = [*nearest_first, 0]
     else:
         value = read(schedule)  # loops may begin in the middle
         places = [0, *([values.index(value)] if values.count(value) == 1 else [])]

@@ -34,6 +34,9 @@ class PatchedPipeline(WholePatched):
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             calls = getattr(self, CALLS)
             if callable(callback := kwargs.get(CALLBACK)):
+                names = getattr(callback, "tensor_inputs", None)
+                if isinstance(names, list):  # of diffusers' own, at whose class pipelines look
+                    kwargs[f"{CALLBACK}_tensor_inputs"] = names
                 kwargs[CALLBACK] = calls.outside(callback)
             with calls.around(self):
                 return super(cls, self).__call__(*args, **kwargs)  # type: ignore[misc]
@@ -107,8 +110,6 @@ class PipelineCalls:
 
     def outside(self, callback: Callable[..., Any]) -> Callable[..., Any]:
         """A callback that may call other pipelines with the transformer: those have own loops."""
-        if hasattr(callback, "tensor_inputs"):  # pipelines look at the class of diffusers' own
-            return callback
 
         @functools.wraps(callback)
         def called(*args: Any, **kwargs: Any) -> Any:
