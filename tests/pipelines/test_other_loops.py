@@ -207,7 +207,7 @@ class Callback(diffusers.callbacks.PipelineCallback):
     tensor_inputs = ("latents",)
 
     def __init__(self, function):
-        super().__init__(cutoff_step_index=1)
+        super().__init__(cutoff_step_ratio=1.0)
         self.tensor_inputs = ["latents"]
         self._function = function
 
