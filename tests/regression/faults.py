@@ -158,7 +158,8 @@ def branches_swapped(patch: pytest.MonkeyPatch) -> None:
     ) -> Any:
         (other,) = {"cond", "uncond"} - {branch}
         reads_results = bool(kinds & {"residual", "activation"})
-        if reads_results and all(store.has(other, layer, kind) for kind in kinds):
+        kept = [kind for kind in kinds if store.has(branch, layer, kind)]
+        if reads_results and kept and all(store.has(other, layer, kind) for kind in kept):
             branch = other
         return acquire(store, branch, layer, part, kinds, *rest)
 
