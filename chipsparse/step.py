@@ -86,6 +86,8 @@ class PositionTracker:
             branch = f"call{self._unnamed_calls}" if self._unnamed_calls else unnamed_branch
         if step <= self._last_step.get(branch, -1):
             self._start(schedule, steps)
+            if step_index is None:  # where steps are counted, by its timestep: from this one on
+                step = self._step_of(timestep)
         self._step = self._last_step[branch] = step
         listed = step < len(self._values) == steps
         return StepContext(

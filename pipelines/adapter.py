@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -77,13 +77,11 @@ class _CountedStep:
     Attributes:
         timestep: of all of them.
         latents: of the first one.
-        branches: that they name.
         is_doubtful: whether some without names may be of another generation.
     """
 
     timestep: float
     latents: torch.Tensor
-    branches: set[str] = field(default_factory=set)
     is_doubtful: bool = False
 
 
@@ -458,8 +456,8 @@ class ModelAdapter(ModelFamily):
         schedule = getattr(scheduler, "timesteps", None)
         step = named.get("step_index")
         branch = named.get("name") or loop.branch()
-        if not self._is_scheduled and step is None:
-            self._look_for_start(read_in(None), branch, self.latents(arguments))
+        if not self._is_scheduled and step is None and branch is None:
+            self._look_for_start(read_in(None), self.latents(arguments))
 
         def read() -> float:
             timestep = loop.timestep()
@@ -474,27 +472,21 @@ class ModelAdapter(ModelFamily):
             unnamed_branch=loop.unnamed_branch,
         )
 
-    def _look_for_start(self, timestep: float, branch: str | None, latents: torch.Tensor) -> None:
+    def _look_for_start(self, timestep: float, latents: torch.Tensor) -> None:
         """Lets nothing be used of a generation that broke off at its first step.
 
-        The next one has the same timestep there, and seems to go on. But a step names no branch
-        twice. Calls without names mostly have the same latents; where they have not at the first
-        step, they may be of two generations: what they kept is not used by the second step, which
-        then computes in full.
+        The next one has the same timestep there, and seems to go on where calls have no names.
+        Those of a step mostly have the same latents; where they have not at the first step, they
+        may be of two generations: what they kept is not used by the second step, which then
+        computes in full.
         """
         before = self._counted
         if before is None or before.timestep != timestep:
             if before is not None and before.is_doubtful and self._tracker.step == 0:
                 self.session.reset()
-            self._counted = before = _CountedStep(timestep, latents)
-        elif branch is None:
-            same = before.latents.device == latents.device and torch.equal(before.latents, latents)
-            before.is_doubtful |= not same
-        elif branch in before.branches:
-            self._tracker.finish()
-            self._counted = before = _CountedStep(timestep, latents)
-        if branch is not None:
-            before.branches.add(branch)
+            self._counted = _CountedStep(timestep, latents)
+        elif before.latents.device != latents.device or not torch.equal(before.latents, latents):
+            before.is_doubtful = True
 
     def _say_what_is_unknown(self) -> None:
         """Reports of a call that the scheduler does not run what is not known for this reason."""

@@ -88,6 +88,19 @@ def test_a_repeated_call_starts_a_generation():
     assert (one.generation, two.generation) == (1, 2)
 
 
+@pytest.mark.parametrize("broken_off_at", [0, 1])
+def test_a_repeated_name_starts_a_generation_where_timesteps_are_counted(broken_off_at):
+    """The other branch of its first step, at the same timestep, belongs to it."""
+    tracker, branches = PositionTracker(), ("cond", "uncond")
+    timed(tracker, TIMESTEPS[: broken_off_at + 1], branches=branches)
+    again = timed(tracker, TIMESTEPS[broken_off_at:], branches=branches)
+    assert {each.generation for each in again} == {2}
+    steps = range(len(TIMESTEPS) - broken_off_at)
+    assert [(each.step, each.branch) for each in again] == [
+        (step, branch) for step in steps for branch in branches
+    ]
+
+
 def test_finish_starts_a_generation():
     tracker, schedule = PositionTracker(), list(TIMESTEPS)
     (before,) = indexed(tracker, schedule, steps=(0,), branches=("cond",))
