@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import combinations
 
 import torch
 
@@ -192,11 +192,13 @@ def plan_memory(
 
 
 def _roundings(plan: SparsityPlan) -> Iterator[frozenset[str]]:
-    """What may be kept in FP8 by the config: none of what it leaves open, the first, the next."""
-    asked = [getattr(plan.config.memory, name) for name in ROUNDED]
-    choices = [(False, True) if each == "auto" else (each == "fp8",) for each in asked]
-    for chosen in sorted(product(*choices), key=lambda each: each[::-1]):
-        yield frozenset(name for name, rounds in zip(ROUNDED, chosen, strict=True) if rounds)
+    """What may be kept in FP8 by the config, less before more."""
+    asked = {name: getattr(plan.config.memory, name) for name in ROUNDED}
+    wanted = {name for name, precision in asked.items() if precision == "fp8"}
+    left_open = [name for name, precision in asked.items() if precision == "auto"]
+    for count in range(len(left_open) + 1):
+        for chosen in combinations(left_open, count):
+            yield frozenset(wanted.union(chosen))
 
 
 def _planned(

@@ -41,8 +41,3 @@ def rounded(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """
     units = numbers.float() * (1 / scale)
     return units.clamp(-LARGEST_FP8, LARGEST_FP8).nan_to_num(0.0).to(FP8)
-
-
-def change(new: torch.Tensor, old: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """What stored numbers ``new`` are more than ``old``, in float32."""
-    return (new.float() - old.float()) * scale
