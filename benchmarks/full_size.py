@@ -123,6 +123,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="of full attention at the dense steps and refreshes of all qualities",
     )
     group.add_argument(
+        "--neurons", type=float, help="keep this share of them; default: the profile's"
+    )
+    group.add_argument(
         "--fp8-linears",
         action="store_true",
         help="of all blocks by torchao, weights and inputs, also those of the baseline",
@@ -178,8 +181,10 @@ def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
         found |= model.early()
     if not found:
         raise ValueError("--schedules '': nothing to measure without --early")
-    precision = {"attention.precision": args.precision}
-    return {name: config.override(precision) for name, config in found.items()}
+    changes = {"attention.precision": args.precision}
+    if args.neurons is not None:
+        changes["mlp.density"] = args.neurons
+    return {name: config.override(changes) for name, config in found.items()}
 
 
 def of_steps(config: SparsityConfig) -> SparsityConfig:
@@ -373,15 +378,15 @@ class Measured:
         return found
 
     def _outside_of_blocks(self) -> dict[str, float]:
-        """Milliseconds of a stock step without any block, by part."""
+        """Milliseconds that the kernels of a stock step take without any block, by part.
+
+        What the host takes counts for nothing: beside blocks it passes while their kernels run.
+        """
         with last_blocks_only(self.model, self.transformer, 0):
             self._step(0)
-            times, _ = self._timed([partial(self._step, step) for step in range(3)])
-            call_parts, _ = breakdown(lambda: self._call(0, self.model.branches[0]), self.device)
-        parts = {part: len(self.model.branches) * call_parts[part] for part in call_parts}
-        parts["all"] = statistics.median(times)
-        parts["idle"] = max(0.0, parts["all"] - sum(parts[p] for p in PARTS if p != "idle"))
-        return parts
+            found, _ = breakdown(lambda: self._call(0, self.model.branches[0]), self.device)
+        parts = {part: len(self.model.branches) * found[part] for part in PARTS if part != "idle"}
+        return {**parts, "all": sum(parts.values())}
 
     def _of_all(self, step_ms: float, part: str = "all", calls: int = 1) -> float:
         """Milliseconds of a step, or a part of one, of all blocks, from those of the ones made.
