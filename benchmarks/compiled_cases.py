@@ -77,8 +77,10 @@ ACTIVATION_TYPES = {
     "data_ptr": "*u8:16",
     "largest_ptr": "*i32:16",
     "scale_ptr": "*fp32:16",
-    "(data_)?stride_[bf]": "i32:16",
-    "(tokens|neurons)": "i32",
+    "(data_)?stride_b": "i32:16",
+    "data_stride_f": "i32",
+    "tokens": "i32",
+    "neurons": "i32:16",
 }
 TOP_TYPES = {"cache_ptr": "*fp32:16", "cache_stride_g": "i32:16", "cache_stride_f": "i32:1"}
 
@@ -382,10 +384,11 @@ def _activations() -> Iterator[CompiledCase]:
     sizes = {"TOKENS": module.TOKENS, "NEURONS": module.NEURONS, "num_warps": module.WARPS}
     for capability in (HOPPER, AMPERE):
         for contiguous in ("tokens", "neurons"):
-            first, second = ("i32:1", "i32:16") if contiguous == "tokens" else ("i32:16", "i32:1")
+            eight = {"EIGHT_AT_ONCE": contiguous == "tokens"}
+            first, second = ("i32:1", "i32") if contiguous == "tokens" else ("i32:16", "i32:1")
             for kernel, constants in (
-                ("_largest_kernel", sizes),
-                ("_round_kernel", {"CONVERTS": capability >= HOPPER, **sizes}),
+                ("_largest_kernel", sizes | eight),
+                ("_round_kernel", {"CONVERTS": capability >= HOPPER, **sizes, **eight}),
             ):
                 yield _triton(
                     "fp8_activations",
