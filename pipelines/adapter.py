@@ -92,7 +92,9 @@ class PatchedTransformer(WholePatched):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lets the adapter run the call, outside of every hook on the model."""
-        adapter = self.chipsparse_adapter
+        adapter = vars(self).get(ADAPTER)
+        if adapter is None:  # kept by somebody from before disable(), as torch.compile does
+            return type(self).__call__(self, *args, **kwargs)
         with adapter.turn.only(type(self).__name__):
             return adapter.call(super().__call__, args, kwargs)  # type: ignore[misc]
 
@@ -615,12 +617,15 @@ class ModelAdapter(ModelFamily):
             return 1
         if (branches := self._loop.branches()) is not None:
             return branches
-        return 2 if self._is_guided() and not self.guides_in_batch else 1
+        guided = self._is_guided() and not self.guides_in_batch
+        return 1 + guided + self.further_branches(self._loop.arguments.get)
 
     def _is_guided(self) -> bool:
         """Whether each step also computes the transformer without the prompt, as far as known."""
         branches = self._loop.branches()
-        return self.is_guided(self._loop.pipe) if branches is None else branches > 1
+        if branches is None:
+            return self.is_guided(self._loop.pipe, self._loop.arguments)
+        return branches > 1
 
     @property
     def _guides_in_batch(self) -> bool:

@@ -76,8 +76,8 @@ class CogVideoXAdapter(ModelAdapter):
     own_processors = MappingProxyType({CogVideoXAttnProcessor2_0: CogVideoXProcessor})
     text_place = "first"
 
-    @staticmethod
-    def is_guided(pipe: Any) -> bool:
+    @classmethod
+    def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
         """Pipelines of this family tell their scale alone."""
         return (getattr(pipe, "guidance_scale", None) or 0) > 1
 

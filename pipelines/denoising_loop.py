@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class DenoisingLoop:
         self.pipe = pipe
         self._runs = False
         self._left = False
+        self._arguments: Mapping[str, Any] = {}
         # A schedule, known by its identity, is that of one generation.
         self._done: Any = None  # the last one that is over, or that a call did not follow
         self._followed: tuple[Any, int] | None = None  # the last other one, and the call's place
@@ -46,14 +47,21 @@ class DenoisingLoop:
         """The pipeline's scheduler now, or None."""
         return getattr(self.pipe, "scheduler", None)
 
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Those of the pipeline's own call, by name, while it runs; else none."""
+        return self._arguments if self._runs else {}
+
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Around a call of the pipeline: what follows is known only within."""
+    def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Around a call of the pipeline with these arguments: what follows is known only within."""
+        self._arguments = arguments
         with self._being(runs=True, left=False):
             try:
                 yield
             finally:
                 self._done = getattr(self.scheduler, "timesteps", None)
+                self._arguments = {}
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""
@@ -129,7 +137,7 @@ class ModularLoop(DenoisingLoop):
         self._batches: list[Any] = []
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """See `DenoisingLoop`. Guiders may be exchanged between calls, and blocks too."""
         patches, components = Patches(), self.pipe.components
         guiders = [each for each in components.values() if isinstance(each, BaseGuidance)]
@@ -140,7 +148,7 @@ class ModularLoop(DenoisingLoop):
                     patches.set_attribute(guider, name, self._noting_batches(own))
             for block in denoising_loops(self.pipe._blocks):
                 patches.set_attribute(block, "loop_step", self._noting_step(block.loop_step))
-            with super().watched():
+            with super().watched(arguments):
                 yield
         except BaseException:  # what they had put on the model for the call would stay there
             for guider, model in itertools.product(guiders, components.values()):

@@ -11,6 +11,8 @@ from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.token_grids import patch_of, patched
 
 MLP_RATIO = 4
+TRUE_GUIDANCE = "true_cfg_scale"  # of models that have a scale distilled into them as well
+NEGATIVE = ("negative_prompt", "negative_prompt_embeds")  # without either there is no true guidance
 
 
 class ModelFamily:
@@ -23,8 +25,6 @@ class ModelFamily:
         sparse_mlp: which feed-forward layers run sparse, in words.
         guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
             transformer once more, without the prompt; None where they never do.
-        announces_guidance: whether their pipelines tell, before the first call, that there will be
-            such second ones (``do_classifier_free_guidance``).
         guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
             but the other half of the batch.
         masked_parts: parts that the family's own pipelines keep from running sparse, and why.
@@ -65,7 +65,6 @@ class ModelFamily:
     sparse_attention: ClassVar[str] = "self-attention"
     sparse_mlp: ClassVar[str] = "feed-forward"
     guidance_argument: ClassVar[str | None] = "guidance_scale"
-    announces_guidance: ClassVar[bool] = True
     guides_in_batch: ClassVar[bool] = False
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
     default_latents: ClassVar[int | None] = None
@@ -156,10 +155,31 @@ class ModelFamily:
         grids = cls.grids(config, latents)
         return cls.sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
 
-    @staticmethod
-    def is_guided(pipe: Any) -> bool:
-        """Whether a pipeline tells that it also computes the transformer without the prompt."""
-        return bool(getattr(pipe, "do_classifier_free_guidance", False))
+    @classmethod
+    def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
+        """Whether a pipeline also computes the transformer without the prompt.
+
+        Some tell. Of others the arguments of their call decide, as far as these are known: a scale
+        above 1 and, for true guidance, what to guide away from.
+        """
+        told = getattr(pipe, "do_classifier_free_guidance", None)
+        if told is not None:
+            return bool(told)
+        scale = arguments.get(cls.guidance_argument or "")
+        if not isinstance(scale, (int, float)) or scale <= 1:
+            return False
+        return cls.guidance_argument != TRUE_GUIDANCE or any(
+            arguments.get(name) is not None for name in NEGATIVE
+        )
+
+    @classmethod
+    def further_branches(cls, argument: Callable[[str], Any]) -> int:
+        """Calls of a step besides the one with the prompt and the one without.
+
+        Args:
+            argument: of the pipeline's call, by name; None where it has none.
+        """
+        return 0
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:

@@ -34,7 +34,6 @@ class FluxAdapter(DoubleAndSingleBlocks):
     sparse_mlp = "feed-forward of the image tokens in double blocks, of all tokens in single ones"
     shares_tokens = True
     guidance_argument = "true_cfg_scale"
-    announces_guidance = False
     default_latents = 128
     timestep_scale = 1000
     text_place = "first"
@@ -91,7 +90,6 @@ class ChromaAdapter(FluxAdapter):
     transformer_class = "ChromaTransformer2DModel"
     families = "Chroma: text and image to image, inpainting"
     guidance_argument = "guidance_scale"
-    announces_guidance = True
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({"attention": MASKED})
 
     @classmethod
@@ -108,7 +106,6 @@ class LongCatImageAdapter(FluxAdapter):
     shares_tokens = True
     shares_guidance = True
     guidance_argument = "guidance_scale"
-    announces_guidance = True
 
 
 class BriaAdapter(FluxAdapter):
@@ -118,6 +115,5 @@ class BriaAdapter(FluxAdapter):
     families = "Bria 3: text to image"
     shares_tokens = True
     guidance_argument = "guidance_scale"
-    announces_guidance = True
     guides_in_batch = True
     timestep_scale = 1

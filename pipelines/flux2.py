@@ -27,7 +27,6 @@ class Flux2Adapter(FluxAdapter):
     shares_guidance = True
     # Klein's guidance_scale is that of classifier-free guidance, dev's is an input of the model.
     guidance_argument = "true_cfg_scale"
-    announces_guidance = True
     mlp_linears = 3
     single_mlp = FusedParallelFeedForward
     # Some Klein pipelines compute keys and values of their reference images only once.

@@ -32,7 +32,6 @@ class HunyuanVideoAdapter(DoubleAndSingleBlocks, PaddedTextAdapter):
     sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
     shares_tokens = True
     guidance_argument = "true_cfg_scale"
-    announces_guidance = False
     least_text = 1  # its blocks count the text from the end of the sequence
 
     @classmethod

@@ -74,7 +74,6 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     sparse_attention = "joint attention"
     sparse_mlp = "feed-forward of the video tokens"
     shares_tokens = True
-    announces_guidance = False
     mlp_sees_text = False
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -82,6 +81,11 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
             "encoder_hidden_states_2": "encoder_attention_mask_2",
         }
     )
+
+    @classmethod
+    def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
+        """Plain pipelines of this family have a guider."""
+        return getattr(getattr(pipe, "guider", None), "num_conditions", 1) > 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._holds_image = TensorFacts(holds_image)

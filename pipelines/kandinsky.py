@@ -30,7 +30,6 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     families = "Kandinsky 5: text and image to video, text and image to image"
     sparse_attention = "self-attention, unless it is the model's own NABLA; cross-attention is left"
     shares_tokens = True
-    announces_guidance = False
     default_latents = 128
     block_list = "visual_transformer_blocks"
     attention_name = "self_attention"
@@ -121,7 +120,6 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
     sparse_attention = "self-attention of the video; the sound's and cross-attention are left"
     sparse_mlp = "feed-forward of the video tokens"
     why_whole = "its sound attends to all tokens of the video"
-    announces_guidance = True
 
     projections = 10  # as Kandinsky 5; q and out to the sound, k and v from it
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +32,15 @@ class LTX2Adapter(LTXAdapter):
     # References of IC-LoRA may be seen by some tokens more than by others.
     dense_arguments = MappingProxyType({MASK: "the pipeline masks the video's self-attention"})
     projections = 10  # as LTX-Video; q and out to the sound, k and v from it
+
+    @classmethod
+    def further_branches(cls, argument: Callable[[str], Any]) -> int:
+        """One without the attention of some blocks, and one with the streams apart."""
+        scales = {
+            name: max(argument(name) or 0.0, argument(f"audio_{name}") or 0.0)
+            for name in ("stg_scale", "modality_scale")
+        }
+        return (scales["stg_scale"] > 0) + (scales["modality_scale"] > 1)
 
     @staticmethod
     def places(coordinates: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ class PatchedPipeline(WholePatched):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
 
+        signature = inspect.signature(cls.chipsparse_base.__call__)
+
         @functools.wraps(cls.chipsparse_base.__call__)  # the signature that callers look at
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             calls = getattr(self, CALLS)
@@ -38,7 +41,7 @@ class PatchedPipeline(WholePatched):
                 if isinstance(names, list):  # of diffusers' own, at whose class pipelines look
                     kwargs[f"{CALLBACK}_tensor_inputs"] = names
                 kwargs[CALLBACK] = calls.outside(callback)
-            with calls.around(self):
+            with calls.around(self, _by_name(signature, self, *args, **kwargs)):
                 return super(cls, self).__call__(*args, **kwargs)  # type: ignore[misc]
 
         cls.__call__ = call  # type: ignore[method-assign]
@@ -85,14 +88,18 @@ class PipelineCalls:
         patches.set_attribute(pipe, CALLS, self)
 
     @contextlib.contextmanager
-    def around(self, pipe: Any) -> Iterator[None]:
+    def around(self, pipe: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
+
+        Args:
+            pipe: the pipeline.
+            arguments: of the call, by name.
 
         Raises:
             RuntimeError: if another thread is calling it.
             FallbackError: if the run is strict and a transformer is not the one that was patched.
         """
-        with self._turn.only(type(pipe).__name__), self._loop.watched():
+        with self._turn.only(type(pipe).__name__), self._loop.watched(arguments):
             finished = False
             try:
                 self._check_transformers(pipe)
@@ -145,6 +152,16 @@ class PipelineCalls:
         except FallbackError as error:
             self._report.fail(error)
             raise
+
+
+def _by_name(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call and its defaults; nothing where they do not fit the signature."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:  # which the pipeline says itself
+        return {}
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def _is_exchanged(pipe: Any, name: str, adapter: ModelAdapter) -> bool:

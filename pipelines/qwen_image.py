@@ -32,7 +32,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     sparse_mlp = "feed-forward of the image tokens"
     shares_tokens = True
     guidance_argument = "true_cfg_scale"
-    announces_guidance = False
     default_latents = 128
     timestep_scale = 1000
     mlp_name = "img_mlp"

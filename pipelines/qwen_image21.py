@@ -38,7 +38,6 @@ class QwenImage21Adapter(ModelAdapter):
     sparse_mlp = "feed-forward (gated) of the image tokens"
     why_whole = "its first step, which keeps keys of the prompt, runs as without chipsparse"
     guidance_argument = "true_cfg_scale"
-    announces_guidance = False
     timestep_scale = 1000
     mlp_name = "img_mlp"
     mlp_sees_text = False

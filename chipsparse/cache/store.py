@@ -129,8 +129,9 @@ class CacheStore:
         for name, note in IN_FP8.items():
             if name in memory.in_fp8 and getattr(plan.config.memory, name) == "auto":
                 self._note(note)
+        of_branch = "" if first is None or memory == first.memory else f"in branch {branch}, "
         for each in memory.fallbacks(plan.layout.layers):
-            self._fall_back(each)
+            self._fall_back(of_branch + each)
 
     def _plan(
         self,

@@ -53,7 +53,7 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
     if fewest is None:
         return f"{NOTHING}: the schedule computes every step in full; {changes or 'change it'}"
     help = "take more steps" + (f", or {changes}" if changes else "")
-    if first > 1:
+    if first:
         return (
             f"{NOTHING}: {name} is first called at step {first} of {plan.steps} (from 0), and the "
             f"schedule needs {fewest - first} calls in a row; {help}"

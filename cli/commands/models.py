@@ -84,8 +84,7 @@ def _guidance(adapter: type[ModelAdapter]) -> str:
         return "none; it is distilled into the model"
     if getattr(adapter, "guides_in_batch", False):
         return f"{adapter.guidance_argument}: in the same call, as the other half of the batch"
-    known = "" if adapter.announces_guidance else ", which is not announced"
-    return f"{adapter.guidance_argument}: a second call per step{known}"
+    return f"{adapter.guidance_argument}: a second call per step"
 
 
 def others() -> str:

@@ -35,7 +35,6 @@ from chipsparse.config import MemoryConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.measure.estimate import RunEstimate
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
@@ -175,7 +174,7 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
         *plan.notes(),
         AT_MOST if plan.schedule.skips_by_threshold() else None,
         outlook.why_untimed,
-        *_notes(model, planned.adapter, target, memory, profile, weights),
+        *_notes(model, target, memory, profile, weights),
     ]
     return Explanation(
         model=model,
@@ -223,7 +222,6 @@ def choose_target(options: GenerationOptions) -> Target:
 
 def _notes(
     model: ModelDescription,
-    adapter: type[ModelAdapter],
     target: Target,
     memory: MemoryPlan,
     profile: Profile,
@@ -246,11 +244,6 @@ def _notes(
         notes.append(
             "the second expert takes over with a dense step and a refresh of its own, which are "
             "not counted; the first one's caches are freed by then"
-        )
-    if memory.branches > 1 and memory.needs_host and not adapter.announces_guidance:
-        notes.append(
-            "these pipelines announce no second call per step: its caches get what the first "
-            "one's leave"
         )
     if any(word in model.pipeline_class.__name__ for word in SEEING_IMAGES):
         notes.append("the tokens of a reference image are not counted")

@@ -68,6 +68,9 @@ def plan_generation(
         text_tokens=settings.max_sequence_length or 0,
         batch=2 if guided and in_batch else 1,
     )
+    branches = 1 + (guided and not in_batch)
+    if not model.has_guider:
+        branches += adapter.further_branches(model.default)
     with user_errors(ConfigError, what=profile.source):
         plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
     space, _ = vae_factors(model.vae_config)
@@ -76,7 +79,7 @@ def plan_generation(
         adapter=adapter,
         plan=plan,
         pixels=(latents[1] * space, latents[2] * space),
-        branches=2 if guided and not in_batch else 1,
+        branches=branches,
         never=never_sparse(plan, adapter, model),
     )
 

@@ -92,7 +92,7 @@ def test_no_line_is_longer_than_the_terminal(models):
         (
             "FluxTransformer2DModel",
             "guidance",
-            "true_cfg_scale: a second call per step, which is not announced",
+            "true_cfg_scale: a second call per step",
         ),
     ],
 )

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from diffusers import DiffusionPipeline, ModularPipeline
 
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
+from chipsparse.cache.store import CacheStore
 from chipsparse.cli.planning.settings import frame_chunks, vae_factors
 from chipsparse.kernels.mask_packing import unpack_mask
 from tests import variants
@@ -138,6 +140,29 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
         assert set(handle.report.actions()) == {"dense"}
         assert handle.report.cache_bytes == 0
         assert handle.report.fallbacks == []
+
+
+@slow_unless({"flux", "ltx-2", "qwen-image", "wan 2.1"})
+def test_all_guidance_branches_are_known_at_the_first_one(name, monkeypatch):
+    """So that memory is shared out evenly: guidance multiplies what differs between branches."""
+    admitted = {}
+    admit = CacheStore.admit
+
+    def noting(store, branch, plan, device, demand):
+        admitted.setdefault(store, []).append((branch, demand.branches))
+        admit(store, branch, plan, device, demand)
+
+    monkeypatch.setattr(CacheStore, "admit", noting)
+    pipe = FAMILIES[name].make()
+    if not isinstance(pipe, DiffusionPipeline | ModularPipeline):
+        pytest.skip("a loop of the tests, which says nothing beforehand")
+    for variant in calls_of(name):
+        with chipsparse.enable(pipe, SPARSE):
+            generate(pipe, name, variant)
+        assert admitted, variant
+        for found in admitted.values():
+            assert found[0][1] == len({branch for branch, _ in found}), (variant, found)
+        admitted.clear()
 
 
 @slow_unless(WHOLE)

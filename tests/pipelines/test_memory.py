@@ -63,6 +63,28 @@ def test_true_guidance_of_flux_brings_a_branch_that_nobody_announced(device):
         assert handle.report.fallbacks == []
 
 
+def test_true_guidance_of_flux_shares_out_short_memory(device):
+    settings = {"true_cfg_scale": 3.0, "negative_prompt": "a green square"}
+    config = flux.SPARSE.override({**HOSTED, "memory.residuals": "full"})
+    pipe = tiny_flux_pipeline().to(device)
+    with chipsparse.enable(pipe, config) as handle:
+        flux.generate(pipe, **settings)
+        short = round(0.6 * handle.report.host_bytes)
+    with chipsparse.enable(pipe, config.override({"memory.ram": short})) as handle:
+        flux.generate(pipe, **settings)
+        kept = {
+            (record.branch, layer.layer, layer.part)
+            for record in handle.report.steps
+            for layer in record.layers
+            if layer.action.value == "sparse"
+        }
+        assert 0 < handle.report.host_bytes <= short
+        assert any("its caches do not fit" in each for each in handle.report.fallbacks)
+    sparse = {branch: {each[1:] for each in kept if each[0] == branch} for branch, *_ in kept}
+    assert sparse.keys() == {"cond", "uncond"}
+    assert sparse["cond"] == sparse["uncond"]
+
+
 def test_two_experts_use_the_same_host_memory(device):
     experts = {"transformer_2": tiny_wan_transformer(seed=9), "boundary_ratio": 0.9}
     pipe = tiny_wan_pipeline(**experts).to(device)

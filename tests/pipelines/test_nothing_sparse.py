@@ -142,8 +142,16 @@ def test_one_exchanged_expert_is_a_fallback():
 def test_a_transformer_compiled_as_a_whole_afterwards_is_the_same_one(pipe):
     with chipsparse.enable(pipe, CONFIG, strict=True) as handle:
         pipe.transformer = torch.compile(pipe.transformer, backend="eager")
-        with getattr(pipe, CALLS).around(pipe):  # as every call of the pipeline begins
+        with getattr(pipe, CALLS).around(pipe, {}):  # as every call of the pipeline begins
             assert handle.report.nothing_sparse is None
+
+
+def test_a_transformer_compiled_as_a_whole_afterwards_outlives_disable(pipe):
+    expected = generate(pipe, num_frames=1)
+    with chipsparse.enable(pipe, CONFIG):
+        pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+        generate(pipe, num_frames=1)
+    assert torch.equal(generate(pipe, num_frames=1), expected)
 
 
 def test_recorded_gradients_are_said(pipe):
