@@ -25,6 +25,7 @@ CASES = {
     "flux_image": "FLUX.1-dev, image tokens",
     "d64_video": "head size 64",
     "h3_5s": "MiniMax-H3, 5 s (38,222 rows)",
+    "h3_10s": "MiniMax-H3, 10 s (73,898 rows)",
     "h3_15s": "MiniMax-H3, 15 s (104,478 rows)",
     "z_image": "Z-Image 1024x1024",
     "qwen_image21": "Qwen-Image 2.1 1024x1024",
