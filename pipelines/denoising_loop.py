@@ -49,8 +49,8 @@ class DenoisingLoop:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Those of the pipeline's own call, by name, while it runs; else none."""
-        return self._arguments if self._runs else {}
+        """Those of the pipeline's call, by name, until that is over; else none."""
+        return self._arguments
 
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:

@@ -63,10 +63,11 @@ def test_true_guidance_of_flux_brings_a_branch_that_nobody_announced(device):
         assert handle.report.fallbacks == []
 
 
-def test_true_guidance_of_flux_shares_out_short_memory(device):
+def test_true_guidance_of_flux_shares_out_short_memory():
+    """On a CPU, whose one memory is short where that of the host is."""
     settings = {"true_cfg_scale": 3.0, "negative_prompt": "a green square"}
     config = flux.SPARSE.override({**HOSTED, "memory.residuals": "full"})
-    pipe = tiny_flux_pipeline().to(device)
+    pipe = tiny_flux_pipeline()
     with chipsparse.enable(pipe, config) as handle:
         flux.generate(pipe, **settings)
         short = round(0.6 * handle.report.host_bytes)
