@@ -179,6 +179,8 @@ def choose(seed: int, number: int, family: str | None = None) -> Script:
         fixed += ["LoRA", "weights", "dtype"]
     if "inference mode" in ways:  # in which nothing can be made that has a gradient outside
         fixed += ["LoRA"]
+        if "autocast" in surroundings:  # stock pipelines, too, go on with casts of the old ones
+            fixed += ["weights"]
     if family in WITHOUT_CACHES_ON_TOP:
         fixed += ["cache on top"]
     calls = tuple(_call(draw, family, fixed, looked_at=looked_at) for _ in range(count))
