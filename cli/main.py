@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -80,12 +82,27 @@ def _warning_text(
     return usual(message, category, *where)
 
 
+def _nowhere() -> TextIO:
+    """In place of a stream that is closed, so that no file that is opened later gets its number."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def _take_any_text(stream: TextIOWrapper) -> None:
+    """Lets a stream take what prompts and names of files may hold."""
+    encoding = codecs.lookup(stream.encoding).name
+    if encoding == "ascii":  # of the C locale; a prompt need not be ASCII there all the same
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    elif stream.errors == "strict":
+        stream.reconfigure(errors="surrogateescape" if encoding == "utf-8" else "replace")
+
+
 def main() -> None:
     """Entry point of the `chipsparse` command."""
+    # A shell may have closed them (`>&-`).
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
-        # What Python calls the C locale; a prompt need not be ASCII there all the same.
-        if stream.encoding in ("ascii", "ANSI_X3.4-1968") and isinstance(stream, TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+        if isinstance(stream, TextIOWrapper):
+            _take_any_text(stream)
     if sys.flags.optimize > 1:
         print(f"chipsparse: error: {NO_DOCSTRINGS}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)

@@ -23,6 +23,7 @@ OTHER_DEVICE = re.compile(r"(cpu|meta|mps|xpu|hpu|mtia|xla)(:\d+)?")  # that PyT
 MOST_FPS = 1000  # beyond it, timestamps fall together
 MOST_GUIDANCE = 1000.0  # far beyond any use, and far from where float32 overflows
 SEEDS = 2**64  # that PyTorch's generator takes
+MOST_SEEDS, MOST_CLIPS = 100_000, 1_000_000  # of a prompt and of a command, listed beforehand
 
 
 def check_positive(option: str, number: int, *, most: int | None = None) -> None:
@@ -35,6 +36,13 @@ def check_positive(option: str, number: int, *, most: int | None = None) -> None
 
 check_steps = partial(check_positive, most=MOST_STEPS)
 check_fps = partial(check_positive, most=MOST_FPS)
+check_num = partial(check_positive, most=MOST_SEEDS)
+
+
+def check_count(what: str, count: int) -> None:
+    """How many clips something asks for."""
+    if count > MOST_CLIPS:
+        raise UserError(f"{what} asks for {count} clips; one command makes at most {MOST_CLIPS}")
 
 
 def check_one_of(option: str, name: str, *, names: Sequence[str]) -> None:

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, redirect_stdout
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chipsparse.common.finished_files import readable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -41,7 +43,8 @@ def tell(found: Found, page: Callable[[Found, Console], None], *, as_json: bool)
 def json_values(value: Any) -> Any:
     """Records as objects, anything that JSON does not have as text; null for a number without end.
 
-    A record with a method ``to_json`` is what that returns; it may start from `fields_json`.
+    A record with a method ``to_json`` is what that returns; it may start from `fields_json`. Texts
+    are as `readable` makes them.
     """
     if hasattr(value, "to_json"):
         return json_values(value.to_json())
@@ -53,7 +56,9 @@ def json_values(value: Any) -> Any:
         return [json_values(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else _text(value)
+    if isinstance(value, str):
+        return readable(value)
+    return value if value is None or isinstance(value, (bool, int)) else _text(value)
 
 
 def fields_json(record: Any) -> dict[str, Any]:
@@ -64,4 +69,4 @@ def fields_json(record: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     """Of a path, a device, a dtype, or a name."""
-    return str(value.value if isinstance(value, Enum) else value).removeprefix("torch.")
+    return readable(str(value.value if isinstance(value, Enum) else value)).removeprefix("torch.")

@@ -25,10 +25,15 @@ def write_whole(path: Path, text: str) -> None:
 
 def write_checked(file: Path, text: str) -> None:
     """Writes a text file under a name that does not count yet, and reads it back."""
-    content = text.encode("utf-8")
+    content = readable(text).encode("utf-8")
     file.write_bytes(content)
     if file.read_bytes() != content:
         raise OSError(f"{file.name} reads back as something else than was written")
+
+
+def readable(text: str) -> str:
+    """A text that UTF-8 can take: names of files may hold bytes that are none."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def place(files: Mapping[Path, Path], *, stale: Iterable[Path] = (), scratch: Path) -> None:

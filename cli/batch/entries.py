@@ -130,7 +130,7 @@ class _Groups:
         self.suffix = f".{options.format or ('mp4' if video else 'png')}"
         self._weights = {
             "model": weights_digest(model) or model.location,
-            "loras": [[files_digest([lora.file]), lora.scale] for lora in options.loras],
+            "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
         }
         self._found: dict[str, Group] = {}
         self._first: tuple[int, type] | None = None  # line and pipeline

@@ -178,6 +178,7 @@ def _line(folder: Path, number: int, record: Record) -> Line:
             continue
         if name not in PER_PROMPT:
             raise LineError(f"it has {given}, and a prompt can have: {', '.join(PER_PROMPT)}")
+        _check_text(name, value)
         settings[name] = _value(name, value)
         if isinstance(settings[name], Path):
             settings[name] = folder / settings[name].expanduser()
@@ -186,11 +187,15 @@ def _line(folder: Path, number: int, record: Record) -> Line:
     prompt = record["prompt"]
     if not isinstance(prompt, str):
         raise LineError(f"its prompt is {json.dumps(prompt)}, which is no text")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError:
-        raise LineError("its prompt has halves of surrogate pairs, which are no text") from None
+    _check_text("prompt", prompt)
     return Line(number, str(prompt).strip(), settings)
+
+
+def _check_text(name: str, value: Any) -> None:
+    try:
+        str(value).encode("utf-8")
+    except UnicodeEncodeError:
+        raise LineError(f"its {name} has halves of surrogate pairs, which are no text") from None
 
 
 def _value(name: str, value: Any) -> Any:

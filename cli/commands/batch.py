@@ -15,7 +15,7 @@ import typer
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import EXIT_FAILED, UserError
 from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_one_of, check_positive
+from chipsparse.cli.option_checks import check_count, check_one_of, check_positive
 from chipsparse.cli.options import REQUIRED, argument, option, output_option
 from chipsparse.cli.results import results_alone, tell
 
@@ -113,7 +113,10 @@ class BatchOptions(GenerateOptions):
                 known[key] = _mistake(self.of_line(own))
             return known[key]
 
-        return read_lines(self.prompts, mistake)
+        found = read_lines(self.prompts, mistake)
+        nums = (line.settings.get("num", self.num) or 1 for line in found)
+        check_count(str(self.prompts), sum(nums))
+        return found
 
     def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
         """The options of `generate` that make a line's prompts, which are not in them."""

@@ -18,7 +18,7 @@ from chipsparse.cli.generation_options import (
     seed_option,
     sparsity_option,
 )
-from chipsparse.cli.option_checks import check_fps, check_positive, check_seed
+from chipsparse.cli.option_checks import check_count, check_fps, check_num, check_seed
 from chipsparse.cli.options import REQUIRED, argument, model_option, output_option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
@@ -55,7 +55,7 @@ class GenerateOptions(GenerationOptions):
         help="Seeds for each prompt, from --seed on: all of the first prompt, then those of the "
         "next one.",
         shown="1",
-        check=check_positive,
+        check=check_num,
     )
     image: Path | None = generation_option(
         help="Image to start from, where the model takes one; it is scaled and cut to the "
@@ -126,8 +126,10 @@ class GenerateOptions(GenerationOptions):
         if (self.prompt is None) == (self.prompts is None):
             both = "not both" if self.prompt is not None else "got neither"
             raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
+        texts = [self.prompt or ""] if self.prompts is None else read_prompts(self.prompts)
+        check_count(f"--prompts {self.prompts}", len(texts) * (self.num or 1))
         return series(
-            [self.prompt or ""] if self.prompts is None else read_prompts(self.prompts),
+            texts,
             seed=self.seed,
             num=self.num,
             output=self.output,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageOps
 
-from chipsparse.cli.errors import user_errors
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.option_checks import check_readable
 
 Size = tuple[int, int]  # height and width in pixels
+WIDE = ("I", "F")  # modes of 32 bits
+MOST_OF_16_BITS = 2**16 - 1
 
 
 def read_image(path: Path) -> Image.Image:
@@ -24,12 +27,26 @@ def read_image(path: Path) -> Image.Image:
         user_errors(*wrong, what=f"--image {path} is no image that can be read"),
         Image.open(path) as opened,
     ):
-        upright = ImageOps.exif_transpose(opened)
+        upright = _in_eight_bits(ImageOps.exif_transpose(opened), path, opened.format)
         if upright.has_transparency_data:
             coloured = upright.convert("RGBA")
             white = Image.new("RGBA", coloured.size, "white")
             return Image.alpha_composite(white, coloured).convert("RGB")
         return upright.convert("RGB")
+
+
+def _in_eight_bits(image: Image.Image, path: Path, form: str | None) -> Image.Image:
+    """An image with 8 bits per channel, of one with 16; raises `UserError` for one with 32.
+
+    What white is in those is not known. Pillow opens some of 16 bits in the mode of 32.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM")):
+        values = np.asarray(image)
+        if values.min() >= 0 and values.max() <= MOST_OF_16_BITS:
+            return Image.fromarray(np.rint(values / 257).astype(np.uint8))
+    if image.mode in WIDE:
+        raise UserError(f"--image {path} does not have 8 bits per channel (its mode: {image.mode})")
+    return image
 
 
 def size_like(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chipsparse.common.finished_files import readable
+
 # What others call these; what is not here begins with a capital letter.
 NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
 TEXTS = ("prompt", "negative_prompt")
@@ -61,7 +63,7 @@ def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
         "quality": None if request["mode"] == "dense" else request["quality"],
         "chipsparse": request["chipsparse"],
     }
-    return {name: _clean(str(value)) for name, value in facts.items() if value is not None}
+    return {name: readable(str(value)) for name, value in facts.items() if value is not None}
 
 
 def parameters(facts: Mapping[str, str]) -> str:
@@ -99,8 +101,3 @@ def _without_folder(location: str | None) -> str | None:
 
 def _lora(lora: Mapping[str, Any]) -> str:
     return f"{_without_folder(lora['file'])}:{lora['scale']:g}"
-
-
-def _clean(text: str) -> str:
-    """Without what no encoding can take: an argument of the command may hold any bytes."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,17 +1,18 @@
 """Whether a model's weights are all there and those of its configs, and which ones they are.
 
-Only the headers and the ends of the files are read. Without this, diffusers loads a transformer
-whose config names another number of layers than its weights have, and makes a wrong result.
+Without this, diffusers loads a transformer whose config names another number of layers than its
+weights have, and makes a wrong result.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -23,7 +24,9 @@ from chipsparse.cli.wording import counted
 
 WEIGHTS = (".safetensors", ".bin", ".pt")
 INCOMPLETE = "incomplete download?"
-SAMPLED_BYTES = 1 << 16  # of each weights file's end, where its last tensor is
+SAMPLED_BYTES = 1 << 12  # of either end of a tensor
+CHUNK_BYTES = 1 << 20
+MOST_HEADER_BYTES = 100_000_000  # of a safetensors file, as its library has it
 
 
 def check_weight_files(model: ModelDescription, folder: Path) -> None:
@@ -109,19 +112,63 @@ def _check_config(found: Any, folder: Path, shapes: dict[str, tuple[int, ...]]) 
 
 
 def weights_digest(model: ModelDescription) -> str | None:
-    """Tells the weights in a folder from others; None for a hub model, which its name tells."""
+    """Tells a model's folder from others by what is loaded of it: weights, configs, tokenizers.
+
+    Neither its name nor its times count. None for a hub model, which its name tells.
+    """
     folder = Path(model.location)
     if not folder.is_dir():
         return None
-    return files_digest(file for file in folder.glob("*/*") if file.suffix in WEIGHTS)
+    files = list(folder.glob("*model_index.json"))
+    for name in model.components:
+        files += (file for file in (folder / name).rglob("[!.]*") if file.is_file())
+    return files_digest({file.relative_to(folder).as_posix(): file for file in files})
 
 
-def files_digest(files: Iterable[Path]) -> str:
-    """Tells files of weights from others, by their names, sizes and ends."""
-    found = hashlib.sha256()
-    for file in sorted(files):
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            stream.seek(max(0, size - SAMPLED_BYTES))
-            found.update(f"{file.parent.name}/{file.name} {size}".encode() + stream.read())
-    return found.hexdigest()[:12]
+def files_digest(files: Mapping[str, Path]) -> str:
+    """Tells files from others, by the names that they are given and by their contents.
+
+    Of safetensors the header and both ends of every tensor are read, of others everything. Raises
+    `UserError` for what cannot be read.
+    """
+    found = hashlib.blake2b(digest_size=6)
+    for name, file in sorted(files.items()):
+        with user_errors(OSError, what=f"{file} cannot be read"), file.open("rb") as stream:
+            size = file.stat().st_size
+            found.update(os.fsencode(f"{name} {size}\n"))
+            for begin, end in _sampled(stream, size):
+                stream.seek(begin)
+                while begin < end and (part := stream.read(min(CHUNK_BYTES, end - begin))):
+                    found.update(part)
+                    begin += len(part)
+    return found.hexdigest()
+
+
+def _sampled(stream: BinaryIO, size: int) -> list[tuple[int, int]]:
+    """Begin and end of what tells a file from others of its size."""
+    tensors = _tensors(stream, size)
+    if tensors is None:
+        return [(0, size)]
+    ranges = [(0, min((begin for begin, _ in tensors), default=size))]  # the header
+    for begin, end in tensors:
+        middle = max(begin, end - SAMPLED_BYTES)
+        ranges += [(begin, min(begin + SAMPLED_BYTES, middle)), (middle, end)]
+    return ranges
+
+
+def _tensors(stream: BinaryIO, size: int) -> list[tuple[int, int]] | None:
+    """Where the tensors of a safetensors file are, one behind the other; None where it is none."""
+    start = 8 + int.from_bytes(stream.read(8), "little")
+    if start > min(size, MOST_HEADER_BYTES):
+        return None
+    try:
+        header = json.loads(stream.read(start - 8))
+        header.pop("__metadata__", None)
+        found = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+        places = [(start + begin, start + end) for begin, end in found]
+        if any(type(each) is not int for place in places for each in place):
+            return None
+        begins, ends = [begin for begin, _ in places], [end for _, end in places]
+        return places if [start, *ends] == [*begins, size] else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

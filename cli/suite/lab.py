@@ -101,8 +101,9 @@ class SuiteLab:
                 self._kept(_name(row, prompt), partial(self._compared, row, prompt))
 
     def clip_file(self, row: Row, prompt: Prompt) -> Path:
-        """Where a clip is to look at."""
-        name = f"{prompt.seed}-{prompt.digest}-{row.name.replace(' ', '-')}{self.suffix}"
+        """Where a clip is to look at: one file for each config of ours, as there is a record."""
+        called = (row.name if row.config is None else row.key).replace(",", "").replace(" ", "-")
+        name = f"{prompt.seed}-{prompt.digest}-{called}{self.suffix}"
         return self.results.path.parent / "clips" / name
 
     def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline
+from chipsparse.cli.model.weight_files import weights_digest
 from chipsparse.cli.planning.planned import called_steps, planned_if_known
 from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.planning.profile_range import range_of
@@ -76,8 +77,12 @@ def run(options: TuneOptions, process: Joined) -> Tuned:
         process: this one, of those that generate together. The first one keeps what is measured,
             compares and writes.
     """
-    with user_errors(ResultsError, ResultsWriteError):
-        return _run(options, process)
+    try:
+        with user_errors(ResultsWriteError):
+            return _run(options, process)
+    except ResultsError as error:  # an older file may be of any weights
+        text = str(error).replace("weights null,", "weights that it does not name,")
+        raise UserError(text) from error
 
 
 def _run(options: TuneOptions, process: Joined) -> Tuned:
@@ -245,6 +250,7 @@ def about(
         **facts,
         "transformer_class": model.transformer_class,
         "pipeline_class": model.pipeline_class.__name__,
+        "weights": weights_digest(model),
         "max_sequence_length": profile.generation.max_sequence_length,
         "negative_prompt": options.negative_prompt,
         "first_dense_layers": profile.sparsity.schedule.first_dense_layers,

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from io import BytesIO, TextIOWrapper
 
 import pytest
 from typer.testing import CliRunner
@@ -13,12 +14,14 @@ from chipsparse.cli import main
 from chipsparse.cli.main import app
 
 
-def start(*arguments, **environment):
+def start(*arguments, closed=(), **environment):
+    """Runs the command, as a shell does that closed some of its streams."""
     return subprocess.run(
         [sys.executable, "-m", "chipsparse", *arguments],
         capture_output=True,
         timeout=120,
         env={**os.environ, **environment},
+        preexec_fn=lambda: [os.close(number) for number in closed],
     )
 
 
@@ -31,6 +34,32 @@ def test_a_prompt_beyond_ascii_in_the_c_locale(workdir):
     assert ran.stderr.decode().startswith(
         "chipsparse: error: --output würfel.avi has the suffix .avi"
     )
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_streams_that_are_closed(workdir, closed):
+    ran = start("--version", closed=closed)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert ran.stdout.startswith(b"chipsparse ") != (1 in closed)
+    wrong = start("generate", "a", "-o", "a.avi", closed=closed)
+    assert (wrong.returncode, wrong.stdout) == (2, b"")  # not there in place of the other one
+    assert wrong.stderr.startswith(b"chipsparse: error: --output a.avi") != (2 in closed)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("latin-1", b"5 ? d?\n"),
+        ("utf-8", b"5 \xe2\x82\xac d\xff\n"),
+        ("ascii", b"5 \xe2\x82\xac d\xff\n"),
+    ],
+)
+def test_what_is_printed_in_other_encodings(monkeypatch, encoding, printed):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding=encoding))
+    monkeypatch.setattr(main, "app", lambda **_: print("5 €", os.fsdecode(b"d\xff")))
+    main.main()
+    assert sys.stdout.buffer.getvalue() == printed
 
 
 def test_python_without_docstrings_is_refused():

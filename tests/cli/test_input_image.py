@@ -77,6 +77,37 @@ def test_pictures_are_upright_and_opaque(tmp_path):
     assert read_image(tmp_path / "grey.png").getpixel((0, 0)) == (7, 7, 7)
 
 
+SIXTEEN = np.array([[0, 128, 129], [32639, 65406, 65407], [65535, 257, 514]], np.uint16)
+EIGHT = [[0, 0, 1], [127, 254, 255], [255, 1, 2]]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_sixteen_bits_become_eight(tmp_path, name):
+    Image.fromarray(SIXTEEN).save(tmp_path / name)
+    found = read_image(tmp_path / name)
+    assert found.mode == "RGB"
+    assert np.asarray(found).tolist() == [[[value] * 3 for value in row] for row in EIGHT]
+
+
+def test_sixteen_bits_of_other_byte_order_and_turned(tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(SIXTEEN).save(tmp_path / "a.png", exif=turned)
+    swapped = Image.frombytes("I;16B", (3, 3), SIXTEEN.astype(">u2").tobytes())
+    swapped.save(tmp_path / "a.tif")
+    found = [np.asarray(read_image(tmp_path / name))[..., 0] for name in ("a.tif", "a.png")]
+    assert found[0].tolist() == EIGHT
+    assert found[1].tolist() == np.rot90(EIGHT, -1).tolist()
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(np.int32, "I"), (np.float32, "F")])
+def test_more_bits_are_refused(tmp_path, kind, mode):
+    Image.fromarray(SIXTEEN.astype(kind)).save(tmp_path / "a.tif")
+    sentence = rf"--image .*a\.tif does not have 8 bits per channel \(its mode: {mode}\)$"
+    with pytest.raises(UserError, match=sentence):
+        read_image(tmp_path / "a.tif")
+
+
 def test_what_is_no_picture(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_text("text")
     with pytest.raises(UserError, match=r"--image .*a\.png is no image that can be read"):

@@ -58,6 +58,18 @@ def test_report(generate, workdir):
     assert chipsparse.SparsityConfig.from_mapping(data["config"]).schedule.warmup_steps == 2
 
 
+def test_a_folder_whose_name_is_no_utf_8(generate, workdir):
+    folder = os.fsdecode(b"d\xff")
+    (workdir / folder).mkdir()
+    given = ("-o", f"{folder}/c.png", "--frames", "1", "--report", f"{folder}/r.json", "--json")
+    printed = generate(*given).json()
+    assert names(folder) == ["c.png", "r.json"]
+    assert printed["files"]["output"] == ["d\ufffd/c.png"]
+    assert json.loads((workdir / folder / "r.json").read_text())["files"] == {
+        "output": ["d\ufffd/c.png"]
+    }
+
+
 def test_a_report_of_both_runs_says_how_far_they_are_apart(generate, workdir):
     printed = generate("-o", "out.gif", "--compare", "--report", "r.json", "--json").json()
     data = json.loads((workdir / "r.json").read_text())

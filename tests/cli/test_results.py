@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -63,7 +64,15 @@ def test_a_record_that_says_what_its_json_is():
 
 @pytest.mark.parametrize("value", [None, True, 3, "x", 0.25])
 def test_what_json_has_stays(value):
-    assert json_values(value) is value
+    found = json_values(value)
+    assert (type(found), found) == (type(value), value)
+
+
+def test_texts_are_what_utf_8_can_take():
+    path = Path(os.fsdecode(b"d\xff/c.mp4"))
+    assert json_values({path: [path, str(path), "ü"]}) == {
+        "d\ufffd/c.mp4": ["d\ufffd/c.mp4", "d\ufffd/c.mp4", "ü"]
+    }
 
 
 def test_printed_for_people_or_as_json(capsys):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from chipsparse.cli import option_checks
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
 from chipsparse.cli.generate.series import series
@@ -67,6 +68,18 @@ def test_a_prompt_that_the_locale_took_for_bytes():
     assert typed_prompt(as_ascii) == "ein Würfel"
     with pytest.raises(UserError, match="bytes that are no text in UTF-8"):
         typed_prompt(b"caf\xe9".decode("ascii", "surrogateescape"))
+
+
+def test_more_than_can_be_listed(generate, workdir, loads_nothing, monkeypatch):
+    given = ("-o", "o.png", "--num")
+    assert generate(*given, "100001").sentence() == (
+        "--num 100001 is too large; it must be at most 100000"
+    )
+    monkeypatch.setattr(option_checks, "MOST_CLIPS", 5)
+    (workdir / "p.txt").write_text("a\nb\n")
+    assert generate("--prompts", "p.txt", *given, "3", prompt=None).sentence() == (
+        "--prompts p.txt asks for 6 clips; one command makes at most 5"
+    )
 
 
 def test_the_model_is_loaded_once_and_patched_once(generate, workdir, monkeypatch):

@@ -309,8 +309,14 @@ def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_p
     other = shutil.copytree(model, tmp_path / "other" / "tiny")
     text = with_qualities(PROFILE).replace("skip_steps: [3]", "refresh_every: 3")
     (other / "chipsparse.yaml").write_text(text)
+    before = content(Path("made"))["sample"]["files"]
     again(suite=other).fine()
     assert counted["count"] == 2
+    # The clips of both have names of their own, so that each stays beside its numbers.
+    after = content(Path("made"))["sample"]["files"]
+    assert [name for name in before if before[name] != after[name]] == ["chipsparse fast"]
+    again().fine()
+    assert content(Path("made"))["sample"]["files"] == before
 
 
 # What cannot run.

@@ -315,6 +315,32 @@ def test_a_results_file_of_something_else_is_refused(again, change, message):
     assert Path("p.tune.json").read_bytes() == before
 
 
+def test_a_results_file_of_other_weights_is_refused(again, model_folder, tmp_path):
+    other = shutil.copytree(model_folder, tmp_path / "other" / "tiny")
+    (file,) = (other / "transformer").glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[8 + int.from_bytes(content[:8], "little")] ^= 1  # of the first tensor
+    file.write_bytes(content)
+    before = Path("p.tune.json").read_bytes()
+    error = again("--min-psnr", "25", model=other).sentence()
+    assert re.fullmatch(
+        r"p\.tune\.json was measured with weights [0-9a-f]{12}, not [0-9a-f]{12}; name another "
+        "results file",
+        error,
+    )
+    assert Path("p.tune.json").read_bytes() == before
+
+
+def test_a_results_file_of_weights_that_it_does_not_name_is_refused(again):
+    content = json.loads(Path("p.tune.json").read_text())
+    weights = content["about"].pop("weights")
+    Path("p.tune.json").write_text(json.dumps(content))
+    assert again("--min-psnr", "25").sentence() == (
+        f"p.tune.json was measured with weights that it does not name, not {weights}; name another "
+        "results file"
+    )
+
+
 def test_a_results_file_of_another_version_is_refused(again):
     content = json.loads(Path("p.tune.json").read_text())
     content["about"]["chipsparse"] = "0.0.1"

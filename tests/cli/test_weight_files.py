@@ -1,12 +1,16 @@
-"""Weights that are missing, damaged or of another config are refused before any is loaded."""
+"""Weights that are missing, damaged or of another config are refused; their digest tells which."""
 
+import dataclasses
 import json
+import os
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import describe_model
-from chipsparse.cli.model.weight_files import check_weight_files
+from chipsparse.cli.model.weight_files import check_weight_files, files_digest, weights_digest
 
 
 def change_config(folder, **entries):
@@ -99,3 +103,133 @@ def test_the_command_refuses_before_anything_is_made(generate, broken_model, wor
     change_config(broken_model, num_layers=2)
     assert "does not fit the weights beside it" in generate(model=broken_model).sentence()
     assert list(workdir.iterdir()) == []
+
+
+# Which ones they are.
+
+
+def digest(folder):
+    return weights_digest(describe_model(str(folder)))
+
+
+def flip(file, position):
+    """Changes a byte, and neither size nor time."""
+    times = file.stat()
+    with file.open("r+b") as stream:
+        stream.seek(position)
+        (byte,) = stream.read(1)
+        stream.seek(position)
+        stream.write(bytes([byte ^ 1]))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def begin(file):
+    """Where the first tensor of a safetensors file begins."""
+    return 8 + int.from_bytes(file.read_bytes()[:8], "little")
+
+
+@pytest.fixture
+def tensors(tmp_path):
+    """A safetensors file of two large tensors."""
+    file = tmp_path / "a.safetensors"
+    save_file({name: np.zeros(200_000, np.uint8) for name in "ab"}, file)
+    return file
+
+
+@pytest.mark.parametrize("place", [0, 199_999, 200_000, 399_999])
+def test_both_ends_of_every_tensor_count(tensors, place):
+    before = files_digest({"": tensors})
+    flip(tensors, begin(tensors) + place)
+    assert files_digest({"": tensors}) != before
+
+
+def test_the_header_counts(tmp_path):
+    found = set()
+    for name in "ab":
+        save_file({name: np.zeros(9, np.uint8)}, tmp_path / "a.safetensors")
+        found.add(files_digest({"": tmp_path / "a.safetensors"}))
+    assert len(found) == 2
+
+
+def test_large_tensors_are_not_read_whole(tensors):
+    before = files_digest({"": tensors})
+    flip(tensors, begin(tensors) + 100_000)
+    assert files_digest({"": tensors}) == before
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": {"data_offsets": [0, 300_000]}},  # less than there is
+        {"a": {"data_offsets": [0, 400_001]}},
+        {"a": {"data_offsets": [200_000, 400_000]}},
+        {"a": {"data_offsets": [0.0, 400_000.0]}},
+        {"a": {"data_offsets": [400_000]}},
+        {"a": {"data_offsets": None}},
+        {"a": {}},
+        {"a": 3},
+        ["a"],
+        b"no JSON",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_safetensors_file_is_read_whole(tmp_path, header):
+    file = tmp_path / "a.safetensors"
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(400_000))
+    before = files_digest({"": file})
+    flip(file, file.stat().st_size - 100_000)
+    assert files_digest({"": file}) != before
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.gguf", "a.safetensors"])
+def test_other_files_are_read_whole(tmp_path, name):
+    file = tmp_path / name
+    file.write_bytes(b"\xff" * 3_000_000)  # of a safetensors file, a header without end
+    before = files_digest({"": file})
+    flip(file, 1_500_000)
+    assert files_digest({"": file}) != before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "transformer/config.json",
+        "vae/config.json",
+        "tokenizer/tokenizer_config.json",
+        "tokenizer/added.model",
+    ],
+)
+def test_configs_and_tokenizers_count(broken_model, name):
+    before = digest(broken_model)
+    with (broken_model / name).open("a") as file:
+        file.write(" ")
+    assert digest(broken_model) != before
+
+
+def test_the_same_content_in_another_folder(model_folder, broken_model):
+    for file in broken_model.rglob("*"):
+        os.utime(file, (0, 0))
+    (broken_model / "chipsparse.yaml").unlink()  # whose settings count by themselves
+    (broken_model / "README.md").write_text("tiny")
+    (broken_model / "transformer/.DS_Store").write_text("seen")
+    assert digest(broken_model) == digest(model_folder)
+    blobs = broken_model.rename(broken_model.with_name("blobs"))  # as in the cache of a hub
+    for file in list(blobs.rglob("*")):
+        place = broken_model / file.relative_to(blobs)
+        if file.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(file)
+    assert digest(broken_model) == digest(model_folder)
+
+
+def test_a_model_of_a_hub_is_told_by_its_name(model_folder, workdir):
+    model = dataclasses.replace(describe_model(str(model_folder)), location="owner/tiny")
+    assert weights_digest(model) is None
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"a\.bin cannot be read: No such file"):
+        files_digest({"": tmp_path / "a.bin"})

@@ -36,6 +36,11 @@ def place_all(folder, tmp_path):
     return run
 
 
+def test_names_that_are_no_utf_8(tmp_path):
+    write_whole(tmp_path / "a", "ü " + os.fsdecode(b"d\xff\xc3\xbc"))
+    assert (tmp_path / "a").read_text("utf-8") == "ü d\ufffdü"
+
+
 def content(folder):
     return {path.name: path.read_text() for path in sorted(folder.iterdir())}
 

@@ -1,13 +1,16 @@
 """The command: what it makes, what it leaves alone, and what it says of what cannot be made."""
 
 import json
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
+from chipsparse.cli.batch import job as batch_job
 from chipsparse.cli.batch import worker
 from chipsparse.cli.batch.engine import Failed, Refused
 from chipsparse.cli.batch.entries import file_name
@@ -100,6 +103,17 @@ def test_the_page(batch, workdir):
     assert str(workdir) not in page
 
 
+def test_a_folder_whose_name_is_no_utf_8(batch, workdir):
+    (workdir / "prompts.csv").write_text("prompt\na red circle\n")
+    folder = os.fsdecode(b"d\xff")
+    found = read(batch(*SMALL, "--num", "2", "--format", "gif", "-o", folder, "--json").fine())
+    assert (found["made"], found["folder"]) == (2, "d\ufffd")
+    assert names(folder, "*.gif") == sorted(row["file"] for row in found["rows"])
+    again = read(batch(*SMALL, "--num", "2", "--format", "gif", "-o", folder, "--json").fine())
+    assert again["already_there"] == 2
+    assert (workdir / folder / "index.html").read_text("utf-8")
+
+
 def test_the_digest_is_of_prompt_seed_and_settings():
     settings = {"steps": 3, "size": [32, 48]}
     name = file_name("a", 0, settings, ".mp4")
@@ -119,6 +133,38 @@ def test_a_changed_profile_makes_other_files(batch, broken_model, workdir):
     assert first["file"] != second["file"]
 
 
+@pytest.mark.parametrize("name", ["weights", "scheduler", "lora"])
+def test_other_files_of_a_model_make_other_files(batch, broken_model, workdir, monkeypatch, name):
+    """A byte in the first tensor, as where a LoRA was fused; a config; a byte of a LoRA."""
+
+    def nothing(options, engine, folder, missing, made, given_up, here):
+        given_up.update(entry.name for entry in missing)
+
+    monkeypatch.setattr(batch_job, "_make", nothing)
+    (workdir / "prompts.csv").write_text("prompt\na\n")
+    lora = workdir / "lora.safetensors"
+    save_file({f"{each}.lora_A.weight": np.zeros(200_000, np.uint8) for each in "ab"}, lora)
+
+    def file():
+        ran = batch(*SMALL, "--lora", str(lora), "--json", model=broken_model)
+        (row,) = read(ran)["rows"]
+        return row["file"]
+
+    before = file()
+    assert file() == before
+    if name == "scheduler":
+        path = broken_model / "scheduler/scheduler_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"shift": 9.0}))
+    else:
+        path = lora
+        if name == "weights":
+            (path,) = (broken_model / "transformer").glob("*.safetensors")
+        content = bytearray(path.read_bytes())
+        content[8 + int.from_bytes(content[:8], "little")] ^= 1
+        path.write_bytes(content)
+    assert file() != before
+
+
 @pytest.mark.parametrize(
     ("content", "sentences"),
     [
@@ -133,6 +179,14 @@ def test_a_changed_profile_makes_other_files(batch, broken_model, workdir):
         (  # seen from the model's configs
             "prompt,height,frames\na,,\nb,33,\nc,,6\n",
             ["line 3: --height 33 does not fit this model", "line 4: --frames 6 does not fit"],
+        ),
+        (  # more than can be listed
+            "prompt,num\na,\nb,100001\n",
+            ["line 3: --num 100001 is too large; it must be at most 100000"],
+        ),
+        (
+            "prompt,num\n" + "a,501\n" * 2000,
+            ["error: prompts.csv asks for 1002000 clips; one command makes at most 1000000"],
         ),
         ("prompt,image\na,\nb,no.png\n", ["line 3: --image no.png does not exist"]),
         ("prompt,quality\na,\nb,fast\n", ["line 3: ", "it has no qualities"]),

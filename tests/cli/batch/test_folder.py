@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,12 @@ def test_a_line_that_was_broken_off_loses_no_other(tmp_path):
     manifest.add({"file": "c.mp4"})
     assert list(manifest.read()) == ["a.mp4", "c.mp4"]
     assert json.loads(manifest.path.read_text().splitlines()[-1]) == {"file": "c.mp4"}
+
+
+def test_a_name_that_is_no_utf_8(tmp_path):
+    manifest = Manifest(tmp_path)
+    manifest.add({"file": "a.mp4", "command": ["-o", Path(os.fsdecode(b"d\xff"))]})
+    assert manifest.read()["a.mp4"]["command"] == ["-o", "d\ufffd"]
 
 
 def test_a_manifest_that_is_none(tmp_path):

@@ -72,6 +72,10 @@ JSON_MISTAKES = [
     ('{"seed": 1}', "it has no prompt"),
     ('{"prompt": 3}', "its prompt is 3, which is no text"),
     ('{"prompt": "\\ud800"}', "its prompt has halves of surrogate pairs"),
+    (
+        '{"prompt": "a", "negative_prompt": "\\ud800"}',
+        "its negative_prompt has halves of surrogate",
+    ),
     ('{"prompt": "a", "hight": 3}', "it has hight, and a prompt can have: seed, num, "),
     ('{"prompt": "a", "model": "m"}', "it has model, and a prompt can have"),
     ('{"prompt": "a", "seed": "7"}', 'its seed is "7", not a valid integer'),
