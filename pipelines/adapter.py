@@ -618,13 +618,16 @@ class ModelAdapter(ModelFamily):
         if (branches := self._loop.branches()) is not None:
             return branches
         guided = self._is_guided() and not self.guides_in_batch
-        return 1 + guided + self.further_branches(self._loop.arguments.get)
+        return 1 + guided + self.further_branches((self._loop.arguments or {}).get)
 
     def _is_guided(self) -> bool:
-        """Whether each step also computes the transformer without the prompt, as far as known."""
-        branches = self._loop.branches()
+        """Whether each step also computes the transformer without the prompt, as far as known.
+
+        Of other loops than the pipeline's own, which remembers its last call, it is not known.
+        """
+        branches, arguments = self._loop.branches(), self._loop.arguments
         if branches is None:
-            return self.is_guided(self._loop.pipe, self._loop.arguments)
+            return arguments is not None and self.is_guided(self._loop.pipe, arguments)
         return branches > 1
 
     @property

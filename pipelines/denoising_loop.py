@@ -37,7 +37,7 @@ class DenoisingLoop:
         self.pipe = pipe
         self._runs = False
         self._left = False
-        self._arguments: Mapping[str, Any] = {}
+        self._arguments: Mapping[str, Any] | None = None
         # A schedule, known by its identity, is that of one generation.
         self._done: Any = None  # the last one that is over, or that a call did not follow
         self._followed: tuple[Any, int] | None = None  # the last other one, and the call's place
@@ -48,8 +48,8 @@ class DenoisingLoop:
         return getattr(self.pipe, "scheduler", None)
 
     @property
-    def arguments(self) -> Mapping[str, Any]:
-        """Those of the pipeline's call, by name, until that is over; else none."""
+    def arguments(self) -> Mapping[str, Any] | None:
+        """Those of the pipeline's call, by name, until that is over; None for other loops."""
         return self._arguments
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class DenoisingLoop:
                 yield
             finally:
                 self._done = getattr(self.scheduler, "timesteps", None)
-                self._arguments = {}
+                self._arguments = None
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""

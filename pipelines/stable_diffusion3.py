@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -65,6 +65,12 @@ class StableDiffusion3Adapter(ModelAdapter):
     cuts_at_blocks = True
     tags_over_masks = True  # which the stock processor does not read
     own_processors = MappingProxyType({JointAttnProcessor2_0: JointProcessor})
+
+    @classmethod
+    def further_branches(cls, argument: Callable[[str], Any]) -> int:
+        """Guidance that passes some layers over is a call of its own."""
+        guided = (argument("guidance_scale") or 0.0) > 1
+        return int(guided and argument("skip_guidance_layers") is not None)
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:

@@ -7,6 +7,7 @@ from diffusers import (
     StableDiffusion3ControlNetPipeline,
     StableDiffusion3InpaintPipeline,
     StableDiffusion3PAGPipeline,
+    StableDiffusion3Pipeline,
 )
 from PIL import Image
 
@@ -120,6 +121,25 @@ SKIPPING = {
     "skip_layer_guidance_start": 0.15,
     "skip_layer_guidance_stop": 0.75,
 }
+
+
+def test_what_the_enabled_pipeline_did_before_says_nothing_of_another_one():
+    """Which may be guided or not: of its batches nobody knows whether halves belong together."""
+    guided, found = {**PICTURE, **GUIDED, "num_inference_steps": STEPS}, []
+    for before in (PICTURE, GUIDED):
+        pipe = tiny_pipeline()
+        other = StableDiffusion3Pipeline(**pipe.components)
+        with chipsparse.enable(pipe, SPARSE):
+            generate(pipe, {**PICTURE, **before, "num_inference_steps": 2})
+            found.append(generate(other, guided))
+    assert torch.equal(*found)
+
+
+def test_skip_layer_guidance_is_known_beforehand():
+    branches = StableDiffusion3Adapter.further_branches
+    assert branches(SKIPPING.get) == 1
+    assert branches({**SKIPPING, "guidance_scale": 1.0}.get) == 0
+    assert branches(GUIDED.get) == 0
 
 
 def test_skip_layer_guidance_is_a_branch_of_its_own():
