@@ -49,8 +49,11 @@ class DenoisingLoop:
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
-        """Those of the pipeline's call, by name, until that is over; None for other loops."""
-        return self._arguments
+        """Those of the pipeline's call, by name, until that is over; None for other loops.
+
+        What is no pipeline but an object that holds its parts has no call, and no loop is another.
+        """
+        return self._arguments if callable(self.pipe) else {}
 
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:

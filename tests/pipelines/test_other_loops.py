@@ -290,6 +290,23 @@ def test_a_loop_of_the_users(case, steps, begin):
             assert counts(handle) == {STEPS}
 
 
+@pytest.mark.parametrize("guided", [False, True])
+def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided):
+    """Of a pipeline that is another loop's matter: what it says is of its own last call."""
+    pipe = FAMILIES["wan 2.1"].make()
+    call(pipe, "wan")
+    assert pipe.do_classifier_free_guidance
+    parts = SimpleNamespace(
+        components=pipe.components,
+        scheduler=pipe.scheduler,
+        do_classifier_free_guidance=guided,
+    )
+    for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
+        with chipsparse.enable(loop_of, SPARSE) as handle:
+            (adapter,) = handle._adapters
+            assert adapter.branches() == branches
+
+
 ROUNDED = {
     "divided, rounded": lambda time, _: (time / 1000).bfloat16(),
     "filled": lambda time, _: torch.full((1,), float(time) / 1000, dtype=torch.bfloat16)[0],
