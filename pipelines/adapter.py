@@ -158,7 +158,9 @@ class ModelAdapter(ModelFamily):
         self.transformer = transformer
         self.session = session
         self.team = team
-        self.split = None if team is None else team.split(session.config, self.least_text)
+        self.split = (
+            None if team is None else team.split(session.config, needs_text=self.needs_text)
+        )
         if self.split is not None:
             self._refuse_split(self.why_not_split(self._model.config))
         if self._shares_guidance:

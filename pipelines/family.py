@@ -57,7 +57,7 @@ class ModelFamily:
             before the first call that they guide, by two calls per step. Not inherited.
         cuts_at_blocks: whether the text is cut for several processes in front of the blocks; False
             where it is cut as it enters the model, or is in cross-attention.
-        least_text: see `SplitSequence`.
+        needs_text: whether its blocks do not run without text tokens.
     """
 
     transformer_class: ClassVar[str]
@@ -89,7 +89,7 @@ class ModelFamily:
     why_whole: ClassVar[str] = "its tokens cannot be shared yet"
     shares_guidance: ClassVar[bool] = False
     cuts_at_blocks: ClassVar[bool] = False
-    least_text: ClassVar[int] = 0
+    needs_text: ClassVar[bool] = False
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:

@@ -32,7 +32,7 @@ class HunyuanVideoAdapter(DoubleAndSingleBlocks, PaddedTextAdapter):
     sparse_mlp = "feed-forward of the video tokens in double blocks, of all tokens in single ones"
     shares_tokens = True
     guidance_argument = "true_cfg_scale"
-    least_text = 1  # its blocks count the text from the end of the sequence
+    needs_text = True  # its blocks count the text from the end of the sequence
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:

@@ -38,7 +38,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     mlp_sees_text = False
     text_place = "first"
     cuts_at_blocks = True
-    least_text = 1  # its rotary embedding takes no empty text
+    needs_text = True  # its rotary embedding takes no empty text
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._length_of = TensorFacts(valid_length)

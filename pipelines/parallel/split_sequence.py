@@ -24,6 +24,11 @@ from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.patches import Patches
 
 CUT = "chipsparse_cut"
+# What a process without text passes through blocks that need some. A multiple of 16, as its video
+# or image tokens are, since products of other counts are slower. And not a single token: where one
+# is joined to others, torch.compile lays out the result with tokens innermost (it takes that part
+# for channels last), and each layer of HunyuanVideo took 5 to 8 ms longer on an H100.
+SOME_TEXT = 16
 
 
 class SplitSequence:
@@ -33,17 +38,17 @@ class SplitSequence:
         exchange: with the processes that share its tokens.
         rows: tokens that stay together, because they share a list of neurons.
         query_rows: likewise a list of columns, where processes share the query rows.
-        least_text: text tokens that a process without text passes through the blocks, since the
-            model's code needs one; attention leaves them out.
+        needs_text: whether the blocks need text tokens; then a process without text passes
+            `SOME_TEXT` of them through, or all where there are fewer. Attention leaves them out.
     """
 
     def __init__(
-        self, exchange: HeadExchange, *, rows: int, query_rows: int, least_text: int = 0
+        self, exchange: HeadExchange, *, rows: int, query_rows: int, needs_text: bool = False
     ) -> None:
         self.exchange = exchange
         self._rows = rows
         self._query_rows = query_rows
-        self._least_text = least_text
+        self._spare_text = SOME_TEXT if needs_text else 0
         self._layout: ModelLayout
 
     def open(self, layout: ModelLayout) -> ModelLayout:
@@ -70,7 +75,9 @@ class SplitSequence:
 
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The same of a tensor with the text tokens: all of them, or hardly any."""
-        return tensor if self.has_text else tensor.narrow(dim, 0, self._least_text)
+        if self.has_text:
+            return tensor
+        return tensor.narrow(dim, 0, min(self._spare_text, tensor.shape[dim]))
 
     def whole_grid(self, tokens: torch.Tensor) -> torch.Tensor:
         """All video or image tokens ``[B, N, C]``, from those of each process."""
@@ -89,7 +96,7 @@ class SplitSequence:
     ) -> torch.Tensor:
         """As `AttentionLayer`, of this process's tokens ``[B, H, n, D]``."""
         own = self._cut.tokens[self.exchange.rank]
-        spare = query.shape[2] - own  # of `least_text`, where the text would stand
+        spare = query.shape[2] - own  # of `SOME_TEXT`, where the text would stand
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
         states = tuple(each.transpose(1, 2)[:, front : front + own] for each in (query, key, value))

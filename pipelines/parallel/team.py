@@ -61,7 +61,7 @@ class Team:
             columns = BranchColumns(group, peers)
         self.agreement = Together(self._all, columns)
 
-    def split(self, config: SparsityConfig, least_text: int) -> SplitSequence | None:
+    def split(self, config: SparsityConfig, *, needs_text: bool) -> SplitSequence | None:
         """This process's share of one transformer; None where no tokens are shared."""
         if self._exchange is None:
             return None
@@ -69,7 +69,7 @@ class Team:
             self._exchange,
             rows=config.mlp.block_size if config.mlp.enabled else 1,
             query_rows=config.attention.block_size_q if config.attention.enabled else 1,
-            least_text=least_text,
+            needs_text=needs_text,
         )
 
     def failed(self, error: BaseException) -> None:
