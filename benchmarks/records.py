@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import string
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from chipsparse.common.machine import device_name, package_version
 Record = dict[str, Any]
 ABSENT = object()  # of a field that a record does not have
 SEPARATORS: dict[str, Any] = {"separators": (",", ":")}
+DIGITS = string.digits + string.ascii_letters  # one for a number of up to so many
 
 
 def environment(device: torch.device) -> Record:
@@ -40,9 +42,11 @@ def write(records: Sequence[Record], path: Path) -> None:
 
 
 def write_compact(records: Sequence[Record], path: Path) -> None:
-    """Writes a file for the repository: a line for each field, texts once and then by number.
+    """Writes a file for the repository: a line for each field, with each of its values once.
 
-    Numbers are rounded to six digits. The file appears whole or not at all.
+    Which record has which value is a character each of `DIGITS`, ``-`` where it has none, or where
+    there are more values a list of numbers. Numbers are rounded to six digits. The file appears
+    whole or not at all.
     """
     names = dict.fromkeys(name for record in records for name in record)
     fields = {
@@ -79,14 +83,16 @@ def table(records: Sequence[Record], columns: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _field(values: list[Any]) -> list[Any] | dict[str, list[Any]]:
+def _field(values: list[Any]) -> list[Any] | dict[str, Any]:
     """The values of one field, or where these repeat, each of them once and which one it is."""
     keys = [None if value is ABSENT else json.dumps(value) for value in values]
     numbers = {key: number for number, key in enumerate(k for k in dict.fromkeys(keys) if k)}
     if None not in keys and 2 * len(numbers) > len(values):
         return values
-    of = [-1 if key is None else numbers[key] for key in keys]
-    return {"values": [json.loads(key) for key in numbers], "of": of if any(of) else []}
+    of: Any = [-1 if key is None else numbers[key] for key in keys]
+    if len(numbers) <= len(DIGITS):
+        of = "".join("-" if number < 0 else DIGITS[number] for number in of) if any(of) else ""
+    return {"values": [json.loads(key) for key in numbers], "of": of}
 
 
 def _records(fields: dict[str, Any]) -> list[Record]:
@@ -96,7 +102,9 @@ def _records(fields: dict[str, Any]) -> list[Record]:
     for name, field in fields.items():
         if not isinstance(field, dict):
             field = {"values": field, "of": range(len(found))}
-        for record, number in zip(found, field["of"] or len(found) * [0], strict=True):
+        of = field["of"]
+        numbers = map(DIGITS.find, of) if isinstance(of, str) else of  # -1 of what is absent
+        for record, number in zip(found, numbers if of else len(found) * [0], strict=True):
             if number >= 0:
                 record[name] = field["values"][number]
     return found
