@@ -12,17 +12,18 @@ Only the transformer is timed: the text encoder and the VAE cost the same with a
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, get_args
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import chipsparse
 from benchmarks.family_models import FAMILIES
@@ -41,8 +42,16 @@ from benchmarks.sampled_checks import check_finite, relative_error, require
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
 from chipsparse import ScheduleConfig, SparsityConfig
-from chipsparse.cache.memory_plan import cache_needs, reserve_share, working_bytes
-from chipsparse.cache.placement import Placement
+from chipsparse.cache.kinds import keeping_in_fp8
+from chipsparse.cache.memory_plan import (
+    UNLIMITED,
+    Capacity,
+    MemoryDemand,
+    MemoryPlan,
+    plan_memory,
+    reserve_share,
+    working_bytes,
+)
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName, Precision
 from chipsparse.layout import ModelLayout
@@ -191,7 +200,7 @@ def of_steps(config: SparsityConfig) -> SparsityConfig:
     """What is measured for a config: one step of each action that it takes after the other."""
     schedule = Schedule(config.schedule, STEPS)
     sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
-    return dataclasses.replace(
+    return replace(
         config,
         schedule=ScheduleConfig(
             actions=tuple(ACTIONS if sparse else NOTHING_SPARSE),
@@ -223,9 +232,41 @@ def of_quality(found: dict[str, Any], counts: Mapping[str, int]) -> dict[str, An
     return found | unknown | none
 
 
+def of_all_blocks(plan: SparsityPlan, share: float) -> SparsityPlan:
+    """A plan of this share of a model's blocks, as it is of all of them."""
+    kinds = tuple(replace(kind, layers=round(kind.layers / share)) for kind in plan.layout.kinds)
+    return replace(plan, layout=replace(plan.layout, kinds=kinds))
+
+
+def in_share(
+    config: SparsityConfig, whole: MemoryPlan, *, share: float, taken: int
+) -> SparsityConfig:
+    """The config with budgets under which a share of the blocks has its caches where all have them.
+
+    Args:
+        config: of the measurement.
+        whole: of all blocks, in the memory that there is.
+        share: of the blocks that are measured.
+        taken: bytes of the GPU that their weights and working memory take.
+    """
+    config = keeping_in_fp8(config, whole.in_fp8)
+    placement, host = whole.placement, share * whole.host_bytes
+    if placement.host and not placement.recomputed:  # what is cut into whole tensors needs room
+        host += 2 * whole.branches * max(placement.host.values())
+    caches = share * whole.branches * placement.device_bytes + placement.slot_bytes
+    return config.override({"memory.vram": taken + int(caches), "memory.ram": int(host)})
+
+
 def bytes_of(module: torch.nn.Module) -> int:
-    """Of its parameters."""
-    return sum(each.numel() * each.element_size() for each in module.parameters())
+    """Of its parameters; of those in FP8, of their numbers and scales."""
+
+    def own(parameter: Any) -> int:
+        if not is_traceable_wrapper_subclass(parameter):
+            return int(parameter.nbytes)
+        names, _ = parameter.__tensor_flatten__()
+        return sum(own(getattr(parameter, name)) for name in names)
+
+    return sum(map(own, module.parameters()))
 
 
 class Measured:
@@ -306,7 +347,7 @@ class Measured:
                     "steps": STEPS,
                     "schedule": name,
                     "actions": dict(counts),
-                    "config": dataclasses.asdict(config),
+                    "config": asdict(config),
                     "branches": len(self.model.branches),
                     "tokens": layout.tokens,
                     "layers": self._blocks,
@@ -502,31 +543,28 @@ class Measured:
         return found | graphs, layout
 
     def _in_less_memory(self, config: SparsityConfig) -> SparsityConfig:
-        """The config with budgets under which as large a share of the caches fits as of all.
+        """The config with budgets under which caches live where they would with all blocks.
 
-        A few blocks need as much working memory as all of them, as large weights besides, and as
-        large slots for what comes from host memory where their caches do not fit.
+        A few blocks need as much working memory as all of them, and as large slots for what comes
+        from host memory, but their share of the weights and caches.
         """
         if self.device.type != "cuda":
             return config
         plan = self._plan(config)
-        needs = cache_needs(plan, dtype=self.dtype)
-        caches = {(need.layer, kind): size for need in needs for kind, size in need.sizes.items()}
         free, _ = torch.cuda.mem_get_info(self.device)
         room = free + torch.cuda.memory_reserved(self.device)
         room -= round(room * reserve_share())
         in_blocks = sum(bytes_of(getattr(self.transformer, name)) for name in self.model.blocks)
-        fixed = bytes_of(self.transformer) - in_blocks
-        fixed += working_bytes(plan, dtype=self.dtype)
-        wanted = len(self.model.branches) * sum(caches.values())
-        if wanted / plan.layout.layers * self._blocks > room - fixed - in_blocks / self._share:
-            fixed += Placement(host=caches).slot_bytes
-        budgets: dict[str, int] = {
-            "memory.vram": int(self._share * room + (1 - self._share) * fixed)
-        }
-        if (host := host_free_bytes()) is not None:
-            budgets["memory.ram"] = int(self._share * host_budget(host))
-        return config.override(budgets)
+        weights = bytes_of(self.transformer) - in_blocks + round(in_blocks / self._share)
+        working = working_bytes(plan, dtype=self.dtype)
+        free_host = host_free_bytes()
+        host = UNLIMITED if free_host is None else host_budget(free_host)
+        demand = MemoryDemand(self.dtype, len(self.model.branches), captures=False)
+        whole = plan_memory(
+            of_all_blocks(plan, self._share), Capacity(room - weights - working, host), demand
+        )
+        taken = torch.cuda.memory_allocated(self.device) + working
+        return in_share(config, whole, share=self._share, taken=taken)
 
     def _of_all_blocks(self, found: dict[str, Any], dense_share: float) -> dict[str, Any]:
         """Times of a step of all blocks, this share of which is always dense, and their caches.
