@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from benchmarks import breakdown_figure, full_size, step_breakdown
 from benchmarks.__main__ import main, parse
@@ -19,6 +20,9 @@ from benchmarks.full_models import (
     without_useless_masks,
 )
 from benchmarks.records import read
+from chipsparse.cache.memory_plan import Capacity, MemoryDemand, plan_memory
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.qualities import QUALITIES
 from tests.variants import slow_unless
 
@@ -292,9 +296,76 @@ def test_the_figure_has_a_bar_for_each_case():
     ]
     (axes,) = breakdown_figure.draw([*records, {"case": "three", "breakdown_ms": None}]).axes
     labels = [each.get_text() for each in axes.get_yticklabels()]
-    assert labels == ["one\n60 ms, 2.0x dense", "two\n60 ms, 2.0x dense"]
+    assert labels == ["one\n60 ms, 2.0x stock", "two\n60 ms, 2.0x stock"]
     bars = [[(bar.get_x(), bar.get_width()) for bar in part] for part in axes.containers]
     count = len(step_breakdown.PARTS)
     assert bars == [
         [pytest.approx((part / count, 1 / count))] * len(labels) for part in range(count)
     ]
+
+
+def test_bars_of_one_model_stand_together_to_scale():
+    known = {"device": "a GPU", "torch": "2.11", "dtype": "bfloat16", "step_speedup": 2.0}
+    records = [
+        {"case": case, "when": when, "breakdown_ms": dict.fromkeys(step_breakdown.PARTS, ms)}
+        | known
+        for when, ms in (("before", 10.0), ("now", 5.0))
+        for case in ("one", "two")
+    ]
+    for record in records:
+        record["breakdown_ms"]["all"] = sum(record["breakdown_ms"].values())
+    (axes,) = breakdown_figure.draw(records).axes
+    names = [each.get_text().partition("\n")[0] for each in axes.get_yticklabels()]
+    assert names == ["one, before", "one, now", "two, before", "two, now"]
+    ends = [bar.get_x() + bar.get_width() for bar in axes.containers[-1]]
+    assert ends == [pytest.approx(1.0), pytest.approx(0.5)] * 2
+    assert {text.get_text() for text in axes.texts} == {"17%"}  # of a bar's own step
+
+
+GIB = 2**30
+
+
+# Tokens, heads, neurons, blocks, branches, and GiB that all blocks leave on the GPU and the host.
+@pytest.mark.parametrize(
+    ("tokens", "heads", "width", "blocks", "branches", "room", "recomputed"),
+    [
+        pytest.param(118_800, 24, 12_288, 60, 1, (102, 100), False, id="HunyuanVideo 720p"),
+        pytest.param(75_600, 40, 13_824, 40, 2, (100, 100), False, id="Wan 14B 720p"),
+        pytest.param(103_000, 56, 14_336, 50, 1, (58, 108), True, id="MiniMax-H3, 15 s"),
+        pytest.param(38_000, 56, 14_336, 50, 1, (68, 108), False, id="MiniMax-H3, 5 s"),
+    ],
+)
+def test_caches_of_some_blocks_live_where_those_of_all_do(
+    tokens, heads, width, blocks, branches, room, recomputed
+):
+    kind = LayerKind("block", blocks, width, True, 2, 4)
+    layout = ModelLayout((kind,), heads, 128, 1, ((1, 1, tokens),))
+    made = replace(layout, kinds=(replace(kind, layers=blocks // 5),))
+    config = MODELS["hunyuan_720p"].early()["sparse"]
+    plan = SparsityPlan(config.override({"schedule.first_dense_layers": 0}), made, STEPS)
+    of_all = full_size.of_all_blocks(plan, 0.2)
+    assert of_all.layout == layout
+    demand = MemoryDemand(torch.bfloat16, branches, captures=False)
+    whole = plan_memory(of_all, Capacity(*(each * GIB for each in room)), demand)
+    assert bool(whole.placement.recomputed) == recomputed
+
+    taken = 7 * GIB
+    budgets = full_size.in_share(plan.config, whole, share=0.2, taken=taken)
+    capacity = Capacity(budgets.memory.vram - taken, budgets.memory.ram)
+    found = plan_memory(replace(plan, config=budgets), capacity, demand)
+    assert found.in_fp8 == whole.in_fp8
+    slots = whole.placement.slot_bytes
+    assert found.placement.slot_bytes == pytest.approx(slots, rel=0.1)
+    assert 5 * found.placement.device_bytes == pytest.approx(whole.placement.device_bytes, rel=0.1)
+    assert 5 * found.host_bytes == pytest.approx(whole.host_bytes, rel=0.1)
+    assert 5 * len(found.placement.recomputed) == pytest.approx(
+        len(whole.placement.recomputed), abs=5
+    )
+
+
+def test_weights_in_fp8_count_as_they_are_stored():
+    linear = torch.nn.Linear(64, 32, dtype=torch.bfloat16)
+    assert full_size.bytes_of(linear) == 2 * (64 * 32 + 32)
+    halves = (half.clone() for half in linear.weight.detach().chunk(2))
+    linear.weight = torch.nn.Parameter(TwoTensor(*halves), requires_grad=False)
+    assert full_size.bytes_of(linear) == 2 * (2 * 16 * 64 + 32)

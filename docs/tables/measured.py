@@ -38,6 +38,7 @@ CASES = {
     "wan_vace": "Wan VACE 480x832, 81 frames",
     "cosmos3": "Cosmos 3 720x1280, 189 frames",
     "wan_animate": "Wan Animate 720x1280, 77 frames",
+    "framepack": "FramePack, 42,465 tokens",
 }
 RULES = ("merge", "difference")
 
