@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -18,6 +18,8 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
+# What Typer finds wrong itself: options that do not exist or are missing, no numbers.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class UserError(Exception):
@@ -64,6 +66,30 @@ def written_output() -> Iterator[None]:
             _end_without_stdout(error, debug=False)
         except typer.Exit as end:
             sys.exit(end.exit_code)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Ends the program with a sentence, as for all other errors, where Typer would draw a box."""
+    try:
+        yield
+    except UsageError as raised:
+        error: Any = raised
+        with suppress(OSError):  # the terminal may be gone
+            if type(error).__name__ == "NoArgsIsHelpError":
+                if error.format_message():  # help, where it is not shown already
+                    error.show()
+            else:
+                print(f"chipsparse: error: {_usage_sentence(error)}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USER_ERROR)
+    except typer.Abort:
+        sys.exit(EXIT_FAILED)
+
+
+def _usage_sentence(error: Any) -> str:
+    wrong = " ".join(error.format_message().split()).rstrip(".")
+    where = "chipsparse" if error.ctx is None else error.ctx.command_path
+    return f"{wrong[:1].lower()}{wrong[1:]}; {where} --help tells more"
 
 
 @contextmanager

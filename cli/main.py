@@ -25,7 +25,7 @@ from chipsparse.cli.commands import (
     studio,
     tune,
 )
-from chipsparse.cli.errors import EXIT_USER_ERROR, written_output
+from chipsparse.cli.errors import EXIT_USER_ERROR, usage_errors, written_output
 from chipsparse.cli.options import as_command
 
 NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
@@ -107,8 +107,11 @@ def main() -> None:
         print(f"chipsparse: error: {NO_DOCSTRINGS}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     warnings.formatwarning = partial(_warning_text, warnings.formatwarning)
-    with written_output():
-        app(prog_name="chipsparse")  # as a module, too: a shell completes no `python -m chipsparse`
+    with written_output(), usage_errors():
+        # As a module, too: a shell completes no `python -m chipsparse`.
+        code = app(prog_name="chipsparse", standalone_mode=False)
+        if code:
+            sys.exit(code)
 
 
 if __name__ == "__main__":

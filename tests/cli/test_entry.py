@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from chipsparse import OldNameWarning
 from chipsparse.cli import main
 from chipsparse.cli.main import app
+from tests.tiny_models import PROMPT
 
 
 def start(*arguments, closed=(), **environment):
@@ -34,6 +35,31 @@ def test_a_prompt_beyond_ascii_in_the_c_locale(workdir):
     assert ran.stderr.decode().startswith(
         "chipsparse: error: --output würfel.avi has the suffix .avi"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nope",), "no such command 'nope'; chipsparse --help tells more"),
+        (
+            ("generate", PROMPT),
+            "missing option '--output' / '-o'; chipsparse generate --help tells",
+        ),
+        (("explain", "--steps", "x"), "invalid value for '--steps': "),
+        (("generate", "--stpes", "4"), "no such option: --stpes (Possible options: "),
+    ],
+)
+def test_mistyped_words_are_one_sentence(arguments, said):
+    ran = start(*arguments)
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    assert ran.stderr.decode().startswith(f"chipsparse: error: {said}")
+    assert ran.stderr.count(b"\n") == 1
+
+
+def test_the_command_alone_shows_its_help():
+    ran = start()
+    assert (ran.returncode, ran.stderr) == (2, b"")
+    assert ran.stdout.decode().strip() == start("--help").stdout.decode().strip()
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
@@ -88,7 +114,7 @@ def test_a_shell_completes_the_command_however_it_was_started(monkeypatch):
     seen = {}
     monkeypatch.setattr(main, "app", lambda **given: seen.update(given))
     main.main()
-    assert seen == {"prog_name": "chipsparse"}
+    assert seen["prog_name"] == "chipsparse"
 
 
 def test_bytes_that_are_no_text(workdir):
