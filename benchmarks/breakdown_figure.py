@@ -1,7 +1,7 @@
 """The bars of where a sparse step's time goes, from records of whole transformers.
 
-``python -m benchmarks.breakdown_figure records.json figure.webp``; with several files of records,
-bars of one model stand together, each named by the ``when`` of its record.
+``python -m benchmarks.breakdown_figure records.json figure.webp``; bars of one model stand
+together, each named by the ``when`` of its record.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def draw(records: Sequence[Record]) -> Figure:
     """
     # Both schedules of a case have the same sparse step.
     bars = {(r["case"], r.get("when", "")): r for r in records if r.get("breakdown_ms")}
-    cases = dict.fromkeys(case for case, _ in bars)
-    records = [r for case in cases for (own, _), r in bars.items() if own == case]
+    cases = list(dict.fromkeys(case for case, _ in bars))
+    records = sorted(bars.values(), key=lambda r: cases.index(r["case"]))
     figure = figure_of(12, 1.3 + HEIGHT * len(records))
     axes = axes_of(figure)
     labels = [
@@ -35,14 +35,13 @@ def draw(records: Sequence[Record]) -> Figure:
         for r in records
     ]
     wholes = [sum(r["breakdown_ms"][part] for part in PARTS) or 1.0 for r in records]
-    longest = [
-        max(w for other, w in zip(records, wholes, strict=True) if other["case"] == r["case"])
-        for r in records
-    ]
+    longest: dict[str, float] = {}
+    for record, whole in zip(records, wholes, strict=True):
+        longest[record["case"]] = max(whole, longest.get(record["case"], 0.0))
     lefts = [0.0] * len(records)
     for part, colour in zip(PARTS, COLOURS, strict=True):
         times = [r["breakdown_ms"][part] for r in records]
-        widths = [time / most for time, most in zip(times, longest, strict=True)]
+        widths = [time / longest[r["case"]] for time, r in zip(times, records, strict=True)]
         drawn = axes.barh(labels, widths, 0.62, lefts, color=colour, label=part)
         shares = [time / whole for time, whole in zip(times, wholes, strict=True)]
         texts = [f"{share:.0%}" if share > LEAST_LABEL else "" for share in shares]

@@ -60,9 +60,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 def draw_from_records(
     module: str, help_text: str | None, draw: Callable[[Sequence[Record]], Figure]
 ) -> None:
-    """The command of a figure's module: reads files of records, writes the figure."""
+    """The command of a figure's module: reads a file of records, writes the figure."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=help_text)
-    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("records", type=Path)
     parser.add_argument("figure", type=Path)
     args = parser.parse_args()
-    save_figure(draw(read(*args.records)), args.figure)
+    save_figure(draw(read(args.records)), args.figure)

@@ -80,7 +80,7 @@ def usage_errors() -> Iterator[None]:
                 if error.format_message():  # help, where it is not shown already
                     error.show()
             else:
-                print(f"chipsparse: error: {_usage_sentence(error)}", file=sys.stderr, flush=True)
+                _say(f"error: {_usage_sentence(error)}")
         sys.exit(EXIT_USER_ERROR)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
@@ -168,5 +168,9 @@ def _end(line: str, code: int, error: BaseException, debug: bool) -> NoReturn:
     with suppress(OSError):  # the terminal may be gone
         if debug:
             traceback.print_exception(error)
-        print(f"chipsparse: {line}", file=sys.stderr, flush=True)
+        _say(line)
     raise typer.Exit(code) from error
+
+
+def _say(line: str) -> None:
+    print(f"chipsparse: {line}", file=sys.stderr, flush=True)

@@ -114,7 +114,7 @@ def test_a_shell_completes_the_command_however_it_was_started(monkeypatch):
     seen = {}
     monkeypatch.setattr(main, "app", lambda **given: seen.update(given))
     main.main()
-    assert seen["prog_name"] == "chipsparse"
+    assert seen == {"prog_name": "chipsparse", "standalone_mode": False}
 
 
 def test_bytes_that_are_no_text(workdir):
