@@ -360,22 +360,63 @@ def test_a_longer_clip_shows_the_same_motion(scripts):
 
 def test_canvases_are_read_and_taken_by_weight(scripts):
     read = scripts.train_sizes.Canvas.parse
-    small, late = read("128x33:64:1"), read("256x65:8:3:0.5")
-    assert (late.side, late.frames, late.batch, late.weight, late.start) == (256, 65, 8, 3.0, 0.5)
+    small, late = read("128x33:64:1"), read("256x65:8:3:0.5:0.9")
+    assert (late.side, late.frames, late.batch, late.weight) == (256, 65, 8, 3.0)
+    assert (late.start, late.end, late.seen, late.share_seen) == (0.5, 0.9, None, 1.0)
     assert (small.shift, late.shift) == (3.0, 6.0)
+    some = read("256x65/8:16:2")
+    assert (some.seen, some.latent_frames, some.share_seen) == (8, 17, 8 / 17)
+    assert (some.name, some.size) == ("256x65_8", late.size)
     with pytest.raises(argparse.ArgumentTypeError, match="got 256x65"):
         read("256x65")
-    clips = [SimpleNamespace(canvas=each) for each in (small, late)]
+    with pytest.raises(argparse.ArgumentTypeError, match="has 17 latent ones"):
+        read("256x65/18:8:3")
 
     def taken(progress):
         return [
-            scripts.train_sizes.choose(clips, step=step, progress=progress).canvas
+            scripts.train_sizes.choose([small, late], step=step, progress=progress)
             for step in range(400)
         ]
 
-    assert set(taken(0.4)) == {small}
+    assert set(taken(0.4)) == set(taken(0.9)) == {small}
     assert taken(0.6).count(late) / 400 == pytest.approx(0.75, abs=0.06)
     assert taken(0.6) == taken(0.6)  # all processes take the same
+
+
+@pytest.mark.parametrize("gap", [("0", "0.4"), ("0.5", "1")])
+def test_some_canvas_has_to_be_there_at_all_times(scripts, monkeypatch, capsys, gap):
+    first, last = gap
+    canvases = ["--canvas", "128x33:8:1:0:0.5", "--canvas", f"64x33:8:1:{first}:{last}"]
+    options = ["train_sizes.py", "--start", "a", "--out", "b", *canvases]
+    monkeypatch.setattr("sys.argv", options)
+    parser = scripts.train_sizes.new_parser("Trains.", lr=1e-3)
+    if gap == ("0.5", "1"):
+        assert len(scripts.train_sizes.parse_arguments(parser).canvas) == 2
+        return
+    with pytest.raises(SystemExit):
+        scripts.train_sizes.parse_arguments(parser)
+    assert "none of them is there from 0.5 of the training on" in capsys.readouterr().err
+
+
+def test_some_frames_keep_their_places_in_the_clip(scripts):
+    model = scripts.train_sizes.Denoiser(scripts.text.new_tokenizer())
+    rope = model.transformer.rope
+    canvas = scripts.train_sizes.Canvas.parse("64x33/4:2:1")
+    latents = torch.zeros(2, 8, canvas.latent_frames, 4, 6)
+    whole = [each.unflatten(1, (canvas.latent_frames, -1)) for each in rope(latents)]
+    torch.manual_seed(0)
+    seen = set()
+    for _ in range(20):
+        with scripts.train_sizes.some_frames(model, canvas) as frames:
+            assert len(frames) == 4
+            assert (frames.diff() > 0).all()
+            for found, expected in zip(rope(latents[:, :, frames]), whole, strict=True):
+                assert torch.equal(found, expected[:, frames].flatten(1, 2))
+        seen.add(bool((frames.diff() == 1).all()))
+        assert torch.equal(rope(latents)[0], whole[0].flatten(1, 2))
+    assert seen == {True, False}  # runs, and any
+    with scripts.train_sizes.some_frames(model, canvas.parse("64x33:2:1")) as frames:
+        assert frames is None
 
 
 def test_a_larger_shift_moves_half_of_the_noise_levels(scripts):

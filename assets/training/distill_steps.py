@@ -159,6 +159,8 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=4.0, help="of the teacher")
     parser.add_argument("--rollout", type=float, default=0.5)
     args = parse_arguments(parser)
+    if any(canvas.seen is not None for canvas in args.canvas):
+        parser.error("--canvas: students see whole clips, so no /SEEN")
     training, clips = begin(args)
     loss = StepLoss(
         training,

@@ -1,14 +1,21 @@
 """Trains tiny-wan's transformer further, on clips of several sizes, so that one set draws them all.
 
     torchrun --nproc-per-node 4 -- train_sizes.py --start ../tiny-wan --out runs/sizes \
-        --canvas 128x33:64:3 --canvas 256x65:8:8 --canvas 384x97:2:10:0.3
+        --canvas 128x33:64:3 --canvas 256x65:8:8 --canvas 384x97/8:6:8:0:0.7 --canvas 384x97:2:5:0.3
 
-A canvas is SIDExFRAMES:BATCH:WEIGHT[:FROM]: the pixels of its side, the frames of a clip, clips per
-step and GPU, how often it is taken next to the others, and the share of the training before which
-it is not. A larger canvas shows the same scenes, larger and slower; since more pixels tell what a
-noisy clip shows, half of its noise levels are shifted further, as its side is longer. All GPUs take
-the same canvas at a step. Text encoder and VAE are those of --start and stay as they are. Only
-clips of the first canvas come with text of all lengths and, one step in sixteen, as single frames.
+A canvas is SIDExFRAMES[/SEEN]:BATCH:WEIGHT[:FROM[:TO]]: the pixels of its side, the frames of a
+clip, clips per step and GPU, how often it is taken next to the others, and the shares of the
+training before and behind which it is not. A larger canvas shows the same scenes, larger and
+slower; since more pixels tell what a noisy clip shows, half of its noise levels are shifted
+further, as its side is longer. All GPUs take the same canvas at a step. Text encoder and VAE are
+those of --start and stay as they are. Only clips of the first canvas come with text of all lengths
+and, one step in sixteen, as single frames.
+
+SEEN is how many of a clip's latent frames a step shows the transformer, a run of them or any, each
+with the rotary embedding of its place in the whole clip. A third of them takes a seventh of the
+time of long clips, and what is learned of place, number and look holds for the whole; training on
+part of the tokens is from Zheng et al., "Fast training of diffusion models with masked
+transformers" (2023). The last part of a training should show whole clips.
 
 Writes to OUT what `train_transformer.py` writes, with a log and a curve for each canvas.
 """
@@ -19,7 +26,8 @@ import argparse
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,119 +49,166 @@ from training import Training, add_run_arguments
 from transformers import PreTrainedTokenizerFast
 
 TEXT_LENGTH = 64
-FRESH = 4  # a step draws a clip for every so many of its batch
-FIRST = 32  # steps' batches in a pool at the start
-MOST = 512  # batches of new clips in it at most
+FRESH = 8  # a step draws a clip for every so many of its batch, of which it sees all frames
+FIRST = 96  # clips in a pool at the start
+MOST = 4096  # in it at most
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """A size of clips, clips per step and GPU, how often it is taken, and from when."""
+    """A size of clips, clips per step and GPU, how often it is taken, and from when to when.
+
+    Attributes:
+        seen: so many latent frames of a clip are shown at a step; None: all.
+        start, end: shares of the training.
+    """
 
     side: int
     frames: int
     batch: int
     weight: float
     start: float = 0.0
+    end: float = 1.0
+    seen: int | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Pixels and frames."""
+        return self.side, self.frames
 
     @property
     def name(self) -> str:
-        """As in 256x65."""
-        return f"{self.side}x{self.frames}"
+        """As in 256x65, or 256x65_8 of eight latent frames."""
+        part = "" if self.seen is None else f"_{self.seen}"
+        return f"{self.side}x{self.frames}{part}"
 
     @property
     def shift(self) -> float:
         """Of the noise levels."""
         return SHIFT * self.side / SIZE
 
+    @property
+    def latent_frames(self) -> int:
+        """Of a whole clip."""
+        return (self.frames - 1) // 4 + 1
+
+    @property
+    def share_seen(self) -> float:
+        """Of a clip, at a step."""
+        return 1.0 if self.seen is None else self.seen / self.latent_frames
+
     @classmethod
     def parse(cls, text: str) -> Canvas:
-        """Reads SIDExFRAMES:BATCH:WEIGHT[:FROM]."""
-        found = re.fullmatch(r"(\d+)x(\d+):(\d+):([\d.]+)(?::([\d.]+))?", text)
+        """Reads SIDExFRAMES[/SEEN]:BATCH:WEIGHT[:FROM[:TO]]."""
+        number = r"([\d.]+)"
+        found = re.fullmatch(
+            rf"(\d+)x(\d+)(?:/(\d+))?:(\d+):{number}(?::{number}(?::{number})?)?", text
+        )
         if not found:
-            raise argparse.ArgumentTypeError(f"SIDExFRAMES:BATCH:WEIGHT[:FROM], got {text}")
-        side, frames, batch, weight, start = found.groups()
-        return cls(int(side), int(frames), int(batch), float(weight), float(start or 0))
+            form = "SIDExFRAMES[/SEEN]:BATCH:WEIGHT[:FROM[:TO]]"
+            raise argparse.ArgumentTypeError(f"{form}, got {text}")
+        side, frames, seen, batch, weight, start, end = found.groups()
+        canvas = cls(
+            int(side),
+            int(frames),
+            int(batch),
+            float(weight),
+            float(start or 0),
+            float(end or 1),
+            int(seen) if seen else None,
+        )
+        if canvas.seen is not None and not 0 < canvas.seen <= canvas.latent_frames:
+            raise argparse.ArgumentTypeError(
+                f"a clip of {frames} frames has {canvas.latent_frames} latent ones, got {text}"
+            )
+        return canvas
 
 
 class Clips:
-    """A canvas's clips: drawn by workers, encoded here, kept in a pool.
+    """Clips of one size: drawn by workers, encoded here, kept in a pool for its canvases.
 
-    After so many `steps` of an earlier run they are others than that one drew.
+    Args:
+        batch: the largest one that is asked for
+        steps: of an earlier run, which drew other clips than this one will
     """
 
     def __init__(
         self,
-        canvas: Canvas,
+        side: int,
+        frames: int,
         tokenizer: PreTrainedTokenizerFast,
         args: argparse.Namespace,
         ranks: Ranks,
         *,
+        batch: int,
         steps: int,
     ) -> None:
-        self.canvas = canvas
-        encoder = Encoder(args.start / "vae", ranks.device, compile_=False, side=canvas.side)
+        encoder = Encoder(args.start / "vae", ranks.device, compile_=False, side=side)
 
         def encode(staging: dict[str, Tensor], captions: list[str]) -> list[Tensor]:
             return [encoder(staging), tokenize(tokenizer, captions).to(ranks.device)]
 
-        fresh, first = max(1, canvas.batch // FRESH), FIRST * canvas.batch
-        self.pool = Pool(capacity=MOST * fresh, encode=encode)
+        self.fresh = max(1, batch // FRESH)  # drawn at a time
+        self.owed = 0.0  # clips that are to be drawn
+        self.pool = Pool(capacity=MOST - MOST % self.fresh, encode=encode)
         self.examples: Batches = load_clips(
-            seed=args.seed + 1000 * ranks.rank + canvas.side,
-            first=first + steps * fresh if steps else 0,
-            batch=fresh,
+            seed=args.seed + 1000 * ranks.rank + side,
+            first=FIRST + steps * self.fresh if steps else 0,
+            batch=self.fresh,
             workers=args.workers,
-            frames=canvas.frames,
+            frames=frames,
             pairs=args.pairs,
         )
-        while self.pool.added < first:
+        while self.pool.added < FIRST:
             self.pool.add(*next(self.examples))
 
-    def batch(self) -> list[Tensor]:
-        """Latents and token ids of a step, some of them new."""
-        self.pool.add(*next(self.examples))
-        return self.pool.batch(self.canvas.batch)
+    def batch(self, canvas: Canvas) -> list[Tensor]:
+        """Latents and token ids of a step of a canvas, some of them new."""
+        self.owed += canvas.batch * canvas.share_seen / FRESH
+        while self.owed >= self.fresh:
+            self.pool.add(*next(self.examples))
+            self.owed -= self.fresh
+        return self.pool.batch(canvas.batch)
 
 
-def choose(clips: list[Clips], *, step: int, progress: float) -> Clips:
+def choose(canvases: Sequence[Canvas], *, step: int, progress: float) -> Canvas:
     """The canvas of a step, the same on all GPUs."""
-    ready = [each for each in clips if progress >= each.canvas.start]
-    weights = [each.canvas.weight for each in ready]
+    ready = [each for each in canvases if each.start <= progress < each.end]
+    weights = [each.weight for each in ready]
     return random.Random(step).choices(ready, weights)[0]
 
 
 def train(
     training: Training,
-    clips: list[Clips],
+    clips: dict[tuple[int, int], Clips],
     loss_of: Callable[[Canvas, Tensor, Tensor], tuple[Tensor, bool]],
     args: argparse.Namespace,
 ) -> bool:
     """Trains to the end of the schedule; returns whether this process is the one that goes on.
 
     Args:
+        clips: by size
         loss_of: from a canvas, latents and token ids of clips to the loss, and whether the log's
             mean is to count it
     """
     ranks, schedule = training.ranks, training.schedule
-    recent: dict[Clips, list[Tensor]] = {each: [] for each in clips}
+    recent: dict[str, list[Tensor]] = {each.name: [] for each in args.canvas}
     schedule.start_clock()
     while schedule.running:
-        taken = choose(clips, step=training.step, progress=schedule.progress)
-        loss, counts = loss_of(taken.canvas, *taken.batch())
+        taken = choose(args.canvas, step=training.step, progress=schedule.progress)
+        loss, counts = loss_of(taken, *clips[taken.size].batch(taken))
         rate = training.update(loss)
         if counts:
-            recent[taken].append(loss.detach())
+            recent[taken.name].append(loss.detach())
         if training.step % 50 == 0:
             if ranks.rank == 0:
                 report(recent, args.out, step=training.step, seconds=schedule.spent, lr=rate)
-            recent = {each: [] for each in clips}
+            recent = {name: [] for name in recent}
     ranks.close()
     if ranks.rank > 0:
         return False
     training.save(args.out)
-    for each in clips:
-        name = each.canvas.name
+    for name in recent:
         log, title = log_of(args.out, name), f"Flow-matching loss, {name}"
         if log.exists():
             loss_curve(log, args.out / f"loss_{name}.webp", field="loss", title=title)
@@ -172,15 +227,46 @@ class FlowLoss:
         model, step = self.training.model, self.training.step
         if canvas == self.first:
             return step_loss(model, self.lengths, step, latents, ids)
-        without = int(step % 4 == 0) if len(ids) < 8 else len(ids) // 8
-        shift = canvas.shift
-        return clip_loss(model, latents, ids, TEXT_LENGTH, without=without, shift=shift), True
+        without = len(ids) // 8 or int(step % (8 // len(ids)) == 0)  # of an eighth of the clips
+        with some_frames(model, canvas) as frames:
+            latents = latents if frames is None else latents[:, :, frames]
+            loss = clip_loss(model, latents, ids, TEXT_LENGTH, without=without, shift=canvas.shift)
+        return loss, True
 
 
-def report(recent: dict[Clips, list[Tensor]], out: Path, **facts: float) -> None:
+@contextmanager
+def some_frames(model: Denoiser, canvas: Canvas) -> Iterator[Tensor | None]:
+    """Latent frames that a step of a canvas shows, which keep their places; None: all of them.
+
+    Half of the steps show a run of them, the others any, int64 (seen,).
+    """
+    if canvas.seen is None:
+        yield None
+        return
+    count, seen = canvas.latent_frames, canvas.seen
+    if torch.rand(()) < 0.5:
+        frames = torch.randint(count - seen + 1, ()) + torch.arange(seen)
+    else:
+        frames = torch.randperm(count)[:seen].sort().values
+    rope = model.transformer.rope
+    rotations = rope.forward
+
+    def of_frames(latents: Tensor) -> tuple[Tensor, ...]:
+        whole = latents.new_empty(()).expand(1, 1, count, *latents.shape[3:])
+        turns = [each.unflatten(1, (count, -1)) for each in rotations(whole)]
+        return tuple(each[:, frames].flatten(1, 2) for each in turns)
+
+    rope.forward = of_frames
+    try:
+        yield frames
+    finally:
+        del rope.forward  # the instance's; that of its class is there again
+
+
+def report(recent: dict[str, list[Tensor]], out: Path, **facts: float) -> None:
     """Writes the mean loss of every canvas that was taken."""
-    for clips, losses in recent.items():
-        log = Log(log_of(out, clips.canvas.name), fields=("step", "seconds", "lr", "loss"))
+    for name, losses in recent.items():
+        log = Log(log_of(out, name), fields=("step", "seconds", "lr", "loss"))
         if losses:
             log.add(loss=torch.stack(losses).mean().item(), **facts)
 
@@ -202,21 +288,23 @@ def new_parser(doc: str, *, lr: float) -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=30, help="steps to the peak rate")
     parser.add_argument("--decay-from", type=float, default=0.4, help="share at peak rate")
     parser.add_argument("--ema", type=float, default=0.99)
-    parser.add_argument("--workers", type=int, default=3, help="for each canvas")
+    parser.add_argument("--workers", type=int, default=3, help="for each size")
     parser.add_argument("--no-compile", action="store_true")
     return parser
 
 
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments, of which one canvas has to be there from the start."""
+    """The arguments; at all times there has to be a canvas."""
     args = parser.parse_args()
-    if all(canvas.start > 0 for canvas in args.canvas):
-        parser.error("--canvas: one of them has to be there from the start")
+    bounds = {0.0} | {bound for each in args.canvas for bound in (each.start, each.end)}
+    for bound in sorted(bounds):
+        if bound < 1.0 and not any(each.start <= bound < each.end for each in args.canvas):
+            parser.error(f"--canvas: none of them is there from {bound:g} of the training on")
     return args
 
 
-def begin(args: argparse.Namespace) -> tuple[Training, list[Clips]]:
-    """The weights of --start, to be trained but for the text encoder's, and the clips."""
+def begin(args: argparse.Namespace) -> tuple[Training, dict[tuple[int, int], Clips]]:
+    """The weights of --start, to be trained but for the text encoder's, and clips by size."""
     began = time.monotonic()
     ranks = prepare(args)
     # cuDNN's attention, the fastest at these lengths, runs where the others are off.
@@ -228,7 +316,11 @@ def begin(args: argparse.Namespace) -> tuple[Training, list[Clips]]:
     model.text_encoder.requires_grad_(False)
     matrices = [p for p in model.transformer.blocks.parameters() if p.ndim == 2]
     training = new_training(model, matrices, args, ranks, warmup=args.warmup)
-    clips = [Clips(canvas, tokenizer, args, ranks, steps=training.step) for canvas in args.canvas]
+    clips: dict[tuple[int, int], Clips] = {}
+    for canvas in sorted(args.canvas, key=lambda canvas: -canvas.batch):
+        if canvas.size not in clips:
+            amount = {"batch": canvas.batch, "steps": training.step}
+            clips[canvas.size] = Clips(*canvas.size, tokenizer, args, ranks, **amount)
     print(f"{time.monotonic() - began:.0f} s until the first step", flush=True)
     if not args.no_compile:
         model.transformer.compile_repeated_blocks(dynamic=True)
