@@ -154,7 +154,7 @@ class ScheduleConfig(Validated):
     )
     full_share: float | None = option(
         None,
-        "or compute this share of the steps in full: n steps at 0.9 * (steps - 1) * "
+        "or compute this share of the steps in full: n steps at 0.96 * (steps - 1) * "
         "(i / (n - 1)) ^ front_load; it must be above 0",
         minimum=0.0,
         maximum=1.0,
@@ -191,6 +191,12 @@ class ScheduleConfig(Validated):
         "share of the steps before which a skipped step gives the last output again all the same",
         minimum=0.0,
         maximum=1.0,
+    )
+    correct: bool = option(
+        True,
+        "once the next full step is known, let the solver go over the skipped steps before it "
+        "again with what lies between both full ones, which takes no call of the model; schedulers "
+        "of flow matching only",
     )
     warmup_steps: int = option(
         2, "first steps computed in full; the last of them is the first refresh", minimum=2

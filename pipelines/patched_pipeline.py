@@ -15,6 +15,7 @@ from typing import Any
 
 from chipsparse.config import FallbackError
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
+from chipsparse.pipelines.corrected_steps import corrected_steps
 from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import Patches, WholePatched
@@ -103,7 +104,8 @@ class PipelineCalls:
             finished = False
             try:
                 self._check_transformers(pipe)
-                yield
+                with corrected_steps(self._loop.scheduler, self._report):
+                    yield
                 finished = not getattr(pipe, "_interrupt", False)
             except BaseException as error:  # also one beside the transformer's calls
                 team = next((each.team for each in self._adapters.values()), None)

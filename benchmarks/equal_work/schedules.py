@@ -4,12 +4,14 @@ From dense generations of the first prompts alone, without trying a candidate: f
 dynamic programming over the costs of jumps puts them, with sparse steps between them (a folder for
 each error that they are taken to leave behind) and with none (``skips``). Each folder has a profile
 for every share of the work, with the forecast of skipped outputs that costs the least there.
+Skipped steps are corrected, and folders named so, unless they are asked not to be.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,9 @@ from chipsparse.tuning.placed_steps import Placed, Steps
 from chipsparse.tuning.step_search import best_lists
 
 SHARES = (0.22, 0.25, 0.33, 0.4, 0.5, 0.56)
-REUSES = (Reuse(), Reuse("none", 0.25, 0.2), Reuse("none", 0.5, 0.2), Reuse("none", 0.5, 0.0))
+FORECASTS = ((0.0, 0.0), (0.25, 0.2), (0.5, 0.2), (0.5, 0.0))  # shares, and when they begin
 ERRORS = (0.3, 0.5)
-GROWTH = 1.25
+GROWTHS = {True: 0.75, False: 1.25}  # where steps are corrected, and where not
 DENSITY = 0.2
 
 
@@ -47,12 +49,16 @@ def main() -> None:
         with SchedulerTap(workload.pipe.scheduler) as tap:
             workload.generate(None, prompt, seed=seed, **settings)
         trajectories.append(tap.trajectory())
-    found: dict[str, dict[float, tuple[Steps, Reuse]]] = {"skips": skipping(trajectories)}
+    start = "corrected_" if args.correct else ""
+    found: dict[str, dict[float, tuple[Steps, Reuse]]] = {
+        f"{start}skips": skipping(trajectories, args.correct)
+    }
     for error in ERRORS:
-        found[f"sparse_{error:g}"] = placing(trajectories, error, refresh, sparse)
+        placed = placing(trajectories, args.correct, error, refresh, sparse)
+        found[f"{start}sparse_{error:g}"] = placed
     for folder, profiles in found.items():
         for share, (steps, reuse) in profiles.items():
-            if folder != "skips" and not steps.sparse:
+            if not folder.endswith("skips") and not steps.sparse:
                 continue  # nothing sparse pays there: the list is that of skips
             text = profile(workload, settings, steps, reuse)
             file = args.output / folder / f"{share:g}.yaml"
@@ -69,6 +75,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=4, help="prompts to calibrate with")
     parser.add_argument("--size", type=size, help="HEIGHTxWIDTH[xFRAMES], default the profile's")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--correct", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the profiles")
@@ -81,6 +88,7 @@ def sparsity(steps: Steps | None, reuse: Reuse, **schedule: Any) -> dict[str, An
     if steps is not None:
         schedule |= {"full_steps": list(steps.full), "between": reuse.between}
         schedule |= {"forecast": reuse.forecast, "forecast_after": reuse.forecast_after}
+        schedule["correct"] = reuse.correct
     if is_sparse:
         schedule["first_dense_layers"] = 1
         if steps is not None:
@@ -114,33 +122,46 @@ def step_work(workload: Workload, settings: dict[str, Any]) -> tuple[float, floa
     return (one - step - sparse) / step, sparse / step
 
 
-def skipping(trajectories: Sequence[Trajectory]) -> dict[float, tuple[Steps, Reuse]]:
+def skipping(trajectories: Sequence[Trajectory], correct: bool) -> dict[float, tuple[Steps, Reuse]]:
     """For each share the best list of full steps, the others skipped."""
-    costs = {
-        reuse: np.mean([jump_costs(each, reuse, GROWTH) for each in trajectories], axis=0)
-        for reuse in REUSES
-    }
-    lists = {reuse: best_lists(each) for reuse, each in costs.items()}
+    ways = {reuse: costs_of(trajectories, reuse) for reuse in reuses(correct)}
+    lists = {reuse: best_lists(costs) for reuse, costs in ways.items()}
+    # The forecast is settled by what it leaves before it is corrected.
+    first = {reuse: costs_of(trajectories, replace(reuse, correct=False)) for reuse in ways}
     found = {}
     for share in SHARES:
         count = max(1, int(share * trajectories[0].steps))
-        best = min(REUSES, key=lambda reuse: list_cost(costs[reuse], lists[reuse][count]))
+        best = min(ways, key=lambda reuse: list_cost(first[reuse], lists[reuse][count]))
         found[share] = Steps(lists[best][count]), best
     return found
 
 
+def reuses(correct: bool) -> list[Reuse]:
+    """What may stand for skipped steps."""
+    return [Reuse("none", *forecast, correct=correct) for forecast in FORECASTS]
+
+
+def costs_of(trajectories: Sequence[Trajectory], reuse: Reuse) -> np.ndarray:
+    """Of all jumps, the mean over the prompts."""
+    found = [jump_costs(each, reuse, GROWTHS[reuse.correct]) for each in trajectories]
+    mean: np.ndarray = np.mean(found, axis=0)
+    return mean
+
+
 def placing(
-    trajectories: Sequence[Trajectory], error: float, refresh: float, sparse: float
+    trajectories: Sequence[Trajectory],
+    correct: bool,
+    error: float,
+    refresh: float,
+    sparse: float,
 ) -> dict[float, tuple[Steps, Reuse]]:
     """The same with sparse steps wherever they are taken to pay."""
-    placed = {
-        reuse: Placed(trajectories, reuse, GROWTH, error=error, refresh=refresh, sparse=sparse)
-        for reuse in REUSES
-    }
+    growth, options = GROWTHS[correct], {"error": error, "refresh": refresh, "sparse": sparse}
+    placed = {reuse: Placed(trajectories, reuse, growth, **options) for reuse in reuses(correct)}
     found = {}
     for share in SHARES:
         time = share * trajectories[0].steps
-        best = min(REUSES, key=lambda reuse: placed[reuse].cost(time))
+        best = min(placed, key=lambda reuse: placed[reuse].cost(time))
         found[share] = placed[best].steps(time), best
     return found
 

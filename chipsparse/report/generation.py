@@ -120,6 +120,7 @@ class StepRecord:
         predicted_change: by what share of itself the output was predicted to have changed since it
             was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
         forecast: whether it was skipped and its output continues the last two computed ones.
+        corrected: whether it was skipped and then put right, once the next full step was known.
     """
 
     step: int
@@ -139,6 +140,7 @@ class StepRecord:
     replayed: bool = False
     predicted_change: float | None = None
     forecast: bool = False
+    corrected: bool = False
 
     @property
     def seconds(self) -> float:
@@ -338,6 +340,13 @@ class GenerationReport:
         """Notes once what does not make anything dense."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def correct(self, steps: range) -> None:
+        """Notes of the last steps which of them were put right."""
+        for record in reversed(self.steps):
+            if record.step < steps.start:
+                break
+            record.corrected |= record.step in steps and record.action is Action.SKIP
 
     def fail(self, error: BaseException) -> None:
         """Notes what ended the generation."""

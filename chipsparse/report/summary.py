@@ -74,8 +74,12 @@ def _steps(report: GenerationReport) -> str:
     counts = report.actions()
     if not counts:
         return "none yet"
-    forecast = len({record.step for record in report.steps if record.forecast})
-    also = {"skip": f" ({forecast} of them forecast)"} if forecast else {}
+    made = {
+        how: len({record.step for record in report.steps if getattr(record, how)})
+        for how in ("forecast", "corrected")
+    }
+    how = ", ".join(f"{count} {name}" for name, count in made.items() if count)
+    also = {"skip": f" ({how})"} if how else {}
     by_action = ", ".join(
         f"{count} {action}{also.get(action, '')}" for action, count in counts.most_common()
     )

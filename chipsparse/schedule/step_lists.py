@@ -6,8 +6,8 @@ from typing import Literal
 
 Between = Literal["none", "middle", "every_other", "all"]
 
-# Where the last full step of a list stands: what is computed closer to the end gains nothing.
-END = 0.9
+# Where the last full step of a list stands: skipped steps behind it cannot be corrected.
+END = 0.96
 # Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
 # too much for it.
 LEAST_GAP = 3

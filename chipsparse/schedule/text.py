@@ -41,7 +41,8 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     else:
         listed = len(config.sparse_steps)
         between, rest = f", {listed} {what}, likewise" if listed else "", True
-    skipped = f", the rest skipped{forecast_text(schedule)}" if rest else ""
+    corrected = ", then corrected" if config.correct and len(full) > 1 else ""
+    skipped = f", the rest skipped{forecast_text(schedule)}{corrected}" if rest else ""
     return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
 
 

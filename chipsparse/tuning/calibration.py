@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from chipsparse.schedule.wrapped_step import Step, wrapped_step
 from chipsparse.tuning.jump_costs import Trajectory
 
 # Numbers of each output that are multiplied at a time, in float64.
@@ -22,22 +23,23 @@ CHUNK = 1 << 20
 class SchedulerTap:
     """Keeps what the scheduler of a pipeline is given, in host memory; a context manager.
 
+    Of copies that the pipeline makes of its scheduler, for sound, it keeps nothing.
+
     Args:
         scheduler: of a pipeline that calls it once a step.
     """
 
     def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._signature = inspect.signature(scheduler.step)
+        self._wrapped = wrapped_step(scheduler, self._watched)
         self._outputs: list[torch.Tensor] = []
         self._effects: list[float] = []
         self._times: list[float] = []
 
-    def __enter__(self) -> SchedulerTap:
-        inner = self._scheduler.step
+    def _watched(self, _scheduler: Any, inner: Step) -> Step:
+        signature = inspect.signature(inner)
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            given = self._signature.bind(*args, **kwargs).arguments
+            given = signature.bind(*args, **kwargs).arguments
             output, sample = (_on_host(given[name]) for name in ("model_output", "sample"))
             stepped = inner(*args, **kwargs)
             after = _on_host(stepped[0])
@@ -46,7 +48,10 @@ class SchedulerTap:
             self._times.append(float(given["timestep"]))
             return stepped
 
-        self._scheduler.step = step
+        return step
+
+    def __enter__(self) -> SchedulerTap:
+        self._wrapped.__enter__()
         return self
 
     def __exit__(
@@ -55,7 +60,7 @@ class SchedulerTap:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        del self._scheduler.step  # the instance's; that of its class is there again
+        self._wrapped.__exit__(kind, error, trace)
 
     def trajectory(self) -> Trajectory:
         """What the generation leaves; takes N^2 products of outputs."""

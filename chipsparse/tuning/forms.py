@@ -16,7 +16,7 @@ from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
 from chipsparse.tuning.placed_steps import Placed, Steps
 from chipsparse.tuning.step_search import best_lists
 
-USUAL_GROWTH, USUAL_DENSITY = 1.0, 0.2
+USUAL_GROWTH, USUAL_DENSITY = 0.75, 0.2
 
 
 @dataclass(frozen=True)

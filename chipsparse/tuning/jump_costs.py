@@ -1,15 +1,17 @@
 """What it costs to leave steps out, scored on the outputs of a dense generation, for nothing.
 
-Between two full steps b and c some outputs are sparse and the others are held or forecast. Their
-errors, each times what the scheduler lets it do to the latents, add up to one vector for the gap;
-its length is the cost of the jump from b to c. All such vectors are linear in the outputs, so that
-the outputs' inner products are all that must be kept of a generation.
+Between two full steps b and c some outputs are sparse. The others are held or forecast and, where
+they are corrected once c is known, end up on the line between the outputs computed around them.
+Their errors, each times what the scheduler lets it do to the latents, add up to one vector for the
+gap; its length is the cost of the jump from b to c. All such vectors are linear in the outputs, so
+that the outputs' inner products are all that must be kept of a generation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -38,11 +40,15 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Reuse:
-    """What stands for the outputs of the steps that are not full; see `ScheduleConfig`."""
+    """What stands for the outputs of the steps that are not full; see `ScheduleConfig`.
+
+    Where the scheduler is none whose steps can be corrected, ``correct`` changes the lists alone.
+    """
 
     between: Between = "none"
     forecast: float = 0.0
     forecast_after: float = 0.0
+    correct: bool = True
 
 
 def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarray:
@@ -102,6 +108,8 @@ def _gap(
     times = trajectory.times
     error, slope = np.zeros(trajectory.steps), 0.0
     sparse = sparse_between(b, c, reuse.between)
+    if reuse.correct and c < trajectory.steps:
+        return _off_lines(times, weights, [b, *sparse, c]), slope
     last, before = b, None
     for step in range(b + 1, c):
         if step in sparse:
@@ -119,6 +127,19 @@ def _gap(
                 error[last] -= rate
                 error[before] += rate
     return error, slope
+
+
+def _off_lines(times: np.ndarray, weights: np.ndarray, computed: Sequence[int]) -> np.ndarray:
+    """The weighted sum of what outputs differ by from the lines between computed steps, ``[N]``."""
+    error = np.zeros(len(times))
+    for old, new in pairwise(computed):
+        inner = np.arange(old + 1, new)
+        span = times[new] - times[old]
+        share = (times[inner] - times[old]) / span if span else np.zeros(len(inner))
+        error[inner] += weights[inner]
+        error[old] -= weights[inner] @ (1 - share)
+        error[new] -= weights[inner] @ share
+    return error
 
 
 def _last_computed(between: Between, a: int, b: int) -> int:

@@ -2,7 +2,9 @@
 
 A sparse step may stand anywhere between two full ones, or nowhere, as it pays: it costs less time
 than a full one and leaves an error behind. That error is a share of what has changed since the
-refresh before it, all of it while the layout takes shape and little later on.
+refresh before it, all of it while the layout takes shape and little later on. Where skipped steps
+are corrected, those between the last full step and a sparse one behind it count as if they were,
+too.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from chipsparse.tuning.forms import USUAL_GROWTH, ActionSeconds, Form, Lists
 from chipsparse.tuning.jump_costs import list_cost
 
 # The likeliest first: where there is no time for all, the last ones are left out.
-GROWTHS = (1.0, 0.75, 1.5, 0.5)
+GROWTHS = (0.75, 1.25, 0.5, 1.0)
 FRONT_LOADS = (2.0, 1.5, 2.5, 3.0)
 DENSITIES = (0.2, 0.1, 0.3, 0.05)
 FORECASTS = (0.0, 0.5, 0.25, 1.0)
@@ -45,6 +45,11 @@ class Rivals:
                 for after in (FORECASTS_AFTER if share else (0.0,))
             ]
             yield min(ways, key=lambda way: self._cost(way, count))
+
+    def of_correction(self, form: Form, count: int) -> Iterator[Form]:
+        """Skipped steps left as they are, with a list and a forecast for that."""
+        left = replace(form, reuse=replace(form.reuse, correct=False))
+        yield min(self.of_forecast(left, count), key=lambda way: self._cost(way, count))
 
     def of_lists(self, form: Form, count: int) -> Iterator[Form]:
         """Each kind of list of full steps."""
@@ -78,6 +83,7 @@ class Rivals:
             yield replace(form, sparse_mlp=True)
 
     def _cost(self, form: Form, count: int) -> float:
+        """Of what is held or forecast, before it may be corrected."""
         growth = USUAL_GROWTH if form.growth is None else form.growth
-        costs = self.lists.costs(form.reuse, growth)
+        costs = self.lists.costs(replace(form.reuse, correct=False), growth)
         return list_cost(costs, self.lists.steps(form, count).full)

@@ -179,6 +179,7 @@ class Search:
         """The form with the best quality of those that take so long, choice by choice."""
         choices: Sequence[Callable[[Form, int], Iterator[Form]]] = (
             self._rivals.of_forecast,
+            self._rivals.of_correction,
             self._rivals.of_lists,
             self._rivals.of_sparse_steps,
             self._rivals.of_sparse_mlps,

@@ -54,6 +54,7 @@ class Call(Record):
     layers: Sequence[LayerCall] = ()
     predicted_change: Number | None = None
     forecast: bool = False
+    corrected: bool = False
     bytes_to_device: Count
     bytes_to_host: Count
     cache_bytes: Count | None = None
@@ -90,7 +91,11 @@ class Step:
     def action_text(self) -> str:
         """The action, and what else a table says of it."""
         done = self.action if self.finished else f"{self.action}, broke off"
-        return "skipped, forecast" if any(call.forecast for call in self.calls) else done
+        how = [name for name in ("forecast", "corrected") if self._any(name)]
+        return ", ".join(["skipped", *how]) if how else done
+
+    def _any(self, name: str) -> bool:
+        return any(getattr(call, name) for call in self.calls)
 
     @property
     def seconds(self) -> float:

@@ -134,17 +134,17 @@ def test_steps_between_listed_full_ones(between, expected):
 def test_a_share_of_the_steps_in_full():
     plan = listed(50, full_share=0.26, front_load=2.5)
     found = letters(plan.actions())
-    assert found == "DDDDDDKKDKKRKKSKRKKSKRKKKSKKRKKKSKKRKKKKSKKKRKKSKK"
+    assert found == "DDDDDDKKRKSKRKKSKRKKSKKRKKKSKKRKKKSKKKRKKKKSKKKDKK"
     assert plan.describe() == (
         "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 and "
-        "more, the rest skipped"
+        "more, the rest skipped, then corrected"
     )
     plan = listed(50, full_share=0.26, skip_threshold=0.05)
     assert "; of the sparse ones, those are skipped that are predicted" in plan.describe()
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
-    assert taken(9, full_share=0.1, least_full=4, between="none") == "DDKDKKKDK"
+    assert taken(9, full_share=0.1, least_full=4, between="none") == "DDKDKKKKD"
     few = listed(4, full_share=0.1, least_full=4)
     assert (few.is_dense(), few.describe(), few.notes()) == (True, "all 4 steps in full", [])
     assert taken(4, full_steps=[0], actions=["dense", "skip"]) == "DKKK"
@@ -156,14 +156,15 @@ def test_a_share_of_the_steps_in_full():
         (
             {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 0.5},
             "3 of 12 steps in full, as listed, every other step of a gap sparse, the rest skipped "
-            "with half a forecast",
+            "with half a forecast, then corrected",
         ),
         (
             {"full_share": 0.25, "between": "none", "forecast": 1, "front_load": 1},
-            "3 of 12 steps in full, evenly apart, the rest skipped with a full forecast",
+            "3 of 12 steps in full, evenly apart, the rest skipped with a full forecast, "
+            "then corrected",
         ),
         (
-            {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3},
+            {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3, "correct": False},
             "3 of 12 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 "
             "and more, the rest skipped with 0.3 of a forecast from step 4 on",
         ),
@@ -194,7 +195,7 @@ def test_sparse_steps_may_be_listed_too():
     plan = listed(full_steps=[1, 4, 8], sparse_steps=[5, 7, 10])
     assert letters(plan.actions()) == "DDKKRSKSRKSK"
     assert plan.describe() == (
-        "4 of 12 steps in full, as listed, 3 sparse, likewise, the rest skipped"
+        "4 of 12 steps in full, as listed, 3 sparse, likewise, the rest skipped, then corrected"
     )
     none = listed(full_steps=[1, 4, 8], sparse_steps=[])
     assert letters(none.actions()) == "DDKKDKKKDKKK"
@@ -232,7 +233,8 @@ def test_lists_where_the_number_of_steps_is_unknown():
     assert found(10, full_steps=[1, 4], between="none") == ("DDKKDKKKKK", [])
     assert found(10, full_steps=[1, 4], between="all") == ("DRSSRSSSSS", [])
     assert listed(None, full_steps=[1, 4]).describe() == (
-        "3 steps in full, as listed, one sparse step in each gap of 3 and more, the rest skipped"
+        "3 steps in full, as listed, one sparse step in each gap of 3 and more, the rest skipped, "
+        "then corrected"
     )
 
 

@@ -91,7 +91,7 @@ def test_the_actions_are_those_of_the_list(returned):
         for branch in ("cond", "uncond"):
             assert "".join(letters[each] for each in actions(handle, branch)) == "DDRKSRKSKRKS"
         summary = handle.report.summary()
-        assert "4 skip (4 of them forecast)" in summary
+        assert "4 skip (4 forecast, 3 corrected)" in summary
         assert handle.report.to_dict()["steps"][-3]["forecast"]
         assert handle.report.fallbacks == handle.report.notes == []
         plan = handle.report.to_dict()["transformers"]["transformer"]["schedule"]

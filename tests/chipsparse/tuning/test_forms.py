@@ -69,7 +69,7 @@ def test_searched_lists_are_best_on_the_mean_of_the_prompts():
 @pytest.mark.parametrize(
     ("form", "phrases"),
     [
-        (Form(), ["3 of 8 steps in full", "(list by growth 1)"]),
+        (Form(), ["3 of 8 steps in full", "(list by growth 0.75)"]),
         (Form(growth=None, front_load=2.0), ["(list by front_load 2)"]),
         (Form(sparse_error=0.3), ["2 sparse, likewise", "20% of the columns"]),
         (

@@ -16,12 +16,16 @@ LISTS = ([0], [0, 1], [0, 1, 2, 5, 9], [0, 4, 5, 11], [0, 3, 6, 9, 12], list(ran
     "reuse",
     [
         HOLD,
-        Reuse("none", 0.5),
-        Reuse("none", 1.0, 0.4),
-        Reuse("middle"),
-        Reuse("middle", 0.25, 0.3),
-        Reuse("every_other", 0.5),
-        Reuse("all", 1.0),
+        Reuse("none", 0.5, correct=False),
+        Reuse("none", 1.0, 0.4, correct=False),
+        Reuse("middle", correct=False),
+        Reuse("middle", 0.25, 0.3, correct=False),
+        Reuse("every_other", 0.5, correct=False),
+        Reuse("all", 1.0, correct=False),
+        Reuse(),
+        Reuse("none", 0.5, 0.3),
+        Reuse("middle", 0.25),
+        Reuse("every_other", 1.0),
     ],
 )
 def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
@@ -35,9 +39,16 @@ def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
 
 
 @pytest.mark.parametrize(
-    "reuse", [Reuse("none", 0.5), Reuse("all", 1.0), Reuse("every_other", 1.0)]
+    "reuse",
+    [
+        Reuse("none", 0.5, correct=False),
+        Reuse("all", 1.0, correct=False),
+        Reuse("every_other", 1.0, correct=False),
+        Reuse("none", 0.5),
+        Reuse("every_other", 1.0),
+    ],
 )
-def test_a_forecast_from_two_equal_timesteps_is_the_held_output(reuse):
+def test_between_equal_timesteps_there_is_no_line_and_the_output_is_held(reuse):
     """As schedulers of whole timesteps have where the noise levels are close."""
     given, values, full_steps = trajectory(STEPS), outputs(STEPS), [0, 3, 4, 9]
     times = given.times.copy()

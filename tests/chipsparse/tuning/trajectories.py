@@ -23,14 +23,27 @@ def trajectory(steps, *, seed=0):
 
 
 def reused(values, times, full_steps, reuse):
-    """The outputs of a schedule ``[N, D]``, sparse ones exact, as the session makes them."""
+    """The outputs of a schedule ``[N, D]``, sparse ones exact, as the session makes them.
+
+    Where they are corrected, those that the solver has in the end.
+    """
     steps, computed, made = len(values), [], np.empty_like(values)
     sparse = {
         step
         for full, end in zip(full_steps, [*full_steps[1:], steps], strict=True)
         for step in sparse_between(full, end, reuse.between)
     }
+    nodes = sorted({*full_steps, *sparse})
     for step in range(steps):
+        if reuse.correct and step < full_steps[-1]:
+            found = max(node for node in nodes if node <= step)
+            end = min((node for node in nodes if node > step), default=found)
+            span = times[end] - times[found]
+            share = (times[step] - times[found]) / span if span else 0.0
+            made[step] = values[found] + share * (values[end] - values[found])
+            if step == found:
+                computed.append(step)
+            continue
         if step in full_steps or step in sparse:
             computed.append(step)
             made[step] = values[step]
@@ -46,4 +59,4 @@ def reused(values, times, full_steps, reuse):
     return made
 
 
-HOLD = Reuse()
+HOLD = Reuse(correct=False)
