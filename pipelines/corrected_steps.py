@@ -51,6 +51,8 @@ def why_not_corrected(scheduler: Any) -> str | None:
         return f"{name} is none of the solvers that can go over steps again"
     if config.prediction_type != "flow_prediction" or not config.get("use_flow_sigmas", False):
         return f"{name} does not follow a straight flow"
+    if getattr(scheduler, "solver_p", None) is not None:
+        return f"{name} has another solver in it"
     if "sde" in config.get("algorithm_type", ""):
         return f"{name} adds noise"
     return None

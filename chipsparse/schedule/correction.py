@@ -82,8 +82,8 @@ class CorrectedSteps:
     """The ``step`` of a flow-matching scheduler that puts skipped steps right.
 
     Args:
-        scheduler: deterministic, with the noise levels in ``sigmas``, the last of which is that of
-            clean latents, and the number of the next step in ``step_index``.
+        scheduler: deterministic, with the noise levels in ``sigmas``, which fall to 0 or, inverted,
+            rise to 1, and the number of the next step in ``step_index``.
         step: its own step.
         made: tells how the outputs of the denoising step came about; None where that is not known,
             or nothing is skipped in the whole generation.
@@ -151,7 +151,7 @@ class CorrectedSteps:
         output, sample = given["model_output"], given["sample"]
         scheduler, last = self._scheduler, self._scheduler.step_index
         predictions = [*gap.predictions, self._prediction(given, last)]
-        vars(scheduler).update(copied(gap.state))
+        vars(scheduler).update(gap.state)
         # Solvers of several steps mix what they keep with what they get.
         dtype = output.dtype if hasattr(scheduler, "model_outputs") else torch.float32
         latents = gap.began.to(dtype)
@@ -181,8 +181,9 @@ class CorrectedSteps:
         return self._levels[1][step]
 
     def _distance(self, step: int) -> float:
-        """From the level of clean latents."""
-        return self._level(step) - self._level(-1)
+        """From the level of clean latents, at which not all schedules end."""
+        inverted = self._scheduler.config.get("invert_sigmas", False)
+        return self._level(step) - (1.0 if inverted else 0.0)
 
 
 def between(predictions: Sequence[Prediction], level: float) -> torch.Tensor:
@@ -209,11 +210,8 @@ def latents_of(stepped: Any) -> torch.Tensor:
 
 def state_of(scheduler: Any) -> dict[str, Any]:
     """What a scheduler keeps between its steps, which replace tensors and change lists."""
-    return copied({name: value for name, value in vars(scheduler).items() if name != "step"})
-
-
-def copied(state: dict[str, Any]) -> dict[str, Any]:
-    """A state of its own."""
     return {
-        name: list(value) if isinstance(value, list) else value for name, value in state.items()
+        name: list(kept) if isinstance(kept, list) else kept
+        for name, kept in vars(scheduler).items()
+        if name != "step"
     }

@@ -1,208 +1,386 @@
-"""Skipped steps put right by the solver, against sums by hand and against dense generations."""
+"""Skipped steps that are put right, by real schedulers in a loop without a transformer."""
 
 import copy
 import inspect
+from types import SimpleNamespace
 
 import diffusers
 import numpy as np
 import pytest
 import torch
 
-from chipsparse.schedule.correction import CorrectedSteps, Made, Prediction, between
+from chipsparse.schedule.correction import CorrectedSteps, Made, Prediction, between, latents_of
 from chipsparse.schedule.wrapped_step import wrapped_step
+from tests.tiny_models import random
 
-STEPS, SHAPE = 12, (2, 3)
+# Of diffusers' older schedulers, which mix tensors and NumPy arrays.
+pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
+
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
-SOLVERS = {
+EULERS = {
     "euler": lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-    "unipc": lambda: diffusers.UniPCMultistepScheduler(**FLOW),
-    "dpm": lambda: diffusers.DPMSolverMultistepScheduler(**FLOW),
+    "euler, rising": lambda: diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+    "euler, terminal": lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift_terminal=0.1),
 }
+SCHEDULERS = {
+    **EULERS,
+    "unipc": lambda: diffusers.UniPCMultistepScheduler(**FLOW),
+    "unipc of order 3": lambda: diffusers.UniPCMultistepScheduler(solver_order=3, **FLOW),
+    "dpm": lambda: diffusers.DPMSolverMultistepScheduler(**FLOW),
+    "dpm of order 3": lambda: diffusers.DPMSolverMultistepScheduler(solver_order=3, **FLOW),
+}
+SHORT = {  # their last level is not that of clean latents
+    "deis": lambda: diffusers.DEISMultistepScheduler(**FLOW),
+    "unipc": lambda: diffusers.UniPCMultistepScheduler(final_sigmas_type="sigma_min", **FLOW),
+    "dpm": lambda: diffusers.DPMSolverMultistepScheduler(final_sigmas_type="sigma_min", **FLOW),
+}
+each_scheduler = pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+each_euler = pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
+# Full steps, sparse ones and skipped ones.
+KINDS = {"F": "full", "S": "sparse", "K": "reused"}
+LISTS = ("FKKFFKKKFK", "FFKFKKKKFF", "FKKKKKKKKFF", "FFFFFKKKKK", "FKSKFKKSSFKS")
+BOTH, ONE = frozenset({"cond", "uncond"}), frozenset({"cond"})
+START, BASE, SLOPE, BEND = (random(2, 6, 4, seed=seed) for seed in range(4))
 
 
-@pytest.fixture(params=SOLVERS)
-def scheduler(request):
-    return prepared(SOLVERS[request.param]())
+def curved(latents, level, _distance=None):
+    """Its predictions are on no line."""
+    return torch.sin(2 * latents + 5 * level) + latents
 
 
-def prepared(made):
-    made.set_timesteps(STEPS)
-    return made
+def straight(latents, level, distance):
+    """Its predictions of the clean latents are on a line, wherever the latents are."""
+    return (latents - BASE - SLOPE * level) / distance
 
 
-def noise():
-    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+def unknown(*_made):
+    """With which nothing is corrected."""
 
 
-def curved(latents, level):
-    """A velocity that depends on the latents and bends."""
-    return torch.sin(3 * latents) + latents * level**2
+class Loop:
+    """A pipeline's, with the steps of a scheduler that puts skipped ones right."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.now, self.told = scheduler, None, []
+        self.step = CorrectedSteps(scheduler, scheduler.step, lambda: self.now, self.told.extend)
+
+    def run(self, letters, model, *, made=Made, before=None, call=None, start=START):
+        """The latents behind each step."""
+        self.scheduler.set_timesteps(len(letters))
+        clean_level = float(self.scheduler.config.get("invert_sigmas", False))
+        latents, output, found = start, None, []
+        for step, letter in enumerate(letters):
+            if before is not None:
+                latents = before(self.scheduler, step, latents)
+            self.now, level = made(step, KINDS[letter], BOTH), self.scheduler.sigmas[step]
+            if letter != "K":
+                output = model(latents.float(), level, level - clean_level).to(latents.dtype)
+            given = output[: len(latents)], self.scheduler.timesteps[step], latents
+            options = {"return_dict": False} if call is None else call(step)
+            latents = latents_of(self.step(*given, **options))
+            assert self.scheduler.step_index == step + 1
+            found.append(latents.clone())
+        return found
 
 
-def straight(latents, level):
-    """The velocity of clean latents that change along a line."""
-    clean = torch.arange(6.0).view(SHAPE) + 2 * level
-    return (latents - clean) / level
+def by_hand(latents, levels, letters, added=None):
+    """The latents behind each step of Euler's method with the curved model, in float64.
+
+    Args:
+        latents: at the start.
+        levels: of the steps, and that of clean latents.
+        letters: of the steps.
+        added: what a pipeline adds to the latents before a full step.
+    """
+    distances = [level - levels[-1] for level in levels]
+    found, latents, added, predictions = [], latents.double(), added or {}, {}
+    full = behind_full = velocity = clean = None
+    for step, letter in enumerate(letters):
+        latents = latents + added.get(step, 0)
+        if letter != "K":
+            velocity = curved(latents, levels[step])
+            clean = predictions[levels[step]] = latents - distances[step] * velocity
+        if letter == "F":
+            if full is not None:
+                latents = behind_full
+                for skipped in range(full + 1, step):
+                    line = interpolated(predictions, levels[skipped])
+                    share = distances[skipped + 1] / distances[skipped]
+                    latents = line + share * (latents - line)
+                latents = latents + added.get(step, 0)
+            latents = clean + distances[step + 1] / distances[step] * (latents - clean)
+            behind_full, full, predictions = latents, step, {levels[step]: clean}
+        else:
+            latents = latents + (levels[step + 1] - levels[step]) * velocity
+        found.append(latents)
+    return found
 
 
-def generated(
-    scheduler, model, full, *, correct=True, sparse=(), branches=None, returns=False, until=STEPS
-):
-    """Latents, and the steps that were corrected; skipped steps hold the last output."""
-    now, told = [None], []
-    latents, held = noise(), None
-    step = scheduler.step
-    if correct:
-        step = CorrectedSteps(scheduler, step, lambda: now[0], told.extend)
-    for number, time in enumerate(scheduler.timesteps[:until]):
-        computed = number in full or number in sparse
-        if computed:
-            held = model(latents, float(scheduler.sigmas[number]))
-        kind = "full" if number in full else "sparse" if number in sparse else "reused"
-        now[0] = Made(number, kind, frozenset((branches or {}).get(number, ("cond",))))
-        stepped = step(held, time, latents, return_dict=returns)
-        latents = stepped.prev_sample if returns else stepped[0]
-    return latents, told
+def interpolated(values, place):
+    places = sorted(values)
+    hats = zip(places, np.eye(len(places)), strict=True)
+    return sum(np.interp(place, places, hat) * values[each] for each, hat in hats)
 
 
-def by_hand(levels, full):
-    """What `generated` should give of `curved` by Euler's method, in float64."""
-    levels = np.asarray(levels, dtype=np.float64)
-    latents, held, last = noise().double().numpy(), None, None
-    for number in range(STEPS):
-        level, change = levels[number], levels[number + 1] - levels[number]
-        if number not in full:
-            latents = latents + change * held
-            continue
-        held = output = np.sin(3 * latents) + latents * level**2
-        clean = latents - level * held
-        if last is not None:
-            began, first, before = last
-            latents = began
-            for other in range(first + 1, number):
-                share = (levels[other] - levels[first]) / (level - levels[first])
-                target = before + share * (clean - before)
-                velocity = (latents - target) / levels[other]
-                latents = latents + (levels[other + 1] - levels[other]) * velocity
-            output = (latents - clean) / level  # skipped steps hold the model's own
-        latents = latents + change * output
-        last = latents, number, clean
+def levels_of(make, letters):
+    scheduler = make()
+    scheduler.set_timesteps(len(letters))
+    return scheduler.sigmas.double().tolist()
+
+
+def before_last_full(letters):
+    return [step for step in range(letters.rindex("F")) if letters[step] != "F"]
+
+
+def furthest(found, expected):
+    pairs = zip(found, expected, strict=True)
+    return max((one.double() - other).abs().max().item() for one, other in pairs)
+
+
+# What is computed.
+
+
+@pytest.mark.parametrize("letters", LISTS)
+@each_euler
+def test_eulers_steps_are_the_formulas(make, letters):
+    expected, loop = by_hand(START, levels_of(make, letters), letters), Loop(make())
+    assert furthest(loop.run(letters, curved), expected) < 1e-5
+    assert loop.told == before_last_full(letters)
+    plain = loop.run(letters, curved, made=unknown)
+    assert (furthest(plain, expected) > 1e-3) == bool(loop.told)
+
+
+def test_in_half_precision_it_is_the_formula_but_for_rounding():
+    make, letters, start = EULERS["euler"], LISTS[0], START.bfloat16()
+    expected, loop = by_hand(start, levels_of(make, letters), letters), Loop(make())
+    found = loop.run(letters, curved, start=start)
+    assert {each.dtype for each in found} == {torch.bfloat16}
+    plain = loop.run(letters, curved, start=start, made=unknown)
+    assert furthest(found, expected) < 0.05 < furthest(plain, expected)
+
+
+@pytest.mark.parametrize("letters", ["FKKFFKKF", "FKKKKFKF", "FKSKFKKF"])
+@each_scheduler
+def test_full_steps_end_as_dense_ones_where_predictions_are_on_a_line(make, letters):
+    loop, dense = Loop(make()), Loop(make()).run("F" * len(letters), straight)
+    found, plain = loop.run(letters, straight), loop.run(letters, straight, made=unknown)
+    assert loop.told == before_last_full(letters)
+    torch.testing.assert_close(found[-1], dense[-1], rtol=1e-5, atol=1e-5)
+    for step in (step for step in range(1, len(letters) - 1) if letters[step] == "F"):
+        torch.testing.assert_close(found[step], dense[step], rtol=1e-5, atol=1e-5)
+        assert (plain[step] - dense[step]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("make", SHORT.values(), ids=SHORT)
+def test_predictions_are_of_clean_latents_where_a_scheduler_ends_before_those(make):
+    found, dense = Loop(make()).run("FKKFKKKF", straight), Loop(make()).run("F" * 8, straight)
+    for step in (3, 7):
+        torch.testing.assert_close(found[step], dense[step], rtol=1e-5, atol=1e-5)
+
+
+@each_scheduler
+def test_the_line_goes_through_what_sparse_steps_predict(make):
+    bend = levels_of(make, "F" * 8)[3]
+
+    def bent(latents, level, distance):
+        return straight(latents, level, distance) - BEND * abs(level - bend) / distance
+
+    loop, dense = Loop(make()), Loop(make()).run("F" * 8, bent)
+    found, without = loop.run("FKKSKFFF", bent), loop.run("FKKKKFFF", bent)
+    torch.testing.assert_close(found[5], dense[5], rtol=1e-5, atol=1e-5)
+    assert (without[5] - dense[5]).abs().max() > 1e-2
+
+
+def test_between_predictions():
+    values = ((4.0, 1.0), (2.0, 3.0), (1.0, 9.0))
+    falling = [Prediction(level, torch.tensor([value])) for level, value in values]
+    for predictions in (falling, falling[::-1]):
+        found = [between(predictions, level).item() for level in (4.0, 3.0, 2.0, 1.5, 1.0)]
+        assert found == [1.0, 2.0, 3.0, 6.0, 9.0]
+    same = [Prediction(2.0, torch.tensor([value])) for value in (1.0, 5.0)]
+    assert between(same, 2.0).item() == 1.0
+
+
+# The scheduler.
+
+
+@each_scheduler
+def test_a_scheduler_is_left_as_by_the_dense_generation(make):
+    """The last step reads what those of the gap before it left."""
+    letters = "FKKFKKF"
+    corrected, dense = Loop(make()), Loop(make())
+    corrected.run(letters, straight)
+    dense.run("F" * len(letters), straight)
+    found, expected = vars(corrected.scheduler), vars(dense.scheduler)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor | list):
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+        else:
+            assert found[name] == value, name
+
+
+@each_scheduler
+def test_a_second_generation_gives_the_same_bits(make):
+    letters, loop = LISTS[0], Loop(make())
+    first = loop.run(letters, curved)
+    loop.run(letters[:6], curved)  # broken off in a gap
+    loop.told.clear()
+    assert all(map(torch.equal, loop.run(letters, curved), first))
+    assert loop.told == before_last_full(letters)
+
+
+# Where a gap ends.
+
+
+def per_token(step):
+    options = {"per_token_timesteps": torch.full((2, 6), 500.0)} if step == 1 else {}
+    return {"return_dict": False, **options}
+
+
+def shorter(_scheduler, step, latents):
+    return latents[:1] if step == 2 else latents
+
+
+def anew(scheduler, step, latents):
+    if step == 2:
+        scheduler.set_timesteps(6)
+        scheduler.set_begin_index(2)
     return latents
 
 
-@pytest.mark.parametrize("full", [(0, 1, 4, 9), (0, 3, 6, 7, 11), (0, 10), (0, 5, 6)])
-def test_euler_goes_over_gaps_again(full):
-    scheduler = prepared(SOLVERS["euler"]())
-    found, told = generated(scheduler, curved, full)
-    np.testing.assert_allclose(found.numpy(), by_hand(scheduler.sigmas, full), rtol=3e-5, atol=3e-5)
-    assert told == [step for step in range(full[-1]) if step not in full]
-    plain, _ = generated(prepared(SOLVERS["euler"]()), curved, full, correct=False)
-    assert (plain - found).abs().max() > 1e-2
+CHANGES = {
+    "other branches": {"made": lambda step, kind, _: Made(step, kind, BOTH if step < 2 else ONE)},
+    "an unknown step": {"made": lambda *made: None if made[0] == 1 else Made(*made)},
+    "a step of another loop": {"made": lambda step, *made: Made(step + 4 * (step == 1), *made)},
+    "another shape": {"before": shorter},
+    "new timesteps": {"before": anew},
+    "a timestep per token": {"call": per_token},
+}
 
 
-def test_clean_latents_along_a_line_are_exact(scheduler):
-    full, part = (0, 1, 5, 10), {"until": 11}
-    dense, _ = generated(copy.deepcopy(scheduler), straight, range(11), correct=False, **part)
-    found, _ = generated(copy.deepcopy(scheduler), straight, full, **part)
-    held, _ = generated(scheduler, straight, full, correct=False, **part)
-    torch.testing.assert_close(found, dense, rtol=1e-4, atol=1e-4)
-    assert (held - dense).abs().max() > 1e-2
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_nothing_is_corrected_over_a_change(change):
+    letters, options, changed = "FKFKFF", CHANGES.get(change, {}), change is not None
+    loop, plain = (Loop(EULERS["euler"]()) for _ in range(2))
+    found = loop.run(letters, curved, **options)
+    expected = plain.run(letters, curved, **{**options, "made": unknown})
+    same = list(map(torch.equal, found, expected))
+    assert same == [True, True, changed, changed, False, False]
+    assert (loop.told, plain.told) == ([3] if changed else [1, 3], [])
 
 
-def test_the_solver_is_left_as_it_would_be(scheduler):
-    first, _ = generated(scheduler, curved, (0, 4, 7))
-    scheduler.set_timesteps(STEPS)
-    again, _ = generated(scheduler, curved, (0, 4, 7), returns=True)
-    torch.testing.assert_close(first, again, rtol=0, atol=0)
-    assert scheduler.step_index == STEPS
+# What pipelines do with a step.
 
 
-def test_with_nothing_between_full_steps_nothing_changes(scheduler):
-    plain, _ = generated(copy.deepcopy(scheduler), curved, range(STEPS), correct=False)
-    found, told = generated(scheduler, curved, range(STEPS))
-    assert torch.equal(found, plain)
-    assert not told
+@pytest.mark.parametrize("options", [{}, {"return_dict": True}])
+@each_scheduler
+def test_both_forms_of_a_result_have_the_same_latents(make, options):
+    letters, loop, plain = LISTS[0], Loop(make()), make()
+    expected = loop.run(letters, curved)
+    assert all(map(torch.equal, loop.run(letters, curved, call=lambda _: options), expected))
+    for form in (options, {"return_dict": False}):
+        loop.scheduler.set_timesteps(8)
+        plain.set_timesteps(8)
+        given = {"model_output": BASE, "timestep": plain.timesteps[0], "sample": START, **form}
+        assert type(loop.step(**given)) is type(plain.step(**given))
 
 
-def test_other_branches_end_a_gap():
-    scheduler = prepared(SOLVERS["euler"]())
-    both = dict.fromkeys(range(5), ("cond", "uncond"))
-    _, told = generated(scheduler, curved, (0, 3, 6, 9), branches=both)
-    assert told == [1, 2, 7, 8]  # not 4 and 5: the full step before had two branches
+@pytest.mark.parametrize("changed", range(1, 8))
+@each_scheduler
+def test_latents_that_a_pipeline_changes_in_place_are_as_others(make, changed):
+    letters = "FKKFSKFK"
+
+    def in_place(_scheduler, step, latents):
+        return latents.add_(BEND) if step == changed else latents
+
+    def apart(_scheduler, step, latents):
+        return latents + BEND if step == changed else latents
+
+    found = Loop(make()).run(letters, curved, before=in_place)
+    assert all(map(torch.equal, found, Loop(make()).run(letters, curved, before=apart)))
+    assert not torch.equal(found[-1], Loop(make()).run(letters, curved)[-1])
 
 
-def test_what_a_pipeline_adds_between_steps_stays():
-    """As those do that put known latents back, or change them in place."""
-    scheduler, now = prepared(SOLVERS["euler"]()), [None]
-    step = CorrectedSteps(scheduler, scheduler.step, lambda: now[0], lambda _: None)
-    results = []
-    for added in (0.0, 0.25):
-        scheduler.set_timesteps(STEPS)
-        latents = noise()
-        for number, time in enumerate(scheduler.timesteps[:4]):
-            now[0] = Made(number, "full" if number in (0, 3) else "reused", frozenset(["cond"]))
-            if number == 3:
-                latents += added  # in place
-            latents = step(torch.full(SHAPE, number / 10), time, latents, return_dict=False)[0]
-        results.append(latents)
-    # D = x - level v rises by what was added, by a line over the gap.
-    assert (results[1] - results[0]).min() > 0.2
+@each_euler
+def test_what_is_added_before_a_full_step_is_kept(make):
+    letters, added = "FKKFKFF", {3: 0.5 * BEND, 5: BASE, 6: SLOPE}
+    expected = by_hand(START, levels_of(make, letters), letters, added)
+    found = Loop(make()).run(
+        letters, curved, before=lambda _, step, latents: latents + added.get(step, 0)
+    )
+    assert furthest(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("forgets", ["timesteps", "unknown", "shape"])
-def test_what_does_not_follow_is_not_corrected(forgets):
-    scheduler, now, told = prepared(SOLVERS["euler"]()), [None], []
-    step = CorrectedSteps(scheduler, scheduler.step, lambda: now[0], told.extend)
-    latents = noise()
-    for number, time in enumerate(scheduler.timesteps[:4]):
-        kind = "full" if number in (0, 3) else "reused"
-        now[0] = Made(number, kind, frozenset(["cond"]))
-        if number == 2 and forgets == "unknown":
-            now[0] = None
-        if number == 2 and forgets == "timesteps":
-            scheduler.timesteps = scheduler.timesteps.clone()
-        if number == 2 and forgets == "shape":
-            latents = latents[:1]
-        latents = step(torch.zeros_like(latents), time, latents, return_dict=False)[0]
-    assert not told
+# A step that is wrapped.
 
 
-def test_sparse_steps_are_corners_of_the_line():
-    scheduler = prepared(SOLVERS["euler"]())
-    some, told = generated(scheduler, curved, (0, 8), sparse=(4,))
-    scheduler.set_timesteps(STEPS)
-    none, _ = generated(scheduler, curved, (0, 8))
-    assert told == list(range(1, 8))
-    assert not torch.equal(some, none)
-    ends = [Prediction(level, torch.tensor([value])) for level, value in ((1, 2.0), (0.5, 4.0))]
-    corner = Prediction(0.2, torch.tensor([10.0]))
-    assert between([*ends, corner], 0.75).item() == pytest.approx(3)
-    assert between([*ends, corner], 0.35).item() == pytest.approx(7)
-    assert between(ends, 1.0).item() == pytest.approx(2)
+@pytest.fixture(params=SCHEDULERS.values(), ids=SCHEDULERS)
+def scheduler(request):
+    scheduler = request.param()
+    scheduler.set_timesteps(8)
+    return scheduler
 
 
-def test_a_wrapped_step_looks_like_the_schedulers_and_goes_again():
-    scheduler, calls = prepared(SOLVERS["euler"]()), []
+def watching(wraps):
+    """Wraps steps, and lists their schedulers and the number of calls."""
 
     def wrap(owner, step):
-        return lambda *args, **kwargs: (calls.append(owner), step(*args, **kwargs))[1]
+        watched = SimpleNamespace(owner=owner, calls=0)
+        wraps.append(watched)
 
-    signature = inspect.signature(scheduler.step)
-    with wrapped_step(scheduler, wrap, copies=True):
+        def wrapped(*args, **kwargs):
+            watched.calls += 1
+            return step(*args, **kwargs)
+
+        return wrapped
+
+    return wrap
+
+
+def step_once(scheduler):
+    return scheduler.step(BASE, scheduler.timesteps[0], START, return_dict=False)[0]
+
+
+def test_a_wrapped_step_has_the_signature_of_its_own(scheduler):
+    signature, wraps = inspect.signature(scheduler.step), []
+    expected = step_once(copy.deepcopy(scheduler))
+    with wrapped_step(scheduler, watching(wraps)):
         assert inspect.signature(scheduler.step) == signature
-        other = copy.deepcopy(scheduler)
-        other.step(noise(), other.timesteps[0], noise())
-        assert calls == [other]
-        assert (scheduler.step_index, other.step_index) == (None, 1)
-    assert "step" not in vars(scheduler)
-    with pytest.raises(TypeError), wrapped_step(scheduler, wrap):
-        scheduler.step()
-    assert "step" not in vars(scheduler)
-    with wrapped_step(scheduler, wrap):
-        plain = copy.deepcopy(scheduler)
-        plain.step(noise(), plain.timesteps[0], noise())
-    assert calls == [other, scheduler]
-    own = scheduler.step = scheduler.step
-    with wrapped_step(scheduler, wrap):
-        assert scheduler.step is not own
-    assert scheduler.step is own
+        assert torch.equal(step_once(scheduler), expected)
+    assert [(each.owner is scheduler, each.calls) for each in wraps] == [(True, 1)]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, None])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_step_is_restored(scheduler, own, error):
+    if own:
+        scheduler.step = scheduler.step  # an attribute of the instance
+    before = dict(vars(scheduler))
+    try:
+        with wrapped_step(scheduler, watching([])):
+            outer = vars(scheduler)["step"]
+            with wrapped_step(scheduler, watching([])):
+                assert vars(scheduler)["step"] is not outer
+            assert vars(scheduler)["step"] is outer is not before.get("step")
+            if error is not None:
+                raise error
+    except (ZeroDivisionError, KeyboardInterrupt):
+        pass
+    assert vars(scheduler) == before
+    assert ("step" in vars(scheduler)) is own
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_the_step_of_a_deep_copy_is_its_own(scheduler, copies):
+    wraps, expected = [], step_once(copy.deepcopy(scheduler))
+    with wrapped_step(scheduler, watching(wraps), copies=copies):
+        copied = copy.deepcopy(scheduler)
+        again = copy.deepcopy(copied)
+        for other in (copied, again):
+            assert torch.equal(step_once(other), expected)
+            assert (scheduler.step_index, other.step_index) == (None, 1)
+            assert (other.step == type(other).step.__get__(other)) is not copies
+    owners = [scheduler, copied, again] if copies else [scheduler]
+    assert [id(each.owner) for each in wraps] == list(map(id, owners))
+    assert [each.calls for each in wraps] == [0, 1, 1][: len(owners)]
