@@ -57,12 +57,12 @@ def draw(records: Sequence[Record]) -> Figure:
         raise ValueError("no records of equal work")
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure = figure_of(5.0 * columns + 2.2, 3.4 * rows + 0.3)
+    figure = figure_of(4.2 * columns + 2.0, 2.6 * rows + 0.3)
     drawn: dict[Any, Any] = {}
     for place, (name, clips, measure) in enumerate(panels, 1):
         axes = axes_of(figure, rows, columns, place)
         _draw_panel(axes, clips, measure)
-        axes.set_title(f"{name}: mean PSNR against dense, dB", fontsize=10)
+        axes.set_title(f"{name}: PSNR, dB", fontsize=10)
         handles, methods = axes.get_legend_handles_labels()
         drawn.update(zip(methods, handles, strict=True))
     methods = [method for method in COLOURS if method in drawn]

@@ -200,7 +200,7 @@ def test_sparse_steps_may_be_listed_too():
     none = listed(full_steps=[1, 4, 8], sparse_steps=[])
     assert letters(none.actions()) == "DDKKDKKKDKKK"
     assert none.is_dense()
-    assert none.describe() == "4 of 12 steps in full, as listed, the rest skipped"
+    assert none.describe() == ("4 of 12 steps in full, as listed, the rest skipped, then corrected")
     (note,) = listed(full_steps=[1], sparse_steps=[3, 14]).notes()
     assert note == "sparse_steps 14 are never reached: the last of 12 steps is 11"
     assert not listed(None, full_steps=[1], sparse_steps=[3]).notes()
