@@ -126,8 +126,9 @@ def skipping(trajectories: Sequence[Trajectory], correct: bool) -> dict[float, t
     """For each share the best list of full steps, the others skipped."""
     ways = {reuse: costs_of(trajectories, reuse) for reuse in reuses(correct)}
     lists = {reuse: best_lists(costs) for reuse, costs in ways.items()}
-    # The forecast is settled by what it leaves before it is corrected.
-    first = {reuse: costs_of(trajectories, replace(reuse, correct=False)) for reuse in ways}
+    first = ways
+    if correct:  # the forecast is settled by what it leaves before that
+        first = {reuse: costs_of(trajectories, replace(reuse, correct=False)) for reuse in ways}
     found = {}
     for share in SHARES:
         count = max(1, int(share * trajectories[0].steps))
