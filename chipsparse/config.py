@@ -154,8 +154,8 @@ class ScheduleConfig(Validated):
     )
     full_share: float | None = option(
         None,
-        "or compute this share of the steps in full: n steps at 0.96 * (steps - 1) * "
-        "(i / (n - 1)) ^ front_load; it must be above 0",
+        "or compute this share of the steps in full, which must be above 0: close at the start, "
+        "further apart in the middle, somewhat closer at the end",
         minimum=0.0,
         maximum=1.0,
     )
@@ -163,11 +163,6 @@ class ScheduleConfig(Validated):
         2,
         "but at least so many of them: with no more steps than this, all are computed in full",
         minimum=2,
-    )
-    front_load: float = option(
-        2.5,
-        "how much closer the first steps of full_share are than the last ones; 1: equal distances",
-        minimum=1.0,
     )
     between: Between = option(
         "middle",

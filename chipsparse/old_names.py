@@ -32,6 +32,7 @@ GONE = {
     "attention.delta_rule = reuse": "a control for measuring",
     "mlp.reselect_every": "sparse steps choose their neurons each time",
     "schedule.reselect": "every refresh chooses columns anew, which was 1.3 dB better",
+    "schedule.front_load": "full_share lists steps by what it counts to skip them",
     "guard": "refreshing single layers gave less than the same work in whole refreshes",
 }
 

@@ -3,19 +3,16 @@
 From dense generations of the first prompts alone, without trying a candidate: full steps where
 dynamic programming over the costs of jumps puts them, with sparse steps between them (a folder for
 each error that they are taken to leave behind) and with none (``skips``). Each folder has a profile
-for every share of the work, with the forecast of skipped outputs that costs the least there.
+for every share of the work, with the forecast of skipped outputs that leads least astray there.
 Skipped steps are corrected, and folders named so, unless they are asked not to be.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 
@@ -24,15 +21,14 @@ from benchmarks.equal_work.command import size
 from benchmarks.equal_work.work import DenseWork
 from chipsparse.config import SparsityConfig
 from chipsparse.tuning.calibration import SchedulerTap
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs, list_cost
-from chipsparse.tuning.placed_steps import Placed, Steps
-from chipsparse.tuning.step_search import best_lists
+from chipsparse.tuning.forms import USUAL_DENSITY, ActionSeconds, Form, Lists
+from chipsparse.tuning.jump_costs import Reuse
+from chipsparse.tuning.placed_steps import Steps
 
 SHARES = (0.22, 0.25, 0.33, 0.4, 0.5, 0.56)
-FORECASTS = ((0.0, 0.0), (0.25, 0.2), (0.5, 0.2), (0.5, 0.0))  # shares, and when they begin
-ERRORS = (0.3, 0.5)
-GROWTHS = {True: 0.75, False: 1.25}  # where steps are corrected, and where not
-DENSITY = 0.2
+# Shares, and when they begin.
+FORECASTS = ((0.0, 0.0), (0.25, 0.2), (0.5, 0.2), (0.75, 0.2), (1.0, 0.2), (0.5, 0.0))
+ERRORS = (0.3,)
 
 
 def main() -> None:
@@ -49,13 +45,12 @@ def main() -> None:
         with SchedulerTap(workload.pipe.scheduler) as tap:
             workload.generate(None, prompt, seed=seed, **settings)
         trajectories.append(tap.trajectory())
+    seconds = ActionSeconds(1.0, refresh, {(USUAL_DENSITY, False): sparse}, 0.0, 0.0)
+    lists = Lists(trajectories, seconds)
     start = "corrected_" if args.correct else ""
-    found: dict[str, dict[float, tuple[Steps, Reuse]]] = {
-        f"{start}skips": skipping(trajectories, args.correct)
-    }
+    found = {f"{start}skips": placed(lists, args.steps, None, args.correct)}
     for error in ERRORS:
-        placed = placing(trajectories, args.correct, error, refresh, sparse)
-        found[f"{start}sparse_{error:g}"] = placed
+        found[f"{start}sparse_{error:g}"] = placed(lists, args.steps, error, args.correct)
     for folder, profiles in found.items():
         for share, (steps, reuse) in profiles.items():
             if not folder.endswith("skips") and not steps.sparse:
@@ -93,7 +88,7 @@ def sparsity(steps: Steps | None, reuse: Reuse, **schedule: Any) -> dict[str, An
         schedule["first_dense_layers"] = 1
         if steps is not None:
             schedule["sparse_steps"] = list(steps.sparse or ())
-    attention = {"enabled": is_sparse, "density": DENSITY, "delta_rule": "difference"}
+    attention = {"enabled": is_sparse, "density": USUAL_DENSITY, "delta_rule": "difference"}
     return {
         "attention": attention | {"random_fraction": 0.0},
         "mlp": {"enabled": False},
@@ -122,48 +117,19 @@ def step_work(workload: Workload, settings: dict[str, Any]) -> tuple[float, floa
     return (one - step - sparse) / step, sparse / step
 
 
-def skipping(trajectories: Sequence[Trajectory], correct: bool) -> dict[float, tuple[Steps, Reuse]]:
-    """For each share the best list of full steps, the others skipped."""
-    ways = {reuse: costs_of(trajectories, reuse) for reuse in reuses(correct)}
-    lists = {reuse: best_lists(costs) for reuse, costs in ways.items()}
-    first = ways
-    if correct:  # the forecast is settled by what it leaves before that
-        first = {reuse: costs_of(trajectories, replace(reuse, correct=False)) for reuse in ways}
-    found = {}
-    for share in SHARES:
-        count = max(1, int(share * trajectories[0].steps))
-        best = min(ways, key=lambda reuse: list_cost(first[reuse], lists[reuse][count]))
-        found[share] = Steps(lists[best][count]), best
-    return found
-
-
-def reuses(correct: bool) -> list[Reuse]:
-    """What may stand for skipped steps."""
-    return [Reuse("none", *forecast, correct=correct) for forecast in FORECASTS]
-
-
-def costs_of(trajectories: Sequence[Trajectory], reuse: Reuse) -> np.ndarray:
-    """Of all jumps, the mean over the prompts."""
-    found = [jump_costs(each, reuse, GROWTHS[reuse.correct]) for each in trajectories]
-    mean: np.ndarray = np.mean(found, axis=0)
-    return mean
-
-
-def placing(
-    trajectories: Sequence[Trajectory],
-    correct: bool,
-    error: float,
-    refresh: float,
-    sparse: float,
+def placed(
+    lists: Lists, steps: int, error: float | None, correct: bool
 ) -> dict[float, tuple[Steps, Reuse]]:
-    """The same with sparse steps wherever they are taken to pay."""
-    growth, options = GROWTHS[correct], {"error": error, "refresh": refresh, "sparse": sparse}
-    placed = {reuse: Placed(trajectories, reuse, growth, **options) for reuse in reuses(correct)}
+    """For each share of the work the best steps, with the forecast that leads least astray."""
     found = {}
     for share in SHARES:
-        time = share * trajectories[0].steps
-        best = min(placed, key=lambda reuse: placed[reuse].cost(time))
-        found[share] = placed[best].steps(time), best
+        count = share * steps
+        forms = [
+            Form(reuse=Reuse("none", *forecast, correct=correct), sparse_error=error)
+            for forecast in FORECASTS
+        ]
+        best = min(forms, key=lambda form: lists.drift(form, count))
+        found[share] = lists.steps(best, count), best.reuse
     return found
 
 

@@ -280,7 +280,7 @@ def _list(draw: random.Random) -> dict[str, Any]:
     full: dict[str, Any] = draw.choice(
         (
             {"full_share": 0.5},
-            {"full_share": 0.6, "front_load": 1.0, "least_full": 3},
+            {"full_share": 0.6, "least_full": 3},
             {"full_steps": [0, 1, 4]},
         )
     )

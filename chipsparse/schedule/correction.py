@@ -4,7 +4,8 @@ A skipped step goes on with an output that is held or forecast. The next full st
 outputs between should have been: what the model predicts of the clean latents is taken to change
 along a line from one full step to the other. So the solver goes from the first of them to the
 second once more with these outputs, which costs no call of the model, and the full step is taken
-from where that leads. What it predicts of the clean latents stays as it is.
+from where that leads. What it predicts of the clean latents follows by the share of them that is no
+noise: at the start it hardly depends on the latents, at the end it is them.
 
 This is the corrector of a predictor-corrector method. UniPC (Zhao et al., "UniPC: a unified
 predictor-corrector framework for fast sampling of diffusion models", 2023) has one for the last
@@ -14,6 +15,7 @@ step of a solver.
 from __future__ import annotations
 
 import inspect
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -163,7 +165,8 @@ class CorrectedSteps:
             latents = latents_of(type(scheduler).step(scheduler, **call))
         assert gap.reached is not None
         moved = latents.float() - gap.reached.float()
-        turned = moved / self._distance(last)
+        # The prediction x - d v moves by 1 - |d| times as much as x, where d is the distance.
+        turned = math.copysign(1.0, self._distance(last)) * moved
         return {
             "model_output": (output.float() + turned).to(output.dtype),
             "sample": (sample.float() + moved).to(sample.dtype),

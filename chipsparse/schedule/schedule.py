@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chipsparse.config import ScheduleConfig
-from chipsparse.schedule.step_lists import Between, front_loaded, full_count, sparse_between
+from chipsparse.schedule.step_lists import Between, full_count, sparse_between, spread
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
@@ -75,8 +75,7 @@ class Schedule:
         if steps is None:
             return None
         assert config.full_share is not None
-        count = full_count(steps, config.full_share, config.least_full)
-        return front_loaded(steps, count, config.front_load)
+        return spread(steps, full_count(steps, config.full_share, config.least_full))
 
     @property
     def known_steps(self) -> range:

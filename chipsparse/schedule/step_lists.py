@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
+
+import numpy as np
 
 Between = Literal["none", "middle", "every_other", "all"]
 
-# Where the last full step of a list stands: skipped steps behind it cannot be corrected.
-END = 0.96
+# How much it counts to skip a step, by its place u in the generation, 0 to 1:
+# exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models.
+EARLY, REACH, LATE, POWER = 4.1, 0.18, 1.55, 9
 # Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
 # too much for it.
 LEAST_GAP = 3
@@ -18,23 +22,36 @@ def full_count(steps: int, share: float, least: int) -> int:
     return min(steps, max(least, round(share * steps)))
 
 
-def front_loaded(steps: int, count: int, front_load: float) -> tuple[int, ...]:
-    """Steps at ``END * (steps - 1) * (i / (count - 1)) ** front_load``.
+@functools.lru_cache(maxsize=64)
+def spread(steps: int, count: int) -> tuple[int, ...]:
+    """Full steps where the others count least: close at the start, somewhat closer at the end.
 
-    Those that fall together with others move to the first steps that are free.
+    A gap costs the square of what its skipped steps count together, so that gaps are short where
+    each counts much. The list costs the least of all of its length, by dynamic programming.
 
     Args:
         steps: how many there are.
         count: how many are listed, 1 to ``steps``.
-        front_load: 1 for equal distances; the higher, the closer the first ones are.
 
     Returns:
         ``count`` different steps, from 0, in order.
     """
-    last = max(1, count - 1)
-    listed = {round(END * (steps - 1) * (i / last) ** front_load) for i in range(count)}
-    free = (step for step in range(steps) if step not in listed)
-    return tuple(sorted([*listed, *(next(free) for _ in range(count - len(listed)))]))
+    places = np.arange(steps) / max(1, steps - 1)
+    counts = np.exp(EARLY * np.exp(-places / REACH) + LATE * places**POWER)
+    sums = np.concatenate([[0.0], np.cumsum(counts)])
+    gaps = (sums[None, :] - sums[1:, None]) ** 2  # from behind a step to one, or to the end
+    gaps[np.tril_indices(steps, m=steps + 1)] = np.inf
+    ending = np.full(steps, np.inf)  # the least cost of a list that ends with each step
+    ending[0] = 0.0
+    origins = []
+    for _ in range(count - 1):
+        longer = ending[:, None] + gaps[:, :steps]
+        origins.append(longer.argmin(axis=0))
+        ending = longer.min(axis=0)
+    found = [int((ending + gaps[:, steps]).argmin())]
+    for origin in reversed(origins):
+        found.append(int(origin[found[-1]]))
+    return tuple(reversed(found))
 
 
 def sparse_between(full: int, end: int, between: Between) -> range:

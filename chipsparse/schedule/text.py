@@ -18,7 +18,7 @@ SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 
 
 def list_text(schedule: Schedule, *, sparse: bool) -> str:
-    """One that lists its full steps, as in ``13 of 50 steps in full, front-loaded (p 2.5), ...``.
+    """One that lists its full steps, as in ``13 of 50 steps in full, close at the start, ...``.
 
     Args:
         schedule: has ``full_steps``.
@@ -29,12 +29,7 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     if len(full) == schedule.steps:
         return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
     of = "" if schedule.steps is None else f" of {schedule.steps}"
-    if config.full_share is None:
-        form = "as listed"
-    else:
-        form = (
-            f"front-loaded (p {config.front_load:g})" if config.front_load > 1 else "evenly apart"
-        )
+    form = "as listed" if config.full_share is None else "close at the start"
     what = "sparse" if sparse else "dense"
     if config.sparse_steps is None:
         between, rest = BETWEEN[config.between].format(what), config.between != "all"

@@ -10,13 +10,12 @@ import numpy as np
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import Action, Schedule
-from chipsparse.schedule.step_lists import front_loaded
 from chipsparse.schedule.text import list_text
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs
 from chipsparse.tuning.placed_steps import Placed, Steps
 from chipsparse.tuning.step_search import best_lists
 
-USUAL_GROWTH, USUAL_DENSITY = 0.75, 0.2
+USUAL_GROWTH, USUAL_DENSITY = 1.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,7 @@ class Form:
     """A schedule but for the number of its full steps.
 
     Attributes:
-        growth: its lists are searched, with errors that grow so; see `jump_costs`.
-        front_load: or they are of this closed form; one of the two is given.
+        growth: of errors in the search for its lists, see `jump_costs`.
         reuse: what stands for the steps that are not full.
         density: of the columns of sparse steps.
         sparse_mlp: whether the MLPs of sparse steps are sparse, too.
@@ -33,8 +31,7 @@ class Form:
             `Placed`. None: where ``reuse`` says.
     """
 
-    growth: float | None = USUAL_GROWTH
-    front_load: float | None = None
+    growth: float = USUAL_GROWTH
     reuse: Reuse = Reuse()
     density: float = USUAL_DENSITY
     sparse_mlp: bool = False
@@ -68,12 +65,7 @@ class Form:
         if self.is_sparse:
             mlp = " and sparse MLPs" if self.sparse_mlp else ""
             text += f"; {self.density:.0%} of the columns{mlp}"
-        rule = (
-            f"growth {self.growth:g}"
-            if self.front_load is None
-            else f"front_load {self.front_load:g}"
-        )
-        return f"{text} (list by {rule})"
+        return f"{text} (list by growth {self.growth:g})"
 
 
 class Lists:
@@ -92,30 +84,35 @@ class Lists:
         self._searched: dict[tuple[Reuse, float], dict[int, tuple[int, ...]]] = {}
         self._placed: dict[Form, Placed] = {}
 
-    def steps(self, form: Form, count: int) -> Steps:
+    def steps(self, form: Form, count: float) -> Steps:
         """Those with so many full steps; where sparse ones are placed, in the time of so many."""
-        if form.front_load is not None:
-            return Steps(front_loaded(self._steps, count, form.front_load))
-        assert form.growth is not None
         if form.sparse_error is not None:
-            return self._place(form, form.growth, form.sparse_error).steps(count)
+            return self._place(form, form.sparse_error).steps(count)
         key = form.reuse, form.growth
         if key not in self._searched:
             self._searched[key] = best_lists(self.costs(*key))
-        return Steps(self._searched[key][count])
+        return Steps(self._searched[key][max(1, int(count))])
 
-    def _place(self, form: Form, growth: float, error: float) -> Placed:
+    def _place(self, form: Form, error: float) -> Placed:
         if form not in self._placed:
             seconds = self._seconds
             self._placed[form] = Placed(
                 self._trajectories,
                 form.reuse,
-                growth,
+                form.growth,
                 error=error,
                 refresh=seconds.refresh / seconds.dense,
                 sparse=seconds.sparse[form.density, form.sparse_mlp] / seconds.dense,
             )
         return self._placed[form]
+
+    def drift(self, form: Form, count: float) -> float:
+        """How far those of `steps` lead astray, as of `drift`; the mean over the prompts."""
+        schedule = Schedule(form.schedule(self.steps(form, count)), self._steps)
+        skipped = Action.SKIP
+        computed = [step for step in range(self._steps) if schedule.action(step) != skipped]
+        found = [drift(each, form.reuse, form.growth, computed) for each in self._trajectories]
+        return float(np.mean(found))
 
     def costs(self, reuse: Reuse, growth: float) -> np.ndarray:
         """Of all jumps, as of `jump_costs`; the mean over the prompts."""

@@ -3,8 +3,9 @@
 Between two full steps b and c some outputs are sparse. The others are held or forecast and, where
 they are corrected once c is known, end up on the line between the outputs computed around them.
 Their errors, each times what the scheduler lets it do to the latents, add up to one vector for the
-gap; its length is the cost of the jump from b to c. All such vectors are linear in the outputs, so
-that the outputs' inner products are all that must be kept of a generation.
+gap. The vectors of different gaps have little to do with each other, so that the square of its
+length is the cost of the jump from b to c. All such vectors are linear in the outputs: the outputs'
+inner products are all that must be kept of a generation.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from itertools import pairwise
 import numpy as np
 
 from chipsparse.schedule.step_lists import Between, sparse_between
+
+# What counts of a gap's error before it is corrected: the full step behind it is computed there.
+BEFORE_CORRECTION = 0.5
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,17 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
         change_products = change @ products
         change_squares = np.einsum("ij,ij->i", change_products, change)
         for c in range(b + 1, steps + 1):
-            error, slope = _gap(trajectory, reuse, weights, b, c)
+            sparse = sparse_between(b, c, reuse.between)
+            error, slope = _gap(trajectory, reuse, weights, (b, *sparse), c)
             squares = (
                 error @ products @ error
                 - 2 * slope * (change_products @ error)
                 + slope**2 * change_squares
             )
-            costs[befores, b, c] = np.sqrt(squares.clip(0))
+            if reuse.correct and c < steps:
+                off = _off_lines(times, weights, [b, *sparse, c])
+                squares = BEFORE_CORRECTION * squares + off @ products @ off
+            costs[befores, b, c] = squares.clip(0)
     return costs
 
 
@@ -97,22 +105,19 @@ def step_weights(trajectory: Trajectory, growth: float) -> np.ndarray:
 
 
 def _gap(
-    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, b: int, c: int
+    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, computed: tuple[int, ...], c: int
 ) -> tuple[np.ndarray, float]:
-    """The weighted sum of a gap's errors.
+    """The weighted sum of the errors between computed steps, the first in full, and the full c.
 
     Returns:
-        What is known without the step computed before b, ``[N]`` in terms of the outputs; and how
-        much of the change from that step to b, a unit of time, is to be taken from it.
+        What is known without the step computed before them, ``[N]`` in terms of the outputs; and
+        how much of the change from that step to the first, a unit of time, is to be taken from it.
     """
     times = trajectory.times
     error, slope = np.zeros(trajectory.steps), 0.0
-    sparse = sparse_between(b, c, reuse.between)
-    if reuse.correct and c < trajectory.steps:
-        return _off_lines(times, weights, [b, *sparse, c]), slope
-    last, before = b, None
-    for step in range(b + 1, c):
-        if step in sparse:
+    last, before = computed[0], None
+    for step in range(last + 1, c):
+        if step in computed:
             last, before = step, last
             continue
         weight = weights[step]
@@ -145,6 +150,37 @@ def _off_lines(times: np.ndarray, weights: np.ndarray, computed: Sequence[int]) 
 def _last_computed(between: Between, a: int, b: int) -> int:
     """The step computed last before the full step b, where a was the full one before."""
     return max([a, *sparse_between(a, b, between)])
+
+
+def drift(trajectory: Trajectory, reuse: Reuse, growth: float, computed: Sequence[int]) -> float:
+    """How far a list leads astray before anything is corrected: the errors of all gaps together.
+
+    What is held lags behind in every gap, to the same side, which the costs of jumps do not know
+    of each other. So this tells one forecast from another, as those do one list from another.
+
+    Args:
+        trajectory: what the outputs are.
+        reuse: what stands for them.
+        growth: of errors, see `jump_costs`.
+        computed: all steps that are, from 0, in order.
+
+    Returns:
+        The square of the length of the sum.
+    """
+    times, weights = trajectory.times, step_weights(trajectory, growth)
+    error = np.zeros(trajectory.steps)
+    for place, (last, end) in enumerate(pairwise([*computed, trajectory.steps])):
+        inner = np.arange(last + 1, end)
+        error[inner] += weights[inner]
+        error[last] -= weights[inner].sum()
+        before = computed[max(0, place - 1)]
+        if times[before] != times[last]:
+            ahead = inner[inner >= reuse.forecast_after * trajectory.steps]
+            reach = reuse.forecast * (weights[ahead] @ (times[ahead] - times[last]))
+            rate = reach / (times[last] - times[before])
+            error[last] -= rate
+            error[before] += rate
+    return float(error @ trajectory.products @ error)
 
 
 def list_cost(costs: np.ndarray, full_steps: Sequence[int]) -> float:

@@ -2,9 +2,9 @@
 
 A sparse step may stand anywhere between two full ones, or nowhere, as it pays: it costs less time
 than a full one and leaves an error behind. That error is a share of what has changed since the
-refresh before it, all of it while the layout takes shape and little later on. Where skipped steps
-are corrected, those between the last full step and a sparse one behind it count as if they were,
-too.
+refresh before it, all of it while the layout takes shape and little later on. It goes on until the
+next full step or, where skipped steps are corrected, along the lines that meet in it. Those between
+the last full step and a sparse one behind it count as if they were corrected, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs, step_weights
+from chipsparse.tuning.jump_costs import (
+    BEFORE_CORRECTION,
+    Reuse,
+    Trajectory,
+    jump_costs,
+    step_weights,
+)
 
 # Parts of a dense step's time that are told apart.
 PARTS = 20
@@ -61,7 +67,7 @@ class Placed:
         behind_full = np.mean(held, axis=0).astype(np.float32)
         pairs = zip(trajectories, held, strict=True)
         behind_sparse = np.mean(
-            [_behind_sparse(*pair, growth, error) for pair in pairs], axis=0
+            [_behind_sparse(*pair, reuse, growth, error) for pair in pairs], axis=0
         ).astype(np.float32)
         full_parts, sparse_parts = PARTS, max(1, round(PARTS * (max(0, refresh - 1) + sparse)))
         parts = steps * PARTS + 1
@@ -93,13 +99,9 @@ class Placed:
         end_thin = thin + behind_sparse[:, :, steps, None]
         self._whole = np.stack([end_full, end_thin])
 
-    def cost(self, time: float) -> float:
-        """The least cost in the time of so many dense steps."""
-        return float(self._within(time).min())
-
     def steps(self, time: float) -> Steps:
         """The steps of least cost in the time of so many dense steps, one at least."""
-        within = self._within(time)
+        within = self._whole[..., : int(time * PARTS) + 1]
         thin, a, b, parts = (int(n) for n in np.unravel_index(within.argmin(), within.shape))
         found: tuple[list[int], list[int]] = ([], [])
         while True:
@@ -111,19 +113,39 @@ class Placed:
             parts -= self._parts_of_thin if thin else PARTS
             b, (thin, a) = a, divmod(origin, self._steps)
 
-    def _within(self, time: float) -> np.ndarray:
-        return self._whole[..., : int(time * PARTS) + 1]
-
 
 def _behind_sparse(
-    trajectory: Trajectory, held: np.ndarray, growth: float, error: float
+    trajectory: Trajectory, held: np.ndarray, reuse: Reuse, growth: float, error: float
 ) -> np.ndarray:
     """Costs of jumps from a sparse step b, with the full a before it, to c; as of `jump_costs`."""
     products = trajectory.products
     squares = np.diag(products)
-    changes = np.sqrt((squares[:, None] + squares - 2 * products).clip(0))
+    changes = (squares[:, None] + squares - 2 * products).clip(0)
     level = np.abs(trajectory.times / np.abs(trajectory.times).max())
-    missed = changes * (error + (1 - error) * level**FALL)  # [a, b]
-    sums = np.concatenate([[0.0], np.cumsum(step_weights(trajectory, growth))])
-    reach = np.abs(sums[None, :] - sums[:-1, None])  # [b, c], the steps from b to before c
-    return np.hypot(held, missed[:, :, None] * reach)
+    missed = changes * (error + (1 - error) * level**FALL) ** 2  # [a, b]
+    weights = step_weights(trajectory, growth)
+    sums = np.concatenate([[0.0], np.cumsum(weights)])
+    reach = np.broadcast_to((sums[None, :] - sums[:-1, None]) ** 2, held.shape)  # [a, b, c]
+    if reuse.correct:
+        before, behind = _along_lines(trajectory.times, weights)
+        corrected = (before[:, :, None] + behind[None]) ** 2 + BEFORE_CORRECTION * reach[..., :-1]
+        reach = np.concatenate([corrected, reach[..., -1:]], axis=-1)
+    return held + missed[:, :, None] * reach
+
+
+def _along_lines(times: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How much the error of a step b counts along the lines to the steps around it.
+
+    Returns:
+        From a before it to b, ``[a, b]``, and from b on to c behind it, ``[b, c]``.
+    """
+    steps = len(times)
+    before, behind = np.zeros((2, steps, steps))
+    for a in range(steps):
+        for b in range(a + 1, steps):
+            inner = np.arange(a + 1, b)
+            span = times[b] - times[a]
+            share = (times[inner] - times[a]) / span if span else np.zeros(len(inner))
+            before[a, b] = weights[inner] @ share
+            behind[a, b] = weights[a] + weights[inner] @ (1 - share)
+    return before, behind

@@ -112,7 +112,6 @@ def test_is_frozen():
         ("schedule.full_share", 1.5, "between 0 and 1, got 1.5"),
         ("schedule.least_full", 1, "expected a number at least 2, got 1"),
         ("schedule.full_share", float("nan"), "between 0 and 1, got nan"),
-        ("schedule.front_load", 0.5, "at least 1, got 0.5"),
         ("schedule.between", "first", "one of none, middle, every_other, all, got 'first'"),
         ("schedule.forecast", -0.5, "between 0 and 1, got -0.5"),
         ("schedule.forecast_after", 30, "between 0 and 1, got 30"),

@@ -25,6 +25,7 @@ VALUES = {
     "attention.delta_rule = reuse": "reuse",
     "mlp.reselect_every": 2,
     "schedule.reselect": False,
+    "schedule.front_load": 2.0,
     "guard": {"bound": 0.1, "groups": 3},
 }
 LAYOUT = "LayerKind.mlp_width"  # the only one that is of no config

@@ -132,11 +132,11 @@ def test_steps_between_listed_full_ones(between, expected):
 
 
 def test_a_share_of_the_steps_in_full():
-    plan = listed(50, full_share=0.26, front_load=2.5)
+    plan = listed(50, full_share=0.26)
     found = letters(plan.actions())
-    assert found == "DDDDDDKKRKSKRKKSKRKKSKKRKKKSKKRKKKSKKKRKKKKSKKKDKK"
+    assert found == "DDDDDKDKDKKRKKSKRKKKSKKRKKKKSKKKRKKKKSKKKRKKSKKDKK"
     assert plan.describe() == (
-        "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 and "
+        "13 of 50 steps in full, close at the start, one sparse step in each gap of 3 and "
         "more, the rest skipped, then corrected"
     )
     plan = listed(50, full_share=0.26, skip_threshold=0.05)
@@ -159,18 +159,18 @@ def test_a_share_of_the_steps_in_full():
             "with half a forecast, then corrected",
         ),
         (
-            {"full_share": 0.25, "between": "none", "forecast": 1, "front_load": 1},
-            "3 of 12 steps in full, evenly apart, the rest skipped with a full forecast, "
+            {"full_share": 0.25, "between": "none", "forecast": 1},
+            "3 of 12 steps in full, close at the start, the rest skipped with a full forecast, "
             "then corrected",
         ),
         (
             {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3, "correct": False},
-            "3 of 12 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 "
+            "3 of 12 steps in full, close at the start, one sparse step in each gap of 3 "
             "and more, the rest skipped with 0.3 of a forecast from step 4 on",
         ),
         (
             {"full_share": 0.25, "between": "all", "forecast": 0.5},
-            "3 of 12 steps in full, front-loaded (p 2.5), all others sparse",
+            "3 of 12 steps in full, close at the start, all others sparse",
         ),
         ({"skip_steps": [4], "refresh_steps": [], "forecast": 0.5}, PUBLISHED),
     ],

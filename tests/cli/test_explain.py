@@ -472,21 +472,21 @@ def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain,
 
 def test_a_schedule_that_lists_its_full_steps(explained, explain, fails, folder, workdir):
     text = "model_class: WanTransformer3DModel\nsparsity: {schedule: {%s}}\n"
-    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, front_load: 2.5, forecast: 0.5")
+    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, forecast: 0.5")
     small = ("--model", folder("wan"), "--config", "mine.yaml", "--steps", "50")
     found = explained(*small)
     assert found["schedule"] == {
-        "actions": "13 of 50 steps in full, front-loaded (p 2.5), one sparse step in each gap of 3 "
+        "actions": "13 of 50 steps in full, close at the start, one sparse step in each gap of 3 "
         "and more, the rest skipped with half a forecast, then corrected",
-        "counts": {"dense": 7, "refresh": 6, "skip": 31, "sparse": 6},
-        "full_steps": [0, 1, 2, 3, 4, 5, 8, 12, 17, 23, 30, 38, 47],
+        "counts": {"dense": 8, "refresh": 5, "skip": 32, "sparse": 5},
+        "full_steps": [0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 41, 47],
     }
     steps = found["estimate"]["steps"]
     run = sum(count * steps[action] for action, count in found["schedule"]["counts"].items())
     assert found["estimate"]["run"] == pytest.approx(run)
     page = " ".join(explain(*small).stdout.split())
-    assert "schedule 7 dense, 31 skip, 6 refresh, 6 sparse 13 of 50 steps in full, front-" in page
-    assert "in full: 0-5, 8, 12, 17, 23, 30, 38, 47" in page
+    assert "schedule 8 dense, 32 skip, 5 refresh, 5 sparse 13 of 50 steps in full, close" in page
+    assert "in full: 0-4, 6, 8, 11, 16, 23, 32, 41, 47" in page
     (workdir / "mine.yaml").write_text(text % "full_share: 0.26, warmup_steps: 6")
     assert fails(*small).endswith(
         "mine.yaml: sparsity.schedule.full_share takes the place of warmup_steps, which is 6: "

@@ -165,6 +165,7 @@ def test_the_latents_are_the_solvers_with_clean_latents_along_a_line(monkeypatch
                 share = (levels[skipped] - levels[last]) / (levels[step] - levels[last])
                 line = before + share * (clean - before)
                 latents = line + levels[skipped + 1] / levels[skipped] * (latents - line)
+            clean = clean + (1 - levels[step]) * (latents - predicted)
             latents = clean + levels[step + 1] / levels[step] * (latents - clean)
             predicted, last = latents, step
         else:

@@ -1,36 +1,39 @@
 """Lists of full steps, and of the sparse ones between them."""
 
+import itertools
+import math
+
 import pytest
 
-from chipsparse.schedule.step_lists import front_loaded, full_count, sparse_between
+from chipsparse.schedule.step_lists import full_count, sparse_between, spread
 
 
-@pytest.mark.parametrize(
-    ("steps", "count", "front_load", "expected"),
-    [
-        (50, 11, 2.0, [0, 1, 2, 4, 8, 12, 17, 23, 30, 38, 47]),  # 0.47, 1.88, 4.23, ...; 0 twice
-        (50, 13, 2.5, [0, 1, 2, 3, 4, 5, 8, 12, 17, 23, 30, 38, 47]),  # 2 and 4 were free
-        (50, 6, 1.0, [0, 9, 19, 28, 38, 47]),
-        (50, 2, 2.0, [0, 47]),
-        (12, 12, 3.0, range(12)),
-        (12, 5, 9.0, [0, 1, 2, 3, 11]),
-        (1, 1, 2.0, [0]),
-        (2, 2, 2.0, [0, 1]),
-    ],
-)
-def test_front_loaded_lists(steps, count, front_load, expected):
-    assert list(front_loaded(steps, count, front_load)) == list(expected)
+def cost(steps, full):
+    """What the steps of each gap count together, squared."""
+    counts = [
+        math.exp(4.1 * math.exp(-step / (steps - 1) / 0.18) + 1.55 * (step / (steps - 1)) ** 9)
+        for step in range(steps)
+    ]
+    ends = zip(full, [*full[1:], steps], strict=True)
+    return sum(sum(counts[step] for step in range(a + 1, b)) ** 2 for a, b in ends)
 
 
-@pytest.mark.parametrize("front_load", [1.0, 1.7, 2.5, 6.0])
-@pytest.mark.parametrize("steps", [3, 30, 50])
-def test_lists_have_their_length_and_are_in_order(steps, front_load):
-    for count in range(2, steps + 1):
-        found = front_loaded(steps, count, front_load)
-        assert len(found) == count
-        assert list(found) == sorted(set(found))
-        assert found[0] == 0
-        assert found[-1] == max(count - 1, round(0.96 * (steps - 1)))
+@pytest.mark.parametrize("count", range(1, 10))
+def test_no_list_of_the_same_length_costs_less(count):
+    found, every = spread(10, count), itertools.combinations(range(1, 10), count - 1)
+    assert len(found) == count
+    assert cost(10, found) == pytest.approx(min(cost(10, (0, *rest)) for rest in every))
+
+
+def test_lists_are_close_at_the_start_and_somewhat_closer_at_the_end():
+    assert spread(50, 15) == (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 22, 29, 37, 44, 48)
+    for steps in (12, 30, 50):
+        for count in range(1, steps + 1):
+            found = spread(steps, count)
+            assert list(found) == sorted(set(found))
+            assert (found[0], len(found)) == (0, count)
+            assert found[-1] < steps
+    assert [spread(steps, steps) for steps in (1, 2, 12)] == [(0,), (0, 1), tuple(range(12))]
 
 
 def test_shares_of_the_steps():

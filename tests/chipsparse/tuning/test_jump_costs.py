@@ -1,13 +1,31 @@
 """What the outputs of a dense generation say of leaving steps out, against doing it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, jump_costs, list_cost
+from chipsparse.schedule.step_lists import sparse_between
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs, list_cost
 from tests.chipsparse.tuning.trajectories import HOLD, outputs, reused, trajectory
 
 STEPS = 13
 LISTS = ([0], [0, 1], [0, 1, 2, 5, 9], [0, 4, 5, 11], [0, 3, 6, 9, 12], list(range(STEPS)))
+
+
+def errors_of_gaps(times, weights, full_steps, reuse):
+    """The squares of their lengths; where they are corrected, with half of those before that."""
+    values = outputs(STEPS)
+
+    def squares(reuse):
+        errors = values - reused(values, times, full_steps, reuse)
+        gaps = zip(full_steps, [*full_steps[1:], STEPS], strict=True)
+        return np.array([np.sum((weights[a:b] @ errors[a:b]) ** 2) for a, b in gaps])
+
+    before = squares(replace(reuse, correct=False))
+    if not reuse.correct:
+        return before.sum()
+    return squares(reuse).sum() + before[:-1].sum() / 2
 
 
 @pytest.mark.parametrize("full_steps", LISTS)
@@ -29,11 +47,9 @@ LISTS = ([0], [0, 1], [0, 1, 2, 5, 9], [0, 4, 5, 11], [0, 3, 6, 9, 12], list(ran
     ],
 )
 def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
-    given, values = trajectory(STEPS), outputs(STEPS)
-    errors = values - reused(values, given.times, full_steps, reuse)
+    given = trajectory(STEPS)
     weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -growth
-    gaps = zip(full_steps, [*full_steps[1:], STEPS], strict=True)
-    expected = sum(np.linalg.norm(weights[a:b] @ errors[a:b]) for a, b in gaps)
+    expected = errors_of_gaps(given.times, weights, full_steps, reuse)
     found = list_cost(jump_costs(given, reuse, growth), full_steps)
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
@@ -50,16 +66,32 @@ def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
 )
 def test_between_equal_timesteps_there_is_no_line_and_the_output_is_held(reuse):
     """As schedulers of whole timesteps have where the noise levels are close."""
-    given, values, full_steps = trajectory(STEPS), outputs(STEPS), [0, 3, 4, 9]
+    given, full_steps = trajectory(STEPS), [0, 3, 4, 9]
     times = given.times.copy()
     times[4:7] = times[3]
     given = Trajectory(given.products, given.effects, times)
-    errors = values - reused(values, times, full_steps, reuse)
-    gaps = zip(full_steps, [*full_steps[1:], STEPS], strict=True)
-    expected = sum(np.linalg.norm(given.effects[a:b] @ errors[a:b]) for a, b in gaps)
+    expected = errors_of_gaps(times, given.effects, full_steps, reuse)
     costs = jump_costs(given, reuse, 0.0)
     assert list_cost(costs, full_steps) == pytest.approx(expected, rel=1e-9, abs=1e-6)
     assert not np.isnan(costs).any()
+
+
+@pytest.mark.parametrize("full_steps", LISTS)
+@pytest.mark.parametrize(
+    "reuse", [HOLD, Reuse("none", 0.5), Reuse("none", 1.0, 0.4), Reuse("middle", 0.75, 0.3)]
+)
+def test_drift_is_the_error_of_all_gaps_together(full_steps, reuse):
+    given, values = trajectory(STEPS), outputs(STEPS)
+    made = reused(values, given.times, full_steps, replace(reuse, correct=False))
+    weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -1.5
+    ends = [*full_steps[1:], STEPS]
+    sparse = [
+        step
+        for full, end in zip(full_steps, ends, strict=True)
+        for step in sparse_between(full, end, reuse.between)
+    ]
+    found = drift(given, reuse, 1.5, sorted([*full_steps, *sparse]))
+    assert found == pytest.approx(np.sum((weights @ (values - made)) ** 2), rel=1e-9, abs=1e-6)
 
 
 def test_there_is_no_way_back():

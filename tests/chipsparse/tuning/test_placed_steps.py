@@ -24,26 +24,37 @@ def expected_cost(given, values, steps, reuse, growth, error):
     total = 0.0
     for place, (last, end) in enumerate(itertools.pairwise([*computed, STEPS])):
         before = computed[place - 1] if place else None
-        gap = np.zeros(values.shape[1])
+        corrected = reuse.correct and end < STEPS
+
+        def share(step, last=last, end=end):
+            return (given.times[step] - given.times[last]) / (given.times[end] - given.times[last])
+
+        gap, off_line = np.zeros((2, values.shape[1]))
         for step in range(last + 1, end):
             made = values[last].copy()
-            if reuse.correct and end < STEPS:
-                share = (given.times[step] - given.times[last]) / (
-                    given.times[end] - given.times[last]
-                )
-                made += share * (values[end] - values[last])
-            elif before is not None and step >= reuse.forecast_after * STEPS:
+            if before is not None and step >= reuse.forecast_after * STEPS:
                 reach = (given.times[step] - given.times[last]) / (
                     given.times[last] - given.times[before]
                 )
                 made += reuse.forecast * reach * (values[last] - values[before])
             gap += weights[step] * (values[step] - made)
-        left = 0.0
+            if corrected:
+                line = values[last] + share(step) * (values[end] - values[last])
+                off_line += weights[step] * (values[step] - line)
+        cost, reach = np.sum(gap**2), weights[last:end].sum() ** 2
+        if corrected:
+            cost = cost / 2 + np.sum(off_line**2)
+            inner = range(last + 1, end)
+            lines = weights[last] + sum(weights[step] * (1 - share(step)) for step in inner)
+            if before is not None:
+                lines += sum(
+                    weights[step] * share(step, before, last) for step in range(before + 1, last)
+                )
+            reach = reach / 2 + lines**2
         if last in steps.sparse:
-            share = error + (1 - error) * level[last] ** 8
-            change = np.linalg.norm(values[last] - values[before])
-            left = share * change * abs(weights[last:end].sum())
-        total += np.hypot(np.linalg.norm(gap), left)
+            missed = error + (1 - error) * level[last] ** 8
+            cost += missed**2 * np.sum((values[last] - values[before]) ** 2) * reach
+        total += cost
     return total
 
 
