@@ -11,7 +11,7 @@ Between = Literal["none", "middle", "every_other", "all"]
 
 # How much it counts to skip a step, by its place u in the generation, 0 to 1:
 # exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models.
-EARLY, REACH, LATE, POWER = 4.1, 0.18, 1.55, 9
+EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
 # Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
 # too much for it.
 LEAST_GAP = 3

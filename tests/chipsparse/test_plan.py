@@ -134,7 +134,7 @@ def test_steps_between_listed_full_ones(between, expected):
 def test_a_share_of_the_steps_in_full():
     plan = listed(50, full_share=0.26)
     found = letters(plan.actions())
-    assert found == "DDDDDKDKDKKRKKSKRKKKSKKRKKKKSKKKRKKKKSKKKRKKSKKDKK"
+    assert found == "DDDDDKDKDKKRKSKRKKKSKKRKKKKSKKKRKKKKSKKKKRKKSKKDKK"
     assert plan.describe() == (
         "13 of 50 steps in full, close at the start, one sparse step in each gap of 3 and "
         "more, the rest skipped, then corrected"

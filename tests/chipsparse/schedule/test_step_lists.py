@@ -11,7 +11,7 @@ from chipsparse.schedule.step_lists import full_count, sparse_between, spread
 def cost(steps, full):
     """What the steps of each gap count together, squared."""
     counts = [
-        math.exp(4.1 * math.exp(-step / (steps - 1) / 0.18) + 1.55 * (step / (steps - 1)) ** 9)
+        math.exp(4.1 * math.exp(-step / (steps - 1) / 0.2) + 1.7 * (step / (steps - 1)) ** 9)
         for step in range(steps)
     ]
     ends = zip(full, [*full[1:], steps], strict=True)
