@@ -205,7 +205,7 @@ def of_steps(config: SparsityConfig) -> SparsityConfig:
         schedule=ScheduleConfig(
             actions=tuple(ACTIONS if sparse else NOTHING_SPARSE),
             first_dense_layers=config.schedule.first_dense_layers,
-            forecast=config.schedule.forecast,
+            forecast=float(config.schedule.forecast > 0),  # of any share, it takes as long
         ),
     )
 

@@ -10,6 +10,7 @@ Skipped steps are corrected, and folders named so, unless they are asked not to 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from benchmarks.equal_work.command import size
 from benchmarks.equal_work.work import DenseWork
 from chipsparse.config import SparsityConfig
 from chipsparse.tuning.calibration import SchedulerTap
-from chipsparse.tuning.forms import USUAL_DENSITY, ActionSeconds, Form, Lists
+from chipsparse.tuning.forms import USUAL_DENSITY, USUAL_GROWTH, ActionSeconds, Form, Lists
 from chipsparse.tuning.jump_costs import Reuse
 from chipsparse.tuning.placed_steps import Steps
 
@@ -48,12 +49,15 @@ def main() -> None:
     seconds = ActionSeconds(1.0, refresh, {(USUAL_DENSITY, False): sparse}, 0.0, 0.0)
     lists = Lists(trajectories, seconds)
     start = "corrected_" if args.correct else ""
-    found = {f"{start}skips": placed(lists, args.steps, None, args.correct)}
+    end = "" if args.growth == USUAL_GROWTH else f"_growth_{args.growth:g}"
+    form = Form(growth=args.growth, reuse=Reuse(correct=args.correct))
+    found = {f"{start}skips{end}": placed(lists, args.steps, form)}
     for error in ERRORS:
-        found[f"{start}sparse_{error:g}"] = placed(lists, args.steps, error, args.correct)
+        sparse_form = replace(form, sparse_error=error)
+        found[f"{start}sparse_{error:g}{end}"] = placed(lists, args.steps, sparse_form)
     for folder, profiles in found.items():
         for share, (steps, reuse) in profiles.items():
-            if not folder.endswith("skips") and not steps.sparse:
+            if "sparse" in folder and not steps.sparse:
                 continue  # nothing sparse pays there: the list is that of skips
             text = profile(workload, settings, steps, reuse)
             file = args.output / folder / f"{share:g}.yaml"
@@ -70,6 +74,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=4, help="prompts to calibrate with")
     parser.add_argument("--size", type=size, help="HEIGHTxWIDTH[xFRAMES], default the profile's")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument(
+        "--growth", type=float, default=USUAL_GROWTH, help="of errors, in the search"
+    )
     parser.add_argument("--correct", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -117,17 +124,15 @@ def step_work(workload: Workload, settings: dict[str, Any]) -> tuple[float, floa
     return (one - step - sparse) / step, sparse / step
 
 
-def placed(
-    lists: Lists, steps: int, error: float | None, correct: bool
-) -> dict[float, tuple[Steps, Reuse]]:
+def placed(lists: Lists, steps: int, form: Form) -> dict[float, tuple[Steps, Reuse]]:
     """For each share of the work the best steps, with the forecast that leads least astray."""
+    forms = [
+        replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
+        for share, after in FORECASTS
+    ]
     found = {}
     for share in SHARES:
         count = share * steps
-        forms = [
-            Form(reuse=Reuse("none", *forecast, correct=correct), sparse_error=error)
-            for forecast in FORECASTS
-        ]
         best = min(forms, key=lambda form: lists.drift(form, count))
         found[share] = lists.steps(best, count), best.reuse
     return found
