@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -291,9 +292,11 @@ def test_a_target_that_cannot_be_met_tells_the_best_and_the_command(again, targe
     assert message in error
     assert " steps in full" in error
     found = re.search(rf"run the same command with {target[0]} (\S+): what was measured", error)
-    assert found, error
-    reached = float(found[1])
-    assert reached < 120 if target[0] == "--min-psnr" else reached > 0
+    # A machine that is busy can make it slower than dense, which is nothing to ask for.
+    speedup = float(re.search(r"(\S+) times as fast as dense", error)[1])
+    assert bool(found) == (target[0] != "--min-speedup" or speedup > 1), error
+    if found:
+        assert 0 < float(found[1]) < (120 if target[0] == "--min-psnr" else math.inf)
     assert Path("p.yaml").read_bytes() == before
     searches = list(json.loads(Path("p.tune.json").read_text())["searches"].values())
     assert [each["chosen"] is None for each in searches] == [False, True]
