@@ -109,8 +109,8 @@ class Lists:
     def drift(self, form: Form, count: float) -> float:
         """How far those of `steps` lead astray, as of `drift`; the mean over the prompts."""
         schedule = Schedule(form.schedule(self.steps(form, count)), self._steps)
-        skipped = Action.SKIP
-        computed = [step for step in range(self._steps) if schedule.action(step) != skipped]
+        steps = range(self._steps)
+        computed = [step for step in steps if schedule.action(step) is not Action.SKIP]
         found = [drift(each, form.reuse, form.growth, computed) for each in self._trajectories]
         return float(np.mean(found))
 

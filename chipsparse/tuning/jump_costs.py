@@ -105,9 +105,9 @@ def step_weights(trajectory: Trajectory, growth: float) -> np.ndarray:
 
 
 def _gap(
-    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, computed: tuple[int, ...], c: int
+    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, computed: Sequence[int], end: int
 ) -> tuple[np.ndarray, float]:
-    """The weighted sum of the errors between computed steps, the first in full, and the full c.
+    """The weighted sum of the errors between computed steps, and behind the last one to the end.
 
     Returns:
         What is known without the step computed before them, ``[N]`` in terms of the outputs; and
@@ -116,7 +116,7 @@ def _gap(
     times = trajectory.times
     error, slope = np.zeros(trajectory.steps), 0.0
     last, before = computed[0], None
-    for step in range(last + 1, c):
+    for step in range(last + 1, end):
         if step in computed:
             last, before = step, last
             continue
@@ -138,13 +138,18 @@ def _off_lines(times: np.ndarray, weights: np.ndarray, computed: Sequence[int]) 
     """The weighted sum of what outputs differ by from the lines between computed steps, ``[N]``."""
     error = np.zeros(len(times))
     for old, new in pairwise(computed):
-        inner = np.arange(old + 1, new)
-        span = times[new] - times[old]
-        share = (times[inner] - times[old]) / span if span else np.zeros(len(inner))
+        inner, share = along_line(times, old, new)
         error[inner] += weights[inner]
         error[old] -= weights[inner] @ (1 - share)
         error[new] -= weights[inner] @ share
     return error
+
+
+def along_line(times: np.ndarray, old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """The steps between two, and what share of the way from one to the other each stands."""
+    inner = np.arange(old + 1, new)
+    span = times[new] - times[old]
+    return inner, (times[inner] - times[old]) / span if span else np.zeros(len(inner))
 
 
 def _last_computed(between: Between, a: int, b: int) -> int:
@@ -167,24 +172,7 @@ def drift(trajectory: Trajectory, reuse: Reuse, growth: float, computed: Sequenc
     Returns:
         The square of the length of the sum.
     """
-    times, weights = trajectory.times, step_weights(trajectory, growth)
-    error = np.zeros(trajectory.steps)
-    for place, (last, end) in enumerate(pairwise([*computed, trajectory.steps])):
-        inner = np.arange(last + 1, end)
-        error[inner] += weights[inner]
-        error[last] -= weights[inner].sum()
-        before = computed[max(0, place - 1)]
-        if times[before] != times[last]:
-            ahead = inner[inner >= reuse.forecast_after * trajectory.steps]
-            reach = reuse.forecast * (weights[ahead] @ (times[ahead] - times[last]))
-            rate = reach / (times[last] - times[before])
-            error[last] -= rate
-            error[before] += rate
+    weights = step_weights(trajectory, growth)
+    # Before the first step there is none that a forecast could start from.
+    error, _ = _gap(trajectory, reuse, weights, computed, trajectory.steps)
     return float(error @ trajectory.products @ error)
-
-
-def list_cost(costs: np.ndarray, full_steps: Sequence[int]) -> float:
-    """The cost of a whole list: the sum over its jumps, the one to the end included."""
-    places = [0, *full_steps, costs.shape[0]]
-    jumps = zip(places, places[1:], places[2:], strict=False)
-    return float(sum(costs[a, b, c] for a, b, c in jumps))

@@ -18,6 +18,7 @@ from chipsparse.tuning.jump_costs import (
     BEFORE_CORRECTION,
     Reuse,
     Trajectory,
+    along_line,
     jump_costs,
     step_weights,
 )
@@ -143,9 +144,7 @@ def _along_lines(times: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np
     before, behind = np.zeros((2, steps, steps))
     for a in range(steps):
         for b in range(a + 1, steps):
-            inner = np.arange(a + 1, b)
-            span = times[b] - times[a]
-            share = (times[inner] - times[a]) / span if span else np.zeros(len(inner))
+            inner, share = along_line(times, a, b)
             before[a, b] = weights[inner] @ share
             behind[a, b] = weights[a] + weights[inner] @ (1 - share)
     return before, behind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.generation.lpips import Lpips
 from chipsparse.cli.tune import lab as tune_lab
+from chipsparse.cli.tune import unreachable
 from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.names import pair_of
 from chipsparse.common import finished_files
@@ -286,17 +286,22 @@ def test_a_limit_of_a_perceptual_distance(again, monkeypatch):
         (("--min-speedup", "1000"), "at least 1000 times the speed cannot be met here"),
     ],
 )
-def test_a_target_that_cannot_be_met_tells_the_best_and_the_command(again, target, message):
+def test_a_target_that_cannot_be_met_tells_the_best_and_the_command(
+    again, target, message, monkeypatch
+):
     before = Path("p.yaml").read_bytes()
+    if target[0] == "--min-speedup":  # on a busy machine nothing may be faster than dense
+        seconds = unreachable.median_seconds
+        monkeypatch.setattr(
+            unreachable, "median_seconds", lambda pairs: (seconds(pairs)[0], 2 * seconds(pairs)[0])
+        )
     error = again(*target, "--budget", "1000").sentence()  # no end of its own on a busy machine
     assert message in error
     assert " steps in full" in error
     found = re.search(rf"run the same command with {target[0]} (\S+): what was measured", error)
-    # A machine that is busy can make it slower than dense, which is nothing to ask for.
-    speedup = float(re.search(r"(\S+) times as fast as dense", error)[1])
-    assert bool(found) == (target[0] != "--min-speedup" or speedup > 1), error
-    if found:
-        assert 0 < float(found[1]) < (120 if target[0] == "--min-psnr" else math.inf)
+    assert found, error
+    reached = float(found[1])
+    assert reached < 120 if target[0] == "--min-psnr" else reached > 0
     assert Path("p.yaml").read_bytes() == before
     searches = list(json.loads(Path("p.tune.json").read_text())["searches"].values())
     assert [each["chosen"] is None for each in searches] == [False, True]

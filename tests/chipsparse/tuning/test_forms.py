@@ -6,9 +6,9 @@ import pytest
 
 from chipsparse.config import SparsityConfig
 from chipsparse.tuning.forms import ActionSeconds, Form, Lists
-from chipsparse.tuning.jump_costs import Reuse, list_cost
+from chipsparse.tuning.jump_costs import Reuse
 from chipsparse.tuning.placed_steps import Steps
-from tests.chipsparse.tuning.trajectories import trajectory
+from tests.chipsparse.tuning.trajectories import list_cost, trajectory
 
 BASE = SparsityConfig().override(
     {

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from chipsparse.schedule.step_lists import sparse_between
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs, list_cost
-from tests.chipsparse.tuning.trajectories import HOLD, outputs, reused, trajectory
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs
+from tests.chipsparse.tuning.trajectories import HOLD, list_cost, outputs, reused, trajectory
 
 STEPS = 13
 LISTS = ([0], [0, 1], [0, 1, 2, 5, 9], [0, 4, 5, 11], [0, 3, 6, 9, 12], list(range(STEPS)))

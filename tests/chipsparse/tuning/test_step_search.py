@@ -5,9 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, jump_costs, list_cost
+from chipsparse.tuning.jump_costs import Reuse, jump_costs
 from chipsparse.tuning.step_search import best_lists
-from tests.chipsparse.tuning.trajectories import trajectory
+from tests.chipsparse.tuning.trajectories import list_cost, trajectory
 
 STEPS = 9
 

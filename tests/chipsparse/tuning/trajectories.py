@@ -59,4 +59,11 @@ def reused(values, times, full_steps, reuse):
     return made
 
 
+def list_cost(costs, full_steps):
+    """The cost of a whole list: the sum over its jumps, the one to the end included."""
+    places = [0, *full_steps, costs.shape[0]]
+    jumps = zip(places, places[1:], places[2:], strict=False)
+    return float(sum(costs[a, b, c] for a, b, c in jumps))
+
+
 HOLD = Reuse(correct=False)
