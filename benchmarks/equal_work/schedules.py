@@ -4,7 +4,8 @@ From dense generations of the first prompts alone, without trying a candidate: f
 dynamic programming over the costs of jumps puts them, with sparse steps between them (a folder for
 each error that they are taken to leave behind) and with none (``skips``). Each folder has a profile
 for every share of the work, with the forecast of skipped outputs that leads least astray there.
-Skipped steps are corrected, and folders named so, unless they are asked not to be.
+Skipped steps are corrected, and folders named so, unless they are asked not to be. With many full
+steps the lists are close for longer at the start, for clips whose early errors grow most.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from chipsparse.tuning.forms import USUAL_DENSITY, USUAL_GROWTH, ActionSeconds, 
 from chipsparse.tuning.jump_costs import Reuse
 from chipsparse.tuning.placed_steps import Steps
 
-SHARES = (0.22, 0.25, 0.33, 0.4, 0.5, 0.56)
+SHARES = (0.22, 0.25, 0.33, 0.4, 0.5)
+# From this share on errors are taken to grow faster. Of 31 clips, half of the steps in full, the
+# mean is 0.6 dB less and the worst 8.8 more; at a third 3.7 less and 6.6 more.
+SAFE_FROM, SAFE_GROWTH = 0.4, 2.0
 # Shares, and when they begin.
 FORECASTS = ((0.0, 0.0), (0.25, 0.2), (0.5, 0.2), (0.75, 0.2), (1.0, 0.2), (0.5, 0.0))
 ERRORS = (0.3,)
@@ -49,12 +53,13 @@ def main() -> None:
     seconds = ActionSeconds(1.0, refresh, {(USUAL_DENSITY, False): sparse}, 0.0, 0.0)
     lists = Lists(trajectories, seconds)
     start = "corrected_" if args.correct else ""
-    end = "" if args.growth == USUAL_GROWTH else f"_growth_{args.growth:g}"
-    form = Form(growth=args.growth, reuse=Reuse(correct=args.correct))
-    found = {f"{start}skips{end}": placed(lists, args.steps, form)}
+    end = "" if args.growth is None else f"_growth_{args.growth:g}"
+    form = Form(reuse=Reuse(correct=args.correct))
+    found = {f"{start}skips{end}": placed(lists, args.steps, form, args.growth)}
     for error in ERRORS:
         sparse_form = replace(form, sparse_error=error)
-        found[f"{start}sparse_{error:g}{end}"] = placed(lists, args.steps, sparse_form)
+        name = f"{start}sparse_{error:g}{end}"
+        found[name] = placed(lists, args.steps, sparse_form, args.growth)
     for folder, profiles in found.items():
         for share, (steps, reuse) in profiles.items():
             if "sparse" in folder and not steps.sparse:
@@ -74,9 +79,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=4, help="prompts to calibrate with")
     parser.add_argument("--size", type=size, help="HEIGHTxWIDTH[xFRAMES], default the profile's")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument(
-        "--growth", type=float, default=USUAL_GROWTH, help="of errors, in the search"
-    )
+    parser.add_argument("--growth", type=float, help="of errors, in the search; default by share")
     parser.add_argument("--correct", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -124,7 +127,9 @@ def step_work(workload: Workload, settings: dict[str, Any]) -> tuple[float, floa
     return (one - step - sparse) / step, sparse / step
 
 
-def placed(lists: Lists, steps: int, form: Form) -> dict[float, tuple[Steps, Reuse]]:
+def placed(
+    lists: Lists, steps: int, form: Form, growth: float | None
+) -> dict[float, tuple[Steps, Reuse]]:
     """For each share of the work the best steps, with the forecast that leads least astray."""
     forms = [
         replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
@@ -133,7 +138,9 @@ def placed(lists: Lists, steps: int, form: Form) -> dict[float, tuple[Steps, Reu
     found = {}
     for share in SHARES:
         count = share * steps
-        best = min(forms, key=lambda form: lists.drift(form, count))
+        usual = SAFE_GROWTH if share >= SAFE_FROM else USUAL_GROWTH
+        grown = [replace(form, growth=usual if growth is None else growth) for form in forms]
+        best = min(grown, key=lambda form: lists.drift(form, count))
         found[share] = lists.steps(best, count), best.reuse
     return found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from chipsparse.tuning.forms import ActionSeconds, Form, Lists
 
 # The likeliest first: where there is no time for all, the last ones are left out.
-GROWTHS = (1.0, 1.5, 0.5)
+GROWTHS = (1.0, 2.0, 1.5)
 DENSITIES = (0.2, 0.1, 0.3, 0.05)
 FORECASTS = (0.5, 0.75, 0.0, 0.25, 1.0)
 FORECASTS_AFTER = (0.0, 0.25, 0.5)
