@@ -262,7 +262,7 @@ def tiny_wan_time() -> str:
         {
             "prompt": record["case"],
             "dense, s": f"{record['baseline_ms'] / 1e3:.1f}",
-            "sparse, s": f"{record['latency_ms'] / 1e3:.1f}",
+            "balanced, s": f"{record['latency_ms'] / 1e3:.1f}",
             "speed-up": f"{record['speedup']:.2f}x",
             "PSNR, dB": f"{record['psnr']:.1f}",
             "SSIM": f"{record['ssim']:.3f}",

@@ -657,7 +657,7 @@ def test_no_times_where_no_rates_are_known(explained, folder):
 @pytest.mark.parametrize("case", ["bundled", "wan", "flux"])
 def test_the_page_fits_the_terminal(explain, folder, case, columns):
     arguments = {
-        "bundled": (),
+        "bundled": ("--quality", "published"),
         "wan": ("--model", "wan", *LARGE, "--vram", "90G", "--ram", "400G"),
         "flux": ("--model", "flux", "--steps", "28", "--vram", "30G", "--quality", "published"),
     }[case]

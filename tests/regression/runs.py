@@ -46,8 +46,9 @@ class Runs:
         return self._workloads[model]
 
     def config(self, case: Case) -> SparsityConfig:
-        """The profile's config with the changes of the case."""
-        return self.workload(case.model).profile.sparsity.override(dict(case.sparsity))
+        """That of the published schedule with the changes of the case."""
+        published = self.workload(case.model).profile.of_quality("published")
+        return published.sparsity.override(dict(case.sparsity))
 
     def dense(self, case: Case) -> Result:
         """What the stock pipeline makes; remembered."""

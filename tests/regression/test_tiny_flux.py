@@ -5,6 +5,7 @@ import torch
 from diffusers import DiffusionPipeline, FluxPipeline
 
 import chipsparse
+from chipsparse.measure.quality import psnr
 from chipsparse.profiles.profile import ASSETS
 from tests.regression.cases import CASES
 from tests.regression.measures import centre, computed_share
@@ -57,15 +58,18 @@ def test_the_profile_is_found_and_an_image_has_at_least_1000_tokens(workload):
 
 
 @pytest.mark.slow
-def test_the_profile_shows_the_prompt_and_saves_work(runs):
-    case = CASES["flux-profile"]
+def test_the_profile_shows_the_prompt_and_saves_work(runs, workload):
+    case = CASES["flux-skips"]
     dense, sparse = runs.dense(case), runs.sparse(case)
+    fast = runs.generate(case, workload.profile.sparsity)
     assert case.prompt == "a yellow heart below a red triangle over gray stripes"
-    for result in (dense, sparse):
+    for result in (dense, sparse, fast):
         down, right = (centre(result.frames[0], YELLOW) - centre(result.frames[0], RED)).tolist()
         assert down > 40
         assert abs(right) < 40
     assert computed_share(sparse.report) < 0.4
+    assert dict(fast.report.actions()) == {"dense": 15, "skip": 35}
+    assert psnr(dense.frames, fast.frames) > 45
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import torch
 from diffusers import DiffusionPipeline, WanPipeline
 
 import chipsparse
+from chipsparse.measure.quality import psnr
 from chipsparse.profiles.profile import ASSETS, bundled_model
 from tests.regression.cases import CASES
 from tests.regression.measures import centre, computed_share
@@ -47,13 +48,16 @@ def test_the_bundled_profile_is_found(workload):
 
 
 @pytest.mark.slow
-def test_the_profile_shows_the_prompt_and_saves_work(runs):
-    case = CASES["wan-profile"]
+def test_the_profile_shows_the_prompt_and_saves_work(runs, workload):
+    case = CASES["wan-skips"]
     dense, sparse = runs.dense(case), runs.sparse(case)
+    fast = runs.generate(case, workload.profile.sparsity)
     assert case.prompt == "a green square moves down over a purple background"
-    for result in (dense, sparse):
+    for result in (dense, sparse, fast):
         first, last = (centre(result.frames[index], GREEN) for index in (0, -1))
         down, right = (last - first).tolist()
         assert down > 15
         assert abs(right) < 15
     assert computed_share(sparse.report) < 0.4
+    assert dict(fast.report.actions()) == {"dense": 15, "skip": 35}
+    assert psnr(dense.frames, fast.frames) > 40
