@@ -131,16 +131,16 @@ def placed(
     lists: Lists, steps: int, form: Form, growth: float | None
 ) -> dict[float, tuple[Steps, Reuse]]:
     """For each share of the work the best steps, with the forecast that leads least astray."""
-    forms = [
-        replace(form, reuse=replace(form.reuse, forecast=share, forecast_after=after))
-        for share, after in FORECASTS
-    ]
     found = {}
     for share in SHARES:
         count = share * steps
         usual = SAFE_GROWTH if share >= SAFE_FROM else USUAL_GROWTH
-        grown = [replace(form, growth=usual if growth is None else growth) for form in forms]
-        best = min(grown, key=lambda form: lists.drift(form, count))
+        grown = replace(form, growth=usual if growth is None else growth)
+        forms = [
+            replace(grown, reuse=replace(form.reuse, forecast=forecast, forecast_after=after))
+            for forecast, after in FORECASTS
+        ]
+        best = min(forms, key=lambda form: lists.drift(form, count))
         found[share] = lists.steps(best, count), best.reuse
     return found
 

@@ -61,15 +61,15 @@ def test_the_profile_is_found_and_an_image_has_at_least_1000_tokens(workload):
 def test_the_profile_shows_the_prompt_and_saves_work(runs, workload):
     case = CASES["flux-skips"]
     dense, sparse = runs.dense(case), runs.sparse(case)
-    fast = runs.generate(case, workload.profile.sparsity)
+    own = runs.generate(case, workload.profile.sparsity)
     assert case.prompt == "a yellow heart below a red triangle over gray stripes"
-    for result in (dense, sparse, fast):
+    for result in (dense, sparse, own):
         down, right = (centre(result.frames[0], YELLOW) - centre(result.frames[0], RED)).tolist()
         assert down > 40
         assert abs(right) < 40
     assert computed_share(sparse.report) < 0.4
-    assert dict(fast.report.actions()) == {"dense": 15, "skip": 35}
-    assert psnr(dense.frames, fast.frames) > 45
+    assert dict(own.report.actions()) == {"dense": 15, "skip": 35}
+    assert psnr(dense.frames, own.frames) > 45
 
 
 @pytest.mark.slow

@@ -51,13 +51,13 @@ def test_the_bundled_profile_is_found(workload):
 def test_the_profile_shows_the_prompt_and_saves_work(runs, workload):
     case = CASES["wan-skips"]
     dense, sparse = runs.dense(case), runs.sparse(case)
-    fast = runs.generate(case, workload.profile.sparsity)
+    own = runs.generate(case, workload.profile.sparsity)
     assert case.prompt == "a green square moves down over a purple background"
-    for result in (dense, sparse, fast):
+    for result in (dense, sparse, own):
         first, last = (centre(result.frames[index], GREEN) for index in (0, -1))
         down, right = (last - first).tolist()
         assert down > 15
         assert abs(right) < 15
     assert computed_share(sparse.report) < 0.4
-    assert dict(fast.report.actions()) == {"dense": 15, "skip": 35}
-    assert psnr(dense.frames, fast.frames) > 40
+    assert dict(own.report.actions()) == {"dense": 15, "skip": 35}
+    assert psnr(dense.frames, own.frames) > 40
