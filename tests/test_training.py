@@ -383,6 +383,24 @@ def test_canvases_are_read_and_taken_by_weight(scripts):
     assert taken(0.6) == taken(0.6)  # all processes take the same
 
 
+def test_layouts_are_taught_by_whole_clips_and_looks_by_parts(scripts):
+    """Above the level from which a layout is open lie two thirds of the one, none of the other."""
+    read, device = scripts.train_sizes.Canvas.parse, torch.device("cpu")
+    small, whole, part = read("128x33:64:1"), read("384x97:2:1"), read("384x97/8:8:1")
+    assert small.layout_from == pytest.approx(1 / 1.3)
+    assert whole.layout_from == part.layout_from == pytest.approx(0.945, abs=1e-3)
+    torch.manual_seed(0)
+    found = {canvas: canvas.levels(6_000, device) for canvas in (small, whole, part)}
+    assert {len(levels) for levels in found.values()} == {6_000}
+    assert found[part].max() < part.layout_from
+    usual = scripts.flow_matching.sample_sigma(6_000, device, shift=9.0)
+    open_of = {name: (levels > 0.945).float().mean().item() for name, levels in found.items()}
+    share = (usual > 0.945).float().mean().item()
+    assert open_of[whole] == pytest.approx(2 / 3 + share / 3, abs=0.03)
+    torch.manual_seed(0)
+    assert torch.equal(scripts.flow_matching.sample_sigma(6_000, device), found[small])
+
+
 @pytest.mark.parametrize("gap", [("0", "0.4"), ("0.5", "1")])
 def test_some_canvas_has_to_be_there_at_all_times(scripts, monkeypatch, capsys, gap):
     first, last = gap

@@ -39,16 +39,19 @@ def shift_sigma(u: Tensor, shift: float = SHIFT) -> Tensor:
 
 
 def flow_loss(
-    predict: Callable[[Tensor, Tensor], Tensor], latents: Tensor, *, shift: float = SHIFT
+    predict: Callable[[Tensor, Tensor], Tensor],
+    latents: Tensor,
+    *,
+    levels: Callable[[int, torch.device], Tensor] = sample_sigma,
 ) -> Tensor:
     """Mean squared error of the predicted velocity.
 
     Args:
         predict: gives it from noisy latents, float32 (B, ...), and their noise levels (B,)
         latents: (B, ...), without noise
-        shift: see `sample_sigma`
+        levels: gives so many noise levels
     """
-    sigma = sample_sigma(len(latents), latents.device, shift=shift)
+    sigma = levels(len(latents), latents.device)
     noise = torch.randn(latents.shape, device=latents.device)
     level = sigma.view(-1, *[1] * (latents.ndim - 1))
     velocity = predict((1.0 - level) * latents.float() + level * noise, sigma)

@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="so many prompts; default: all")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0, help="of prompt number 0")
+    parser.add_argument("--shift", type=float, help="of the noise levels; default: the scheduler's")
     parser.add_argument("--guidance", type=float, default=4.0, help="of clips; 1 for none")
     args = parser.parse_args()
 
@@ -71,6 +72,8 @@ def main() -> None:
     images = DiffusionPipeline.load_config(args.pipeline)["_class_name"] == "FluxPipeline"
     dtype = torch.float16 if cuda and not images else torch.float32
     pipeline = DiffusionPipeline.from_pretrained(args.pipeline, torch_dtype=dtype)
+    if args.shift is not None:
+        pipeline.scheduler = type(pipeline.scheduler)(shift=args.shift)
     pipeline.to("cuda" if cuda else "cpu")
     file = args.prompts or PROMPTS / ("images.txt" if images else "shapes.txt")
     prompts = file.read_text().splitlines()[args.first :][: args.count]

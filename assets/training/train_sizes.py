@@ -1,21 +1,24 @@
 """Trains tiny-wan's transformer further, on clips of several sizes, so that one set draws them all.
 
     torchrun --nproc-per-node 4 -- train_sizes.py --start ../tiny-wan --out runs/sizes \
-        --canvas 128x33:64:3 --canvas 256x65:8:8 --canvas 384x97/8:6:8:0:0.7 --canvas 384x97:2:5:0.3
+        --canvas 128x33:64:3 --canvas 256x65:8:8 --canvas 384x97/8:8:4 --canvas 384x97:2:5
 
 A canvas is SIDExFRAMES[/SEEN]:BATCH:WEIGHT[:FROM[:TO]]: the pixels of its side, the frames of a
 clip, clips per step and GPU, how often it is taken next to the others, and the shares of the
 training before and behind which it is not. A larger canvas shows the same scenes, larger and
 slower; since more pixels tell what a noisy clip shows, half of its noise levels are shifted
-further, as its side is longer. All GPUs take the same canvas at a step. Text encoder and VAE are
-those of --start and stay as they are. Only clips of the first canvas come with text of all lengths
-and, one step in sixteen, as single frames.
+further, as its side is longer. What stands where, and how many, is decided above a level that is
+higher, too (`Canvas.layout_from`): two thirds of the clips of a larger canvas are shown above it.
+All GPUs take the same canvas at a step. Text encoder and VAE are those of --start and stay as they
+are. Only clips of the first canvas come with text of all lengths and, one step in sixteen, as
+single frames.
 
 SEEN is how many of a clip's latent frames a step shows the transformer, a run of them or any, each
 with the rotary embedding of its place in the whole clip. A third of them takes a seventh of the
-time of long clips, and what is learned of place, number and look holds for the whole; training on
-part of the tokens is from Zheng et al., "Fast training of diffusion models with masked
-transformers" (2023). The last part of a training should show whole clips.
+time of long clips, and what is learned of looks holds for the whole; training on part of the tokens
+is from Zheng et al., "Fast training of diffusion models with masked transformers" (2023). The
+layout shows later in part of a clip than in all of it, so parts are shown below its level alone:
+taught above it, they taught objects that stand there twice.
 
 Writes to OUT what `train_transformer.py` writes, with a log and a curve for each canvas.
 """
@@ -33,8 +36,8 @@ from pathlib import Path
 
 import torch
 from common import Batches, Log, Ranks, load_clips, loss_curve
-from flow_matching import SHIFT, Pool, new_training, prepare
-from scenes import PAIRS, SIZE
+from flow_matching import SHIFT, Pool, new_training, prepare, sample_sigma, shift_sigma
+from scenes import FRAMES, PAIRS, SIZE
 from text import new_tokenizer, tokenize
 from torch import Tensor
 from train_transformer import (
@@ -49,9 +52,12 @@ from training import Training, add_run_arguments
 from transformers import PreTrainedTokenizerFast
 
 TEXT_LENGTH = 64
-FRESH = 8  # a step draws a clip for every so many of its batch, of which it sees all frames
+FRESH = 4  # a step draws a clip for every so many of its batch, of which it sees all frames
 FIRST = 96  # clips in a pool at the start
 MOST = 4096  # in it at most
+LAYOUT_SHARE = 2 / 3  # of the whole clips of a larger canvas that are shown above `layout_from`
+# Of clip to noise, where the layout of one of SIZE and FRAMES is decided.
+LAYOUT_RATIO = 0.3
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,29 @@ class Canvas:
     def share_seen(self) -> float:
         """Of a clip, at a step."""
         return 1.0 if self.seen is None else self.seen / self.latent_frames
+
+    @property
+    def layout_from(self) -> float:
+        """The noise level above which a whole clip's layout is open.
+
+        So much more of a clip than of a small one drowns in noise as its pixels are more, at the
+        square root of their number.
+        """
+        finer = (self.side / SIZE) * (self.frames / FRAMES) ** 0.5
+        return finer / (finer + LAYOUT_RATIO)
+
+    def levels(self, count: int, device: torch.device) -> Tensor:
+        """Noise levels (count,) of a step: see the text of this file."""
+        if self.seen is not None:
+            some = sample_sigma(64 * count, device, shift=self.shift)
+            return some[some < self.layout_from][:count]
+        usual = sample_sigma(count, device, shift=self.shift)
+        if self.side == SIZE:
+            return usual
+        least = self.layout_from
+        least = least / (self.shift - (self.shift - 1.0) * least)  # not shifted
+        high = shift_sigma(least + (1.0 - least) * torch.rand(count, device=device), self.shift)
+        return torch.where(torch.rand(count, device=device) < LAYOUT_SHARE, high, usual)
 
     @classmethod
     def parse(cls, text: str) -> Canvas:
@@ -230,7 +259,9 @@ class FlowLoss:
         without = len(ids) // 8 or int(step % (8 // len(ids)) == 0)  # of an eighth of the clips
         with some_frames(model, canvas) as frames:
             latents = latents if frames is None else latents[:, :, frames]
-            loss = clip_loss(model, latents, ids, TEXT_LENGTH, without=without, shift=canvas.shift)
+            loss = clip_loss(
+                model, latents, ids, TEXT_LENGTH, without=without, levels=canvas.levels
+            )
         return loss, True
 
 

@@ -20,6 +20,7 @@ import argparse
 import copy
 import functools
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -32,13 +33,13 @@ from common import (
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from drawing import draw
 from flow_matching import (
-    SHIFT,
     Pool,
     example_range,
     flow_loss,
     new_parser,
     new_training,
     prepare,
+    sample_sigma,
     train,
 )
 from scenes import PAIRS, SIZE, enlarge
@@ -138,15 +139,15 @@ def clip_loss(
     length: int,
     *,
     without: int,
-    shift: float = SHIFT,
+    levels: Callable[[int, torch.device], Tensor] = sample_sigma,
 ) -> Tensor:
-    """The loss of a batch whose last `without` captions give way to ""."""
+    """The loss of a batch, at noise `levels`, whose last `without` captions give way to ""."""
     unconditional = ids[len(ids) - without :]
     unconditional[:, 1:] = model.text_encoder.config.pad_token_id
     unconditional[:, 0] = model.text_encoder.config.eos_token_id
     predict = functools.partial(model, ids=ids, text_length=length)
     with torch.autocast(latents.device.type, torch.bfloat16):
-        return flow_loss(predict, latents, shift=shift)
+        return flow_loss(predict, latents, levels=levels)
 
 
 def save_parts(model: Denoiser, out: Path) -> None:
