@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from common import Batches, Log, Ranks, loss_curve
 from torch import Tensor
 from training import Training, add_run_arguments, muon_and_adamw
 
+Number = TypeVar("Number", float, Tensor)
 SHIFT = 3.0  # of the noise levels, in training and in the exported scheduler
 LOGIT_MEAN = 1.0  # of the logit-normal half of the noise levels, before the shift
 
@@ -33,7 +35,7 @@ def sample_sigma(count: int, device: torch.device, *, shift: float = SHIFT) -> T
     return sigma[torch.randperm(count, device=device)]
 
 
-def shift_sigma(u: Tensor, shift: float = SHIFT) -> Tensor:
+def shift_sigma(u: Number, shift: float = SHIFT) -> Number:
     """Noise levels in [0, 1], moved towards 1."""
     return shift * u / (1.0 + (shift - 1.0) * u)
 

@@ -17,8 +17,8 @@ SEEN is how many of a clip's latent frames a step shows the transformer, a run o
 with the rotary embedding of its place in the whole clip. A third of them takes a seventh of the
 time of long clips, and what is learned of looks holds for the whole; training on part of the tokens
 is from Zheng et al., "Fast training of diffusion models with masked transformers" (2023). The
-layout shows later in part of a clip than in all of it, so parts are shown below its level alone:
-taught above it, they taught objects that stand there twice.
+layout shows later in part of a clip than in all of it, so parts are shown below its level alone; a
+run that showed parts above it, too, drew objects twice.
 
 Writes to OUT what `train_transformer.py` writes, with a log and a curve for each canvas.
 """
@@ -107,8 +107,8 @@ class Canvas:
     def layout_from(self) -> float:
         """The noise level above which a whole clip's layout is open.
 
-        So much more of a clip than of a small one drowns in noise as its pixels are more, at the
-        square root of their number.
+        There clip and noise are as `LAYOUT_RATIO` to one in a clip of SIZE and FRAMES; in one of
+        more pixels, in which noise averages out, as much less as the square root of their number.
         """
         finer = (self.side / SIZE) * (self.frames / FRAMES) ** 0.5
         return finer / (finer + LAYOUT_RATIO)
@@ -121,8 +121,7 @@ class Canvas:
         usual = sample_sigma(count, device, shift=self.shift)
         if self.side == SIZE:
             return usual
-        least = self.layout_from
-        least = least / (self.shift - (self.shift - 1.0) * least)  # not shifted
+        least = shift_sigma(self.layout_from, 1.0 / self.shift)  # where shifting it gives that
         high = shift_sigma(least + (1.0 - least) * torch.rand(count, device=device), self.shift)
         return torch.where(torch.rand(count, device=device) < LAYOUT_SHARE, high, usual)
 
