@@ -73,7 +73,8 @@ def main() -> None:
     dtype = torch.float16 if cuda and not images else torch.float32
     pipeline = DiffusionPipeline.from_pretrained(args.pipeline, torch_dtype=dtype)
     if args.shift is not None:
-        pipeline.scheduler = type(pipeline.scheduler)(shift=args.shift)
+        scheduler = pipeline.scheduler
+        pipeline.scheduler = scheduler.from_config(scheduler.config, shift=args.shift)
     pipeline.to("cuda" if cuda else "cpu")
     file = args.prompts or PROMPTS / ("images.txt" if images else "shapes.txt")
     prompts = file.read_text().splitlines()[args.first :][: args.count]
