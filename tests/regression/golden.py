@@ -22,7 +22,7 @@ from tests.regression.cases import CASES, Case
 from tests.regression.runs import Runs
 
 FOLDER = ASSETS / "golden"
-FRAMES = 5  # of a clip
+FRAMES = 3  # of a clip
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def test_half_precision_has_a_golden_bound_of_its_own():
 def test_the_golden_folder_holds_both_results_of_every_case_and_is_small():
     expected = {path for case in CASES.values() for path in paths(case)}
     assert set(FOLDER.iterdir()) == expected
-    assert sum(path.stat().st_size for path in expected) <= 1.5e6
+    assert sum(path.stat().st_size for path in expected) <= 5e5
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,4 +66,4 @@ def test_golden_files_are_lossless(tmp_path, monkeypatch):
     for path in paths(CLIP):
         Image.fromarray((strip * 255).round().byte().numpy()).save(path, lossless=True)
     assert torch.equal(read(CLIP).sparse, shown(frames))
-    assert torch.equal(shown(frames)[1], shown(frames[4:5])[0])  # evenly spaced: 0, 4, 8, ...
+    assert torch.equal(shown(frames)[1], shown(frames[8:9])[0])  # evenly spaced: 0, 8, 16
