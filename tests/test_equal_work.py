@@ -433,6 +433,14 @@ def test_settings_are_chosen_on_one_prompt_and_compared_on_others(folder, capsys
     assert len(mag) == 2 * len(settings)
     assert f"{OURS} |" in capsys.readouterr().out
 
+    # The same settings on another prompt, with none chosen on one.
+    again = ("--again", str(folder / "first.json"), "--count", "1")
+    code, other = run(folder, "again.json", *again)
+    assert code == 0
+    other = curves.compared(other)
+    assert {each["prompt"] for each in other} == {PROMPT}
+    assert {(each["method"], each["setting"]) for each in other} == set(by_name)
+
     # Nothing is left to generate.
     monkeypatch.setattr(bench._Bench, "_generate", None)
     assert run(folder, "first.json", *known, "--part", "0/2", *FEW) == (0, first)

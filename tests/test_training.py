@@ -25,6 +25,7 @@ MODULES = (
     "flux_common",
     "flux_text",
     "export",
+    "layout_teacher",
     "scenes",
     "still_captions",
     "still_scenes",
@@ -364,6 +365,8 @@ def test_canvases_are_read_and_taken_by_weight(scripts):
     assert (late.side, late.frames, late.batch, late.weight) == (256, 65, 8, 3.0)
     assert (late.start, late.end, late.seen, late.share_seen) == (0.5, 0.9, None, 1.0)
     assert (small.shift, late.shift) == (3.0, 6.0)
+    assert (small.times, late.times, read("384x33:2:1").times) == ((1, 1), (2, 2), (3, 1))
+    assert read("384x49:2:1").times is read("64x33:2:1").times is None
     some = read("256x65/8:16:2")
     assert (some.seen, some.latent_frames, some.share_seen) == (8, 17, 8 / 17)
     assert (some.name, some.size) == ("256x65_8", late.size)
@@ -387,8 +390,11 @@ def test_layouts_are_taught_by_whole_clips_and_looks_by_parts(scripts):
     """Above the level from which a layout is open lie two thirds of the one, none of the other."""
     read, device = scripts.train_sizes.Canvas.parse, torch.device("cpu")
     small, whole, part = read("128x33:64:1"), read("384x97:2:1"), read("384x97/8:8:1")
+    long = read("128x97:8:1")
     assert small.layout_from == pytest.approx(1 / 1.3)
     assert whole.layout_from == part.layout_from == pytest.approx(0.945, abs=1e-3)
+    above = (long.levels(6_000, device) > long.layout_from).float().mean().item()
+    assert above == pytest.approx(2 / 3 + 0.6 / 3, abs=0.05)
     torch.manual_seed(0)
     found = {canvas: canvas.levels(6_000, device) for canvas in (small, whole, part)}
     assert {len(levels) for levels in found.values()} == {6_000}
@@ -399,6 +405,103 @@ def test_layouts_are_taught_by_whole_clips_and_looks_by_parts(scripts):
     assert open_of[whole] == pytest.approx(2 / 3 + share / 3, abs=0.03)
     torch.manual_seed(0)
     assert torch.equal(scripts.flow_matching.sample_sigma(6_000, device), found[small])
+
+
+TIMES = [(1, 1), (2, 2), (3, 1), (3, 3)]  # a clip as large as the teacher's, in space and time
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_a_small_clips_noise_is_part_of_the_larger_ones(scripts, times):
+    space, time = times
+    torch.manual_seed(0)
+    noise = torch.randn(400, 4, 1 + 2 * time, 4 * space, 4 * space)
+    shown, deviation = scripts.layout_teacher.noise_within(noise, times)
+    assert deviation == pytest.approx(0.9 / (space**2 * time) ** 0.5)
+    squares = noise.unflatten(3, (4, space)).unflatten(5, (4, space)).mean((4, 6))
+    first, later = squares[:, :, :1], squares[:, :, 1:].unflatten(2, (2, time)).mean(3)
+    rest = torch.cat([first, later], dim=2) - shown
+    assert rest.shape == (400, 4, 3, 4, 4)
+    for frame in range(3):
+        inside, outside = shown[:, :, frame], rest[:, :, frame]
+        assert inside.std().item() == pytest.approx(deviation, rel=0.02)
+        assert (inside * outside).mean().abs() < 0.02 * deviation**2 + 2e-4
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_layouts_to_be_expected_keep_their_mean_and_vary_less(scripts, times):
+    """Each clip of one number; a teacher that knows what to expect of it."""
+    space, time = times
+    torch.manual_seed(0)
+    count, shape = 40_000, (1, 1 + time, space, space)
+    clean = torch.randn(count, 1, 1, 1, 1)
+    sigma = torch.full((count,), 0.9)
+    noise = torch.randn(count, *shape)
+
+    def velocity(noisy, level, ids):
+        kept, deviation = 1 - level[0], level[0] / 2**0.5  # of the mean of two frames
+        found = noisy.mean((1, 2, 3, 4), keepdim=True) * kept / (kept**2 + deviation**2)
+        return (noisy - found) / level[0]
+
+    teacher = scripts.layout_teacher.LayoutTeacher(velocity)
+    small = clean.expand(count, 1, 2, 1, 1)
+    expected = teacher.expected(clean.expand(count, *shape), small, None, noise, sigma)
+    moved = (expected - clean).flatten(1)
+    assert torch.allclose(moved, moved[:, :1].expand_as(moved), atol=1e-5)
+    moved, seen = moved[:, 0], (0.1 * clean + 0.9 * noise.mean((1, 2, 3, 4), True)).flatten()
+    assert moved.mean().abs() < 0.02
+    assert torch.corrcoef(torch.stack([moved, seen]))[0, 1].abs() < 0.05
+    assert expected.var() < 0.5 * clean.var()
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_a_teacher_that_sees_through_the_noise_moves_nothing(scripts, times):
+    space, time = times
+    torch.manual_seed(0)
+    small = torch.randn(2, 3, 3, 4, 4)
+    latents = torch.randn(2, 3, 1 + 2 * time, 4 * space, 4 * space)
+
+    def velocity(noisy, level, ids):
+        assert ids == "text"
+        return (noisy - small) / level.view(-1, 1, 1, 1, 1)
+
+    teacher = scripts.layout_teacher.LayoutTeacher(velocity)
+    sigma, noise = torch.tensor([0.3, 1.0]), torch.randn(latents.shape)
+    expected = teacher.expected(latents, small, "text", noise, sigma)
+    assert torch.allclose(expected, latents, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["64x5:2:1", "128x33:2:1", "256x65:2:1", "256x65/8:2:1"])
+def test_teachers_are_asked_about_whole_clips_of_their_sizes(scripts, form):
+    module = scripts.train_sizes
+    canvas = module.Canvas.parse(form)
+    config = SimpleNamespace(pad_token_id=0, eos_token_id=1)
+
+    class Still(torch.nn.Module):
+        text_encoder = SimpleNamespace(config=config)
+        transformer = SimpleNamespace(rope=torch.nn.Identity())
+
+        def forward(self, noisy, sigma, ids, *, text_length):
+            return torch.zeros_like(noisy)
+
+    asked = []
+
+    def expected(latents, small, ids, noise, sigma):
+        asked.append(small)
+        return noise  # a velocity of zero, as the model's
+
+    training = SimpleNamespace(model=Still(), step=0)
+    latents = torch.randn(2, 8, canvas.latent_frames, 4, 4)
+    small = [torch.zeros(2, 8, 9, 2, 2)] if canvas.side == 256 else []
+    loss_of = module.FlowLoss(training, module.Canvas.parse("128x33:2:1"), Still())
+    loss_of.teacher = SimpleNamespace(expected=expected)
+    whole = canvas.times is not None and canvas.seen is None
+    for step in (0, 15):  # the first canvas shows single frames at the second
+        training.step, before = step, len(asked)
+        loss, _ = loss_of(canvas, latents.clone(), torch.ones(2, 40, dtype=torch.int64), *small)
+        single = step == 15 and canvas == loss_of.first
+        assert (loss.item() == 0.0) == (len(asked) > before) == (whole and not single)
+    for rows in asked:
+        assert torch.equal(rows, small[0] if small else latents)
 
 
 @pytest.mark.parametrize("gap", [("0", "0.4"), ("0.5", "1")])
@@ -455,15 +558,13 @@ class Straight(torch.nn.Module):
 
 
 @pytest.mark.parametrize("rollout", [0.0, 1.0])
-def test_a_student_is_to_go_where_its_guided_teacher_goes(scripts, monkeypatch, rollout):
+def test_a_student_is_to_go_where_its_guided_teacher_goes(scripts, rollout):
     module = scripts.distill_steps
     student = Straight()
     training = SimpleNamespace(model=student, ranks=SimpleNamespace(device=torch.device("cpu")))
-    monkeypatch.setattr(module, "Denoiser", lambda _: Straight())
-    monkeypatch.setattr(module, "load_parts", lambda model, folder: None)
     start = FOLDER.parent / "tiny-wan"
     options = {"count": 4, "rollout": rollout, "compile_": False}
-    loss = module.StepLoss(training, start, substeps=2, guidance=3.0, **options)
+    loss = module.StepLoss(training, Straight(), start, substeps=2, guidance=3.0, **options)
     assert len(loss.levels) == 5
     assert (loss.levels[0], loss.levels[-1]) == (1.0, 0.0)
     ids = scripts.text.tokenize(loss.tokenizer, ["a red circle over a blue gradient"] * 2)

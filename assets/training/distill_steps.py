@@ -30,7 +30,7 @@ from export import replace_folder
 from text import new_tokenizer, tokenize
 from torch import Tensor
 from train_sizes import TEXT_LENGTH, Canvas, begin, new_parser, parse_arguments, train
-from train_transformer import Denoiser, load_parts
+from train_transformer import Denoiser
 from training import Training
 
 
@@ -39,7 +39,8 @@ class StepLoss:
 
     Args:
         training: of the student
-        start: folder of the teacher's pipeline
+        teacher: stays as it is
+        start: folder of its pipeline
         count: steps of the student
         substeps: of the teacher in each of them
         guidance: of the teacher
@@ -50,6 +51,7 @@ class StepLoss:
     def __init__(
         self,
         training: Training,
+        teacher: Denoiser,
         start: Path,
         *,
         count: int,
@@ -58,19 +60,18 @@ class StepLoss:
         rollout: float,
         compile_: bool,
     ) -> None:
-        self.student = training.model
+        self.student, self.teacher = training.model, teacher
         self.substeps, self.guidance, self.rollout = substeps, guidance, rollout
         self.tokenizer = new_tokenizer()
-        self.teacher = Denoiser(self.tokenizer).to(training.ranks.device)
-        load_parts(self.teacher, start)
-        self.teacher.requires_grad_(False)
         if compile_:
             self.teacher.transformer.compile_repeated_blocks(dynamic=True)
         scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(start / "scheduler")
         scheduler.set_timesteps(count)
         self.levels: list[float] = scheduler.sigmas.tolist()
 
-    def __call__(self, _canvas: Canvas, latents: Tensor, ids: Tensor) -> tuple[Tensor, bool]:
+    def __call__(
+        self, _canvas: Canvas, latents: Tensor, ids: Tensor, *_small: Tensor
+    ) -> tuple[Tensor, bool]:
         """The loss of clips at a random step, and that it counts."""
         step = int(torch.randint(len(self.levels) - 1, ()))
         level, end = self.levels[step : step + 2]
@@ -161,9 +162,10 @@ def main() -> None:
     args = parse_arguments(parser)
     if any(canvas.seen is not None for canvas in args.canvas):
         parser.error("--canvas: students see whole clips, so no /SEEN")
-    training, clips = begin(args)
+    training, clips, teacher = begin(args)
     loss = StepLoss(
         training,
+        teacher,
         args.start,
         count=args.count,
         substeps=args.substeps,

@@ -45,6 +45,7 @@ def flow_loss(
     latents: Tensor,
     *,
     levels: Callable[[int, torch.device], Tensor] = sample_sigma,
+    expected: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Mean squared error of the predicted velocity.
 
@@ -52,12 +53,15 @@ def flow_loss(
         predict: gives it from noisy latents, float32 (B, ...), and their noise levels (B,)
         latents: (B, ...), without noise
         levels: gives so many noise levels
+        expected: gives, from noise (B, ...) and its levels (B,), what the velocity is to lead to
+            in place of `latents`
     """
     sigma = levels(len(latents), latents.device)
     noise = torch.randn(latents.shape, device=latents.device)
     level = sigma.view(-1, *[1] * (latents.ndim - 1))
     velocity = predict((1.0 - level) * latents.float() + level * noise, sigma)
-    return F.mse_loss(velocity.float(), noise - latents.float())
+    clean = latents.float() if expected is None else expected(noise, sigma)
+    return F.mse_loss(velocity.float(), noise - clean)
 
 
 class Pool:

@@ -9,6 +9,8 @@ training before and behind which it is not. A larger canvas shows the same scene
 slower; since more pixels tell what a noisy clip shows, half of its noise levels are shifted
 further, as its side is longer. What stands where, and how many, is decided above a level that is
 higher, too (`Canvas.layout_from`): two thirds of the clips of a larger canvas are shown above it.
+Where side and frames are whole numbers of times those of 128x33, --teacher says what is to be
+expected of the layout (`layout_teacher.py`), and at 128x33 itself what its weights would draw.
 All GPUs take the same canvas at a step. Text encoder and VAE are those of --start and stay as they
 are. Only clips of the first canvas come with text of all lengths and, one step in sixteen, as
 single frames.
@@ -26,6 +28,8 @@ Writes to OUT what `train_transformer.py` writes, with a log and a curve for eac
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import random
 import re
 import time
@@ -37,6 +41,7 @@ from pathlib import Path
 import torch
 from common import Batches, Log, Ranks, load_clips, loss_curve
 from flow_matching import SHIFT, Pool, new_training, prepare, sample_sigma, shift_sigma
+from layout_teacher import LayoutTeacher
 from scenes import FRAMES, PAIRS, SIZE
 from text import new_tokenizer, tokenize
 from torch import Tensor
@@ -99,9 +104,21 @@ class Canvas:
         return (self.frames - 1) // 4 + 1
 
     @property
+    def times(self) -> tuple[int, int] | None:
+        """Whole numbers of times SIZE and, after the first, FRAMES; None: they are not."""
+        space, time = self.side // SIZE, (self.frames - 1) // (FRAMES - 1)
+        whole = self.size == (space * SIZE, time * (FRAMES - 1) + 1) and time > 0
+        return (space, time) if whole else None
+
+    @property
     def share_seen(self) -> float:
         """Of a clip, at a step."""
         return 1.0 if self.seen is None else self.seen / self.latent_frames
+
+    @property
+    def finer(self) -> float:
+        """How much less noise the same part of the picture has than one of SIZE and FRAMES."""
+        return (self.side / SIZE) * (self.frames / FRAMES) ** 0.5
 
     @property
     def layout_from(self) -> float:
@@ -110,8 +127,7 @@ class Canvas:
         There clip and noise are as `LAYOUT_RATIO` to one in a clip of SIZE and FRAMES; in one of
         more pixels, in which noise averages out, as much less as the square root of their number.
         """
-        finer = (self.side / SIZE) * (self.frames / FRAMES) ** 0.5
-        return finer / (finer + LAYOUT_RATIO)
+        return self.finer / (self.finer + LAYOUT_RATIO)
 
     def levels(self, count: int, device: torch.device) -> Tensor:
         """Noise levels (count,) of a step: see the text of this file."""
@@ -119,7 +135,7 @@ class Canvas:
             some = sample_sigma(64 * count, device, shift=self.shift)
             return some[some < self.layout_from][:count]
         usual = sample_sigma(count, device, shift=self.shift)
-        if self.side == SIZE:
+        if self.finer <= 1.0:
             return usual
         least = shift_sigma(self.layout_from, 1.0 / self.shift)  # where shifting it gives that
         high = shift_sigma(least + (1.0 - least) * torch.rand(count, device=device), self.shift)
@@ -156,42 +172,48 @@ class Clips:
     """Clips of one size: drawn by workers, encoded here, kept in a pool for its canvases.
 
     Args:
-        batch: the largest one that is asked for
+        canvas: the one of this size with most clips a step
         steps: of an earlier run, which drew other clips than this one will
     """
 
     def __init__(
         self,
-        side: int,
-        frames: int,
+        canvas: Canvas,
         tokenizer: PreTrainedTokenizerFast,
         args: argparse.Namespace,
         ranks: Ranks,
         *,
-        batch: int,
         steps: int,
     ) -> None:
-        encoder = Encoder(args.start / "vae", ranks.device, compile_=False, side=side)
+        vae, times = args.start / "vae", canvas.times
+        encoder = Encoder(vae, ranks.device, compile_=False, side=canvas.side)
+        small = Encoder(vae, ranks.device, compile_=False)
 
         def encode(staging: dict[str, Tensor], captions: list[str]) -> list[Tensor]:
-            return [encoder(staging), tokenize(tokenizer, captions).to(ranks.device)]
+            rows = [encoder(staging), tokenize(tokenizer, captions).to(ranks.device)]
+            if times not in (None, (1, 1)):
+                rows.append(small({**staging, "path": staging["path"][:, :, :: times[1]]}))
+            return rows
 
-        self.fresh = max(1, batch // FRESH)  # drawn at a time
+        self.fresh = max(1, canvas.batch // FRESH)  # drawn at a time
         self.owed = 0.0  # clips that are to be drawn
         self.pool = Pool(capacity=MOST - MOST % self.fresh, encode=encode)
         self.examples: Batches = load_clips(
-            seed=args.seed + 1000 * ranks.rank + side,
+            seed=args.seed + 1000 * ranks.rank + canvas.side,
             first=FIRST + steps * self.fresh if steps else 0,
             batch=self.fresh,
             workers=args.workers,
-            frames=frames,
+            frames=canvas.frames,
             pairs=args.pairs,
         )
         while self.pool.added < FIRST:
             self.pool.add(*next(self.examples))
 
     def batch(self, canvas: Canvas) -> list[Tensor]:
-        """Latents and token ids of a step of a canvas, some of them new."""
+        """Latents and token ids of a step of a canvas, some of them new.
+
+        Of one with `times` above one, latents of the same clips in small, too.
+        """
         self.owed += canvas.batch * canvas.share_seen / FRESH
         while self.owed >= self.fresh:
             self.pool.add(*next(self.examples))
@@ -209,15 +231,15 @@ def choose(canvases: Sequence[Canvas], *, step: int, progress: float) -> Canvas:
 def train(
     training: Training,
     clips: dict[tuple[int, int], Clips],
-    loss_of: Callable[[Canvas, Tensor, Tensor], tuple[Tensor, bool]],
+    loss_of: Callable[..., tuple[Tensor, bool]],
     args: argparse.Namespace,
 ) -> bool:
     """Trains to the end of the schedule; returns whether this process is the one that goes on.
 
     Args:
         clips: by size
-        loss_of: from a canvas, latents and token ids of clips to the loss, and whether the log's
-            mean is to count it
+        loss_of: from a canvas and what `Clips.batch` gives to the loss, and whether the log's mean
+            is to count it
     """
     ranks, schedule = training.ranks, training.schedule
     recent: dict[str, list[Tensor]] = {each.name: [] for each in args.canvas}
@@ -246,21 +268,27 @@ def train(
 class FlowLoss:
     """Flow matching; the first canvas has text of all lengths, and single frames now and then."""
 
-    def __init__(self, training: Training, first: Canvas) -> None:
+    def __init__(self, training: Training, first: Canvas, teacher: Denoiser) -> None:
         self.training, self.first = training, first
+        self.teacher = LayoutTeacher(functools.partial(teacher, text_length=TEXT_LENGTH))
         self.lengths = random.Random(training.step)
 
-    def __call__(self, canvas: Canvas, latents: Tensor, ids: Tensor) -> tuple[Tensor, bool]:
+    def __call__(
+        self, canvas: Canvas, latents: Tensor, ids: Tensor, *small: Tensor
+    ) -> tuple[Tensor, bool]:
         """The loss of clips, and whether it counts."""
         model, step = self.training.model, self.training.step
+        expected = None
+        if canvas.times is not None and canvas.seen is None:
+            of_small = small[0] if small else latents
+            expected = functools.partial(self.teacher.expected, latents, of_small, ids)
         if canvas == self.first:
-            return step_loss(model, self.lengths, step, latents, ids)
+            return step_loss(model, self.lengths, step, latents, ids, expected=expected)
         without = len(ids) // 8 or int(step % (8 // len(ids)) == 0)  # of an eighth of the clips
+        options = {"without": without, "levels": canvas.levels, "expected": expected}
         with some_frames(model, canvas) as frames:
             latents = latents if frames is None else latents[:, :, frames]
-            loss = clip_loss(
-                model, latents, ids, TEXT_LENGTH, without=without, levels=canvas.levels
-            )
+            loss = clip_loss(model, latents, ids, TEXT_LENGTH, **options)
         return loss, True
 
 
@@ -311,6 +339,7 @@ def new_parser(doc: str, *, lr: float) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     add_run_arguments(parser, steps=100_000, seconds=430.0)
     parser.add_argument("--start", type=Path, required=True, help="a pipeline folder")
+    parser.add_argument("--teacher", type=Path, help="a pipeline folder; default: --start")
     parser.add_argument("--canvas", type=Canvas.parse, action="append", required=True)
     parser.add_argument("--seed", type=int, default=7, help="of the clips")
     parser.add_argument("--pairs", type=float, default=PAIRS, help="share with two objects")
@@ -333,8 +362,10 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def begin(args: argparse.Namespace) -> tuple[Training, dict[tuple[int, int], Clips]]:
-    """The weights of --start, to be trained but for the text encoder's, and clips by size."""
+def begin(
+    args: argparse.Namespace,
+) -> tuple[Training, dict[tuple[int, int], Clips], Denoiser]:
+    """The weights of --start, to be trained but for the text encoder; clips by size; a teacher."""
     began = time.monotonic()
     ranks = prepare(args)
     # cuDNN's attention, the fastest at these lengths, runs where the others are off.
@@ -342,25 +373,26 @@ def begin(args: argparse.Namespace) -> tuple[Training, dict[tuple[int, int], Cli
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     tokenizer = new_tokenizer()
     model = Denoiser(tokenizer).to(ranks.device)
+    teacher = copy.deepcopy(model).requires_grad_(False)
     load_parts(model, args.start)
+    load_parts(teacher, args.teacher or args.start)
     model.text_encoder.requires_grad_(False)
     matrices = [p for p in model.transformer.blocks.parameters() if p.ndim == 2]
     training = new_training(model, matrices, args, ranks, warmup=args.warmup)
     clips: dict[tuple[int, int], Clips] = {}
     for canvas in sorted(args.canvas, key=lambda canvas: -canvas.batch):
         if canvas.size not in clips:
-            amount = {"batch": canvas.batch, "steps": training.step}
-            clips[canvas.size] = Clips(*canvas.size, tokenizer, args, ranks, **amount)
+            clips[canvas.size] = Clips(canvas, tokenizer, args, ranks, steps=training.step)
     print(f"{time.monotonic() - began:.0f} s until the first step", flush=True)
     if not args.no_compile:
         model.transformer.compile_repeated_blocks(dynamic=True)
-    return training, clips
+    return training, clips, teacher
 
 
 def main() -> None:
     args = parse_arguments(new_parser(__doc__, lr=1e-3))
-    training, clips = begin(args)
-    if train(training, clips, FlowLoss(training, args.canvas[0]), args):
+    training, clips, teacher = begin(args)
+    if train(training, clips, FlowLoss(training, args.canvas[0], teacher), args):
         save_parts(training.average, args.out)
 
 

@@ -123,13 +123,24 @@ class Denoiser(nn.Module):
 
 
 def step_loss(
-    model: Denoiser, lengths: random.Random, step: int, latents: Tensor, ids: Tensor
+    model: Denoiser,
+    lengths: random.Random,
+    step: int,
+    latents: Tensor,
+    ids: Tensor,
+    *,
+    expected: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, bool]:
-    """The loss of a step; the last 1/8 of captions gives way to "". Single frames do not count."""
+    """The loss of a step; the last 1/8 of captions gives way to "". Single frames do not count.
+
+    `expected` of `flow_loss` is for whole clips.
+    """
     single_frames = step % 16 == 15
-    latents = latents[:, :, :1] if single_frames else latents
+    if single_frames:
+        latents, expected = latents[:, :, :1], None
     length = lengths.choices(TEXT_LENGTHS, TEXT_LENGTH_WEIGHTS)[0]
-    return clip_loss(model, latents, ids, length, without=len(ids) // 8), not single_frames
+    loss = clip_loss(model, latents, ids, length, without=len(ids) // 8, expected=expected)
+    return loss, not single_frames
 
 
 def clip_loss(
@@ -140,14 +151,15 @@ def clip_loss(
     *,
     without: int,
     levels: Callable[[int, torch.device], Tensor] = sample_sigma,
+    expected: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The loss of a batch, at noise `levels`, whose last `without` captions give way to ""."""
+    """The loss of a batch whose last `without` captions give way to ""; more: `flow_loss`."""
     unconditional = ids[len(ids) - without :]
     unconditional[:, 1:] = model.text_encoder.config.pad_token_id
     unconditional[:, 0] = model.text_encoder.config.eos_token_id
     predict = functools.partial(model, ids=ids, text_length=length)
     with torch.autocast(latents.device.type, torch.bfloat16):
-        return flow_loss(predict, latents, levels=levels)
+        return flow_loss(predict, latents, levels=levels, expected=expected)
 
 
 def save_parts(model: Denoiser, out: Path) -> None:

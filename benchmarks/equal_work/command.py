@@ -37,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="files of calibrating records of another size, to choose settings by",
     )
+    group.add_argument(
+        "--again",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="files of records: of other methods only the settings that these compare",
+    )
     group.add_argument("--calibrating", type=int, default=0, help="number of that prompt, from 0")
     group.add_argument("--best", type=int, help="only so many rivals at each share of the work")
     group.add_argument(

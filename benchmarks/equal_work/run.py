@@ -24,7 +24,7 @@ import torch
 from benchmarks.clips import Clip, Workload, asked_for
 from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
-from benchmarks.equal_work.curves import IDENTITY, OP, OURS, SKIPS, chosen, joined
+from benchmarks.equal_work.curves import IDENTITY, OP, OURS, SKIPS, chosen, compared, joined
 from benchmarks.equal_work.methods import Entry, dense, entries
 from benchmarks.equal_work.work import DenseWork
 from benchmarks.records import Record, environment, read
@@ -96,6 +96,11 @@ class _Bench:
                 entry
                 for entry in found
                 if entry.method not in methods or entry.setting in wanted.get(entry.curve, ())
+            ]
+        if args.again:
+            before = {_name_of(record) for record in compared(read(*args.again))}
+            found = [
+                entry for entry in found if entry.method in (OURS, SKIPS) or _named(entry) in before
             ]
         text = "{0.method}, {0.variant}, {0.setting}"
         return [entry for entry in found if re.search(args.case or "", text.format(entry))]
@@ -243,7 +248,7 @@ class _Bench:
     def _known_of(self, prompt: str, seed: int) -> set[tuple[str, ...]]:
         """What is known of a prompt, by method, variant and setting."""
         return {
-            (record["method"], record["variant"], record["setting"])
+            _name_of(record)
             for record in self._results.records
             if "psnr" in record or "refused" in record
             if self._is_of_run(record) and (record["prompt"], record["seed"]) == (prompt, seed)
@@ -275,6 +280,10 @@ class _Bench:
 
 def _named(entry: Entry) -> tuple[str, ...]:
     return entry.method, entry.variant, entry.setting
+
+
+def _name_of(record: Record) -> tuple[str, ...]:
+    return record["method"], record["variant"], record["setting"]
 
 
 def _kind(entry: Entry) -> tuple[bool, ...]:
