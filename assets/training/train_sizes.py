@@ -187,11 +187,12 @@ class Clips:
     ) -> None:
         vae, times = args.start / "vae", canvas.times
         encoder = Encoder(vae, ranks.device, compile_=False, side=canvas.side)
-        small = Encoder(vae, ranks.device, compile_=False)
+        has_small = times not in (None, (1, 1))
+        small = Encoder(vae, ranks.device, compile_=False) if has_small else None
 
         def encode(staging: dict[str, Tensor], captions: list[str]) -> list[Tensor]:
             rows = [encoder(staging), tokenize(tokenizer, captions).to(ranks.device)]
-            if times not in (None, (1, 1)):
+            if small is not None:
                 rows.append(small({**staging, "path": staging["path"][:, :, :: times[1]]}))
             return rows
 
