@@ -26,6 +26,7 @@ MODULES = (
     "flux_text",
     "export",
     "layout_teacher",
+    "mean_weights",
     "scenes",
     "still_captions",
     "still_scenes",
@@ -273,6 +274,28 @@ def test_a_weight_beyond_float16_is_refused_and_the_file_kept(scripts, weights_f
     with pytest.raises(ValueError, match=r"scale .* reaches 70000"):
         scripts.export.store_in_half(file)
     assert file.read_bytes() == before
+
+
+def test_the_mean_of_two_runs_is_taken_weight_by_weight(scripts):
+    first, second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    found = scripts.mean_weights.mean_weights(first, second.half(), share=0.7)
+    expected = 0.7 * first.weight.double() + 0.3 * second.weight.double()
+    torch.testing.assert_close(found["weight"].double(), expected, rtol=0, atol=1e-6)
+    assert found["bias"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("width", "share", "message"),
+    [
+        (3, 1.5, "share must be from 0 to 1, got 1.5"),
+        (4, 0.5, "the two have other names or shapes: weight$"),
+    ],
+)
+def test_a_mean_that_there_is_not_is_refused(scripts, width, share, message):
+    with pytest.raises(ValueError, match=message):
+        scripts.mean_weights.mean_weights(
+            torch.nn.Linear(3, 2), torch.nn.Linear(width, 2), share=share
+        )
 
 
 def test_a_smaller_wan_encoder_leaves_the_decoder_as_it_is(scripts):
