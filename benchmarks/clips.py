@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import chipsparse
+from chipsparse.pipelines.flow_shift import with_flow_shift
 from chipsparse.profiles.profile import Profile, find_profile
 from chipsparse.report.generation import GenerationReport, StepTimer
 
@@ -34,15 +35,26 @@ class Clip:
 
 
 class Workload:
-    """A model, its profile and a list of prompts; seeds are the prompts' numbers."""
+    """A model, its profile and a list of prompts; seeds are the prompts' numbers.
+
+    ``flow_shift`` None leaves the scheduler as it is.
+    """
 
     def __init__(
-        self, model: Path, prompts: list[str], device: torch.device, dtype: torch.dtype
+        self,
+        model: Path,
+        prompts: list[str],
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        flow_shift: float | None = None,
     ) -> None:
         from diffusers import DiffusionPipeline
 
         self.name = model.name
         self.pipe: Any = DiffusionPipeline.from_pretrained(str(model), dtype=dtype)
+        if flow_shift is not None:
+            self.pipe.scheduler = with_flow_shift(self.pipe.scheduler, flow_shift)
         self.pipe.to(device)
         self.pipe.set_progress_bar_config(disable=True)
         self.device = device

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profiles", type=Path, nargs="*", default=[], help="of ours, tuned on other prompts"
     )
     group.add_argument("--size", type=size, help="HEIGHTxWIDTH[xFRAMES], default the profile's")
+    group.add_argument("--flow-shift", type=float, help="default the scheduler's")
     group.add_argument(
         "--part", type=part, default=(0, 1), help="I/N: every N-th prompt or setting, from I on"
     )
@@ -59,7 +60,9 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, resu
 
     with results.attempt("equal_work"):
         prompts = args.prompts.read_text(encoding="utf-8").splitlines()
-        bench.run(args, Workload(args.model, prompts, device, dtype), results)
+        shift = args.flow_shift
+        workload = Workload(args.model, prompts, device, dtype, flow_shift=shift)
+        bench.run(args, workload, results)
     print(text_of(compared(results.records)))
 
 

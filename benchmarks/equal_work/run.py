@@ -76,6 +76,8 @@ class _Bench:
             "size": [full[name] for name in ("height", "width", "num_frames") if name in full],
             "steps": self._steps,
         }
+        if args.flow_shift is not None:
+            self._run["flow_shift"] = args.flow_shift
         self._compiling = workload.device.type == "cuda" or args.compile
         self._sheet: Path | None = args.sheet
 

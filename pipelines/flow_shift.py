@@ -1,0 +1,33 @@
+"""The flow shift of a scheduler: how far its noise levels are moved towards the noisy end.
+
+Larger pictures and longer videos want a larger one, since more pixels tell what a noisy one shows;
+Wan's authors give 3 for 480p and 5 for 720p. The shift of levels is from Esser et al., "Scaling
+rectified flow transformers for high-resolution image synthesis" (2024).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def with_flow_shift(scheduler: Any, shift: float) -> Any:
+    """The same scheduler with another shift, as diffusers' ``from_config`` makes it.
+
+    Args:
+        scheduler: of diffusers, one of flow matching.
+        shift: above 0; the level ``t`` in 0..1 becomes ``shift * t / (1 + (shift - 1) * t)``.
+
+    Raises:
+        ValueError: the shift is not above 0, or the scheduler has none of its own to change.
+    """
+    if not 0.0 < shift < math.inf:
+        raise ValueError(f"the flow shift must be above 0, got {shift}")
+    config, name = scheduler.config, type(scheduler).__name__
+    if config.get("use_dynamic_shifting"):
+        raise ValueError(f"{name} takes its flow shift from the size here (use_dynamic_shifting)")
+    if "shift" in config:
+        return type(scheduler).from_config(config, shift=shift)
+    if "flow_shift" in config and config.get("use_flow_sigmas"):
+        return type(scheduler).from_config(config, flow_shift=shift)
+    raise ValueError(f"{name} has no flow shift: it is none of flow matching")
