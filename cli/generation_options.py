@@ -12,6 +12,7 @@ from chipsparse.cli.option_checks import (
     check_branches,
     check_device,
     check_dtype,
+    check_flow_shift,
     check_guidance,
     check_memory,
     check_model,
@@ -91,6 +92,12 @@ class GenerationOptions(PrintOptions):
         help="How closely to follow the prompt; 1 turns guidance off.",
         shown=FROM_PROFILE,
         check=check_guidance,
+    )
+    flow_shift: float | None = generation_option(
+        help="Shift of the noise levels towards the noisy end, of schedulers of flow matching; "
+        "larger sizes want more.",
+        shown="the scheduler's own",
+        check=check_flow_shift,
     )
     negative_prompt: str | None = generation_option(
         help="What not to show.", shown="none", read=typed_prompt

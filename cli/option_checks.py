@@ -22,6 +22,7 @@ DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 OTHER_DEVICE = re.compile(r"(cpu|meta|mps|xpu|hpu|mtia|xla)(:\d+)?")  # that PyTorch knows
 MOST_FPS = 1000  # beyond it, timestamps fall together
 MOST_GUIDANCE = 1000.0  # far beyond any use, and far from where float32 overflows
+MOST_FLOW_SHIFT = 1000.0  # likewise
 SEEDS = 2**64  # that PyTorch's generator takes
 MOST_SEEDS, MOST_CLIPS = 100_000, 1_000_000  # of a prompt and of a command, listed beforehand
 
@@ -67,6 +68,15 @@ def check_guidance(option: str, scale: float) -> None:
     if not 0 <= scale <= MOST_GUIDANCE:
         raise UserError(
             f"{option} {scale:g} is out of range; it must be from 0 to {MOST_GUIDANCE:g}"
+        )
+
+
+def check_flow_shift(option: str, shift: float) -> None:
+    """A flow shift, not whether the scheduler has one."""
+    if not 0 < shift <= MOST_FLOW_SHIFT:  # nor is NaN
+        raise UserError(
+            f"{option} {shift:g} is out of range; it must be above 0 and at most "
+            f"{MOST_FLOW_SHIFT:g}"
         )
 
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profiles", type=Path, nargs="*", default=[], help="of ours, tuned on other prompts"
     )
     group.add_argument("--size", type=size, help="HEIGHTxWIDTH[xFRAMES], default the profile's")
-    group.add_argument("--flow-shift", type=float, help="default the scheduler's")
+    group.add_argument("--flow-shift", type=float, help="of noise levels, default the scheduler's")
     group.add_argument(
         "--part", type=part, default=(0, 1), help="I/N: every N-th prompt or setting, from I on"
     )

@@ -79,7 +79,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=Path("assets/prompts/shapes.txt"))
     parser.add_argument("--count", type=int, default=4, help="prompts to calibrate with")
     parser.add_argument("--size", type=size, help="HEIGHTxWIDTH[xFRAMES], default the profile's")
-    parser.add_argument("--flow-shift", type=float, help="default the scheduler's")
+    parser.add_argument("--flow-shift", type=float, help="default: the scheduler's")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--growth", type=float, help="of errors, in the search; default by share")
     parser.add_argument("--correct", action=argparse.BooleanOptionalAction, default=True)

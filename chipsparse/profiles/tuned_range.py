@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from chipsparse.common.validation import Validated, option
@@ -59,11 +59,21 @@ class TunedFor(Validated):
     num_inference_steps: int | None = option(None, "denoising steps", minimum=1)
     guidance_scale: float | None = option(None, "as in generation")
     true_cfg_scale: float | None = option(None, "as in generation")
+    flow_shift: float | None = option(
+        None, "of the scheduler, as --flow-shift; null: its own", minimum=0.0
+    )
     dtype: str = option("", "of the weights")
     device: str = option("", "where it was measured")
     versions: Versions = option(Versions(), "what computed")
     target: TunedTarget = option(TunedTarget(), "what was asked for")
     measured: TunedMeasurement = option(TunedMeasurement(), "on held-out prompts")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values by name, as files have them: the flow shift only where one was given."""
+        values = asdict(self)
+        if self.flow_shift is None:
+            del values["flow_shift"]
+        return values
 
 
 # Fields of `TunedFor` that a generation has too, and what people call them.
@@ -74,9 +84,13 @@ RANGE = {
     "num_inference_steps": "{} steps",
     "guidance_scale": "guidance {}",
     "true_cfg_scale": "true guidance {}",
+    "flow_shift": "a flow shift of {}",
     "dtype": "{}",
     "device": "{}",
 }
+
+# What None stands for, where that is not none.
+UNSET = {"flow_shift": "the scheduler's own"}
 
 
 def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
@@ -95,7 +109,8 @@ def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
         expected = getattr(tuned, name)
         if name in generation and generation[name] != expected:
             given, own = (
-                "none" if value is None else value for value in (generation[name], expected)
+                UNSET.get(name, "none") if value is None else value
+                for value in (generation[name], expected)
             )
             differences.append(f"{phrase.format(given)}, not {own}")
     return differences

@@ -169,8 +169,10 @@ class _Groups:
                 f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"
             )
         request = job.as_json(Item("", 0, options.output, None))
+        shift = options.flow_shift  # left out, as it is of files that were made before it was known
         decisive = {
             **{name: request[name] for name in DECISIVE},
+            **({} if shift is None else {"flow_shift": shift}),
             **self._weights,
             "sparsity": None
             if job.profile is None or options.dense

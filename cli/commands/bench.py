@@ -28,6 +28,7 @@ class BenchOptions(GenerationOptions):
         default=False,
         before="device",
     )
+    flow_shift: None = None
     negative_prompt: None = None
 
     def check(self) -> None:

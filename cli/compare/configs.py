@@ -22,6 +22,7 @@ from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.model.description import ModelDescription, load_pipeline
+from chipsparse.cli.model.schedulers import shifted_scheduler
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.request import (
     check_prompt_is_enough,
@@ -55,6 +56,7 @@ class ConfigsComparison:
     Attributes:
         subjects: A and B as they were typed.
         profiles: of A and B; None for the stock model.
+        flow_shift: of the scheduler; None for its own.
         range_notes: that the profile of A or B was tuned for other ones, a sentence.
         parallel: the processes that made all clips together, dense ones too; None for one.
         clip: of the worst prompt, if one was asked for.
@@ -67,6 +69,7 @@ class ConfigsComparison:
     subjects: tuple[Subject, Subject]
     profiles: dict[Side, Profile | None]
     settings: GenerationSettings
+    flow_shift: float | None
     range_notes: dict[Side, str]
     parallel: Parallel | None
     runs: PairedRuns
@@ -88,6 +91,7 @@ class ConfigsComparison:
             "device": self.device,
             "dtype": self.dtype,
             "settings": self.settings,
+            "flow_shift": self.flow_shift,
             "parallel": self.parallel,
             "configs": {
                 side: {"name": subject.text, "profile": None if profile is None else profile.source}
@@ -118,6 +122,7 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
         check_prompt_is_enough(model, "configs are compared on prompts alone")
         profiles = profiles_of(options, model)
         settings = _common_settings(options, model, profiles)
+        scheduler = shifted_scheduler(model, options.flow_shift)
         video = model.accepts("num_frames")
         prompts = _prompts(options, video=video)
         if options.output is not None:
@@ -126,12 +131,14 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
         for side, profile in profiles.items():
             if profile is None:
                 continue
-            differences = profile_range.out_of_range(profile, model, settings, device, dtype)
+            differences = profile_range.out_of_range(
+                profile, model, settings, device, dtype, flow_shift=options.flow_shift
+            )
             if differences:
                 range_notes[side] = profile_range.sentence(profile, differences)
                 display.tell(f"chipsparse: warning: {range_notes[side]}")
         generator = Generator(
-            lambda: load_pipeline(model, device=device, dtype=dtype),
+            lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
             settings,
             WorkProgress(display),
         )
@@ -153,6 +160,7 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
         subjects=options.subjects,
         profiles=profiles,
         settings=settings,
+        flow_shift=options.flow_shift,
         range_notes=range_notes,
         parallel=process.parallel,
         runs=runs,
@@ -182,6 +190,7 @@ def check_configs_shared(
 ) -> None:
     """Raises `UserError` where so many processes cannot share it; loads no weight."""
     model = look_up(options, display)
+    _ = shifted_scheduler(model, options.flow_shift)  # which raises where it has no flow shift
     for profile in profiles_of(options, model).values():
         check_shared(options, model, profile, parallel)
 

@@ -23,6 +23,7 @@ from chipsparse.cli.explain.shared import SharedOutlook, share_out
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.dense_layers import QUANTIZED
 from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
+from chipsparse.cli.model.schedulers import shifted_scheduler
 from chipsparse.cli.model.weights import ComponentWeights, count_weights
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.layer_budgets import LayerGroup
@@ -149,6 +150,7 @@ def _estimate_json(estimate: RunEstimate) -> dict[str, Any]:
 def explain(options: GenerationOptions, model: ModelDescription, profile: Profile) -> Explanation:
     """Explains the generation that these options ask for; raises `UserError`."""
     target = choose_target(options)
+    _ = shifted_scheduler(model, options.flow_shift)  # which raises where it has no flow shift
     weights = count_weights(model, target.dtype)
     weight_bytes = sum(component.nbytes or 0 for component in weights)
 
@@ -164,7 +166,13 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
     plan = planned.plan
     _check(memory, plan.config.memory, weights=weight_bytes, working=outlook.working)
     out_of_range = profile_range.out_of_range(
-        profile, model, planned.settings, target.device, target.dtype, here=target.here
+        profile,
+        model,
+        planned.settings,
+        target.device,
+        target.dtype,
+        flow_shift=options.flow_shift,
+        here=target.here,
     )
     notes = [
         too_few_steps(plan),

@@ -79,9 +79,7 @@ def opened(
 
 def load(job: Job) -> Any:
     """The pipeline of a job, with its scheduler and LoRAs."""
-    pipe = load_pipeline(job.model, device=job.device, dtype=job.dtype)
-    if job.scheduler is not None:
-        pipe.scheduler = job.scheduler
+    pipe = load_pipeline(job.model, device=job.device, dtype=job.dtype, scheduler=job.scheduler)
     load_loras(pipe, job.options.loras)
     return pipe
 

@@ -109,7 +109,8 @@ class Job:
             "strength": options.strength,
             "model": self.model.location,
             "loras": [{"file": str(lora.file), "scale": lora.scale} for lora in options.loras],
-            "scheduler": None if self.scheduler is None else type(self.scheduler).__name__,
+            "scheduler": None if options.scheduler is None else type(self.scheduler).__name__,
+            "flow_shift": options.flow_shift,
             "pipeline_class": self.model.pipeline_class.__name__,
             "transformer_class": self.model.transformer_class,
             "profile": None if self.profile is None else self.profile.source,
@@ -177,7 +178,9 @@ def settle(
     video = model.accepts("num_frames")
     for item in options.items:
         check_kind(item.output, video=video)
-    scheduler = choose_scheduler(model, options.scheduler, sparse=not options.dense)
+    scheduler = choose_scheduler(
+        model, options.scheduler, sparse=not options.dense, flow_shift=options.flow_shift
+    )
     begin = _first_step(options, model)
     first = begin(settings.num_inference_steps)
     planned = planned_if_known(sized, model, profile)
@@ -190,7 +193,9 @@ def settle(
         check_room(planned, model, dtype)
     out_of_range = []
     if profile is not None and not options.dense:
-        out_of_range = profile_range.out_of_range(profile, model, settings, device, dtype)
+        out_of_range = profile_range.out_of_range(
+            profile, model, settings, device, dtype, flow_shift=options.flow_shift
+        )
     return Job(
         options=options,
         device=device,

@@ -292,6 +292,8 @@ def _settings(request: dict[str, Any], made: Generation) -> str:
         parts.append(f"guidance {guidance:g}")
     if request["scheduler"] is not None:
         parts.append(request["scheduler"])
+    if request["flow_shift"] is not None:
+        parts.append(f"flow shift {request['flow_shift']:g}")
     if request["image"] is not None:
         parts.append(f"from {request['image']}")
     if request["strength"] is not None:

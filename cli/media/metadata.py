@@ -56,6 +56,7 @@ def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
         "model": _without_folder(request["model"]),
         "lora": ", ".join(map(_lora, request["loras"])) or None,
         "scheduler": request["scheduler"],
+        "flow_shift": request["flow_shift"],
         "strength": request["strength"],
         "dtype": request["dtype"],
         "mode": request["mode"],

@@ -169,8 +169,25 @@ def _index(location: str) -> dict[str, Any]:
         return read_json(location, names[1])
 
 
-def load_pipeline(model: ModelDescription, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """Loads the pipeline onto the device; its own progress bars stay off."""
+def load_pipeline(
+    model: ModelDescription,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    scheduler: Any | None = None,
+) -> Any:
+    """Loads the pipeline onto the device; its own progress bars stay off.
+
+    Args:
+        scheduler: that replaces the model's own; None: it stays.
+    """
+    pipe = _loaded(model, device, dtype)
+    if scheduler is not None:
+        pipe.scheduler = scheduler
+    return pipe
+
+
+def _loaded(model: ModelDescription, device: torch.device, dtype: torch.dtype) -> Any:
     # Which need this module.
     from chipsparse.cli.model.modular import ModularDescription, load_modular
     from chipsparse.cli.model.weight_files import check_weight_files

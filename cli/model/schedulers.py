@@ -1,4 +1,4 @@
-"""`--scheduler`: another of diffusers' schedulers, settled before any weight is loaded."""
+"""`--scheduler` and `--flow-shift`: which scheduler runs, settled before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -12,22 +12,54 @@ import torch
 from chipsparse.cli.errors import UserError, first_line, user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
 from chipsparse.pipelines.denoising_loop import check_scheduler
+from chipsparse.pipelines.flow_shift import with_flow_shift
 
 TRIAL_STEPS = 4
 FOLDER = "scheduler"  # also the component's name
 
 
-def choose_scheduler(model: ModelDescription, name: str | None, *, sparse: bool) -> Any | None:
+def choose_scheduler(
+    model: ModelDescription, name: str | None, *, sparse: bool, flow_shift: float | None = None
+) -> Any | None:
     """The scheduler that replaces the model's own, with the config of that; None: its own stays.
 
     Args:
         name: a class of diffusers, or how its name begins, in any letters: ``unipc`` is
             UniPCMultistepScheduler.
         sparse: whether it must call the transformer once per step.
+        flow_shift: see `shifted_scheduler`.
 
     Raises:
-        UserError: there is no such scheduler, or it does not go with the model or with sparsity.
+        UserError: there is no such scheduler, it does not go with the model or with sparsity, or it
+            has no flow shift.
     """
+    chosen = _of_name(model, name, sparse=sparse)
+    return shifted_scheduler(model, flow_shift, chosen=chosen)
+
+
+def shifted_scheduler(
+    model: ModelDescription, flow_shift: float | None, *, chosen: Any | None = None
+) -> Any | None:
+    """The scheduler with another flow shift, for the pipeline; None: the model's own stays.
+
+    Args:
+        flow_shift: None leaves it as it is.
+        chosen: the scheduler; None for the model's own.
+
+    Raises:
+        UserError: the scheduler has no flow shift, or there is none.
+    """
+    if flow_shift is None:
+        return chosen
+    scheduler = _own(model) if chosen is None else chosen
+    if scheduler is None:
+        raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave --flow-shift out")
+    with user_errors(ValueError, what=f"--flow-shift {flow_shift:g} does not go with this model"):
+        return with_flow_shift(scheduler, flow_shift)
+
+
+def _of_name(model: ModelDescription, name: str | None, *, sparse: bool) -> Any | None:
+    """See `choose_scheduler`."""
     own = _own(model)
     if name is None:
         if sparse and own is not None:

@@ -73,6 +73,7 @@ class ConfigsComparison(FileRecord):
     device: str
     dtype: str
     settings: Settings = Settings()
+    flow_shift: Number | None = None
     name_a: str = within("configs", "A", "name", ...)
     name_b: str = within("configs", "B", "name", ...)
     interrupted: bool = False

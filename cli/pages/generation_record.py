@@ -154,6 +154,7 @@ class Request(Record):
     profile: str = ""
     quality: str = ""
     scheduler: str = ""
+    flow_shift: Number | None = None
     image: str = ""
     strength: Number | None = None
     seed: Count | None = None

@@ -104,6 +104,7 @@ class Suite(FileRecord):
     dtype: str
     versions: Mapping[str, str | None] = {}
     settings: Settings = Settings()
+    flow_shift: Number | None = None
     thresholds: Thresholds
     lpips_missing: str | None = None
     prompts: Prompts

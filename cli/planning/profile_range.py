@@ -22,6 +22,7 @@ def out_of_range(
     device: torch.device,
     dtype: torch.dtype,
     *,
+    flow_shift: float | None,
     here: bool = True,
 ) -> list[str]:
     """How a generation differs from what its profile was tuned for; nothing for one that was not.
@@ -31,7 +32,7 @@ def out_of_range(
     """
     if profile.tuned is None:
         return []
-    facts = range_of(settings, device if here else torch.device("cpu"), dtype)
+    facts = range_of(settings, flow_shift, device if here else torch.device("cpu"), dtype)
     if not here:
         del facts["device"]
     return outside(profile.tuned, {**facts, "transformer_config": digest(model.transformer_config)})
@@ -46,12 +47,20 @@ def sentence(profile: Profile, differences: list[str]) -> str:
 
 
 def range_of(
-    settings: GenerationSettings, device: torch.device, dtype: torch.dtype
+    settings: GenerationSettings,
+    flow_shift: float | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """What a generation has of a profile's range."""
+    """What a generation has of a profile's range; a flow shift of None is the scheduler's own."""
     values = dataclasses.asdict(settings)
     del values["max_sequence_length"]
-    return {**values, "dtype": str(dtype).removeprefix("torch."), "device": device_name(device)}
+    return {
+        **values,
+        "flow_shift": flow_shift,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device_name(device),
+    }
 
 
 def device_name(device: torch.device) -> str:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from chipsparse.cli.command_line import SHOWING, command_words
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import ModelDescription, quiet_libraries
+from chipsparse.cli.model.schedulers import shifted_scheduler
 from chipsparse.cli.options import option_name
 from chipsparse.cli.planning.planned import planned_if_known
 from chipsparse.cli.planning.request import Request, look_up, required_profile
@@ -34,6 +35,7 @@ def check_profile_shared(
 ) -> None:
     """The `Check` of commands that generate with one profile."""
     model = look_up(options, display)
+    _ = shifted_scheduler(model, options.flow_shift)  # which raises where it has no flow shift
     check_shared(options, model, required_profile(options, model), parallel)
 
 

@@ -14,6 +14,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
 from chipsparse.cli.model.description import ModelDescription, load_pipeline
+from chipsparse.cli.model.schedulers import shifted_scheduler
 from chipsparse.cli.model.weight_files import weights_digest
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
@@ -78,16 +79,17 @@ def _run(options: CompareOptions) -> Suite:
         profile = choose_profile(options, model, optional=True)
         defaults = GenerationDefaults() if profile is None else profile.generation
         settings = resolve_settings(options, model, defaults)
+        scheduler = shifted_scheduler(model, options.flow_shift)
         video = model.accepts("num_frames")
         prompts = suite_prompts(options, model)
         rows = suite_rows(options, model)
         folder, suffix = options.folder, ".mp4" if video else ".png"
         _check_folder(options, suffix)
-        common = environment(model, settings, device, dtype)
+        common = environment(model, settings, options.flow_shift, device, dtype)
         results = ResultsFile(folder / MEASURED, _about(common, model))
         progress = WorkProgress(display)
         generator = Generator(
-            lambda: load_pipeline(model, device=device, dtype=dtype),
+            lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
             settings,
             progress,
             options.negative_prompt,

@@ -17,6 +17,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline
+from chipsparse.cli.model.schedulers import shifted_scheduler
 from chipsparse.cli.model.weight_files import weights_digest
 from chipsparse.cli.planning.planned import called_steps, planned_if_known
 from chipsparse.cli.planning.profile_file import write_profile
@@ -91,6 +92,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
         profile = required_profile(options, model)
         settings = resolve_settings(options, model, profile.generation)
         check_prompt_is_enough(model, "a schedule is tuned on prompts alone")
+        scheduler = shifted_scheduler(model, options.flow_shift)
         steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
@@ -101,7 +103,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
         common = about(tuned, model, profile, options, process.parallel)
         results = SharedResults(options.results_file, common, process)
         generator = Generator(
-            lambda: load_pipeline(model, device=device, dtype=dtype),
+            lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
             settings,
             WorkProgress(display),
             options.negative_prompt,
@@ -222,7 +224,7 @@ def _tuned_for(
     return TunedFor(
         model=Path(model.location).name if Path(model.location).exists() else model.location,
         transformer_config=digest(model.transformer_config),
-        **range_of(settings, device, dtype),
+        **range_of(settings, options.flow_shift, device, dtype),
         versions=Versions(
             chipsparse.__version__, str(torch.__version__), str(diffusers.__version__)
         ),
@@ -238,7 +240,7 @@ def about(
     parallel: Parallel | None,
 ) -> dict[str, Any]:
     """What all measurements of a results file have in common."""
-    facts = dataclasses.asdict(tuned)
+    facts = tuned.to_dict()
     del facts["target"], facts["measured"]
     versions = facts.pop("versions")
     config = dataclasses.asdict(profile.sparsity)

@@ -378,7 +378,9 @@ def equal_work(workload: str) -> str:
     by_time = table(("at equal time", *shares), rows("time"), texts=1)
     prompts = len({clip["prompt"] for clip in clips})
     size = "x".join(map(str, clips[0]["size"]))
-    made = f"{size}, {clips[0]['steps']} steps; {prompts} prompts, PSNR in dB: mean (worst)."
+    shift = f", flow shift {clips[0]['flow_shift']:g}" if "flow_shift" in clips[0] else ""
+    steps = f"{clips[0]['steps']} steps{shift}"
+    made = f"{size}, {steps}; {prompts} prompts, PSNR in dB: mean (worst)."
     return f"{by_work}\n\n{by_time}\n\n{made} {source(file, clips)}"
 
 

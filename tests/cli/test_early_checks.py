@@ -33,6 +33,7 @@ MISTAKES = [
     ["batch", str(ASSETS / "prompts/shapes.txt"), "-o", "out", "--crf", "99"],
     ["explain", "--steps", "0"],
     ["explain", "--dtype", "int4"],
+    ["explain", "--flow-shift", "0"],
     ["tune", "-o", "p.yaml", "--min-psnr", "30", "--height", "0"],
     ["compare", "dense", "profile", "--guidance-scale", "-1"],
     ["bench", "--vram", "much"],

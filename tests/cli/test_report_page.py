@@ -245,7 +245,7 @@ def test_a_generation_that_starts_from_a_picture(report):
         content["request"]["settings"] |= {"guidance_scale": 3.5, "true_cfg_scale": 4.0}
         content["request"] |= {
             **{"image": "alice/start.png", "strength": 0.75},
-            **{"scheduler": "UniPCMultistepScheduler"},
+            **{"scheduler": "UniPCMultistepScheduler", "flow_shift": 5.0},
             **{"loras": [{"file": "alice/style.safetensors", "scale": 0.8}]},
         }
         content["denoising_seconds"]["dense"] = 6.0
@@ -256,6 +256,7 @@ def test_a_generation_that_starts_from_a_picture(report):
         "3\nsteps\n",
         "starts from\nstart.png, strength 0.75\n",
         "scheduler\nUniPCMultistepScheduler\n",
+        "flow shift\n5\n",
         "LoRA\nstyle.safetensors at 0.8\n",
         "not shown\nblurred <b>\n",
         "guidance\nscale 3.5, classifier-free 4\n",

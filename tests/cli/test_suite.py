@@ -284,6 +284,7 @@ def test_more_prompts_and_lost_frames(again, counted, workdir):
     [
         (("--steps", "6"), "was measured with num_inference_steps 4, not 6"),
         (("--width", "32"), "was measured with width 48, not 32"),
+        (("--flow-shift", "6"), "was measured with flow_shift null, not 6.0"),
     ],
 )
 def test_a_suite_of_other_settings_is_refused(change, why, again, counted, workdir):

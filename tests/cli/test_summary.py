@@ -96,7 +96,8 @@ def of_a_series(
             "quality": None,
             "loras": [],
         },
-        **{"scheduler": None, "image": None, "strength": None, "warnings": []},
+        **{"scheduler": None, "flow_shift": None, "image": None, "strength": None},
+        "warnings": [],
         **{"dtype": "float32", "device": "cpu", "settings": settings | {"true_cfg_scale": None}},
     }
     files = [Path(f"renders/monday-{seed:03}-{frame:03}.png") for frame in range(frames)]

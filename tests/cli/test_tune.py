@@ -147,6 +147,7 @@ def test_it_says_beforehand_how_long_it_takes(tune):
         (("--height", "32"), "a height of 32 pixels, not 64"),
         (("--guidance-scale", "2"), "true guidance 2.0, not 1.0"),
         (("--dtype", "bfloat16"), "bfloat16, not float32"),
+        (("--flow-shift", "6"), "a flow shift of 6.0, not the scheduler's own"),
     ],
 )
 def test_generate_warns_outside_the_range(measured, model_folder, workdir, change, phrase):
@@ -313,6 +314,7 @@ def test_a_target_that_cannot_be_met_tells_the_best_and_the_command(
         (("--steps", "7"), "was measured with num_inference_steps 6, not 7"),
         (("--height", "32"), "was measured with height 64, not 32"),
         (("--dtype", "bfloat16"), "was measured with dtype float32, not bfloat16"),
+        (("--flow-shift", "6"), "was measured with flow_shift null, not 6.0"),
     ],
 )
 def test_a_results_file_of_something_else_is_refused(again, change, message):

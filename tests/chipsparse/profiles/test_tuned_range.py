@@ -25,6 +25,7 @@ SAME = {
     "num_inference_steps": 50,
     "guidance_scale": 4.0,
     "true_cfg_scale": None,
+    "flow_shift": None,
     "dtype": "float32",
     "device": "NVIDIA H200",
 }
@@ -43,12 +44,19 @@ def test_a_generation_within_the_range():
         ({"num_frames": 9}, "9 frames, not none"),
         ({"num_inference_steps": 30}, "30 steps, not 50"),
         ({"guidance_scale": None}, "guidance none, not 4.0"),
+        ({"flow_shift": 6.0}, "a flow shift of 6.0, not the scheduler's own"),
         ({"dtype": "bfloat16"}, "bfloat16, not float32"),
         ({"device": "NVIDIA A100"}, "NVIDIA A100, not NVIDIA H200"),
     ],
 )
 def test_each_difference_is_named(change, phrase):
     assert outside(TUNED, {**SAME, **change}) == [phrase]
+
+
+def test_the_scheduler_s_own_flow_shift_is_another_one():
+    tuned = dataclasses.replace(TUNED, flow_shift=6.0)
+    assert outside(tuned, {**SAME, "flow_shift": 6.0}) == []
+    assert outside(tuned, SAME) == ["a flow shift of the scheduler's own, not 6.0"]
 
 
 def test_a_digest_is_of_the_model_not_of_what_wrote_it():

@@ -133,6 +133,25 @@ def test_a_changed_profile_makes_other_files(batch, broken_model, workdir):
     assert first["file"] != second["file"]
 
 
+def test_flow_shifts_are_not_mixed(batch, workdir, monkeypatch, manifest):
+    (workdir / "prompts.csv").write_text("prompt\na red circle\n")
+
+    def file(state, *arguments):
+        ran = batch(*SMALL, "--format", "gif", "--json", *arguments).fine()
+        (row,) = read(ran)["rows"]
+        assert row["state"] == state
+        return row["file"]
+
+    own = file("made")
+    shifted = file("made", "--flow-shift", "6")
+    assert shifted != own
+    assert (workdir / "out" / own).read_bytes() != (workdir / "out" / shifted).read_bytes()
+    assert [line["flow_shift"] for line in manifest()] == [None, 6.0]
+    monkeypatch.setattr(batch_job, "_make", lambda *_: pytest.fail("made again"))
+    assert file("already there") == own
+    assert file("already there", "--flow-shift", "6.0") == shifted
+
+
 @pytest.mark.parametrize("name", ["weights", "scheduler", "lora"])
 def test_other_files_of_a_model_make_other_files(batch, broken_model, workdir, monkeypatch, name):
     """A byte in the first tensor, as where a LoRA was fused; a config; a byte of a LoRA."""

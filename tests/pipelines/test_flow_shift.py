@@ -1,0 +1,89 @@
+"""Schedulers with another flow shift: their noise levels, and those that have none."""
+
+import math
+
+import diffusers
+import numpy as np
+import pytest
+
+from chipsparse.pipelines.flow_shift import with_flow_shift
+
+STEPS = 7
+TRAINED = 1000  # levels
+FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+
+
+def shifted(levels, shift):
+    return shift * levels / (1 + (shift - 1) * levels)
+
+
+def sigmas(scheduler):
+    scheduler.set_timesteps(STEPS)
+    return scheduler.sigmas.double().numpy()
+
+
+@pytest.mark.parametrize("shift", [0.5, 1, 6.0])
+def test_levels_of_euler(shift):
+    own = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    made = with_flow_shift(own, shift)
+    # diffusers also shifts the least level, before it spaces those above it.
+    levels = np.linspace(1, shifted(1 / TRAINED, shift), STEPS)
+    assert sigmas(made) == pytest.approx([*shifted(levels, shift), 0], abs=1e-6)
+    assert made.timesteps.numpy() == pytest.approx(TRAINED * shifted(levels, shift), abs=1e-3)
+    assert sigmas(own) != pytest.approx(sigmas(made), abs=1e-2)
+    assert own.config.shift == 3.0
+
+
+@pytest.mark.parametrize("shift", [0.5, 1, 6.0])
+def test_levels_of_unipc(shift):
+    own = diffusers.UniPCMultistepScheduler(**FLOW, flow_shift=3.0, solver_order=3)
+    made = with_flow_shift(own, shift)
+    levels = np.linspace(1, 1 / TRAINED, STEPS + 1)[:-1]
+    assert sigmas(made) == pytest.approx([*shifted(levels, shift), 0], abs=2e-6)
+    assert sigmas(own) != pytest.approx(sigmas(made), abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, shift_terminal=0.1),
+        diffusers.DPMSolverMultistepScheduler(**FLOW, flow_shift=3.0, solver_order=3),
+    ],
+    ids=lambda scheduler: type(scheduler).__name__,
+)
+def test_nothing_else_changes(scheduler):
+    made = with_flow_shift(scheduler, 6.0)
+    assert type(made) is type(scheduler)
+    differing = {name for name, value in made.config.items() if scheduler.config[name] != value}
+    assert differing - {"_use_default_values"} in ({"shift"}, {"flow_shift"})
+
+
+@pytest.mark.parametrize("shift", [0, 0.0, -3.0, math.nan, math.inf])
+def test_what_is_no_shift(shift):
+    with pytest.raises(ValueError, match=r"^the flow shift must be above 0 and finite, got "):
+        with_flow_shift(diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), shift)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "sentence"),
+    [
+        (
+            diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),  # as FLUX has it
+            "FlowMatchEulerDiscreteScheduler takes its flow shift from the size here",
+        ),
+        (
+            diffusers.UniPCMultistepScheduler(**FLOW, use_dynamic_shifting=True),
+            "UniPCMultistepScheduler takes its flow shift from the size here",
+        ),
+        (
+            diffusers.UniPCMultistepScheduler(**FLOW, use_karras_sigmas=True),
+            r"UniPCMultistepScheduler spaces its noise levels .* \(use_karras_sigmas\)",
+        ),
+        (diffusers.UniPCMultistepScheduler(), "UniPCMultistepScheduler has no flow shift"),
+        (diffusers.DDIMScheduler(), "DDIMScheduler has no flow shift"),
+        (diffusers.CogVideoXDDIMScheduler(), "CogVideoXDDIMScheduler has no flow shift"),
+    ],
+)
+def test_schedulers_without_one(scheduler, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        with_flow_shift(scheduler, 6.0)
