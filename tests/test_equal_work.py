@@ -15,7 +15,7 @@ from benchmarks.equal_work import run as bench
 from benchmarks.equal_work.beneath_hooks import with_cache
 from benchmarks.equal_work.curves import OURS, SKIPS, at_share, chosen, joined, lead, qualities
 from benchmarks.equal_work.methods import entries
-from benchmarks.equal_work.tables import LEADS, WORST, quality_rows, step_rows
+from benchmarks.equal_work.tables import LEADS, WORST, by_workload, quality_rows, step_rows
 from benchmarks.equal_work.work import DenseWork, attention_of, blocks_of
 from benchmarks.records import read, write_compact
 from chipsparse.api import attach
@@ -333,6 +333,16 @@ def test_the_figure_keeps_numbers_of_steps_apart():
     found = some_clips()
     two = figure.draw([*found, *({**each, "steps": 20} for each in found)])
     assert len(two.axes) == 2 * len(figure.draw(found).axes)
+
+
+def test_flow_shifts_are_kept_apart():
+    own, given = clip(OURS, "a"), clip(OURS, "a", flow_shift=6.0)
+    assert joined([own, given, dict(own, flow_shift=None), dict(given)]) == [own, given]
+    assert [*by_workload([own, given]).values()] == [[own], [given]]
+    assert [name.endswith(" steps, flow shift 6") for name in by_workload([own, given])] == [
+        False,
+        True,
+    ]
 
 
 def test_every_method_has_a_colour_and_every_point_a_name_of_its_own():

@@ -18,7 +18,10 @@ from benchmarks.records import Record
 
 OP = "equal_work"
 # What makes two records of clips the same.
-IDENTITY = ("op", "model", "size", "steps", "method", "variant", "setting", "prompt", "seed")
+IDENTITY = (
+    *("op", "model", "size", "steps", "flow_shift"),
+    *("method", "variant", "setting", "prompt", "seed"),
+)
 DENSE = "dense"
 # What our own search finds, with sparse steps and without any.
 OURS, SKIPS = "chipsparse, sparse steps", "chipsparse, nothing sparse"

@@ -62,7 +62,7 @@ def draw(records: Sequence[Record]) -> Figure:
     for place, (name, clips, measure) in enumerate(panels, 1):
         axes = axes_of(figure, rows, columns, place)
         _draw_panel(axes, clips, measure)
-        axes.set_title(f"{name}: PSNR, dB", fontsize=10)
+        axes.set_title(f"{name}: PSNR, dB", fontsize=9)
         handles, methods = axes.get_legend_handles_labels()
         drawn.update(zip(methods, handles, strict=True))
     methods = [method for method in COLOURS if method in drawn]

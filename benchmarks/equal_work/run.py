@@ -75,9 +75,8 @@ class _Bench:
             "model": workload.name,
             "size": [full[name] for name in ("height", "width", "num_frames") if name in full],
             "steps": self._steps,
+            "flow_shift": args.flow_shift,
         }
-        if args.flow_shift is not None:
-            self._run["flow_shift"] = args.flow_shift
         self._compiling = workload.device.type == "cuda" or args.compile
         self._sheet: Path | None = args.sheet
 

@@ -129,12 +129,19 @@ def _point(clip: Record) -> tuple[str, str, str]:
 
 
 def by_workload(clips: Iterable[Record]) -> dict[str, list[Record]]:
-    """Clips by what they are of: a model, a size and a number of steps together."""
+    """Clips by what they are of: a model and how it generates together."""
     groups: dict[str, list[Record]] = {}
     for clip in clips:
-        size = "x".join(map(str, clip["size"]))
-        groups.setdefault(f"{clip['model']}, {size}, {clip['steps']} steps", []).append(clip)
+        groups.setdefault(f"{clip['model']}, {generation_of(clip)}", []).append(clip)
     return groups
+
+
+def generation_of(clip: Record) -> str:
+    """Size, number of steps and, where one was given, flow shift."""
+    parts = ["x".join(map(str, clip["size"])), f"{clip['steps']} steps"]
+    if clip.get("flow_shift") is not None:
+        parts.append(f"flow shift {clip['flow_shift']:g}")
+    return ", ".join(parts)
 
 
 def text_of(clips: Sequence[Record]) -> str:

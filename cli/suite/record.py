@@ -37,17 +37,14 @@ def environment(
     device: torch.device,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """What all clips of a suite have in common; none of it says whose machine it was.
-
-    The flow shift is in it only where one was given.
-    """
+    """What all clips of a suite have in common; none of it says whose machine it was."""
     return {
         "model": name_of(model.location),
         "pipeline_class": model.pipeline_class.__name__,
         "transformer_class": model.transformer_class,
         "transformer_config": digest(model.transformer_config),
         "settings": dataclasses.asdict(settings),
-        **({} if flow_shift is None else {"flow_shift": flow_shift}),
+        "flow_shift": flow_shift,
         "device": device_name(device),
         "dtype": str(dtype).removeprefix("torch."),
         "versions": {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.equal_work.curves import TARGETS, Axis
-from benchmarks.equal_work.tables import quality_rows
+from benchmarks.equal_work.tables import generation_of, quality_rows
 from benchmarks.full_models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
@@ -377,10 +377,7 @@ def equal_work(workload: str) -> str:
     by_work = table(("at equal work", *shares), rows("work"), texts=1)
     by_time = table(("at equal time", *shares), rows("time"), texts=1)
     prompts = len({clip["prompt"] for clip in clips})
-    size = "x".join(map(str, clips[0]["size"]))
-    shift = f", flow shift {clips[0]['flow_shift']:g}" if "flow_shift" in clips[0] else ""
-    steps = f"{clips[0]['steps']} steps{shift}"
-    made = f"{size}, {steps}; {prompts} prompts, PSNR in dB: mean (worst)."
+    made = f"{generation_of(clips[0])}; {prompts} prompts, PSNR in dB: mean (worst)."
     return f"{by_work}\n\n{by_time}\n\n{made} {source(file, clips)}"
 
 

@@ -144,7 +144,7 @@ CASES = {
                 "schedule.skip_steps": [],
                 "schedule.final_dense_steps": 2,
             },
-            bounds=Bounds(psnr=35, ssim=0.99, flicker=1.15, golden=42, golden_half=36),
+            bounds=Bounds(psnr=35, ssim=0.99, flicker=1.15, golden=42, golden_half=38),
         ),
         Case(
             "wan-listed",
@@ -173,7 +173,7 @@ CASES = {
             seed=3,
             arguments={"num_inference_steps": SHORT_STEPS},
             sparsity=SHORT,
-            bounds=Bounds(psnr=21, ssim=0.88, flicker=1.25, golden=32, golden_half=26),
+            bounds=Bounds(psnr=21, ssim=0.9, flicker=1.25, golden=32, golden_half=26),
         ),
     )
 }
