@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Handle:
         self.report = report
         self._adapters = adapters
         self._patches = Patches()
+        self._calls: PipelineCalls | None = None
         self._is_open = False
 
     @property
@@ -91,17 +93,44 @@ class Handle:
         self.report.kept_columns = found
         return found
 
+    @contextlib.contextmanager
+    def generation(self, scheduler: Any = None) -> Iterator[Handle]:
+        """Around a denoising loop of your own that calls the patched transformer.
+
+        It is one generation, as a call of the pipeline is: what is kept belongs to it, and is freed
+        at its end. A call at a timestep that the scheduler does not have next runs dense.
+
+        Args:
+            scheduler: what runs the loop, whose timesteps are set; by default the pipeline's.
+
+        Raises:
+            RuntimeError: the pipeline is not patched any more, or another thread is calling it.
+
+        Example:
+            >>> with handle.generation():
+            ...     for t in pipe.scheduler.timesteps:
+            ...         velocity = pipe.transformer(latents, timestep=t.expand(1), ...)[0]
+            ...         latents = pipe.scheduler.step(velocity, t, latents)[0]
+        """
+        self._check_enabled()
+        assert self._calls is not None
+        with self._calls.generation(scheduler):
+            yield self
+
     def disable(self) -> None:
         """Restores every patched model bit for bit and frees all caches; may be called twice."""
         self._patches.undo()
         while self._adapters:
             self._adapters.pop().remove()
 
-    def __enter__(self) -> Handle:
+    def _check_enabled(self) -> None:
         if not self.enabled:
             raise RuntimeError(
                 "this handle is used up: its pipeline was restored; call chipsparse.enable() again"
             )
+
+    def __enter__(self) -> Handle:
+        self._check_enabled()
         if self._is_open:
             raise RuntimeError(
                 "this handle's with block is open already, and its end restores the pipeline"
@@ -133,7 +162,8 @@ class Handle:
     def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
         """Patches the pipeline itself, and leaves word on it of who patched it."""
         adapters = dict(zip(transformers, self._adapters, strict=True))
-        PipelineCalls(adapters, self.report, loop).patch(pipe, self._patches)
+        self._calls = PipelineCalls(pipe, adapters, self.report, loop)
+        self._calls.patch(self._patches)
         for owner in (pipe, *transformers.values()):
             if hasattr(owner, "__dict__"):
                 self._patches.set_attribute(owner, HANDLE, self)
@@ -267,8 +297,7 @@ def attach(
                 f"this {type(transformer).__name__} runs under context parallelism, where nothing "
                 "can be measured; do so on a pipeline without it"
             )
-    loop = loop_of(pipe)
-    check_scheduler(loop.scheduler)
+    check_scheduler(getattr(pipe, "scheduler", None))
     names = {id(item): name for name, item in pipe.components.items()}
     folder = _folder(pipe)
     classes = {names[id(each)]: type(each).__name__ for each in transformers}
@@ -279,6 +308,7 @@ def attach(
         config=config,
         quality=quality,
     )
+    loop = loop_of(pipe, report)
     tracker, host = PositionTracker(), HostMemory()
     handle = Handle(config, report, [])
     try:

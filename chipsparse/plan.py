@@ -28,6 +28,8 @@ class SparsityPlan:
         config: what the user asked for.
         layout: the model's sizes.
         steps: number of denoising steps, or None where the pipeline does not say.
+        first: the first of them that runs.
+        corrects: see `Schedule`.
 
     Raises:
         ConfigError: if the config names a layer that the model does not have.
@@ -36,6 +38,8 @@ class SparsityPlan:
     config: SparsityConfig
     layout: ModelLayout
     steps: int | None = None
+    first: int = 0
+    corrects: bool = True
 
     def __post_init__(self) -> None:
         count = self.layout.layers
@@ -49,7 +53,12 @@ class SparsityPlan:
     @cached_property
     def schedule(self) -> Schedule:
         """The actions of the steps, whatever the layers make of them."""
-        return Schedule(self.config.schedule, self.steps)
+        return Schedule(self.config.schedule, self.steps, self.first, self.corrects)
+
+    @property
+    def corrects_any(self) -> bool:
+        """Whether skipped steps are put right."""
+        return self.corrects and self.config.schedule.correct and self.schedule.skips_any
 
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
         """Whether two plans differ in text tokens and samples, as branches do, or not at all."""

@@ -262,19 +262,19 @@ class Session:
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
         own = self._generation.aligned(layout, self.config)
-        plan = SparsityPlan(self.config, own, context.steps)
+        plan = SparsityPlan(self.config, own, context.steps, context.first, context.corrects)
         is_first = not self._generation.includes(context, plan)
         if is_first:
-            plan = SparsityPlan(self.config, layout, context.steps)
+            plan = replace(plan, layout=layout)
             self.reset()
             self._generation = self._new_generation(context.generation, plan, device)
         generation = self._generation
         generation.plan = plan
         branch = generation.branches.setdefault(context.branch, _Branch(plan))
         action, predicted = self._next_action(branch, context, latents)
-        caching = generation.caching and why_not_cached is None
-        left_alone = generation.caching and not caching and action is not Action.SKIP
-        if left_alone:
+        caching = generation.caching and why_not_cached is None and context.placed
+        left_alone = generation.caching and why_not_cached and action is not Action.SKIP
+        if left_alone or not context.placed:
             action = Action.DENSE
         if action is Action.REFRESH:
             branch.refreshed_at = context.step
@@ -432,7 +432,7 @@ class Session:
                 over = is_last_branch or other.last_step < context.step - 1
                 if other is branch or (over and other.recorded is not None):
                     self._finish(name)
-        elif plan.schedule.skips_any and record.action is not Action.SKIP:
+        elif plan.schedule.skips_any and record.action is not Action.SKIP and context.placed:
             both = plan.schedule.forecasts_any
             held = generation.held.hold(context.branch, context.time, output, both=both)
             if generation.step_cache is not None:

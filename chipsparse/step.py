@@ -22,6 +22,9 @@ class StepContext:
         branch: guidance branch, such as "cond" or "uncond".
         steps: number of steps of this generation where known.
         timestep: of the step, from the scheduler's list where there is one for these steps.
+        first: step of the generation's first call; above 0 where it starts late, from an image.
+        placed: whether the position is known, or calls are only counted.
+        corrects: whether skipped steps can be put right by the scheduler of these steps.
     """
 
     generation: int
@@ -29,6 +32,9 @@ class StepContext:
     branch: str
     steps: int | None
     timestep: float | None = None
+    first: int = 0
+    placed: bool = True
+    corrects: bool = True
 
     @property
     def time(self) -> float:
@@ -44,6 +50,7 @@ class PositionTracker:
     """
 
     _step: int
+    _first: int | None
     _unnamed_calls: int
 
     def __init__(self) -> None:
@@ -89,15 +96,11 @@ class PositionTracker:
             if step_index is None:  # where steps are counted, by its timestep: from this one on
                 step = self._step_of(timestep)
         self._step = self._last_step[branch] = step
+        if self._first is None:
+            self._first = step
         listed = step < len(self._values) == steps
-        return StepContext(
-            self._generation, step, branch, steps, self._values[step] if listed else None
-        )
-
-    @property
-    def step(self) -> int:
-        """That of the last call; -1 before the first one of a generation."""
-        return self._step
+        timestep_of_step = self._values[step] if listed else None
+        return StepContext(self._generation, step, branch, steps, timestep_of_step, self._first)
 
     def finish(self) -> None:
         """Ends the generation: the next call starts another one, whatever its position."""
@@ -112,6 +115,7 @@ class PositionTracker:
         self._last_step: dict[str, int] = {}
         self._timestep: float | None = None
         self._step = -1
+        self._first = None
         self._unnamed_calls = 0
 
     def _step_of(self, read_timestep: Callable[[], float] | None) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -59,6 +59,8 @@ from chipsparse.pipelines.uncompiled import uncompiled
 from chipsparse.plan import Action
 from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import StepRecord, StepTimer
+from chipsparse.report.nothing_sparse import NOTHING, wants_sparse
+from chipsparse.schedule.correction import held_bytes
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
 
@@ -68,21 +70,7 @@ PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_fl
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
-
-
-@dataclass
-class _CountedStep:
-    """A step that is known by the timestep of its calls alone.
-
-    Attributes:
-        timestep: of all of them.
-        latents: of the first one.
-        is_doubtful: whether some without names may be of another generation.
-    """
-
-    timestep: float
-    latents: torch.Tensor
-    is_doubtful: bool = False
+SAY_IT = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
 
 
 class PatchedTransformer(WholePatched):
@@ -181,7 +169,6 @@ class ModelAdapter(ModelFamily):
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._is_scheduled = True
-        self._counted: _CountedStep | None = None
         self._state: ModelState | None = None
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
@@ -391,7 +378,7 @@ class ModelAdapter(ModelFamily):
             self._run_as(self._execution(hidden), context.generation)
             if not self.knows(context, arguments):
                 result = self.observe(context, arguments, call.run)
-                self._say_what_is_unknown()
+                self._say_what_is_unknown(context)
                 return result
             layout = self._guided_layout(arguments, context.generation)
             layout = layout if self.split is None else self.split.open(layout)
@@ -408,7 +395,7 @@ class ModelAdapter(ModelFamily):
                 first = self.session.is_first_call
                 self.split.check_same_calls(state, arguments, first=first)
             self._check_caches(context.generation)
-            self._say_what_is_unknown()
+            self._say_what_is_unknown(context)
             for note in self.notes(arguments):
                 self.session.report.note(note)
             if state.action is Action.SKIP:  # nothing of the model runs
@@ -460,14 +447,12 @@ class ModelAdapter(ModelFamily):
         schedule = getattr(scheduler, "timesteps", None)
         step = named.get("step_index")
         branch = named.get("name") or loop.branch()
-        if not self._is_scheduled and step is None and branch is None:
-            self._look_for_start(read_in(None), self.latents(arguments))
 
         def read() -> float:
             timestep = loop.timestep()
             return read_in(schedule) if timestep is None else timestep
 
-        return self._tracker.locate(
+        context = self._tracker.locate(
             branch=None if branch is None else branch.removeprefix(PREDICTION),
             step_index=scheduler_step(scheduler) if step is None else step,
             steps=named.get("num_inference_steps"),
@@ -475,38 +460,28 @@ class ModelAdapter(ModelFamily):
             schedule=schedule,
             unnamed_branch=loop.unnamed_branch,
         )
+        loop.settle_correction(context.step)
+        if not loop.correction.follows(loop.scheduler):
+            loop.follow_schedulers()
+        return replace(
+            context,
+            placed=self._is_scheduled or step is not None,
+            corrects=self._is_scheduled and loop.why_not_corrected() is None,
+        )
 
-    def _look_for_start(self, timestep: float, latents: torch.Tensor) -> None:
-        """Lets nothing be used of a generation that broke off at its first step.
-
-        The next one has the same timestep there, and seems to go on where calls have no names.
-        Those of a step mostly have the same latents; where they have not at the first step, they
-        may be of two generations: what they kept is not used by the second step, which then
-        computes in full.
-        """
-        before = self._counted
-        if before is None or before.timestep != timestep:
-            if before is not None and before.is_doubtful and self._tracker.step == 0:
-                self.session.reset()
-            self._counted = _CountedStep(timestep, latents)
-        elif before.latents.device != latents.device or not torch.equal(before.latents, latents):
-            before.is_doubtful = True
-
-    def _say_what_is_unknown(self) -> None:
+    def _say_what_is_unknown(self, context: StepContext) -> None:
         """Reports of a call that the scheduler does not run what is not known for this reason."""
-        plan = self.session.plan
-        if self._is_scheduled or (plan is not None and plan.is_dense()):
+        plan, report = self.session.plan, self.session.report
+        if self._is_scheduled or plan is None or not wants_sparse(plan.config):
             return
-        unknown = []
-        if self.named_position.get("step_index") is None:
-            unknown.append("steps are counted by falling timesteps")
-        if self.named_position.get("num_inference_steps") is None:
-            unknown.append("the number of steps is not known")
-        if unknown:
-            what = " and ".join(unknown)
-            self.session.report.fall_back(f"{OTHER_SCHEDULER}, so {what}; {ENABLE_THERE}")
+        if not context.placed:
+            sentence = f"{OTHER_SCHEDULER}, so its step is not known; {SAY_IT}"
+            report.fall_back(f"calls run dense: {sentence}")
+            report.run_dense(f"{NOTHING}: {sentence}")
+        elif context.steps is None:
+            report.fall_back(f"{OTHER_SCHEDULER}, so the number of steps is not known; {SAY_IT}")
         else:
-            self.session.report.note(f"{OTHER_SCHEDULER}, so forecasts go by steps; {ENABLE_THERE}")
+            report.note(f"{OTHER_SCHEDULER}, so forecasts go by steps; {ENABLE_THERE}")
 
     def _guidance_ended(self, generation: int) -> bool:
         """Whether the pipeline has said that it guides this generation, and now says it does not.
@@ -604,6 +579,9 @@ class ModelAdapter(ModelFamily):
         pending = pending_bytes(self.transformer, execution.device)
         if execution.autocast:
             pending += autocast_bytes(self.transformer, execution.dtype)
+        plan = self.session.plan
+        if plan is not None and plan.corrects_any:
+            pending += held_bytes(self._loop.scheduler, self.latents(arguments))
         return MemoryDemand(
             dtype=execution.dtype,
             branches=self.branches(),
@@ -719,7 +697,6 @@ class ModelAdapter(ModelFamily):
         """Frees the caches and starts anew with the next call."""
         self.session.reset()
         self._tracker.finish()
-        self._counted = None
 
     # Attention.
 

@@ -1,77 +1,118 @@
-"""Where skipped steps can be put right: at the scheduler of a pipeline's own call."""
+"""Where skipped steps are put right: at the schedulers that run an enabled transformer."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import diffusers
-
 from chipsparse.plan import Action
-from chipsparse.report.generation import GenerationReport
-from chipsparse.schedule.correction import CorrectedSteps, Kind, Made
-from chipsparse.schedule.wrapped_step import Step, wrapped_step
+from chipsparse.report.generation import GenerationReport, StepRecord
+from chipsparse.schedule.correction import SOLVERS, CorrectedSteps, Kind, Made, solver_class
+from chipsparse.schedule.wrapped_step import wrap_step
 
-# Solvers of several steps, which keep what they need for the next one in lists.
-MULTISTEP = ("UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DEISMultistepScheduler")
+NOT_STEPPED = "the loop does not step its scheduler as pipelines do"
 
 
-@contextlib.contextmanager
-def corrected_steps(scheduler: Any, report: GenerationReport) -> Iterator[None]:
-    """Around a call of a pipeline: the steps that it skips are put right, where they can be.
+class StepCorrection:
+    """Wraps the steps of the schedulers of one enabled pipeline.
+
+    That of a pipeline with the same scheduler, or of a loop of the user's, is wrapped with it.
 
     Args:
-        scheduler: the pipeline's, or None.
-        report: of the transformers that it calls; is told which steps were, or why none.
+        report: of the transformers; is told which steps were put right, or why none.
+        copies: whether deep copies are the pipeline's own now, for a second kind of latents.
     """
-    reason = why_not_corrected(scheduler)
-    if reason is not None:
-        yield
-        if any(record.action is Action.SKIP for record in report.steps) and _wanted(report):
-            report.note(f"skipped steps are not corrected: {reason}")
-        return
 
-    def wrap(owner: Any, step: Step) -> Step:
-        return CorrectedSteps(owner, step, lambda: made_of(report), report.correct)
+    def __init__(self, report: GenerationReport, copies: Callable[[], bool]) -> None:
+        self._report, self._copies = report, copies
+        self._wanted: list[Any] = []
+        self._followed: dict[int, tuple[CorrectedSteps, Callable[[], None]]] = {}
+        self._stepped: StepRecord | None = None  # the last call that a wrapped step came after
 
-    with wrapped_step(scheduler, wrap, copies=True):
-        yield
+    def follow(self, schedulers: Iterable[Any]) -> None:
+        """Wraps the steps of these schedulers, where they can be corrected, and of no others."""
+        wanted = {id(scheduler): scheduler for scheduler in schedulers}
+        for number in self._followed.keys() - wanted.keys():
+            _, undo = self._followed.pop(number)
+            undo()
+        for scheduler in wanted.values():
+            self._wrap(scheduler)
+        self._wanted = list(wanted.values())
+
+    def _wrap(self, scheduler: Any) -> None:
+        if why_not_corrected(scheduler) is None and id(scheduler) not in self._followed:
+            steps: list[CorrectedSteps] = []
+
+            def wrap(step: Callable[..., Any]) -> CorrectedSteps:
+                steps.append(CorrectedSteps(scheduler, step, self._made, self._report.correct))
+                return steps[0]
+
+            undo = wrap_step(scheduler, wrap, self._copied)
+            self._followed[id(scheduler)] = steps[0], undo
+
+    def _copied(self, scheduler: Any) -> None:
+        if self._copies():
+            self._wrap(scheduler)
+
+    def follows(self, scheduler: Any) -> bool:
+        """Whether `follow` was called with a scheduler."""
+        return any(scheduler is each for each in self._wanted)
+
+    def settle(self, reason: str | None, step: int | None = None) -> None:
+        """Notes where a skipped step cannot be put right, once nothing more comes of it.
+
+        Args:
+            reason: why the scheduler of the loop cannot put steps right, if that is so.
+            step: of the call that comes next; None behind the last one, where all is let go that
+                belongs to the generation.
+        """
+        last = self._report.steps[-1] if self._report.steps else None
+        skipped = last is not None and last.action is Action.SKIP and last.step != step
+        if skipped and self._stepped is not last and self._is_wanted():
+            self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
+        if step is None:
+            self.follow(self._wanted)  # and no copies any more
+            self._stepped = None
+            for corrected, _ in self._followed.values():
+                corrected.drop()
+
+    def _is_wanted(self) -> bool:
+        """Whether the plan of the last call skips steps, and is to correct them."""
+        steps = self._report.steps
+        plan = self._report.plans.get(steps[-1].transformer) if steps else None
+        return plan is not None and plan.config.schedule.correct and plan.schedule.skips_any
+
+    def _made(self) -> Made | None:
+        """How the outputs of the step came about to which the transformers were called last."""
+        if not self._is_wanted():
+            return None
+        records = self._report.steps
+        self._stepped = records[-1]
+        step = records[-1].step
+        records = list(itertools.takewhile(lambda each: each.step == step, reversed(records)))
+        kind = _kind({record.action for record in records})
+        branches = frozenset(record.branch for record in records)
+        return None if kind is None else Made(step, kind, branches)
 
 
 def why_not_corrected(scheduler: Any) -> str | None:
-    """Why the solver cannot go over steps again: known are those of a straight flow."""
-    name = type(scheduler).__name__
-    config: Any = getattr(scheduler, "config", {})
-    if isinstance(scheduler, diffusers.FlowMatchEulerDiscreteScheduler):
-        return f"{name} adds noise" if config.stochastic_sampling else None
-    known = tuple(getattr(diffusers, each) for each in MULTISTEP if hasattr(diffusers, each))
-    if not isinstance(scheduler, known):
+    """Why steps of a scheduler cannot be put right: known are solvers of a straight flow."""
+    name, config = type(scheduler).__name__, getattr(scheduler, "config", {})
+    known = solver_class(scheduler)
+    if scheduler is None:
+        return "the pipeline has no scheduler"
+    if known is None:
         return f"{name} is none of the solvers that can go over steps again"
-    if config.prediction_type != "flow_prediction" or not config.get("use_flow_sigmas", False):
+    if config.get("stochastic_sampling") or "sde" in (config.get("algorithm_type") or ""):
+        return f"{name} adds noise"
+    if known.__name__ == SOLVERS[0]:
+        return None
+    if config.get("prediction_type") != "flow_prediction" or not config.get("use_flow_sigmas"):
         return f"{name} does not follow a straight flow"
     if getattr(scheduler, "solver_p", None) is not None:
         return f"{name} has another solver in it"
-    if "sde" in config.get("algorithm_type", ""):
-        return f"{name} adds noise"
-    return None
-
-
-def made_of(report: GenerationReport) -> Made | None:
-    """How the outputs of the step came about to which the transformers were called last."""
-    if not _wanted(report):
-        return None
-    step = report.steps[-1].step
-    records = list(itertools.takewhile(lambda each: each.step == step, reversed(report.steps)))
-    kind = _kind({record.action for record in records})
-    return None if kind is None else Made(step, kind, frozenset(each.branch for each in records))
-
-
-def _wanted(report: GenerationReport) -> bool:
-    """Whether the plan of the last call skips steps, and is to correct them."""
-    plan = report.plans.get(report.steps[-1].transformer) if report.steps else None
-    return plan is not None and plan.config.schedule.correct and plan.schedule.skips_any
+    return f"{name} clips what is predicted" if config.get("thresholding") else None
 
 
 def _kind(actions: set[Action]) -> Kind | None:

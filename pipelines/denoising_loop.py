@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from diffusers import SchedulerMixin
 
+from chipsparse.pipelines.corrected_steps import StepCorrection, why_not_corrected
 from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
+from chipsparse.report.generation import GenerationReport
 
 try:
     from diffusers import ModularPipeline
@@ -20,23 +23,33 @@ except ImportError:  # a diffusers without modular pipelines has no objects of t
     ModularPipeline = BaseGuidance = LoopSequentialPipelineBlocks = ()
 
 
+STEPS_TOKENS = ("LTXConditionPipeline",)  # pipelines whose scheduler takes no step as a whole
+
+
 class DenoisingLoop:
     """The loop of a plain pipeline, which is a part of its ``__call__``.
 
     Its transformer may be called from other loops, too: one of the user's, or that of a pipeline
     which shares the transformer, with this scheduler or one of its own.
 
+    Args:
+        pipe: the pipeline.
+        report: of its transformers.
+
     Attributes:
         pipe: the pipeline.
+        correction: puts the steps right that the loop skips.
         unnamed_branch: what the first call of a step is named where nothing names its branch.
     """
 
     unnamed_branch = "call0"
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: Any, report: GenerationReport) -> None:
         self.pipe = pipe
+        self.correction = StepCorrection(report, lambda: self._runs)
         self._runs = False
         self._left = False
+        self._other_scheduler: Any = None
         self._arguments: Mapping[str, Any] | None = None
         # A schedule, known by its identity, is that of one generation.
         self._done: Any = None  # the last one that is over, or that a call did not follow
@@ -44,8 +57,25 @@ class DenoisingLoop:
 
     @property
     def scheduler(self) -> Any:
-        """The pipeline's scheduler now, or None."""
-        return getattr(self.pipe, "scheduler", None)
+        """The pipeline's scheduler now, or that of a loop of the user's; None without any."""
+        own = getattr(self.pipe, "scheduler", None)
+        return own if self._other_scheduler is None else self._other_scheduler
+
+    def follow_schedulers(self) -> None:
+        """Lets steps be put right at the schedulers that there are now: sound may have its own."""
+        parts = getattr(self.pipe, "components", {}).values()
+        own = [part for part in parts if isinstance(part, SchedulerMixin)]
+        self.correction.follow([self.scheduler, *own])
+
+    def why_not_corrected(self) -> str | None:
+        """Why the loop's scheduler cannot put skipped steps right, or None."""
+        if self._runs and type(self.pipe).__name__ in STEPS_TOKENS:
+            return f"{type(self.pipe).__name__} steps each token by a timestep of its own"
+        return why_not_corrected(self.scheduler)
+
+    def settle_correction(self, step: int | None = None) -> None:
+        """See `StepCorrection.settle`."""
+        self.correction.settle(self.why_not_corrected(), step)
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
@@ -60,11 +90,23 @@ class DenoisingLoop:
         """Around a call of the pipeline with these arguments: what follows is known only within."""
         self._arguments = arguments
         with self._being(runs=True, left=False):
+            self.follow_schedulers()
             try:
                 yield
             finally:
                 self._done = getattr(self.scheduler, "timesteps", None)
                 self._arguments = None
+
+    @contextlib.contextmanager
+    def others(self, scheduler: Any) -> Iterator[None]:
+        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's."""
+        self._other_scheduler = scheduler
+        self._done = self._followed = None
+        try:
+            yield
+        finally:
+            self._done = getattr(self.scheduler, "timesteps", None)
+            self._other_scheduler = None
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""
@@ -131,8 +173,8 @@ class ModularLoop(DenoisingLoop):
 
     unnamed_branch = "cond"  # without a guider there is no other
 
-    def __init__(self, pipe: Any) -> None:
-        super().__init__(pipe)
+    def __init__(self, pipe: Any, report: GenerationReport) -> None:
+        super().__init__(pipe, report)
         self._forget()
 
     def _forget(self) -> None:
@@ -201,9 +243,9 @@ def is_modular(pipe: Any) -> bool:
     return isinstance(pipe, ModularPipeline)
 
 
-def loop_of(pipe: Any) -> DenoisingLoop:
-    """The denoising loop of a pipeline of either kind."""
-    return ModularLoop(pipe) if is_modular(pipe) else DenoisingLoop(pipe)
+def loop_of(pipe: Any, report: GenerationReport) -> DenoisingLoop:
+    """The denoising loop of a pipeline of either kind, whose transformers have this report."""
+    return (ModularLoop if is_modular(pipe) else DenoisingLoop)(pipe, report)
 
 
 def check_denoises(pipe: Any) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from chipsparse.config import FallbackError
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
-from chipsparse.pipelines.corrected_steps import corrected_steps
 from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import Patches, WholePatched
@@ -42,7 +41,7 @@ class PatchedPipeline(WholePatched):
                 if isinstance(names, list):  # of diffusers' own, at whose class pipelines look
                     kwargs[f"{CALLBACK}_tensor_inputs"] = names
                 kwargs[CALLBACK] = calls.outside(callback)
-            with calls.around(self, _by_name(signature, self, *args, **kwargs)):
+            with calls.around(_by_name(signature, self, *args, **kwargs)):
                 return super(cls, self).__call__(*args, **kwargs)  # type: ignore[misc]
 
         cls.__call__ = call  # type: ignore[method-assign]
@@ -63,14 +62,20 @@ class PipelineCalls:
     """Looks after the calls of one patched pipeline.
 
     Args:
+        pipe: the pipeline.
         adapters: of its transformers, by the pipeline's names for them.
         report: that they share.
         loop: the pipeline's denoising loop.
     """
 
     def __init__(
-        self, adapters: Mapping[str, ModelAdapter], report: GenerationReport, loop: DenoisingLoop
+        self,
+        pipe: Any,
+        adapters: Mapping[str, ModelAdapter],
+        report: GenerationReport,
+        loop: DenoisingLoop,
     ) -> None:
+        self._pipe = pipe
         self._adapters = adapters
         self._report = report
         self._loop = loop
@@ -78,41 +83,53 @@ class PipelineCalls:
         for adapter in adapters.values():
             adapter.turn = self._turn
 
-    def patch(self, pipe: Any, patches: Patches) -> None:
-        """Patches a pipeline, unless it is of a kind whose class cannot be another one."""
-        if not callable(pipe):
+    def patch(self, patches: Patches) -> None:
+        """Patches the pipeline, as far as its class can be another one."""
+        patches.add_undo(lambda: self._loop.correction.follow([]))
+        self._loop.follow_schedulers()
+        if not callable(self._pipe):
             return
         try:
-            patches.set_class(pipe, PatchedPipeline)
+            patches.set_class(self._pipe, PatchedPipeline)
         except TypeError:  # its instances have another layout in memory
             return
-        patches.set_attribute(pipe, CALLS, self)
+        patches.set_attribute(self._pipe, CALLS, self)
 
     @contextlib.contextmanager
-    def around(self, pipe: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+    def around(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
 
         Args:
-            pipe: the pipeline.
             arguments: of the call, by name.
 
         Raises:
             RuntimeError: if another thread is calling it.
             FallbackError: if the run is strict and a transformer is not the one that was patched.
         """
-        with self._turn.only(type(pipe).__name__), self._loop.watched(arguments):
+        with self._generation(self._loop.watched(arguments)):
+            yield
+
+    @contextlib.contextmanager
+    def generation(self, scheduler: Any) -> Iterator[None]:
+        """As `around`, for a loop of the user's with a scheduler; None: that of the pipeline."""
+        with self._generation(self._loop.others(scheduler)):
+            yield
+
+    @contextlib.contextmanager
+    def _generation(self, loop: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        with self._turn.only(type(self._pipe).__name__), loop:
             finished = False
             try:
-                self._check_transformers(pipe)
-                with corrected_steps(self._loop.scheduler, self._report):
-                    yield
-                finished = not getattr(pipe, "_interrupt", False)
+                self._check_transformers(self._pipe)
+                yield
+                finished = not getattr(self._pipe, "_interrupt", False)
             except BaseException as error:  # also one beside the transformer's calls
                 team = next((each.team for each in self._adapters.values()), None)
                 if team is not None:
                     team.failed(error)
                 raise
             finally:
+                self._loop.settle_correction()
                 for adapter in self._adapters.values():
                     adapter.finish_generation()
                 self._report.end_call(finished=finished)
@@ -130,6 +147,7 @@ class PipelineCalls:
     def interrupted(self) -> None:
         """Frees the caches of a call whose loop is set to pass over the steps that are left."""
         if self._turn.is_inside():  # not where somebody else asks
+            self._loop.settle_correction()
             for adapter in self._adapters.values():
                 adapter.finish_generation()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.plan import CACHED, Action, SparsityPlan
-from chipsparse.schedule.schedule import MANY_STEPS
+from chipsparse.schedule.schedule import MANY_STEPS, NO_SHARE
 
 NOTHING = "nothing runs sparse"
 # Fields of the schedule, each with the value that leaves most steps to sparse ones.
@@ -43,6 +43,8 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
         first: the step at which the transformer is called for the first time.
         name: the pipeline's name for the transformer.
     """
+    if plan.steps is None and plan.config.schedule.full_share is not None:
+        return f"{NOTHING}: {NO_SHARE}"
     if plan.steps is None or not wants_sparse(plan.config) or _uses_caches(plan, first):
         return None
     layers = _why_no_layer(replace(plan, steps=first + MANY_STEPS))

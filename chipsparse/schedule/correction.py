@@ -2,10 +2,14 @@
 
 A skipped step goes on with an output that is held or forecast. The next full step tells what the
 outputs between should have been: what the model predicts of the clean latents is taken to change
-along a line from one full step to the other. So the solver goes from the first of them to the
-second once more with these outputs, which costs no call of the model, and the full step is taken
-from where that leads. What it predicts of the clean latents follows by the share of them that is no
-noise: at the start it hardly depends on the latents, at the end it is them.
+along a line from one full step to the other. The full step is taken from where the solver leads
+with these predictions, which costs no call of the model. What it predicts of the clean latents
+follows by the share of them that is no noise: at the start it hardly depends on the latents, at the
+end it is them.
+
+Only the difference that the better predictions make in the solver is added to the latents, whatever
+else has happened to them. Beside the scheduler a solver of its class goes along two paths, with the
+outputs as they were and with better ones; it is linear, so the slope of the line can be known last.
 
 This is the corrector of a predictor-corrector method. UniPC (Zhao et al., "UniPC: a unified
 predictor-corrector framework for fast sampling of diffusion models", 2023) has one for the last
@@ -14,16 +18,24 @@ step of a solver.
 
 from __future__ import annotations
 
-import inspect
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 Kind = Literal["full", "sparse", "reused"]
+# Classes of diffusers that go on in a straight flow.
+SOLVERS = (
+    "FlowMatchEulerDiscreteScheduler",
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DEISMultistepScheduler",
+)
+# What those of several steps keep for the next one: tensors of the latents' shape.
+KEPT = ("model_outputs", "last_sample")
+GIVEN = ("model_output", "timestep", "sample")  # what every step is called with
 
 
 class Made(NamedTuple):
@@ -33,23 +45,13 @@ class Made(NamedTuple):
         step: its number.
         kind: all computed in full; some sparse; or made from those of earlier steps.
         branches: guidance branches that it had.
+        restarted: whether outputs of earlier steps say nothing about its own.
     """
 
     step: int
     kind: Kind
     branches: frozenset[str]
-
-
-class Prediction(NamedTuple):
-    """What a step predicts of the clean latents.
-
-    Attributes:
-        level: noise level of the step, as the scheduler's ``sigmas`` have it.
-        clean: fp32, of the latents' shape.
-    """
-
-    level: float
-    clean: torch.Tensor
+    restarted: bool = False
 
 
 @dataclass
@@ -57,39 +59,64 @@ class _Gap:
     """What follows a full step until the next one.
 
     Attributes:
-        made: how the full step came about.
-        predictions: its own, and those of sparse steps behind it.
+        made: how its last step came about.
+        begun: number of the full step.
         schedule: the scheduler's timesteps, whose identity tells one generation from another.
-        state: of the scheduler behind the full step.
-        began: the latents there.
-        calls: arguments of the solver's steps since, by name.
-        reached: the latents behind the last of these.
+        level: noise level of the last step that was computed.
+        clean: what that one predicts of the clean latents, fp32.
+        solver: the scheduler's, which goes on from its state with three paths at once.
+        paths: fp32 latents ``[3, ...]``: with the outputs as they were; with ``clean`` as the
+            prediction; and what a slope of 1 of the predictions over the levels adds to that.
+        skips_any: whether there are steps without a prediction of their own.
     """
 
     made: Made
-    predictions: list[Prediction]
+    begun: int
     schedule: Any
-    state: dict[str, Any]
-    began: torch.Tensor
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    reached: torch.Tensor | None = None
+    level: float
+    clean: torch.Tensor
+    solver: Any
+    paths: torch.Tensor
+    skips_any: bool = False
 
-    @property
-    def skips_any(self) -> bool:
-        """Whether there are steps without a prediction of their own."""
-        return len(self.calls) >= len(self.predictions)
+    def go_on(self, level: float, distance: float, given: dict[str, Any]) -> None:
+        """Takes the step behind a call that was none in full."""
+        _, better, slope = self.paths
+        better = (better - self.clean) / distance
+        slope = (slope - (level - self.level)) / distance
+        outputs = torch.stack([given["model_output"].float(), better, slope])
+        stepped = self.solver.step(outputs, given["timestep"], self.paths, return_dict=False)
+        self.paths = stepped[0]
+
+    def meet(self, level: float, distance: float, output: torch.Tensor) -> None:
+        """Takes in what a computed step predicts: the slope that leads there is known now."""
+        clean = self.paths[0] - distance * output.float()
+        run = level - self.level
+        slope = (clean - self.clean) / run if run else torch.zeros_like(clean)
+
+        def led(paths: torch.Tensor) -> torch.Tensor:
+            return torch.stack([paths[0], paths[1] + slope * paths[2], torch.zeros_like(slope)])
+
+        self.paths = led(self.paths)
+        for slot, key in _kept(self.solver):
+            slot[key] = led(slot[key])
+        self.level, self.clean = level, clean
 
 
 class CorrectedSteps:
     """The ``step`` of a flow-matching scheduler that puts skipped steps right.
 
     Args:
-        scheduler: deterministic, with the noise levels in ``sigmas``, which fall to 0 or, inverted,
-            rise to 1, and the number of the next step in ``step_index``.
-        step: its own step.
+        scheduler: of one of `SOLVERS`, or a subclass, whose solver is linear and deterministic. Its
+            ``sigmas`` are the noise levels, which fall to 0 or, inverted, rise to 1, and its
+            ``step_index`` is the number of the next step.
+        step: its own step, whatever that does besides.
         made: tells how the outputs of the denoising step came about; None where that is not known,
             or nothing is skipped in the whole generation.
         corrected: is told each gap that was put right, as numbers of steps.
+
+    Attributes:
+        put_right: whether the last step put skipped ones right.
     """
 
     def __init__(
@@ -101,120 +128,132 @@ class CorrectedSteps:
     ) -> None:
         self._scheduler, self._step = scheduler, step
         self._made, self._corrected = made, corrected
-        # That of the class, whatever stands in the place of its step.
-        self._signature = inspect.signature(type(scheduler).step.__get__(scheduler))
         self._gap: _Gap | None = None
         self._levels: tuple[Any, list[float]] = (None, [])
+        self.put_right = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the scheduler's own step."""
-        given = dict(self._signature.bind(*args, **kwargs).arguments)
-        made, gap = self._made(), self._gap
-        if made is None or given.get("per_token_timesteps") is not None:
-            self._gap = None
+        names = [*GIVEN[: len(args)], *map(str, range(len(GIVEN), len(args)))]
+        given = dict(zip(names, args, strict=True)) | kwargs
+        gap, self._gap, self.put_right = self._gap, None, False
+        whole = given.get("per_token_timesteps") is None and given.keys() >= set(GIVEN)
+        made = self._made() if whole else None
+        if made is None:
             return self._step(*args, **kwargs)
         if gap is not None and not self._goes_on(gap, made, given["sample"]):
-            gap = self._gap = None
+            gap = None
+        if gap is not None and made.kind == "full" and gap.skips_any:
+            given |= self._put_right(gap, given)
+            self._corrected(range(gap.begun + 1, made.step))
+        stepped = self._step(
+            *(given[name] for name in names), **{name: given[name] for name in kwargs}
+        )
+        step = self._scheduler.step_index
+        if step is None or step >= len(self._scheduler.timesteps):  # not known, or no other comes
+            return stepped
+        place = self._place(step - 1)
         if made.kind == "full":
-            return self._full_step(gap, made, given)
-        stepped = self._step(**given)
-        if gap is not None:
+            self._gap = self._begin(made, *place, given, latents_of(stepped))
+        elif gap is not None:
             if made.kind == "sparse":
-                gap.predictions.append(self._prediction(given, self._scheduler.step_index - 1))
-            gap.calls.append(given)
-            gap.reached = latents_of(stepped).clone()  # pipelines may change theirs in place
+                gap.meet(*place, given["model_output"])
+            gap.go_on(*place, given)
+            gap.made, gap.skips_any = made, gap.skips_any or made.kind == "reused"
+            self._gap = gap
         return stepped
 
-    def _full_step(self, gap: _Gap | None, made: Made, given: dict[str, Any]) -> Any:
-        if gap is not None and gap.skips_any:
-            given = given | self._put_right(gap, given)
-            self._corrected(range(gap.made.step + 1, made.step))
-        stepped = self._step(**given)
-        self._gap = _Gap(
-            made,
-            [self._prediction(given, self._scheduler.step_index - 1)],
-            self._scheduler.timesteps,
-            state_of(self._scheduler),
-            latents_of(stepped).clone(),
-        )
-        return stepped
+    def drop(self) -> None:
+        """Frees what is held for the gap in progress, which is not put right then."""
+        self._gap = None
+
+    def _begin(
+        self,
+        made: Made,
+        level: float,
+        distance: float,
+        given: dict[str, Any],
+        latents: torch.Tensor,
+    ) -> _Gap:
+        """The gap behind a full step."""
+        clean = given["sample"].float() - distance * given["model_output"].float()
+        solver: Any = object.__new__(solver_class(self._scheduler) or type(self._scheduler))
+        for name, value in vars(self._scheduler).items():
+            if name != "step":  # the user's own
+                vars(solver)[name] = list(value) if isinstance(value, list) else value
+        for slot, key in _kept(solver):
+            slot[key] = _three(slot[key])
+        schedule = self._scheduler.timesteps
+        return _Gap(made, made.step, schedule, level, clean, solver, _three(latents))
 
     def _goes_on(self, gap: _Gap, made: Made, latents: torch.Tensor) -> bool:
         """Whether a step is the next one of the same generation, of the same branches."""
         return (
             gap.schedule is self._scheduler.timesteps
+            and gap.solver.step_index == self._scheduler.step_index
             and gap.made.branches == made.branches
-            and gap.made.step + len(gap.calls) + 1 == made.step
-            and gap.began.shape == latents.shape
+            and gap.made.step + 1 == made.step
+            and not made.restarted
+            and gap.paths.shape[1:] == latents.shape
         )
 
     def _put_right(self, gap: _Gap, given: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Output and latents of the full step behind a gap, from where the gap should have led."""
+        """Output and latents of the full step behind a gap; puts the scheduler's state right."""
         output, sample = given["model_output"], given["sample"]
-        scheduler, last = self._scheduler, self._scheduler.step_index
-        predictions = [*gap.predictions, self._prediction(given, last)]
-        vars(scheduler).update(gap.state)
-        # Solvers of several steps mix what they keep with what they get.
-        dtype = output.dtype if hasattr(scheduler, "model_outputs") else torch.float32
-        latents = gap.began.to(dtype)
-        for call in gap.calls:
-            distance = self._distance(scheduler.step_index)
-            clean = between(predictions, self._level(scheduler.step_index))
-            velocity = (latents.float() - clean) / distance
-            call = call | {"model_output": velocity.to(dtype), "sample": latents}
-            latents = latents_of(type(scheduler).step(scheduler, **call))
-        assert gap.reached is not None
-        moved = latents.float() - gap.reached.float()
+        level, distance = self._place(gap.solver.step_index)
+        gap.meet(level, distance, output)
+        moved = gap.paths[1] - gap.paths[0]
         # The prediction x - d v moves by 1 - |d| times as much as x, where d is the distance.
-        turned = math.copysign(1.0, self._distance(last)) * moved
-        return {
-            "model_output": (output.float() + turned).to(output.dtype),
-            "sample": (sample.float() + moved).to(sample.dtype),
-        }
+        turned = math.copysign(1.0, distance) * moved
+        for (slot, key), (other, _) in zip(_kept(self._scheduler), _kept(gap.solver), strict=True):
+            slot[key] = _added(slot[key], other[key][1] - other[key][0])
+        self.put_right = True
+        return {"model_output": _added(output, turned), "sample": _added(sample, moved)}
 
-    def _prediction(self, given: dict[str, Any], step: int) -> Prediction:
-        """What the output of a step, a velocity, says of the clean latents."""
-        clean = given["sample"].float() - self._distance(step) * given["model_output"].float()
-        return Prediction(self._level(step), clean)
-
-    def _level(self, step: int) -> float:
+    def _place(self, step: int) -> tuple[float, float]:
+        """Noise level of a step, and its distance from clean latents, where not all levels end."""
         sigmas = self._scheduler.sigmas
         if self._levels[0] is not sigmas:
             self._levels = sigmas, torch.as_tensor(sigmas).tolist()
-        return self._levels[1][step]
-
-    def _distance(self, step: int) -> float:
-        """From the level of clean latents, at which not all schedules end."""
-        inverted = self._scheduler.config.get("invert_sigmas", False)
-        return self._level(step) - (1.0 if inverted else 0.0)
+        level = self._levels[1][step]
+        return level, level - bool(self._scheduler.config.get("invert_sigmas", False))
 
 
-def between(predictions: Sequence[Prediction], level: float) -> torch.Tensor:
-    """What is predicted at a level, along the line from the one before to the one behind it.
+def _kept(scheduler: Any) -> list[tuple[Any, Any]]:
+    """Where a solver of several steps keeps tensors as large as the latents: container and key."""
+    held = vars(scheduler)
+    outputs = held.get("model_outputs", [])
+    slots = [*((outputs, place) for place in range(len(outputs))), (held, "last_sample")]
+    return [
+        (slot, key)
+        for slot, key in slots
+        if (slot is outputs or key in held) and slot[key] is not None
+    ]
 
-    Args:
-        predictions: two at least, in the order of their levels, which fall or rise.
-        level: between the first one's and the last one's.
-    """
-    falling = predictions[0].level > predictions[-1].level
-    places = [-each.level if falling else each.level for each in predictions]
-    place = -level if falling else level
-    behind = min(max(1, bisect_right(places, place)), len(places) - 1)
-    (old, before), (new, after) = predictions[behind - 1 : behind + 1]
-    share = 0.0 if new == old else (level - old) / (new - old)
-    return torch.lerp(before, after, share)
+
+def _three(latents: torch.Tensor) -> torch.Tensor:
+    """Three paths from the same latents."""
+    latents = latents.float()
+    return torch.stack([latents, latents, torch.zeros_like(latents)])
+
+
+def _added(tensor: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+    return (tensor.float() + change).to(tensor.dtype)
+
+
+def held_bytes(scheduler: Any, latents: torch.Tensor) -> int:
+    """What a gap holds of fp32 tensors of the latents' size, in a step three more of each path."""
+    kept = len(getattr(scheduler, "model_outputs", [])) + hasattr(scheduler, "last_sample")
+    return 4 * latents.numel() * (1 + 3 * (2 + kept))
+
+
+def solver_class(scheduler: Any) -> type | None:
+    """The class of diffusers among `SOLVERS` that a scheduler is of, or None."""
+    bases = reversed(type(scheduler).__mro__)
+    return next((base for base in bases if base.__name__ in SOLVERS), None)
 
 
 def latents_of(stepped: Any) -> torch.Tensor:
     """The latents that a scheduler's step returned, in either of its forms."""
     latents: torch.Tensor = stepped[0] if isinstance(stepped, tuple) else stepped.prev_sample
     return latents
-
-
-def state_of(scheduler: Any) -> dict[str, Any]:
-    """What a scheduler keeps between its steps, which replace tensors and change lists."""
-    return {
-        name: list(kept) if isinstance(kept, list) else kept
-        for name, kept in vars(scheduler).items()
-        if name != "step"
-    }

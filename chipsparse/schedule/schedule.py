@@ -10,15 +10,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chipsparse.config import ScheduleConfig
-from chipsparse.schedule.step_lists import Between, full_count, sparse_between, spread
+from chipsparse.schedule.step_lists import (
+    Between,
+    front_loaded,
+    full_count,
+    sparse_between,
+    spread,
+)
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
 # Fewer make larger jumps than any share of full steps was made for, unless half of them are full.
 FEW_STEPS = 16
 NO_SHARE = (
-    "schedule.full_share needs the number of steps, which the pipeline does not tell: every tenth "
-    "step is a refresh instead, and all others behind the second are sparse"
+    "schedule.full_share needs the number of steps, which the pipeline does not tell: all "
+    "steps are computed in full"
 )
 NO_MIDDLE = (
     "the pipeline does not tell the number of steps: behind the last of schedule.full_steps every "
@@ -48,39 +54,50 @@ class Schedule:
     Attributes:
         config: what the user asked for.
         steps: number of denoising steps, or None where the pipeline does not say.
+        first: the first of them that runs, as where an image is what it starts from.
+        corrects: whether skipped steps can be put right, as lists by share expect.
     """
 
     config: ScheduleConfig
     steps: int | None
+    first: int = 0
+    corrects: bool = True
+
+    @property
+    def run(self) -> int | None:
+        """The number of steps that run."""
+        return None if self.steps is None else self.steps - self.first
 
     @property
     def is_few(self) -> bool:
         """Whether there are so few steps that the first one chooses the columns."""
         few = self.config.few_steps
-        return self.config.actions is None and self.steps is not None and self.steps <= few
+        return self.config.actions is None and self.run is not None and self.run <= few
 
     @cached_property
     def full_steps(self) -> tuple[int, ...] | None:
-        """The steps that are listed to be computed in full, 0 among them.
+        """The steps that are listed to be computed in full, the first one among them.
 
         None where none are listed: the schedule has the published form, or gives a share of a
         number of steps that is not known.
         """
-        config, steps = self.config, self.steps
+        config, steps, run = self.config, self.steps, self.run
         if not config.lists_full or self.is_few:
             return None
         if config.full_steps is not None:
             reached = (step for step in config.full_steps if steps is None or step < steps)
-            return tuple(sorted({0, *reached}))
-        if steps is None:
+            return tuple(sorted({self.first, *(step for step in reached if step > self.first)}))
+        if run is None:
             return None
         assert config.full_share is not None
-        return spread(steps, full_count(steps, config.full_share, config.least_full))
+        count = full_count(run, config.full_share, config.least_full)
+        listed = spread(run, count) if self.corrects else front_loaded(run, count)
+        return tuple(self.first + step for step in listed)
 
     @property
     def known_steps(self) -> range:
         """The steps, or many of them."""
-        return range(MANY_STEPS if self.steps is None else self.steps)
+        return range(self.first, MANY_STEPS if self.steps is None else self.steps)
 
     def action(self, step: int) -> Action:
         """The action of a step if the threshold did not skip it, nor ``skip_steps``."""
@@ -91,6 +108,8 @@ class Schedule:
             return Action.SPARSE if step % config.few_refresh_every else Action.REFRESH
         if self.full_steps is not None:
             return self._listed_action(step, self.full_steps)
+        if config.lists_full:  # a share of a number that is not known
+            return Action.DENSE
         if step < config.warmup_steps - 1 or step in config.dense_steps:
             return Action.DENSE
         if self.steps is not None and step >= self.steps - config.final_dense_steps:
@@ -114,7 +133,7 @@ class Schedule:
             between = "every_other" if between == "middle" else between
         sparse = self._sparse_between(full, end, between)
         if step == full:
-            return Action.REFRESH if sparse and step > 0 else Action.DENSE
+            return Action.REFRESH if sparse and step > self.first else Action.DENSE
         return Action.SPARSE if step in sparse else Action.SKIP
 
     def _sparse_between(self, full: int, end: int, between: Between) -> Sequence[int]:
@@ -155,7 +174,7 @@ class Schedule:
     def forecast_share(self, step: int) -> float:
         """The share of a forecast in the output of a step, if it is skipped; 0: it is held."""
         after = self.config.forecast_after
-        begun = after == 0 if self.steps is None else step >= after * self.steps
+        begun = after == 0 if self.run is None else step - self.first >= after * self.run
         return self.config.forecast if begun else 0.0
 
     @property
@@ -194,13 +213,14 @@ class Schedule:
                 return [NO_SHARE]
             no_middle = config.between == "middle" and config.sparse_steps is None
             return [NO_MIDDLE] if no_middle else []
-        if config.full_share is not None and steps < FEW_STEPS:
+        run = steps - self.first
+        if config.full_share is not None and run < FEW_STEPS:
             assert self.full_steps is not None
             count = len(self.full_steps)
-            if 2 * count >= steps:
+            if 2 * count >= run:
                 return []
             return [
-                f"full_share {config.full_share:g} of only {steps} steps lists {count} of them: "
+                f"full_share {config.full_share:g} of only {run} steps lists {count} of them: "
                 "such shares are made for some 50 steps; list more with full_steps, a larger "
                 "full_share or least_full"
             ]

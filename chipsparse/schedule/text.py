@@ -26,9 +26,9 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     """
     config, full = schedule.config, schedule.full_steps
     assert full is not None
-    if len(full) == schedule.steps:
+    if len(full) == schedule.run:
         return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
-    of = "" if schedule.steps is None else f" of {schedule.steps}"
+    of = "" if schedule.run is None else f" of {schedule.run}"
     form = "as listed" if config.full_share is None else "close at the start"
     what = "sparse" if sparse else "dense"
     if config.sparse_steps is None:
@@ -36,7 +36,8 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     else:
         listed = len(config.sparse_steps)
         between, rest = f", {listed} {what}, likewise" if listed else "", True
-    corrected = ", then corrected" if config.correct and len(full) > 1 else ""
+    corrects = config.correct and schedule.corrects and len(full) > 1
+    corrected = ", then corrected" if corrects else ""
     skipped = f", the rest skipped{forecast_text(schedule)}{corrected}" if rest else ""
     return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
 
@@ -51,7 +52,8 @@ def forecast_text(schedule: Schedule) -> str:
         return f" with {share}"
     if schedule.steps is None:
         return f" with {share} after {100 * config.forecast_after:g}% of the steps"
-    return f" with {share} from step {math.ceil(config.forecast_after * schedule.steps)} on"
+    begun = schedule.first + math.ceil(config.forecast_after * (schedule.steps - schedule.first))
+    return f" with {share} from step {begun} on"
 
 
 def threshold_text(config: ScheduleConfig) -> str:

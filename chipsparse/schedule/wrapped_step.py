@@ -1,54 +1,81 @@
-"""A scheduler's ``step`` with something around it, for as long as it is asked for."""
+"""A scheduler's ``step`` with something around it, of which the scheduler itself keeps nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import copyreg
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 Step = Callable[..., Any]
-Wrap = Callable[[Any, Step], Step]
+STOCK = "chipsparse_stock"  # names the class that a wrapping one stands in for
 
 
-class WrappedStep:
-    """What stands in the place of the ``step`` of one scheduler object.
+def wrap_step(
+    scheduler: Any,
+    wrap: Callable[[Step], Step],
+    copied: Callable[[Any], None] = lambda _: None,
+) -> Callable[[], None]:
+    """Wraps the step of one scheduler object, whose copies and pickles are stock.
 
-    It has the signature of that, at which pipelines look. Some of them copy their scheduler,
-    deeply, for a second kind of latents: the copy's step is its own.
+    The object gets a subclass of its class, under the same name; its attributes stay what they are.
 
     Args:
         scheduler: of diffusers.
-        step: its step.
-        wrap: makes what is called instead, from the scheduler and its step.
-        copies: whether the steps of copies are wrapped likewise, or as their class has them.
+        wrap: makes what is called instead from the object's step, be it the user's own.
+        copied: is told each deep copy: some pipelines make one for a second kind of latents.
+
+    Returns:
+        What takes the wrapping back, also where more was wrapped around it since.
     """
+    base: Any = type(scheduler)
+    stock = getattr(base, STOCK, base)
+    inner, active = inspect.getattr_static(base, "step"), True
 
-    def __init__(self, scheduler: Any, step: Step, wrap: Wrap, *, copies: bool) -> None:
-        self._scheduler, self._wrap, self._copies = scheduler, wrap, copies
-        self._call = wrap(scheduler, step)
-        self.__signature__ = inspect.signature(step)
+    def own(owner: Any) -> Any:
+        set_by_user = None if isinstance(inner, property) else vars(owner).get("step")
+        return set_by_user or inner.__get__(owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As what stands in its place."""
-        return self._call(*args, **kwargs)
+    def read(owner: Any) -> Step:
+        if owner is not scheduler or not active:
+            return own(owner)
+        # The signature of the own step, at which pipelines look.
+        step: Any = functools.wraps(own(owner))(lambda *args, **kwargs: call(*args, **kwargs))
+        step._call = call
+        return step
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Step:
-        scheduler = copy.deepcopy(self._scheduler, memo)
-        step: Step = type(scheduler).step.__get__(scheduler)
-        return WrappedStep(scheduler, step, self._wrap, copies=True) if self._copies else step
+    def reduced(owner: Any, protocol: Any) -> Any:
+        make, arguments, *rest = base.__reduce_ex__(owner, protocol)
+        if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle wants owner's class
+            make = object.__new__
+        return (make, tuple(stock if each is wrapping else each for each in arguments), *rest)
 
+    def deep_copied(owner: Any, memo: dict[int, Any]) -> Any:
+        memo[id(owner)] = twin = copy.copy(owner)
+        vars(twin).update(copy.deepcopy(vars(owner), memo))
+        copied(twin)
+        return twin
 
-@contextlib.contextmanager
-def wrapped_step(scheduler: Any, wrap: Wrap, *, copies: bool = False) -> Iterator[None]:
-    """Wraps the step of a scheduler for the length of the context; see `WrappedStep`."""
-    own = vars(scheduler).get("step")
-    scheduler.step = WrappedStep(scheduler, scheduler.step, wrap, copies=copies)
-    try:
-        yield
-    finally:
-        if own is None:
-            del scheduler.step  # the instance's; that of its class is there again
-        else:
-            scheduler.step = own
+    def undo() -> None:
+        nonlocal active
+        active = False
+        while not getattr(type(scheduler), "is_wrapping", lambda: True)():
+            scheduler.__class__ = type(scheduler).__base__
+
+    call = wrap(lambda *args, **kwargs: own(scheduler)(*args, **kwargs))
+    members: dict[str, Any] = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__new__": lambda _, *args, **kwargs: stock(*args, **kwargs),
+        "__reduce_ex__": reduced,
+        "__deepcopy__": deep_copied,
+        "step": property(read, lambda owner, step: vars(owner).update(step=step)),
+        "is_wrapping": staticmethod(lambda: active),
+        STOCK: stock,
+    }
+    wrapping: Any = type(base)(base.__name__, (base,), members)
+    scheduler.__class__ = wrapping
+    return undo

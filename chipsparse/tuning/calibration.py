@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from chipsparse.schedule.wrapped_step import Step, wrapped_step
+from chipsparse.schedule.wrapped_step import Step, wrap_step
 from chipsparse.tuning.jump_costs import Trajectory
 
 # Numbers of each output that are multiplied at a time, in float64.
@@ -30,12 +30,12 @@ class SchedulerTap:
     """
 
     def __init__(self, scheduler: Any) -> None:
-        self._wrapped = wrapped_step(scheduler, self._watched)
+        self._scheduler = scheduler
         self._outputs: list[torch.Tensor] = []
         self._effects: list[float] = []
         self._times: list[float] = []
 
-    def _watched(self, _scheduler: Any, inner: Step) -> Step:
+    def _watched(self, inner: Step) -> Step:
         signature = inspect.signature(inner)
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ class SchedulerTap:
         return step
 
     def __enter__(self) -> SchedulerTap:
-        self._wrapped.__enter__()
+        self._undo = wrap_step(self._scheduler, self._watched)
         return self
 
     def __exit__(
@@ -60,7 +60,7 @@ class SchedulerTap:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._wrapped.__exit__(kind, error, trace)
+        self._undo()
 
     def trajectory(self) -> Trajectory:
         """What the generation leaves; takes N^2 products of outputs."""

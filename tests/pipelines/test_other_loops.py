@@ -1,5 +1,6 @@
 """Other loops than the enabled pipeline's own call its transformer: which steps they are at."""
 
+import contextlib
 import functools
 from types import SimpleNamespace
 
@@ -17,10 +18,10 @@ from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.pipelines.test_generic import skyreels
 from tests.variants import slow_unless
 
-COUNTED = [
-    "the scheduler of the enabled pipeline does not run this call, so steps are counted by falling "
-    "timesteps and the number of steps is not known; enable chipsparse on the pipeline that runs"
-]
+NOT_PLACED = (
+    "the scheduler of the enabled pipeline does not run this call, so its step is not known"
+)
+SAY_IT = "enable chipsparse on the pipeline that runs, or run the loop within handle.generation"
 NAMED = (
     "the scheduler of the enabled pipeline does not run this call, so forecasts go by steps; "
     "enable chipsparse on the pipeline that runs"
@@ -104,25 +105,40 @@ def stock(case):
     return call(FAMILIES[CASES[case][0]].make(), case)
 
 
+def runs_dense(handle):
+    """Whether all calls ran dense, and the report and a warning say so and what would help."""
+    (fallback,) = handle.report.fallbacks
+    sentences = fallback, handle.report.nothing_sparse
+    assert all(NOT_PLACED in each and SAY_IT in each for each in sentences)
+    return set(handle.report.actions()) == {"dense"}
+
+
 @pytest.mark.parametrize("before", slow_unless(BEFORE[:1] + BEFORE[2:], BEFORE))
 @pytest.mark.parametrize("case", slow_unless(QUICK, CASES))
 def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
-    """The config lists nothing by the number of steps, so that it may be unknown."""
     pipe = FAMILIES[CASES[case][0]].make()
     expected, steps = own(case)
     assert {"dense", "refresh", "sparse"} <= {action for *_, action in steps}
     with chipsparse.enable(pipe, SPARSE) as handle:
         other = sharing(pipe)
         run_before(pipe, case, before)
-        for _ in range(2):  # the second generation starts anew
-            last = handle.report.generation
+        if case in ("wan", "wan two experts"):  # which name their steps
             assert torch.equal(call(other, case), expected)
             assert records(handle) == steps
+            assert NAMED in handle.report.notes
+        else:
+            with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
+                assert_close(call(other, case), stock(case))
+            assert runs_dense(handle)
+        for _ in range(2):  # the second generation starts anew
+            last = handle.report.generation
+            with handle.generation(other.scheduler):
+                assert torch.equal(call(other, case), expected)
+            assert records(handle) == steps
             assert handle.report.generation == last + 1
-            names_steps = case in ("wan", "wan two experts")
-            assert handle.report.fallbacks == ([] if names_steps else COUNTED)
-            assert (NAMED in handle.report.notes) == names_steps
-            assert counts(handle) == ({STEPS} if names_steps else {None})
+            assert (handle.report.fallbacks, handle.report.nothing_sparse) == ([], None)
+            assert len(counts(handle) - {None}) == 1
+            assert all(adapter.session.cache_bytes() == 0 for adapter in handle._adapters)
         assert torch.equal(call(pipe, case), expected)
         assert records(handle) == steps
         assert handle.report.fallbacks == []
@@ -158,47 +174,12 @@ def test_a_strict_run_is_refused(case):
 def test_timesteps_that_were_set_for_another_loop_are_noticed(case):
     """The first timestep is that of most schedules."""
     pipe = FAMILIES[CASES[case][0]].make()
-    with chipsparse.enable(pipe, EXACT) as handle:
+    with chipsparse.enable(pipe, SPARSE) as handle:
         other = sharing(pipe)
         pipe.scheduler.set_timesteps(2 * STEPS + 1)
-        assert_close(call(other, case), stock(case))
-        assert handle.report.fallbacks == COUNTED
-        assert {each.branch for each in handle.report.steps} == {
-            name for _, name, _ in own(case)[1]
-        }
-
-
-@pytest.mark.parametrize(
-    ("case", "seed"),
-    [
-        ("flux", 0),
-        ("flux unnamed", 1),
-        ("cogvideox", 1),
-        ("wan image to video", 0),
-        ("wan image to video", 1),
-    ],
-)
-def test_a_generation_that_broke_off_at_its_first_step_is_not_gone_on_with(case, seed):
-    """Both have the same timestep."""
-    pipe = FAMILIES[CASES[case][0]].make()
-    config = SPARSE.override({"schedule.actions": ["dense", "skip", "dense"]})
-    with chipsparse.enable(pipe, config) as handle:
-        other = sharing(pipe)
-        expected = call(other, case)
-        steps = records(handle)
-        with pytest.raises(InterruptedError):
-            other(
-                **arguments(case),
-                **break_off_at(0),
-                num_inference_steps=STEPS,
-                generator=torch.Generator().manual_seed(seed),
-            )
-        found = call(other, case)
-        if case == "flux unnamed":  # of which generation a call is, nobody can know
-            assert_close(found, stock(case))  # the step that would be skipped is computed
-        else:
-            assert torch.equal(found, expected)
-            assert records(handle) == steps
+        with pytest.warns(chipsparse.DenseWarning):
+            assert_close(call(other, case), stock(case))
+        assert runs_dense(handle)
 
 
 class Callback(diffusers.callbacks.PipelineCallback):
@@ -232,7 +213,8 @@ def test_another_pipeline_in_a_callback(case, of_diffusers):
     with chipsparse.enable(pipe, SPARSE):
         other = sharing(pipe)
         call(pipe, case, callback_on_step_end=preview)
-        assert torch.equal(inner[0], own(case)[0])
+        is_placed = case == "cogvideox"  # by its timesteps: its scheduler never tells its step
+        assert_close(inner[0], own(case)[0] if is_placed else stock(case))
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(call(pipe, case, callback_on_step_end=preview), stock(case))
         assert_close(inner[1], stock(case))
@@ -336,22 +318,6 @@ def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, steps, shift):
         assert counts(handle) == {20}
 
 
-def test_two_calls_without_names_may_have_other_latents():
-    """As of two samples, or where one branch alone is conditioned: no restart at each call."""
-    pipe, given = FAMILIES["flux"].make(), first_call("flux")
-    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
-        for value in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
-            for sign in (1, -1):
-                hidden = sign * given["hidden_states"]
-                timestep = torch.full_like(given["timestep"], value)
-                pipe.transformer(**{**given, "hidden_states": hidden, "timestep": timestep})
-        found = records(handle)
-    assert [each[:2] for each in found] == [(n, f"call{k}") for n in range(6) for k in range(2)]
-    actions = [action for *_, action in found]
-    assert "sparse" not in actions[:4]  # of the second step nothing is by what the first one kept
-    assert actions[-1] == actions[-2] == "sparse"
-
-
 def test_where_nothing_is_to_be_sparse_no_scheduler_is_missed():
     pipe, given = FAMILIES["flux"].make(), first_call("flux")
     config = SPARSE.override({"attention.enabled": False, "mlp.enabled": False})
@@ -365,10 +331,121 @@ def test_a_loop_by_no_scheduler():
     """The pipeline's has the thousand timesteps of its training."""
     pipe, given = FAMILIES["flux"].make(), first_call("flux")
     with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
-        for value in (1.0, 0.75, 0.5, 0.25):
+        with pytest.warns(chipsparse.DenseWarning):
+            pipe.transformer(**{**given, "timestep": torch.tensor([1.0])})
+        for value in (0.75, 0.5, 0.25):
             pipe.transformer(**{**given, "timestep": torch.tensor([value])})
         assert [each.step for each in handle.report.steps] == [0, 1, 2, 3]
-        assert handle.report.fallbacks == COUNTED
+        assert runs_dense(handle)
+
+
+# Loops of the user's own that say they are one generation.
+SKIPPED = SPARSE.override(
+    {
+        "schedule.refresh_every": 10,
+        "schedule.full_steps": [0, 1, 4],
+        "schedule.between": "none",
+    }
+)
+NOT_STEPPED = (
+    "skipped steps are not corrected: the loop does not step its scheduler as pipelines do"
+)
+
+
+def own_loop(pipe, given, scheduler=None, *, middle=False, broken=None):
+    """The latents of a loop by Euler's or the midpoint method."""
+    scheduler = pipe.scheduler if scheduler is None else scheduler
+    scheduler.set_timesteps(STEPS, mu=1.0, device="cpu")
+    latents, sigmas = given["hidden_states"], scheduler.sigmas
+
+    def velocity(latents, level):
+        timestep = level.expand(len(given["timestep"]))
+        return pipe.transformer(**{**given, "hidden_states": latents, "timestep": timestep})[0]
+
+    for step, time in enumerate(scheduler.timesteps):
+        if step == broken:
+            raise InterruptedError
+        if middle:
+            half = (sigmas[step + 1] - sigmas[step]) / 2
+            near = latents + half * velocity(latents, time / 1000)
+            latents = latents + 2 * half * velocity(near, sigmas[step] + half)
+        else:
+            output = velocity(latents, time / 1000)
+            latents = scheduler.step(output, time, latents, return_dict=False)[0]
+    return latents
+
+
+@pytest.mark.parametrize("whose", ["the pipeline's", "another"])
+def test_a_loop_that_is_a_generation_is_corrected_as_the_pipelines(whose):
+    pipe, given = FAMILIES["flux"].make(), {**first_call("flux"), "return_dict": False}
+    other = diffusers.FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    scheduler = None if whose == "the pipeline's" else other
+    found = {}
+    for correct in (True, False):
+        config = SKIPPED.override({"schedule.correct": correct})
+        with chipsparse.enable(pipe, config) as handle, torch.no_grad():
+            with pytest.raises(InterruptedError), handle.generation(scheduler):
+                own_loop(pipe, given, scheduler, broken=3)
+            with handle.generation(scheduler):
+                found[correct] = own_loop(pipe, given, scheduler)
+            assert [each.action.value for each in handle.report.steps] == (
+                ["dense", "dense", "skip", "skip", "dense"] + ["skip"] * (STEPS - 5)
+            )
+            corrected = [each.step for each in handle.report.steps if each.corrected]
+            assert corrected == ([2, 3] if correct else [])
+            assert (handle.report.notes, handle.report.fallbacks) == ([], [])
+            with handle.generation(scheduler):
+                assert torch.equal(own_loop(pipe, given, scheduler), found[correct])
+    assert not torch.equal(found[True], found[False])
+    assert type(other) is diffusers.FlowMatchEulerDiscreteScheduler
+    with pytest.raises(RuntimeError, match="used up"), handle.generation():
+        pass
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_loop_with_levels_of_its_own_runs_dense(within):
+    """The midpoint method, whose every other call is at a level that the scheduler has not."""
+    pipe, given = FAMILIES["flux"].make(), {**first_call("flux"), "return_dict": False}
+    with torch.no_grad():
+        expected = own_loop(pipe, given, middle=True)
+        with (
+            chipsparse.enable(pipe, SKIPPED) as handle,
+            pytest.warns(chipsparse.DenseWarning),
+            handle.generation() if within else contextlib.nullcontext(),
+        ):
+            found = own_loop(pipe, given, middle=True)
+    assert_close(found, expected)
+    assert len(handle.report.steps) == 2 * STEPS - 1 or within is False
+    assert runs_dense(handle)
+
+
+def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
+    pipe, given = FAMILIES["flux"].make(), {**first_call("flux"), "return_dict": False}
+    found = []
+    for correct in (True, False):
+        config = SKIPPED.override({"schedule.correct": correct})
+        with chipsparse.enable(pipe, config) as handle, torch.no_grad(), handle.generation():
+            pipe.scheduler.set_timesteps(STEPS, mu=1.0)
+            latents, sigmas = given["hidden_states"], pipe.scheduler.sigmas
+            for step, time in enumerate(pipe.scheduler.timesteps):
+                timestep = time.expand(len(given["timestep"])) / 1000
+                call = {**given, "hidden_states": latents, "timestep": timestep}
+                latents = latents + (sigmas[step + 1] - sigmas[step]) * pipe.transformer(**call)[0]
+        found.append(latents)
+        notes = [note for note in handle.report.notes if "corrected" in note]
+        assert notes == ([NOT_STEPPED] if correct else [])
+    assert torch.equal(*found)
+
+
+def test_a_pipeline_that_shares_the_scheduler_is_corrected_as_the_enabled_one():
+    pipe = FAMILIES["wan 2.1"].make()
+    with chipsparse.enable(pipe, SKIPPED) as handle:
+        expected = call(pipe, "wan")
+        corrected = [each.step for each in handle.report.steps if each.corrected]
+        other = sharing(pipe, own_scheduler=False)
+        assert torch.equal(call(other, "wan"), expected)
+        assert [each.step for each in handle.report.steps if each.corrected] == corrected != []
+        assert handle.report.notes == []
 
 
 @pytest.mark.filterwarnings("ignore:.*has no adapter of its own:UserWarning")
