@@ -108,7 +108,7 @@ def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
     with torch.cuda.device_of(hidden):
         launch(
             _means_kernel,
-            (cdiv(channels, options["CHANNELS"]), blocks, batch),
+            (cdiv(channels, options["CHANNELS"]) * blocks, batch),
             hidden,
             parts,
             *hidden.stride()[:2],
@@ -211,7 +211,7 @@ def highest_changes(
     with torch.cuda.device_of(scores):
         launch(
             _top_kernel,
-            (cdiv(neurons, part), blocks, batch),
+            (blocks, cdiv(neurons, part), batch),
             scores,
             means,
             mean_cache,
@@ -241,10 +241,11 @@ def _means_kernel(
     ROWS: tl.constexpr,
 ):
     """Means of a block in fp32, as the sum of two numbers of hidden's dtype."""
-    block = tl.program_id(1)
-    b = tl.program_id(2).to(tl.int64)
+    tiles = tl.cdiv(channels, CHANNELS)
+    block = tl.program_id(0) // tiles
+    b = tl.program_id(1).to(tl.int64)
     channels = channels // 8 * 8  # tells Triton what is checked: rows have whole 16 bytes
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    channel = tl.program_id(0) % tiles * CHANNELS + tl.arange(0, CHANNELS)
     row = tl.arange(0, ROWS)
     count = tl.minimum(block_size, rows - block * block_size)
     hidden_ptr += b * hidden_stride_b + (block * block_size).to(tl.int64) * hidden_stride_n
@@ -258,7 +259,7 @@ def _means_kernel(
     rest = mean - high.to(tl.float32)
     # Infinity has no rest, and infinity less itself is none.
     rest = tl.where(tl.abs(mean) < float("inf"), rest, 0.0)
-    place = ((b * tl.num_programs(1) + block) * channels) + channel
+    place = ((b * (tl.num_programs(0) // tiles) + block) * channels) + channel
     tl.store(parts_ptr + place, high, mask=channel < channels)
     parts_ptr += all_blocks.to(tl.int64) * channels
     tl.store(parts_ptr + place, rest.to(parts_ptr.dtype.element_ty), mask=channel < channels)
@@ -390,8 +391,8 @@ def _top_kernel(
     PART: tl.constexpr,
 ):
     """Neurons of the highest scores, ascending; of equal ones the lower neurons."""
-    first = tl.program_id(0) * PART
-    block = tl.program_id(1)
+    first = tl.program_id(1) * PART
+    block = tl.program_id(0)
     b = tl.program_id(2).to(tl.int64)
     row = b * blocks + block
     scores_ptr += row * neurons

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from chipsparse.kernels.neuron_selection import (
+    NeuronSelection,
     mean_preactivations,
     neuron_selection,
     reference,
@@ -213,6 +214,20 @@ def test_infinite_tokens(backend, device):
     hidden[0, 1, 3] = torch.inf
     means = mean_preactivations(hidden, weight, None, backend=backend)
     assert means[0, 0, 3] == torch.inf
+
+
+def test_tokens_are_on_the_first_axis_of_a_grid(monkeypatch):
+    """The others end at 65,535; a block may be one token."""
+    kernels = pytest.importorskip("chipsparse.kernels.neuron_selection.triton_kernel")
+    grids = []
+    monkeypatch.setattr(kernels, "launch", lambda _, grid, *args, **constants: grids.append(grid))
+    hidden, weight = torch.zeros(2, 70_000, 8).half(), torch.zeros(16, 8).half()
+    cache = torch.zeros(2, 70_000, 16)
+    kernels.neuron_selection(
+        NeuronSelection(hidden, weight, None, cache, keep_count=5, block_size=1)
+    )
+    assert len(grids) == 3
+    assert max(size for grid in grids for size in grid[1:]) == 2
 
 
 def test_mistakes_are_named():
