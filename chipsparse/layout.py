@@ -75,8 +75,8 @@ class ModelLayout:
         text_first: whether the text tokens stand before the others, or behind them.
         share: what this process has of it; None: all.
         guided_in_batch: guidance branches that the batch holds, one behind the other.
-        exact_text: whether the rows of the text tokens, too, are computed in full at every step;
-            caches then hold the others alone.
+        exact_text: whether the rows of the text tokens, which then stand before the others, are
+            computed in full at every step, too; caches then hold the others alone.
         hidden_size: channels of the hidden states; None for those of all heads.
         rows_before: query rows of zeros before those that may run sparse, so that blocks of them
             lie in the video or image as another guidance branch's do.
@@ -138,8 +138,7 @@ class ModelLayout:
         """The same of all processes."""
         if not self.exact_text:
             return range(-self.rows_before, self.tokens)
-        first = self.text_tokens if self.text_first else 0
-        return range(first, first + self.grid_tokens)
+        return range(self.text_tokens, self.tokens)
 
     @property
     def exact_rows(self) -> int:

@@ -189,9 +189,12 @@ class CacheStore:
             self._hosted[branch, kind] = sorted(layer for layer, name in host if name == kind)
 
     def finish(self, branch: str) -> None:
-        """Frees what a branch has on the device, and all the rest with the last one."""
+        """Forgets the caches of a branch, and frees host memory with those of the last one."""
         self._branches[branch].caches.clear()
         self._branches[branch].finished = True
+        for kind in KINDS:
+            for layer in self._hosted.pop((branch, kind), []):
+                self._pool.drop((branch, layer, kind))
         if all(each.finished for each in self._branches.values()):
             self.reset()
 

@@ -167,7 +167,7 @@ class AttentionLayer:
             # In the order of memory that models want, so that nothing is copied twice. The few rows
             # alone may be in another, in which PyTorch would join all of them many times slower.
             seen = seen.transpose(1, 2).contiguous()
-            return joined(output.transpose(1, 2), seen, layout).transpose(1, 2)
+            return joined(output.transpose(1, 2), seen).transpose(1, 2)
 
     def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
         """The backends of all operations on tensors of this kind, chosen and reported once."""

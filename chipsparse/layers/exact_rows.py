@@ -1,4 +1,4 @@
-"""Rows of a sequence that are computed in full at every step, apart from those that run sparse."""
+"""Rows of a sequence that are computed in full at every step, before those that run sparse."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def apart(
     exact = tensor.shape[dim] - rows
     if exact == 0:
         return tensor, None
-    start, first = (exact, 0) if layout.text_first else (0, rows)
-    return tensor.narrow(dim, start, rows), tensor.narrow(dim, first, exact)
+    return tensor.narrow(dim, exact, rows), tensor.narrow(dim, 0, exact)
 
 
-def joined(sparse: torch.Tensor, exact: torch.Tensor, layout: ModelLayout) -> torch.Tensor:
+def joined(sparse: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """A new tensor ``[B, N, ...]`` of both, in the order of the sequence."""
-    return torch.cat([exact, sparse] if layout.text_first else [sparse, exact], dim=1)
+    return torch.cat([exact, sparse], dim=1)

@@ -99,7 +99,7 @@ class MLPLayer:
                     )
             if exact is None:
                 return output
-            return joined(output, self._dense(None, exact, weights, None), layout)
+            return joined(output, self._dense(None, exact, weights, None))
 
     def _dense(
         self,

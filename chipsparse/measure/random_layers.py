@@ -51,7 +51,7 @@ class RandomAttention:
         )
         rows, self._exact = apart(self.query, layout, 2)
         self._inputs = AttentionInputs(rows, self.key, self.value, kernels=FastestKernel())
-        self._layout, self._config = layout, config
+        self._config = config
         first = StepContext(1, 0, "", None)
         self._budget = ColumnBudgets(plan.config).of(layer, plan, first, self.key)
         self.choices = attention.backend_choices(self._inputs, block_size_q=config.block_size_q)
@@ -96,8 +96,7 @@ class RandomAttention:
         if self._exact is None:
             return output
         seen = F.scaled_dot_product_attention(self._exact, self.key, self.value)
-        whole = joined(output.transpose(1, 2), seen.transpose(1, 2), self._layout)
-        return whole.transpose(1, 2)
+        return joined(output.transpose(1, 2), seen.transpose(1, 2)).transpose(1, 2)
 
 
 class RandomMLP:

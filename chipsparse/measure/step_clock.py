@@ -241,6 +241,7 @@ def _attention_sample(plan: SparsityPlan, layer: int, share: float) -> Sample:
         batch,
         ((1, 1, rows),),
         text_tokens=columns - rows,
+        text_first=True,
         exact_text=rows < columns,
     )
     config = replace(

@@ -25,7 +25,8 @@ from chipsparse.tuning.jump_costs import (
 
 # Parts of a dense step's time that are told apart.
 PARTS = 20
-# How fast the share of a sparse step's error falls with the noise level, measured on tiny-wan.
+# How fast the share of a sparse step's error falls with the noise level, measured on tiny-wan. The
+# level is the share of all that is to be removed which is still there before the step.
 FALL = 8
 
 
@@ -122,7 +123,8 @@ def _behind_sparse(
     products = trajectory.products
     squares = np.diag(products)
     changes = (squares[:, None] + squares - 2 * products).clip(0)
-    level = np.abs(trajectory.times / np.abs(trajectory.times).max())
+    left = np.cumsum(trajectory.effects[::-1])[::-1]
+    level = left / left[0]  # timesteps may rise or fall, by any scale
     missed = changes * (error + (1 - error) * level**FALL) ** 2  # [a, b]
     weights = step_weights(trajectory, growth)
     sums = np.concatenate([[0.0], np.cumsum(weights)])

@@ -7,6 +7,7 @@ of latents and a matrix product. Its parts: a guess at the denoised latents, and
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -65,14 +66,17 @@ class Preview:
     def __init__(self, grid: Grid | None, channels: int | None, colours: Colours) -> None:
         self._grid, self._channels, self._colours = grid, channels, colours
         self._latents: np.ndarray | None = None
+        # What the last steps changed, a unit of the noise level. The median of three leaves out a
+        # step where latents were also put right.
+        self._slopes: deque[np.ndarray] = deque(maxlen=3)
 
     def pictures(
         self, latents: torch.Tensor | None, noise: tuple[float, float] | None
     ) -> np.ndarray | None:
         """What a step's latents show, uint8 ``[T, H, W, 3]``; None where that is not known.
 
-        The path from the latents of the step before through these is followed, as a straight line
-        over the noise level, to where there is no noise.
+        The path of the last steps is followed from these latents, as a straight line over the noise
+        level, to where there is no noise.
 
         Args:
             latents: at the end of a step.
@@ -86,7 +90,8 @@ class Preview:
         before, after = self._latents, _few(arranged)
         self._latents = after
         if before is not None and noise is not None and noise[0] != noise[1]:
-            after = after - noise[1] * (after - before) / (noise[1] - noise[0])
+            self._slopes.append((after - before) / (noise[1] - noise[0]))
+            after = after - noise[1] * np.median(self._slopes, axis=0)
         return self._colours.of(after)
 
     def learn(self, frames: np.ndarray) -> None:
@@ -124,7 +129,10 @@ def noise_levels(scheduler: Any, step: int) -> tuple[float, float] | None:
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is None or len(sigmas) <= step + 1 or float(max(sigmas)) > 1:
         return None  # those of other schedules than flow matching are no shares
-    return float(sigmas[step]), float(sigmas[step + 1])
+    levels = float(sigmas[step]), float(sigmas[step + 1])
+    if sigmas[0] < sigmas[-1]:  # Mochi's are shares of what is clean
+        return 1 - levels[0], 1 - levels[1]
+    return levels
 
 
 def spread(count: int, few: int) -> list[int]:

@@ -1,5 +1,6 @@
 """What a session tells of its layers, without a model around it."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -133,12 +134,16 @@ def slow_device(monkeypatch):
     monkeypatch.setattr(chipsparse.layers.attention, "READY_DEVICES", ())
 
 
-def test_a_refresh_need_not_wait_for_the_length_of_its_lists(request):
-    expected = run(Session(CONFIG, GenerationReport()))
+@pytest.mark.parametrize(("density", "capacity"), [(0.2, 16), (0.26, 32)])
+def test_a_refresh_need_not_wait_for_the_length_of_its_lists(density, capacity, request):
+    """Of 12 columns or 16; a list that is full would be taken for one that was cut."""
+    config = CONFIG.override({"attention.density": density})
+    expected = run(Session(config, GenerationReport()))
     request.getfixturevalue("slow_device")
-    session = Session(CONFIG, GenerationReport())
+    session = Session(config, GenerationReport())
     torch.testing.assert_close(run(session), expected)
-    assert {cache.attention.capacity for cache in session._caches.values()} == {16}  # 12 are kept
+    assert session.report.fallbacks == []
+    assert {cache.attention.capacity for cache in session._caches.values()} == {capacity}
 
 
 @pytest.mark.parametrize("forecast", [0.0, 0.5])
@@ -184,20 +189,70 @@ def test_a_second_generation_gives_the_same(rule):
     assert not session._caches
 
 
-def test_a_branch_is_freed_after_its_last_step():
-    """What decodes the latents needs the memory, and the pipeline says too late that it is done."""
-    session = Session(CONFIG, GenerationReport())
-    held = []
-    for step in range(3):
-        for branch in ("cond", "uncond"):
-            session.begin(StepContext(1, step, branch, 3), LAYOUT, CPU)
+def watch_choices(monkeypatch, session):
+    """The branches that choose columns, as they do."""
+    choices = []
+    choose = chipsparse.layers.attention.column_selection.run
+    monkeypatch.setattr(
+        chipsparse.layers.attention.column_selection,
+        "run",
+        lambda call: choices.append(session.state.branch) or choose(call),
+    )
+    return choices
+
+
+@pytest.mark.parametrize("offload", ["never", "always"])
+@pytest.mark.parametrize("guided_steps", [4, 2])
+def test_a_branch_is_freed_after_its_last_step(guided_steps, offload, monkeypatch):
+    """What decodes the latents needs the memory, and the pipeline says too late that it is done.
+
+    So at a last step that is a refresh, a branch finds no columns of the first one, wherever they
+    lived. A branch that ended before is freed with the others.
+    """
+    actions = ["dense", "refresh", "sparse", "refresh"]
+    session = Session(
+        CONFIG.override({"memory.offload": offload, "schedule.actions": actions}),
+        GenerationReport(),
+    )
+    choices, held = watch_choices(monkeypatch, session), []
+    for step in range(4):
+        for branch in ("cond", "uncond")[: 1 + (step < guided_steps)]:
+            session.begin(StepContext(1, step, branch, 4), LAYOUT, CPU)
             query, key, value = torch.randn(3, 1, 2, 60, 8)
             attend(session, 0, query, key, value)
             session.end(query)
             held.append(session.cache_bytes())
-    assert held[4] == held[3] / 2 > 0
-    assert held[5] == 0
+    guided = guided_steps == 4
+    if guided:
+        assert held[6] == held[5] / 2 > 0
+    assert held[-1] == 0
     assert session.report.cache_bytes == held[3]
+    assert choices == ["cond", "cond", *["uncond"] * guided]
+
+
+def outputs_that_live():
+    """How many tensors there are of the shape that a test gives its outputs and latents."""
+    return sum(torch.is_tensor(each) and each.shape == (3, 1009) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("changes", [{"skip_threshold": 0.5}, {"forecast": 0.5}])
+def test_no_output_is_kept_after_the_last_step(changes):
+    """Where a branch is called again after all, it is computed: what it would give is gone."""
+    listed = {"actions": ["dense", "dense", "skip"], "forecast_after": 0.0}
+    schedule = listed if "forecast" in changes else {"actions": None, "refresh_every": 2}
+    session = Session(
+        CONFIG.override({f"schedule.{k}": v for k, v in {**schedule, **changes}.items()}),
+        GenerationReport(),
+    )
+    for step in range(3):
+        for branch in ("cond", "uncond"):
+            context = StepContext(1, step, branch, 3, timestep=3.0 - step)
+            state = session.begin(context, LAYOUT, CPU, latents=torch.randn(3, 1009))
+            if step < 2 or branch == "uncond":
+                assert state.action is not Action.SKIP
+            session.end(torch.randn(3, 1009), is_last_branch=step == 2)
+            del state
+            assert (outputs_that_live() == 0) == (step == 2)
 
 
 def packed_columns(session, branch):
@@ -213,14 +268,8 @@ def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, rule, m
     config = CONFIG.override(
         {"memory.offload": offload, "mlp.enabled": False, "attention.delta_rule": rule}
     )
-    choices = []
-    choose = chipsparse.layers.attention.column_selection.run
-    monkeypatch.setattr(
-        chipsparse.layers.attention.column_selection,
-        "run",
-        lambda call: choices.append(session.state.branch) or choose(call),
-    )
     session = Session(config, GenerationReport())
+    choices = watch_choices(monkeypatch, session)
     for step in range(4):
         for number, branch in enumerate(("cond", "uncond")):
             generator = torch.Generator().manual_seed(10 * step + number)
@@ -298,15 +347,26 @@ def test_branches_whose_prompts_differ_in_length(local_blocks, text_first, waits
         assert torch.equal(chosen, other_video)
 
 
-def test_another_prompt_in_the_same_branch_starts_anew():
+OTHER_PROMPT, OTHER_SIZE = replace(LAYOUT, text_tokens=5), replace(LAYOUT, grids=((3, 4, 6),))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (2, "cond", OTHER_PROMPT)],
+        [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (1, "other", OTHER_SIZE), (2, "cond", LAYOUT)],
+    ],
+    ids=["prompt", "size"],
+)
+def test_a_branch_of_another_prompt_and_one_of_another_size_start_anew(calls):
     session = Session(CONFIG, GenerationReport())
-    for step, text in enumerate([4, 4, 5]):
-        layout = replace(LAYOUT, text_tokens=text)
-        session.begin(StepContext(1, step, "cond", 6), layout, CPU)
+    for step, branch, layout in calls:
+        session.begin(StepContext(1, step, branch, 6), layout, CPU)
         query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
         attend(session, 0, query, key, value)
         session.end(query)
-    assert [record.action for record in session.report.steps] == ["dense", "refresh", "dense"]
+    actions = [record.action for record in session.report.steps]
+    assert actions == ["dense", "refresh", *["dense"] * (len(calls) - 2)]
 
 
 def test_an_observer_runs_every_layer_and_changes_nothing():

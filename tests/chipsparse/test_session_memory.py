@@ -533,6 +533,25 @@ def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
     assert asked[-1] == working_bytes(plan, dtype=BOTH.dtype)
 
 
+def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
+    """Nothing of one that is over."""
+    plan, told = SparsityPlan(CONFIG, layout_of(), len(ACTIONS)), []
+
+    def available(*args, promised, held, **kwargs):
+        told.append((promised, held))
+        return Capacity(1 << 40, 0)
+
+    monkeypatch.setattr(chipsparse.cache.store, "available", available)
+    session = session_with()
+    for branch in ("cond", "uncond", "third"):
+        if branch == "third":
+            session._caches.finish("cond")
+            session._caches["uncond", 0].attention.lse = torch.zeros(25)
+        session._caches.admit(branch, plan, CPU, BOTH)
+    of_one = placement_of(session, "uncond").device_bytes
+    assert told == [(0, 0), (of_one - 100, 100)]
+
+
 @pytest.mark.parametrize("share", [slow(0.4), 0.7, slow(1.0), 1.5])
 @pytest.mark.parametrize("host_share", [0.0, 0.5, slow(3.0)])
 def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_share, monkeypatch):

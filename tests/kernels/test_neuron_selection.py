@@ -1,7 +1,10 @@
+import math
+
 import pytest
 import torch
 
 from chipsparse.kernels.neuron_selection import (
+    NeuronSelection,
     mean_preactivations,
     neuron_selection,
     reference,
@@ -69,13 +72,16 @@ def test_gated_means(backend, activation, dtype, device):
 @backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("block_size", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
-def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, device):
-    """More blocks, channels and neurons than a tile; views of larger tensors."""
+def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, device, monkeypatch):
+    """More blocks, channels and neurons than a tile or launch; views of larger tensors."""
     hidden, weight, bias, _ = mlp_inputs(
         2, 220, channels + 8, neurons + 1, dtype=dtype, device=device
     )
     hidden, weight, bias = hidden[..., 8:], weight[1:, 8:], bias[1:]
     skip_unless_it_runs(neuron_selection, backend, hidden, weight)
+    if backend == "triton":
+        kernels = "chipsparse.kernels.neuron_selection.triton_kernel"
+        monkeypatch.setattr(f"{kernels}.MOST_BLOCKS", 7)
     means = mean_preactivations(hidden, weight, bias, block_size=block_size, backend=backend)
     expected = means_of(hidden, weight, bias, block_size)
     assert_close(means, expected, tolerance_of(dtype, backend))
@@ -213,6 +219,21 @@ def test_infinite_tokens(backend, device):
     hidden[0, 1, 3] = torch.inf
     means = mean_preactivations(hidden, weight, None, backend=backend)
     assert means[0, 0, 3] == torch.inf
+
+
+def test_more_blocks_than_the_second_axis_of_a_grid_has(monkeypatch):
+    """A block may be one token."""
+    kernels = pytest.importorskip("chipsparse.kernels.neuron_selection.triton_kernel")
+    grids = []
+    monkeypatch.setattr(kernels, "launch", lambda _, grid, *args, **constants: grids.append(grid))
+    hidden, weight = torch.zeros(2, 70_000, 8).half(), torch.zeros(16, 8).half()
+    cache = torch.zeros(2, 70_000, 16)
+    kernels.neuron_selection(
+        NeuronSelection(hidden, weight, None, cache, keep_count=5, block_size=1)
+    )
+    assert max(size for grid in grids for size in grid[1:]) <= 65_535
+    assert [math.prod(grid) for grid in grids[:2]] == [2 * 65_535, 2 * 4_465]
+    assert grids[3] == (70_000, 1, 2)
 
 
 def test_mistakes_are_named():

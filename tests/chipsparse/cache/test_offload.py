@@ -208,14 +208,19 @@ def test_new_slots_are_not_filled_before_what_had_their_memory_is_done():
 
 
 def test_memory_waits_for_copies_of_what_lives_elsewhere_by_now():
+    """Before slots grow, and before all is freed."""
     pool, copies = traced(layers=1)
     waits = []
     copies.synchronize = lambda: waits.append(None)
     pool.store(key(0), numbers(0, 16))
     pool.release(key(0))
+    pool.open({key(1): 64}, CPU)
+    assert waits == []
+    pool.open({key(2): 128}, CPU)
+    assert waits == [None]
     pool.drop(key(0))
     pool.reset()
-    assert waits == [None]
+    assert waits == [None, None]
 
 
 def test_the_next_layer_loads_into_the_other_slot_before_this_one_is_released():

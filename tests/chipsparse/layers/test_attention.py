@@ -402,17 +402,20 @@ def test_no_drift_is_kept_without_a_forecast():
     assert cache.drift is None
 
 
-def test_the_random_columns_of_some_heads_are_those_of_all():
-    """As of a process that has the last two heads alone."""
-    config, budget = AttentionConfig(block_size_q=ROWS), AttentionBudget(0, RANDOM, None, seed=5)
-    found = {}
-    for first in (0, 1):
-        cache = AttentionCache()
-        own = given(0).of_heads(slice(first, None))
+@pytest.mark.parametrize(("head", "block"), [(1, 0), (0, 2)])
+def test_the_random_columns_of_some_heads_and_rows_are_those_of_all(head, block):
+    """As of a process that has the last two heads alone, or the last three query blocks."""
+    config, found = AttentionConfig(block_size_q=ROWS), []
+    for first_head, first_block in ((0, 0), (head, block)):
+        cache, own = AttentionCache(), given(0).of_heads(slice(first_head, None))
+        own = replace(own, query=own.query[:, :, ROWS * first_block :])
+        budget = AttentionBudget(
+            0, RANDOM, None, seed=5, first_head=first_head, first_block=first_block
+        )
         dense_step(cache, own)
-        refresh_step(cache, own, config=config, budget=replace(budget, first_head=first))
-        found[first] = unpack_mask(cache.columns, TOKENS)
-    assert torch.equal(found[0][:, 1:], found[1])
+        refresh_step(cache, own, config=config, budget=budget)
+        found.append(unpack_mask(cache.columns, TOKENS))
+    assert torch.equal(found[0][:, head:, block:], found[1])
 
 
 @pytest.mark.parametrize("rule", ["merge", "difference"])

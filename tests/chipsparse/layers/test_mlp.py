@@ -69,6 +69,7 @@ def test_a_dense_step_is_the_layer(gate, bias, cached):
     addend = normal(BATCH, TOKENS, CHANNELS, seed=9)
     made = dense_step(cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None)
     torch.testing.assert_close(made, expected(hidden, gate, bias), atol=1e-4, rtol=1e-4)
+    assert not cached or cache.output.data_ptr() != made.data_ptr()
     summed = dense_step(
         cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None, addend=addend.clone()
     )

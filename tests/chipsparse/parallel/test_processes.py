@@ -15,6 +15,7 @@ def test_three_ranks(tmp_path):
         assert found["agreed"] == [[0, "mlp", "slow"]]
         assert found["least"] == [3, 3]
         assert found["hosts"] == 3
+        assert found["room"] == {"cpu": [29, 20], "cuda": [88, 20]}  # a machine's is shared
         assert found["differ"].startswith("rank 0 and rank 2 differ in size: small and large")
         assert found["afterwards"] == [0, 1, 2]
 

@@ -49,10 +49,13 @@ def test_text_before_the_image_is_on_the_first_rank():
     assert cut.tokens == (80, 80, 80, 80)
 
 
-def test_a_text_that_is_longer_than_a_share_leaves_a_block_of_the_image_beside_it():
-    cut = cut_sequence(replace(VIDEO, text_tokens=500, text_first=True), 4, ROWS)
-    assert cut.text[0] == 500
-    assert 0 < cut.grid[0] <= ROWS
+@pytest.mark.parametrize(("text_first", "owner"), [(True, 0), (False, 3)])
+def test_a_text_that_is_longer_than_a_share_leaves_a_block_of_the_image_beside_it(
+    text_first, owner
+):
+    cut = cut_sequence(replace(VIDEO, text_tokens=500, text_first=text_first), 4, ROWS)
+    assert cut.text[owner] == 500
+    assert 0 < cut.grid[owner] <= ROWS
     assert sum(cut.grid) == 256
     assert min(cut.grid) > 0
 

@@ -236,15 +236,15 @@ def test_what_ray_says_of_a_worker():
 
 
 def test_processes_that_no_machine_of_ray_has_gpus_for(monkeypatch):
-    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": gpus}} for gpus in (1.0, 2.0)]
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": gpus}} for gpus in (3.0, 1.0)]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 3.0})
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 4.0})
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(RayActors, "_connect", lambda _: "")
     assert RayActors("cuda", None, DeadlyWorker, per_worker=2).most == 1
-    assert RayActors("cuda", None, DeadlyWorker).most == 3
-    sentence = "^--gpus-per-job 4 is more than the 2 GPUs that any machine of Ray has$"
+    assert RayActors("cuda", None, DeadlyWorker).most == 4
+    sentence = "^--gpus-per-job 4 is more than the 3 GPUs that any machine of Ray has$"
     with pytest.raises(UserError, match=sentence):
         RayActors("cuda", None, DeadlyWorker, per_worker=4)
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from chipsparse.cli.studio.preview import Colours, Preview, arrange, noise_levels, spread
 
@@ -53,18 +54,27 @@ def test_tokens_in_an_order_that_is_not_known_show_nothing(grid):
     assert Preview(grid, CHANNELS, Colours()).pictures(None, None) is None
 
 
-def test_the_noise_is_taken_off():
-    """Along the straight path of flow matching the guess is exact, whatever the noise."""
+@pytest.mark.parametrize("rising", [False, True])
+def test_the_noise_is_taken_off(rising):
+    """Along the straight path of flow matching the guess is exact, whatever the noise.
+
+    What is put right at a step is no part of the path.
+    """
     clean, noise = EXPECTED, torch.randn_like(EXPECTED)
+    scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=rising)
+    scheduler.set_timesteps(sigmas=[1.0, 0.8, 0.7, 0.5, 0.25])
     colours = Colours()
     colours.learn(clean.numpy(), np.full((3, 8, 20, 3), 90, np.uint8))
     preview, seen = Preview(GRID, CHANNELS, colours), []
     colours.of = lambda latents: seen.append(latents)
-    for before, after in ((1.0, 0.75), (0.75, 0.5)):
-        noisy = (1 - after) * clean + after * noise
-        preview.pictures(batch(noisy.permute(3, 0, 1, 2)), (before, after))
+    shift = 0.5 * torch.randn_like(EXPECTED)
+    for step, after in enumerate([0.8, 0.7, 0.5, 0.25, 0.0]):
+        noisy = (1 - after) * clean + after * noise + (step >= 3) * shift
+        preview.pictures(batch(noisy.permute(3, 0, 1, 2)), noise_levels(scheduler, step))
     assert np.abs(seen[0] - clean.numpy()).max() > 0.5
-    np.testing.assert_allclose(seen[1], clean.numpy(), atol=1e-5)
+    for step, found in enumerate(seen[1:], start=1):
+        expected = clean + (step >= 3) * shift
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
 def test_colours_are_those_of_the_vae():
@@ -102,6 +112,7 @@ def test_a_model_of_other_latents_has_no_colours_yet():
     ("sigmas", "expected"),
     [
         (torch.tensor([1.0, 0.75, 0.0]), (0.75, 0.0)),
+        (torch.tensor([0.0, 0.75, 1.0]), (0.25, 0.0)),
         (torch.tensor([14.6, 0.75, 0.0]), None),
         (torch.tensor([1.0, 0.75]), None),
         (None, None),
