@@ -142,6 +142,11 @@ def option_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
+def reader(kind: type[PrintOptions], field: str) -> Read | None:
+    """What makes a field's value of the text that was typed; None where its type tells."""
+    return _declared(kind)[field].read
+
+
 def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
     """The fields whose options stand under one heading of the help."""
     declared = _declared(kind).items()
@@ -178,11 +183,12 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
     parameters = []
     for name, each in _declared(kind).items():
         names = (option_name(name), *each.names) if each.make is typer.Option else ()
+        typed = types[name] if each.read is None else str if defaults[name] else str | None
         parameters.append(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                annotation=Annotated[types[name], each.make(*names, **each.words)],
+                annotation=Annotated[typed, each.make(*names, **each.words)],
                 default=inspect.Parameter.empty if defaults[name] is REQUIRED else defaults[name],
             )
         )

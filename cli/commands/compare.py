@@ -12,7 +12,13 @@ import typer
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions, generation_option, seed_option
-from chipsparse.cli.option_checks import check_fps, check_model, check_positive
+from chipsparse.cli.option_checks import (
+    DEFAULT_FPS,
+    check_fps,
+    check_model,
+    check_positive,
+    read_fps,
+)
 from chipsparse.cli.options import argument, option, output_option
 from chipsparse.cli.results import results_alone, tell
 
@@ -63,8 +69,11 @@ class CompareOptions(GenerationOptions):
         shown="a power of two up to 64 that fits",
         check=check_positive,
     )
-    fps: int | None = output_option(
-        help="Frames per second of the output.", shown="that of the files, or 16", check=check_fps
+    fps: float | None = output_option(
+        help="Frames per second of the output.",
+        shown="that of the files, or 16",
+        check=check_fps,
+        read=read_fps,
     )
     prompts: Path | None = generation_option(
         help="File with one prompt a line.", shown="bundled ones", before="height"
@@ -92,10 +101,8 @@ class CompareOptions(GenerationOptions):
         return read_subjects(self.a, self.b)
 
     @property
-    def rate(self) -> int:
+    def rate(self) -> float:
         """Frames per second of what is generated."""
-        from chipsparse.cli.media.write import DEFAULT_FPS
-
         return self.fps or DEFAULT_FPS
 
     @property

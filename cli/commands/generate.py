@@ -18,7 +18,14 @@ from chipsparse.cli.generation_options import (
     seed_option,
     sparsity_option,
 )
-from chipsparse.cli.option_checks import check_count, check_fps, check_num, check_seed
+from chipsparse.cli.option_checks import (
+    DEFAULT_FPS,
+    check_count,
+    check_fps,
+    check_num,
+    check_seed,
+    read_fps,
+)
 from chipsparse.cli.options import REQUIRED, argument, model_option, output_option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
@@ -97,7 +104,9 @@ class GenerateOptions(GenerationOptions):
         "written also where the run fails.",
         shown="none",
     )
-    fps: int = output_option(help="Frames per second of a video.", default=16, check=check_fps)
+    fps: float = output_option(
+        help="Frames per second of a video.", default=DEFAULT_FPS, check=check_fps, read=read_fps
+    )
     crf: int | None = output_option(
         help="Constant rate factor of the encoder of a video, 0 to 51 for .mp4 and to 63 for "
         ".webm: less is better and larger.",

@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.ffmpeg import check_ffmpeg, decode
 from chipsparse.cli.media.images import frame_of, numbered
-from chipsparse.cli.media.write import DEFAULT_FPS
+from chipsparse.cli.option_checks import DEFAULT_FPS
 
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 

@@ -23,11 +23,10 @@ from chipsparse.common.finished_files import place
 from chipsparse.common.scratch import scratch_folder
 
 GIF_MAX_FPS = 50
-DEFAULT_FPS = 16
 
 
 def check_output(
-    path: Path, *, fps: int, crf: int | None = None, also: tuple[str, ...] = ()
+    path: Path, *, fps: float, crf: int | None = None, also: tuple[str, ...] = ()
 ) -> None:
     """Raises `UserError` where clips could not be written; leaves nothing.
 
@@ -68,7 +67,7 @@ def check_kind(path: Path, *, video: bool) -> None:
 def write_media(
     clips: Mapping[Path, np.ndarray],
     *,
-    fps: int,
+    fps: float,
     crf: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[Path, list[Path]]:
@@ -108,7 +107,7 @@ def write_media(
 
 
 def keep_elsewhere(
-    clips: Mapping[Path, np.ndarray], *, fps: int, metadata: Mapping[str, str] | None = None
+    clips: Mapping[Path, np.ndarray], *, fps: float, metadata: Mapping[str, str] | None = None
 ) -> str:
     """Writes finished clips, which are not to be lost, in the first folder that takes them.
 
