@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+import typer.core
 
-from chipsparse.cli.errors import reported_errors
+from chipsparse.cli.errors import UserError, reported_errors
 
 REQUIRED: Any = dataclasses.MISSING
 
@@ -107,9 +109,29 @@ class PrintOptions:
             if getattr(self, name) != defaults[name]
         ]
 
+    def refuse(self, *names: str, why: str) -> None:
+        """Raises `UserError` where an option is given that would be without effect."""
+        for name in self.given():
+            if name in names:
+                raise UserError(f"{name} {why}")
+
     def kept(self) -> str:
         """What an interruption leaves."""
         return "nothing was written"
+
+
+class Once(typer.core.TyperCommand):
+    """A command that refuses an option which stands there twice and takes one value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises `UsageError` for one; else as usual."""
+        if not ctx.resilient_parsing:  # else a shell completes the line
+            _, _, order = self.make_parser(ctx).parse_args(args=[*args])
+            for found, count in Counter(order).items():
+                option = found if isinstance(found, typer.core.TyperOption) else None
+                if count > 1 and option and not (option.multiple or option.is_flag):
+                    raise typer.BadParameter(f"{found.opts[0]} is given {count} times", ctx=ctx)
+        return super().parse_args(ctx, args)
 
 
 AnyOptions = TypeVar("AnyOptions", bound=PrintOptions)

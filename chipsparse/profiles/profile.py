@@ -233,13 +233,15 @@ def load_profile(path: Path | str) -> Profile:
             defaults, common = _read(QUALITIES_FILE)["qualities"], data.get("sparsity", {})
             qualities = read_qualities(parsed.qualities, common, defaults)
             one_schedule = without_own_schedule(parsed.qualities, common)
+        if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
+            qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     profile = Profile(
         parsed.model_class,
         parsed.description,
         parsed.generation,
-        parsed.sparsity,
+        parsed.sparsity.over(None if parsed.tuned is None else parsed.sparsity),
         str(path),
         parsed.tuned,
         qualities=qualities,

@@ -117,6 +117,10 @@ class CompareOptions(GenerationOptions):
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
         super().check()
+        if self.output is None:
+            self.refuse("--amplify", why="is about --output, and there is none")
+            if self.suite is None:
+                self.refuse("--fps", why="is about --output, and there is none")
         if self.suite is not None:
             self._check_suite()
         elif self.with_prompts:
@@ -147,7 +151,7 @@ class CompareOptions(GenerationOptions):
         if self.count is not None and self.count < LEAST_VALUES:
             raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
         if self.output is not None:
-            check_output(self.output, fps=self.rate)
+            check_output(self.output, fps=self.fps)
             check_inputs_stay("--output", self.output, [self.prompts])
 
     def kept(self) -> str:

@@ -125,6 +125,11 @@ class GenerateOptions(GenerationOptions):
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
     @property
+    def given_fps(self) -> float | None:
+        """What ``--fps`` says; None where it is as if left out."""
+        return None if self.fps == DEFAULT_FPS else self.fps
+
+    @property
     def many(self) -> bool:
         """Whether a series is asked for, be it one of a single clip."""
         return self.prompts is not None or self.num is not None
@@ -172,24 +177,20 @@ class GenerateOptions(GenerationOptions):
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too"
             )
-        for name, given in (
-            ("--quality", self.quality is not None),
-            ("--strict", self.strict),
-            ("--report", self.report is not None),
-        ):
-            if self.dense and given:
-                raise UserError(f"{name} is about the sparse run, which --dense leaves out")
+        if self.dense:
+            sparse = ("--quality", "--strict", "--report", "--vram", "--ram")
+            self.refuse(*sparse, why="is about the sparse run, which --dense leaves out")
         check_seed("--seed", self.seed, count=self.num or 1)
         if self.dense and self.gpus is not None and self.gpus > 1:
             raise UserError("several GPUs share the sparse run, which --dense leaves out")
-        if self.strength is not None and self.image is None:
-            raise UserError("--strength is about the image of --image, and there is none")
+        if self.image is None:
+            self.refuse("--strength", why="is about the image of --image, and there is none")
         if self.strength is not None and not 0 < self.strength <= 1:
             raise UserError(f"--strength {self.strength:g} must be above 0 and at most 1")
         also = ("dense", "compare") if self.compare else ()
         inputs = [self.config, self.prompts, self.image, *(lora.file for lora in self.loras)]
         for item in self.items:
-            check_output(item.output, fps=self.fps, crf=self.crf, also=also)
+            check_output(item.output, fps=self.given_fps, crf=self.crf, also=also)
             check_inputs_stay("--output", item.output, inputs)
             if item.report is not None:
                 check_file("--report", item.report, ".json")

@@ -77,7 +77,7 @@ def compare_files(options: CompareOptions) -> FilesComparison:
     """
     first, second = (Path(subject.text) for subject in options.subjects)
     if options.output is not None:
-        media.check_output(options.output, fps=options.rate)
+        media.check_output(options.output, fps=options.fps)
     with ProgressDisplay() as display:
         clips = _read(first, display), _read(second, display)
         _check_pair(*clips)

@@ -26,11 +26,13 @@ GIF_MAX_FPS = 50
 
 
 def check_output(
-    path: Path, *, fps: float, crf: int | None = None, also: tuple[str, ...] = ()
+    path: Path, *, fps: float | None = None, crf: int | None = None, also: tuple[str, ...] = ()
 ) -> None:
     """Raises `UserError` where clips could not be written; leaves nothing.
 
     Args:
+        fps: as asked for; None where it is the usual one.
+        crf: likewise.
         also: words of further clips, see `beside`.
     """
     kind = path.suffix.lower()
@@ -41,14 +43,17 @@ def check_output(
     clips = [beside(path, word) for word in also]
     frames = [beside(each, "0000") for each in (path, *clips)] if kind == ".png" else []
     check_writable("--output", path, clips, longest=frames)
-    if kind == ".gif" and fps > GIF_MAX_FPS:
-        raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
     if kind in ffmpeg.CODECS:
         ffmpeg.check_ffmpeg("write", kind)
-    _check_crf(kind, crf)
+    check_style(kind, fps, crf)
 
 
-def _check_crf(kind: str, crf: int | None) -> None:
+def check_style(kind: str, fps: float | None, crf: int | None) -> None:
+    """Raises `UserError` for what files of this suffix do not have; None is not asked for."""
+    if kind == ".gif" and fps is not None and fps > GIF_MAX_FPS:
+        raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
+    if kind == ".png" and fps is not None:
+        raise UserError("--fps is about .mp4, .webm and .gif, and .png has none")
     if crf is None:
         return
     if kind not in ffmpeg.CODECS:
