@@ -128,6 +128,8 @@ def check_readable(option: str, path: Path) -> None:
         raise UserError(f"{option} {path} is a folder; name a file")
     if not path.exists():
         raise UserError(f"{option} {path} does not exist")
+    if not path.is_file():  # a pipe may never end, and cannot be read twice
+        raise UserError(f"{option} {path} is no regular file")
     if not os.access(path, os.R_OK):
         raise UserError(f"{option} {path} cannot be read")
 

@@ -83,7 +83,8 @@ def compare_files(options: CompareOptions) -> FilesComparison:
         _check_pair(*clips)
         rate = options.fps or output_fps(*clips)
         if options.output is not None:
-            media.check_output(options.output, fps=rate)
+            if options.output.suffix.lower() == ".gif":
+                media.check_output(options.output, fps=rate)
             _check_clips_stay(options.output, [*clips[0].files, *clips[1].files])
         a, b = (clip.frames for clip in clips)
         lpips = find_lpips(*a.shape[1:3])
