@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 import typer.core
 
-from chipsparse.cli.errors import UserError, reported_errors
+from chipsparse.cli.errors import UserError, reported_errors, say
 
 REQUIRED: Any = dataclasses.MISSING
 
@@ -120,17 +120,17 @@ class PrintOptions:
         return "nothing was written"
 
 
-class Once(typer.core.TyperCommand):
-    """A command that refuses an option which stands there twice and takes one value."""
+class LastCounts(typer.core.TyperCommand):
+    """A command that says where an option stands twice which takes one value: the last counts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises `UsageError` for one; else as usual."""
+        """As usual, and says it."""
         if not ctx.resilient_parsing:  # else a shell completes the line
             _, _, order = self.make_parser(ctx).parse_args(args=[*args])
             for found, count in Counter(order).items():
                 option = found if isinstance(found, typer.core.TyperOption) else None
                 if count > 1 and option and not (option.multiple or option.is_flag):
-                    raise typer.BadParameter(f"{found.opts[0]} is given {count} times", ctx=ctx)
+                    say(f"warning: {option.opts[0]} is given {count} times; the last one counts")
         return super().parse_args(ctx, args)
 
 
