@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
@@ -194,6 +194,7 @@ class Generation(FileRecord):
 
     kind = "generation"
     marks = frozenset({"schema", "steps", "totals"})
+    always = ("config",)
 
     location: str = within("pipeline", "location", "")
     pipeline: str = within("pipeline", "class", "")
@@ -216,7 +217,6 @@ class Generation(FileRecord):
     comparison: Comparison | None = None
     denoising_seconds: Mapping[str, Number] = {}
     files: Mapping[str, Annotated[str, BeforeValidator(_clip_name)]] = {}
-    config: Mapping[str, Any]
 
     @cached_property
     def by_step(self) -> list[Step]:

@@ -75,10 +75,12 @@ class FileRecord(Record):
     Attributes:
         kind: which; its template has the same name.
         marks: names of values which only this kind has all of.
+        always: names of further ones that stand in every file of this kind.
     """
 
     kind: ClassVar[str]
     marks: ClassVar[frozenset[str]]
+    always: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
