@@ -422,10 +422,6 @@ class MemoryConfig(Validated):
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
 
-    Attributes:
-        usual: what is taken where nobody asks for anything else, which is not noted where it has no
-            effect; None: the defaults. `over` sets it, and it counts for nothing in comparisons.
-
     Raises:
         ValueError: on an unknown field, a wrong type or a value out of bounds, with the field's
             path and what is allowed.
@@ -455,6 +451,8 @@ class SparsityConfig(Validated):
         "one, as measured there: dense, which the report notes; or sparse all the same",
     )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
+    # What is taken where nobody asks for anything else, which is not noted where it has no effect;
+    # None: the defaults. `over` sets it, and it counts for nothing in comparisons.
     usual: ClassVar[SparsityConfig | None] = None
 
     def __post_init__(self) -> None:

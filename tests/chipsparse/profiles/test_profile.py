@@ -157,6 +157,7 @@ def test_an_unknown_class_names_the_known_ones():
         ("sparsity: {seed: -1}", "sparsity.seed: expected a number at least 0, got -1"),
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
         ("generation: {fps: 3}", "generation.fps: unknown field"),
+        (f"sparsity: {{seed: {2**63}}}", "sparsity.seed: expected a number below 2^63, got 92"),
         ("sparsity: 3", "sparsity: expected a mapping"),
         ("qualities: 3", "qualities: expected a mapping, got 3"),
         ("qualities: {best: {}}", "qualities.best: unknown quality; allowed: faithful, balanced"),
