@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
@@ -451,6 +451,9 @@ class SparsityConfig(Validated):
         "one, as measured there: dense, which the report notes; or sparse all the same",
     )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
+    # What is taken where nobody asks for anything else, which is not noted where it has no effect;
+    # None: the defaults. `over` sets it, and it counts for nothing in comparisons.
+    usual: ClassVar[SparsityConfig | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -467,6 +470,12 @@ class SparsityConfig(Validated):
                                 f"layers[{place}].{part}: layer {both[0]} has a budget already"
                             )
                     named.append(layers)
+
+    def over(self, usual: SparsityConfig | None) -> SparsityConfig:
+        """A copy that lies over what is usual."""
+        copy = dataclasses.replace(self)
+        object.__setattr__(copy, "usual", usual)
+        return copy
 
     @classmethod
     def dense(cls) -> SparsityConfig:
@@ -502,7 +511,7 @@ class SparsityConfig(Validated):
             change = renewed(nested(path, value), said)
             _apply(change, data, depth=path.count("."), path=path)
         tell(said)
-        return build(SparsityConfig, data)
+        return build(SparsityConfig, data).over(self.usual)
 
 
 def _apply(change: Mapping[str, Any], data: Any, *, depth: int, path: str) -> None:

@@ -12,6 +12,7 @@ from chipsparse.layout import ModelLayout
 from chipsparse.schedule.schedule import MANY_STEPS, Schedule
 from chipsparse.schedule.schedule import Action as Action
 from chipsparse.schedule.text import forecast_text, list_text, threshold_text
+from chipsparse.without_effect import without_effect
 
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
 # Measured, rounding included: as fast with 4,352 tokens, 1.1 times with 6,144, 1.2 with 8,192.
@@ -232,9 +233,10 @@ class SparsityPlan:
             yield (taken := self.taken(step, recorded))
             recorded = self.recorded_after(step, taken, recorded)
 
-    def notes(self) -> list[str]:
-        """What else a user should know: what of the config cannot be done."""
+    def notes(self, *, on_cpu: bool = False) -> list[str]:
+        """What else a user should know: what of the config cannot be done, on a CPU or not."""
         return [
+            *without_effect(self, on_cpu=on_cpu),
             *self.schedule.notes(),
             *self._unrefreshed_steps(),
             *self._uncaptured_steps(),

@@ -293,7 +293,7 @@ class Session:
         if is_first:
             self.report.look_ahead(plan, record)
         if branch.recorded is None:
-            for note in plan.notes():
+            for note in plan.notes(on_cpu=device.type == "cpu"):
                 self.report.note(note)
         if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)

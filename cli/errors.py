@@ -80,7 +80,7 @@ def usage_errors() -> Iterator[None]:
                 if error.format_message():  # help, where it is not shown already
                     error.show()
             else:
-                _say(f"error: {_usage_sentence(error)}")
+                say(f"error: {_usage_sentence(error)}")
         sys.exit(EXIT_USER_ERROR)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
@@ -168,9 +168,10 @@ def _end(line: str, code: int, error: BaseException, debug: bool) -> NoReturn:
     with suppress(OSError):  # the terminal may be gone
         if debug:
             traceback.print_exception(error)
-        _say(line)
+        say(line)
     raise typer.Exit(code) from error
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Prints a line for the user, which starts with what kind of line it is."""
     print(f"chipsparse: {line}", file=sys.stderr, flush=True)

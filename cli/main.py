@@ -26,7 +26,7 @@ from chipsparse.cli.commands import (
     tune,
 )
 from chipsparse.cli.errors import EXIT_USER_ERROR, usage_errors, written_output
-from chipsparse.cli.options import as_command
+from chipsparse.cli.options import LastCounts, as_command
 
 NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
 
@@ -52,7 +52,7 @@ for command, example in (
     (studio.studio, studio.EXAMPLE),
     (models.models, None),
 ):
-    app.command(epilog=example)(as_command(command))
+    app.command(cls=LastCounts, epilog=example)(as_command(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +22,14 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 OTHER_DEVICE = re.compile(r"(cpu|meta|mps|xpu|hpu|mtia|xla)(:\d+)?")  # that PyTorch knows
 MOST_FPS = 1000  # beyond it, timestamps fall together
+DEFAULT_FPS = 16
 MOST_GUIDANCE = 1000.0  # far beyond any use, and far from where float32 overflows
 MOST_FLOW_SHIFT = 1000.0  # likewise
 SEEDS = 2**64  # that PyTorch's generator takes
 MOST_SEEDS, MOST_CLIPS = 100_000, 1_000_000  # of a prompt and of a command, listed beforehand
 
 
-def check_positive(option: str, number: int, *, most: int | None = None) -> None:
+def check_positive(option: str, number: float, *, most: int | None = None) -> None:
     """A count that must be 1 or more."""
     if number < 1:
         raise UserError(f"{option} {number} is too small; it must be at least 1")
@@ -38,6 +40,17 @@ def check_positive(option: str, number: int, *, most: int | None = None) -> None
 check_steps = partial(check_positive, most=MOST_STEPS)
 check_fps = partial(check_positive, most=MOST_FPS)
 check_num = partial(check_positive, most=MOST_SEEDS)
+
+
+def read_fps(text: str) -> float:
+    """Frames per second of ``24``, ``23.976`` or ``24000/1001``; whole ones as a whole number."""
+    try:
+        rate = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise UserError(
+            f"--fps {text} is no rate; give a number such as 24 or 23.976, or 24000/1001"
+        ) from None
+    return rate.numerator if rate.denominator == 1 else float(rate)
 
 
 def check_count(what: str, count: int) -> None:
@@ -115,6 +128,8 @@ def check_readable(option: str, path: Path) -> None:
         raise UserError(f"{option} {path} is a folder; name a file")
     if not path.exists():
         raise UserError(f"{option} {path} does not exist")
+    if not path.is_file():  # a pipe may never end, and cannot be read twice
+        raise UserError(f"{option} {path} is no regular file")
     if not os.access(path, os.R_OK):
         raise UserError(f"{option} {path} cannot be read")
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+import typer.core
 
-from chipsparse.cli.errors import reported_errors
+from chipsparse.cli.errors import UserError, reported_errors, say
 
 REQUIRED: Any = dataclasses.MISSING
 
@@ -107,9 +109,29 @@ class PrintOptions:
             if getattr(self, name) != defaults[name]
         ]
 
+    def refuse(self, *names: str, why: str) -> None:
+        """Raises `UserError` where an option is given that would be without effect."""
+        for name in self.given():
+            if name in names:
+                raise UserError(f"{name} {why}")
+
     def kept(self) -> str:
         """What an interruption leaves."""
         return "nothing was written"
+
+
+class LastCounts(typer.core.TyperCommand):
+    """A command that says where an option stands twice which takes one value: the last counts."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As usual, and says it."""
+        if not ctx.resilient_parsing:  # else a shell completes the line
+            _, _, order = self.make_parser(ctx).parse_args(args=[*args])
+            for found, count in Counter(order).items():
+                option = found if isinstance(found, typer.core.TyperOption) else None
+                if count > 1 and option and not (option.multiple or option.is_flag):
+                    say(f"warning: {option.opts[0]} is given {count} times; the last one counts")
+        return super().parse_args(ctx, args)
 
 
 AnyOptions = TypeVar("AnyOptions", bound=PrintOptions)
@@ -140,6 +162,11 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
 def option_name(field: str) -> str:
     """``--guidance-scale`` of ``guidance_scale``."""
     return f"--{field.replace('_', '-')}"
+
+
+def reader(kind: type[PrintOptions], field: str) -> Read | None:
+    """What makes a field's value of the text that was typed; None where its type tells."""
+    return _declared(kind)[field].read
 
 
 def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
@@ -178,11 +205,12 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
     parameters = []
     for name, each in _declared(kind).items():
         names = (option_name(name), *each.names) if each.make is typer.Option else ()
+        typed = types[name] if each.read is None else str if defaults[name] else str | None
         parameters.append(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                annotation=Annotated[types[name], each.make(*names, **each.words)],
+                annotation=Annotated[typed, each.make(*names, **each.words)],
                 default=inspect.Parameter.empty if defaults[name] is REQUIRED else defaults[name],
             )
         )

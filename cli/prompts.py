@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.wording import counted
+from chipsparse.common import text_files
 from chipsparse.profiles.profile import ASSETS
 
 
@@ -75,10 +76,10 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_text(path: Path, name: str) -> str:
-    """What a file says in UTF-8; raises `UserError`, which calls it ``name``."""
+    """What a text file says; raises `UserError`, which calls it ``name``."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        return text_files.read_text(path)
+    except (OSError, UnicodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is no text in UTF-8"
         raise UserError(f"{name} could not be read: {why}") from error
 

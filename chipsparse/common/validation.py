@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
+LARGEST = 2**63 - 1  # that a tensor or a kernel takes
 # Values in messages: what somebody passed by mistake may be long, or nested without end.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
@@ -132,6 +133,8 @@ def _unboxed(value: Any) -> Any:
 
 def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
     low, high = item.metadata.get("minimum"), item.metadata.get("maximum")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError(f"{item.name}: expected a number below 2^63, got {shown(value)}")
     for number in value if isinstance(value, tuple) else (value,):
         if not isinstance(number, (int, float)) or isinstance(number, bool):
             continue

@@ -7,6 +7,8 @@ brings its own ``chipsparse.yaml``.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from chipsparse.common.text_files import read_text
 from chipsparse.common.validation import Validated, build, option
 from chipsparse.config import SparsityConfig
 from chipsparse.old_names import renewed, tell
@@ -30,7 +33,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 QUALITIES_FILE = ASSETS / "qualities.yaml"
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
-MOST_MERGED_FIELDS = 1000
+MOST_VALUES, MOST_LEVELS = 10_000, 20  # of a file, aliases as often as they stand there
 MOST_STEPS = 1000  # that a schedule of diffusers tells apart
 
 
@@ -164,7 +167,7 @@ class Profile:
 
 
 class _ProfileLoader(yaml.SafeLoader):
-    """YAML in which no field stands twice, nor fields by the million."""
+    """YAML in which no field stands twice, nothing within itself, nor fields by the million."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -178,12 +181,30 @@ class _ProfileLoader(yaml.SafeLoader):
                 names.add(key.value)
         return node
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
-        if len(node.value) > MOST_MERGED_FIELDS:  # merged mappings of merged mappings, and so on
-            raise yaml.MarkedYAMLError(
-                problem=f"more than {MOST_MERGED_FIELDS} fields", problem_mark=node.start_mark
+    def get_single_node(self) -> yaml.Node | None:
+        root = super().get_single_node()
+        values, levels = (0, 0) if root is None else _extent(root, {})
+        if levels > MOST_LEVELS:
+            raise yaml.YAMLError(
+                "an anchor stands within itself" if math.isinf(levels) else "nested too deeply"
             )
+        if values > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES} values")
+        return root
+
+
+def _extent(node: yaml.Node, known: dict[int, tuple[float, float]]) -> tuple[float, float]:
+    """Values and levels of a node, aliases written out; without end where it is within itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf, math.inf  # until they are counted
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        flat = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
+        below = [_extent(each, known) for each in flat]
+        known[id(node)] = (
+            1 + sum(values for values, _ in below),
+            1 + max((levels for _, levels in below), default=0),
+        )
+    return known[id(node)]
 
 
 def _yaml_problem(error: yaml.YAMLError | ValueError) -> str:
@@ -198,7 +219,7 @@ def load_profile(path: Path | str) -> Profile:
     """Reads a profile, with the quality `DEFAULT_QUALITY` taken where it has that one.
 
     Raises:
-        ValueError: if the file is missing, is no regular file, is not YAML, names a field twice, or
+        ValueError: if the file is missing, is a pipe, is not YAML, names a field twice, or
             has an unknown or ill-typed field; the message names the file, the field's path and what
             is allowed.
     """
@@ -212,13 +233,15 @@ def load_profile(path: Path | str) -> Profile:
             defaults, common = _read(QUALITIES_FILE)["qualities"], data.get("sparsity", {})
             qualities = read_qualities(parsed.qualities, common, defaults)
             one_schedule = without_own_schedule(parsed.qualities, common)
+        if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
+            qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     profile = Profile(
         parsed.model_class,
         parsed.description,
         parsed.generation,
-        parsed.sparsity,
+        parsed.sparsity.over(None if parsed.tuned is None else parsed.sparsity),
         str(path),
         parsed.tuned,
         qualities=qualities,
@@ -246,7 +269,7 @@ def _read(path: Path) -> Any:
         data: Any = yaml.load(_profile_text(path), _ProfileLoader)
     except OSError as error:
         raise ValueError(f"{path}: cannot read the profile ({error.strerror})") from None
-    except UnicodeDecodeError:
+    except UnicodeError:
         raise ValueError(f"{path}: cannot read the profile (it is no text in UTF-8)") from None
     except RecursionError:
         raise ValueError(f"{path}: not valid YAML (nested too deeply)") from None
@@ -259,10 +282,8 @@ def _profile_text(path: Path) -> str:
     """The text of a file, looked at before it is opened: a pipe would wait for its writer."""
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise OSError(0, "it is no regular file")
-    if found.st_size > LARGEST_FILE_BYTES:
-        raise OSError(0, f"its {found.st_size:,} bytes are too many for a profile")
-    return path.read_text(encoding="utf-8")
+        raise OSError(0, "it is a pipe or device, which is read once alone; give a file")
+    return read_text(path, most=LARGEST_FILE_BYTES)
 
 
 def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:

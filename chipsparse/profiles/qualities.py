@@ -50,7 +50,9 @@ def read_qualities(
         path = f"qualities.{name}"
         if own is not None and not isinstance(own, Mapping):
             raise ValueError(f"{path}: expected a mapping as under sparsity, got {shown(own)}")
-        configs[name] = build(SparsityConfig, _merged(defaults[name], common, own or {}), path)
+        merged = _merged(defaults[name], common, own or {})
+        usual = build(SparsityConfig, _merged(defaults[name], common))
+        configs[name] = build(SparsityConfig, merged, path).over(usual)
     return configs
 
 

@@ -266,10 +266,24 @@ class GenerationReport:
         self._begun = False
         if any(record.used_caches for record in self.steps):
             self.nothing_sparse = None
+            self._note_threshold()
         elif finished and self.steps and self.nothing_sparse is None:
             sentence = self._why_nothing_was()
             if sentence is not None:
                 self._warn_of_nothing(sentence)
+
+    def _note_threshold(self) -> None:
+        """Notes a threshold that skipped no step, where others were sparse or skipped."""
+        if any(note.startswith("schedule.skip_threshold") for note in self.notes):
+            return
+        for plan in self.plans.values():
+            threshold, skips = plan.config.schedule.skip_threshold, plan.schedule.skips
+            fired = any(each.action is Action.SKIP and not skips(each.step) for each in self.steps)
+            if plan.schedule.skips_by_threshold() and not fired:
+                self.note(
+                    f"schedule.skip_threshold ({threshold:g}) has no effect: no step was predicted "
+                    "to change the output by less"
+                )
 
     def _clear(self) -> None:
         self.steps, self.fallbacks, self.nothing_sparse = [], [], None

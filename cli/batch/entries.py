@@ -17,6 +17,7 @@ from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.series import Item
+from chipsparse.cli.media.write import check_style
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weight_files import files_digest, weights_digest
 from chipsparse.cli.ranks.joined import shared_by
@@ -161,6 +162,7 @@ class _Groups:
             "dtype": str(self._dtype).removeprefix("torch."),
         }
         options = self._options.of_line({**own, **settled})
+        check_style(self.suffix, options.given_fps, options.crf)
         job = settle(options, self._model, self._device, self._dtype)
         if options.gpus is not None:
             check_shared(job, shared_by(options.gpus, options.guidance_parallel))

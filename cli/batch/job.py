@@ -101,7 +101,10 @@ def _entries(options: BatchOptions, engine: Engine, here: Joined) -> list[Entry]
     with here.display() as display, quiet_libraries(debug=options.debug):
         model = look_up(options, display)
         entries = find_entries(options, options.lines, model, device, dtype)
-        for warning in dict.fromkeys(text for each in entries for text in each.group.job.warnings):
+        warnings = [text for each in entries for text in each.group.job.warnings]
+        if ignored := dict.fromkeys(name for line in options.lines for name in line.ignored):
+            warnings.append(f"{options.prompts}: no setting, and ignored: {', '.join(ignored)}")
+        for warning in dict.fromkeys(warnings):
             display.tell(WARNING + warning)
         if engine.page:
             display.tell(f"chipsparse: Ray's dashboard is at {engine.page}")

@@ -6,14 +6,15 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.options import reader
 from chipsparse.cli.prompts import read_text
 
 # Options of `generate` that a line can have; the others are about the model, which is loaded once.
@@ -35,6 +36,8 @@ PER_PROMPT = (
     "crf",
 )
 JSON_LINES = (".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv")
+SEPARATORS = ",;\t"  # Excel's are those of the country
 MOST_NAMED = 20  # bad lines
 
 
@@ -45,11 +48,13 @@ class Line:
     Attributes:
         number: of its line, from 1.
         settings: its own values, by the names of `PER_PROMPT`. Paths count from the file's folder.
+        ignored: columns of the table that are no settings.
     """
 
     number: int
     prompt: str
     settings: Mapping[str, Any]
+    ignored: Sequence[str] = ()
 
 
 class LineError(ValueError):
@@ -59,7 +64,7 @@ class LineError(ValueError):
 def read_lines(
     path: Path, mistake: Callable[[Mapping[str, Any]], str] = lambda settings: ""
 ) -> list[Line]:
-    """The prompts of a file. Its suffix says what it is: CSV, JSON lines, or a prompt a line.
+    """The prompts of a file. Its suffix says what it is: a table, JSON lines, or a prompt a line.
 
     Args:
         mistake: what is wrong with a line's settings, empty where nothing is.
@@ -68,10 +73,12 @@ def read_lines(
         UserError: the file cannot be read, has no prompt, or bad lines, all of which are named.
     """
     text = read_text(path, str(path))
-    if path.suffix.lower() == ".csv":
-        records = _csv_records(path, text)
+    if path.suffix.lower() in TABLES:
+        records = _table_records(path, text)
     elif path.suffix.lower() in JSON_LINES:
         records = _json_records(text)
+    elif path.suffix.lower() == ".json":
+        raise UserError(f"{path} is JSON; write JSON lines, an object a line, as .jsonl")
     else:
         records = _text_records(text)
     lines, problems = [], {}
@@ -115,24 +122,41 @@ def _text_records(text: str) -> Iterator[tuple[int, Record]]:
             yield number, {"prompt": line.strip()}
 
 
-def _csv_records(path: Path, text: str) -> Iterator[tuple[int, Record]]:
-    """A row each, values as text; empty cells are left out."""
-    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
-    number = 1
+def _table_records(path: Path, text: str) -> Iterator[tuple[int, Record]]:
+    """A row each, values as text; empty cells are left out, and so are columns without a name."""
+    first = 1
+    if text.lower().startswith("sep="):  # Excel's own line
+        text, first = text.partition("\n")[2], 2
+    head = text.partition("\n")[0]
+    separator = max(SEPARATORS, key=head.count)
+    rows = csv.reader(
+        io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True
+    )
+    number = first
     try:
-        if "prompt" not in (reader.fieldnames or ()):
-            columns = ", ".join(reader.fieldnames or ()) or "none"
-            raise UserError(f"{path} has no column prompt; its columns are: {columns}")
-        if twice := _repeated(reader.fieldnames or ()):
+        columns = [_name(column) for column in next(rows, [])]
+        named = [column for column in columns if column]
+        if "prompt" not in named:
+            raise UserError(
+                f"{path} has no column prompt; its columns are: {', '.join(named) or 'none'}"
+            )
+        if twice := _repeated(named):
             raise UserError(f"{path} has two columns {twice}")
-        number = reader.line_num + 1
-        for row in reader:
-            if None in row:
-                yield number, LineError(f"it has more cells than there are columns: {row[None]}")
-            elif any(row.values()):
-                given = {name: cell for name, cell in row.items() if cell or name == "prompt"}
-                yield number, {name: _Text(cell or "") for name, cell in given.items()}
-            number = reader.line_num + 1
+        number = first + rows.line_num
+        for row in rows:
+            if any(row[len(columns) :]):
+                yield (
+                    number,
+                    LineError(f"it has more cells than there are columns: {row[len(columns) :]}"),
+                )
+            elif any(row):
+                cells = dict(zip(columns, row, strict=False))
+                given = {column: cells.get(column, "") for column in named}
+                yield (
+                    number,
+                    {n: _Text(cell) for n, cell in given.items() if cell or n == "prompt"},
+                )
+            number = first + rows.line_num
     except csv.Error as error:
         yield number, LineError(f"it is no CSV: {error}")
 
@@ -168,27 +192,39 @@ class _Text(str):
     """A value that stands for whatever it can be read as."""
 
 
+def _name(given: str) -> str:
+    """A column or name as the field of the option is called: ``Guidance-Scale`` is one of them."""
+    return "_".join(given.lower().replace("-", " ").split())
+
+
 def _line(folder: Path, number: int, record: Record) -> Line:
     if isinstance(record, LineError):
         raise record
-    settings = {}
-    for given, value in record.items():
-        name = given.strip().replace("-", "_")
+    if twice := _repeated(map(_name, record)):
+        raise LineError(f"{twice} stands twice")
+    settings: dict[str, Any] = {}
+    values = {_name(given): value for given, value in record.items()}
+    ignored = []
+    for name, value in values.items():
         if name == "prompt":
             continue
         if name not in PER_PROMPT:
-            raise LineError(f"it has {given}, and a prompt can have: {', '.join(PER_PROMPT)}")
+            # Tables have columns for their owners; what `generate` knows was meant for it.
+            if isinstance(value, _Text) and name not in _types():
+                ignored.append(name)
+                continue
+            raise LineError(f"it has {name}, and a prompt can have: {', '.join(PER_PROMPT)}")
         _check_text(name, value)
         settings[name] = _value(name, value)
         if isinstance(settings[name], Path):
             settings[name] = folder / settings[name].expanduser()
-    if "prompt" not in record:
+    if "prompt" not in values:
         raise LineError("it has no prompt")
-    prompt = record["prompt"]
+    prompt = values["prompt"]
     if not isinstance(prompt, str):
         raise LineError(f"its prompt is {json.dumps(prompt)}, which is no text")
     _check_text("prompt", prompt)
-    return Line(number, str(prompt).strip(), settings)
+    return Line(number, str(prompt).strip(), settings, ignored)
 
 
 def _check_text(name: str, value: Any) -> None:
@@ -202,11 +238,19 @@ def _value(name: str, value: Any) -> Any:
     """A value of the type of its option."""
     from pydantic import TypeAdapter, ValidationError
 
-    kind: TypeAdapter[Any] = TypeAdapter(_types()[name])
+    wanted_type = _types()[name]
+    kind: TypeAdapter[Any] = TypeAdapter(wanted_type)
+    read = reader(GenerateOptions, name)
     try:
+        if isinstance(value, _Text) and read is not None:
+            return read(str(value))
         if isinstance(value, _Text):
-            return kind.validate_strings(str(value))
-        return kind.validate_json(json.dumps(value), strict=True)
+            decimal = float in get_args(wanted_type)  # with a comma where separators are semicolons
+            return kind.validate_strings(value.replace(",", ".") if decimal else str(value))
+        found = kind.validate_json(json.dumps(value), strict=True)
+        return found if read is None else read(str(found))
+    except UserError as error:
+        raise LineError(str(error)) from None
     except ValidationError as error:
         wanted = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
         shown = json.dumps(value, ensure_ascii=False)

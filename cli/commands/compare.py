@@ -12,7 +12,13 @@ import typer
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions, generation_option, seed_option
-from chipsparse.cli.option_checks import check_fps, check_model, check_positive
+from chipsparse.cli.option_checks import (
+    DEFAULT_FPS,
+    check_fps,
+    check_model,
+    check_positive,
+    read_fps,
+)
 from chipsparse.cli.options import argument, option, output_option
 from chipsparse.cli.results import results_alone, tell
 
@@ -63,8 +69,11 @@ class CompareOptions(GenerationOptions):
         shown="a power of two up to 64 that fits",
         check=check_positive,
     )
-    fps: int | None = output_option(
-        help="Frames per second of the output.", shown="that of the files, or 16", check=check_fps
+    fps: float | None = output_option(
+        help="Frames per second of the output.",
+        shown="that of the files, or 16",
+        check=check_fps,
+        read=read_fps,
     )
     prompts: Path | None = generation_option(
         help="File with one prompt a line.", shown="bundled ones", before="height"
@@ -92,10 +101,8 @@ class CompareOptions(GenerationOptions):
         return read_subjects(self.a, self.b)
 
     @property
-    def rate(self) -> int:
+    def rate(self) -> float:
         """Frames per second of what is generated."""
-        from chipsparse.cli.media.write import DEFAULT_FPS
-
         return self.fps or DEFAULT_FPS
 
     @property
@@ -110,6 +117,10 @@ class CompareOptions(GenerationOptions):
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
         super().check()
+        if self.output is None:
+            self.refuse("--amplify", why="is about --output, and there is none")
+            if self.suite is None:
+                self.refuse("--fps", why="is about --output, and there is none")
         if self.suite is not None:
             self._check_suite()
         elif self.with_prompts:
@@ -140,7 +151,7 @@ class CompareOptions(GenerationOptions):
         if self.count is not None and self.count < LEAST_VALUES:
             raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
         if self.output is not None:
-            check_output(self.output, fps=self.rate)
+            check_output(self.output, fps=self.fps)
             check_inputs_stay("--output", self.output, [self.prompts])
 
     def kept(self) -> str:

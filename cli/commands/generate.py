@@ -18,7 +18,14 @@ from chipsparse.cli.generation_options import (
     seed_option,
     sparsity_option,
 )
-from chipsparse.cli.option_checks import check_count, check_fps, check_num, check_seed
+from chipsparse.cli.option_checks import (
+    DEFAULT_FPS,
+    check_count,
+    check_fps,
+    check_num,
+    check_seed,
+    read_fps,
+)
 from chipsparse.cli.options import REQUIRED, argument, model_option, output_option
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.cli.results import results_alone, tell
@@ -97,7 +104,9 @@ class GenerateOptions(GenerationOptions):
         "written also where the run fails.",
         shown="none",
     )
-    fps: int = output_option(help="Frames per second of a video.", default=16, check=check_fps)
+    fps: float = output_option(
+        help="Frames per second of a video.", default=DEFAULT_FPS, check=check_fps, read=read_fps
+    )
     crf: int | None = output_option(
         help="Constant rate factor of the encoder of a video, 0 to 51 for .mp4 and to 63 for "
         ".webm: less is better and larger.",
@@ -114,6 +123,11 @@ class GenerateOptions(GenerationOptions):
     def mode(self) -> Literal["dense", "sparse", "compare"]:
         """Which videos are made: the dense one, the sparse one, or both."""
         return "dense" if self.dense else "compare" if self.compare else "sparse"
+
+    @property
+    def given_fps(self) -> float | None:
+        """What ``--fps`` says; None where it is as if left out."""
+        return None if self.fps == DEFAULT_FPS else self.fps
 
     @property
     def many(self) -> bool:
@@ -163,24 +177,20 @@ class GenerateOptions(GenerationOptions):
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too"
             )
-        for name, given in (
-            ("--quality", self.quality is not None),
-            ("--strict", self.strict),
-            ("--report", self.report is not None),
-        ):
-            if self.dense and given:
-                raise UserError(f"{name} is about the sparse run, which --dense leaves out")
+        if self.dense:
+            sparse = ("--quality", "--strict", "--report", "--vram", "--ram")
+            self.refuse(*sparse, why="is about the sparse run, which --dense leaves out")
         check_seed("--seed", self.seed, count=self.num or 1)
         if self.dense and self.gpus is not None and self.gpus > 1:
             raise UserError("several GPUs share the sparse run, which --dense leaves out")
-        if self.strength is not None and self.image is None:
-            raise UserError("--strength is about the image of --image, and there is none")
+        if self.image is None:
+            self.refuse("--strength", why="is about the image of --image, and there is none")
         if self.strength is not None and not 0 < self.strength <= 1:
             raise UserError(f"--strength {self.strength:g} must be above 0 and at most 1")
         also = ("dense", "compare") if self.compare else ()
         inputs = [self.config, self.prompts, self.image, *(lora.file for lora in self.loras)]
         for item in self.items:
-            check_output(item.output, fps=self.fps, crf=self.crf, also=also)
+            check_output(item.output, fps=self.given_fps, crf=self.crf, also=also)
             check_inputs_stay("--output", item.output, inputs)
             if item.report is not None:
                 check_file("--report", item.report, ".json")

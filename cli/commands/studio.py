@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions, seed_option
-from chipsparse.cli.option_checks import check_fps
+from chipsparse.cli.option_checks import DEFAULT_FPS, check_fps, read_fps
 from chipsparse.cli.options import output_option
 from chipsparse.cli.results import results_alone
 
@@ -32,7 +32,9 @@ class StudioOptions(GenerationOptions):
     )
     browser: bool = output_option(help="Also open the page in the browser.", default=False)
     seed: int = seed_option(before="config")
-    fps: int = output_option(help="Frames per second of a video.", default=16, check=check_fps)
+    fps: float = output_option(
+        help="Frames per second of a video.", default=DEFAULT_FPS, check=check_fps, read=read_fps
+    )
     gpus: None = None
     guidance_parallel: None = None
     json: bool = False

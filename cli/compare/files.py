@@ -77,13 +77,14 @@ def compare_files(options: CompareOptions) -> FilesComparison:
     """
     first, second = (Path(subject.text) for subject in options.subjects)
     if options.output is not None:
-        media.check_output(options.output, fps=options.rate)
+        media.check_output(options.output, fps=options.fps)
     with ProgressDisplay() as display:
         clips = _read(first, display), _read(second, display)
         _check_pair(*clips)
         rate = options.fps or output_fps(*clips)
         if options.output is not None:
-            media.check_output(options.output, fps=rate)
+            if options.output.suffix.lower() == ".gif":
+                media.check_output(options.output, fps=rate)
             _check_clips_stay(options.output, [*clips[0].files, *clips[1].files])
         a, b = (clip.frames for clip in clips)
         lpips = find_lpips(*a.shape[1:3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from chipsparse.cli.model.weights import ComponentWeights, count_weights
 from chipsparse.cli.planning import profile_range
 from chipsparse.cli.planning.layer_budgets import LayerGroup
 from chipsparse.cli.planning.planned import PlannedGeneration
+from chipsparse.cli.planning.settings import unused_defaults
 from chipsparse.cli.planning.sparse_steps import too_few_steps
 from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import fields_json
@@ -179,7 +180,11 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
         profile_range.sentence(profile, out_of_range) if out_of_range else None,
         profile.instead,
         profile.standing_note,
-        *plan.notes(),
+        *unused_defaults(model, profile),
+        # Whatever is cached, it is told whether the model fits into --vram.
+        *replace(plan, config=plan.config.override({"memory.vram": None})).notes(
+            on_cpu=target.device.type == "cpu"
+        ),
         AT_MOST if plan.schedule.skips_by_threshold() else None,
         outlook.why_untimed,
         *_notes(model, target, memory, profile, weights),
@@ -205,17 +210,17 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
 
 def _check(memory: MemoryPlan, budgets: MemoryConfig, *, weights: int, working: int) -> None:
     """Raises `UserError` where nothing fits, and says what would help."""
-    try:
-        memory.check()
-    except BudgetError as error:
-        needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
-        if budgets.vram is None or weights + working < budgets.vram:
-            raise UserError(f"{error} ({needed})") from error
+    needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
+    if budgets.vram is not None and weights + working >= budgets.vram:
         raise UserError(
             f"--vram {format_bytes(budgets.vram)} does not hold the model and its work ({needed}); "
             "in Python, diffusers' enable_model_cpu_offload and enable_group_offload keep a part "
             "of the weights there at a time"
-        ) from error
+        )
+    try:
+        memory.check()
+    except BudgetError as error:
+        raise UserError(f"{error} ({needed})") from error
 
 
 def choose_target(options: GenerationOptions) -> Target:

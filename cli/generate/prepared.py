@@ -32,6 +32,7 @@ from chipsparse.cli.planning.settings import (
     GenerationSettings,
     resolve_settings,
     size_multiples,
+    unused_defaults,
     usual_size,
 )
 from chipsparse.cli.planning.sparse_steps import too_few_steps
@@ -84,6 +85,8 @@ class Job:
                 f"there is no profile for the model class {self.model.transformer_class}: "
                 f"{self.profile.quality} is made for no model in particular"
             )
+        if self.profile is not None:
+            found += unused_defaults(self.model, self.profile)
         if self.out_of_range:
             assert self.profile is not None
             found.append(profile_range.sentence(self.profile, self.out_of_range))

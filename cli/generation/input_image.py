@@ -22,17 +22,21 @@ def read_image(path: Path) -> Image.Image:
     Of an animation it is the first frame. Raises `UserError` for what cannot be read.
     """
     check_readable("--image", path)
-    wrong = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-    with (
-        user_errors(*wrong, what=f"--image {path} is no image that can be read"),
+    with (  # a damaged file makes decoders raise anything
+        user_errors(Exception, what=f"--image {path} is no image that can be read"),
         Image.open(path) as opened,
     ):
-        upright = _in_eight_bits(ImageOps.exif_transpose(opened), path, opened.format)
-        if upright.has_transparency_data:
-            coloured = upright.convert("RGBA")
-            white = Image.new("RGBA", coloured.size, "white")
-            return Image.alpha_composite(white, coloured).convert("RGB")
-        return upright.convert("RGB")
+        return shown(_in_eight_bits(ImageOps.exif_transpose(opened), path, opened.format))
+
+
+def shown(image: Image.Image) -> Image.Image:
+    """What a viewer shows of an image: upright, in RGB, transparent parts white."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.has_transparency_data:
+        coloured = upright.convert("RGBA")
+        white = Image.new("RGBA", coloured.size, "white")
+        return Image.alpha_composite(white, coloured).convert("RGB")
+    return upright.convert("RGB")
 
 
 def _in_eight_bits(image: Image.Image, path: Path, form: str | None) -> Image.Image:

@@ -28,7 +28,7 @@ class Style:
         crf: the constant rate factor of a video's encoder; None for visually lossless.
     """
 
-    fps: int
+    fps: float
     crf: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 

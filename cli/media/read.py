@@ -11,9 +11,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.generation.input_image import shown
 from chipsparse.cli.media.ffmpeg import check_ffmpeg, decode
 from chipsparse.cli.media.images import frame_of, numbered
-from chipsparse.cli.media.write import DEFAULT_FPS
+from chipsparse.cli.option_checks import DEFAULT_FPS
 
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
@@ -79,7 +80,7 @@ def _read_gif(path: Path) -> Clip:
         for index in range(getattr(image, "n_frames", 1)):
             image.seek(index)
             milliseconds += image.info.get("duration", 0)
-            frames.append(np.asarray(image.convert("RGB")))
+            frames.append(np.asarray(shown(image)))
     fps = 1000 * len(frames) / milliseconds if milliseconds else None
     return Clip(path, np.stack(frames), fps, [path], lossy=True)
 
@@ -119,7 +120,7 @@ def _png(path: Path) -> np.ndarray:
         with Image.open(path) as image:
             if image.mode not in EIGHT_BIT_MODES:
                 raise UserError(f"{path} does not have 8 bits per channel (its mode: {image.mode})")
-            return np.asarray(image.convert("RGB"))
+            return np.asarray(shown(image))
     except UnidentifiedImageError as error:
         raise UserError(f"{path} is not an image that could be read") from error
 

@@ -23,15 +23,16 @@ from chipsparse.common.finished_files import place
 from chipsparse.common.scratch import scratch_folder
 
 GIF_MAX_FPS = 50
-DEFAULT_FPS = 16
 
 
 def check_output(
-    path: Path, *, fps: int, crf: int | None = None, also: tuple[str, ...] = ()
+    path: Path, *, fps: float | None = None, crf: int | None = None, also: tuple[str, ...] = ()
 ) -> None:
     """Raises `UserError` where clips could not be written; leaves nothing.
 
     Args:
+        fps: as asked for; None where it is the usual one.
+        crf: likewise.
         also: words of further clips, see `beside`.
     """
     kind = path.suffix.lower()
@@ -42,14 +43,17 @@ def check_output(
     clips = [beside(path, word) for word in also]
     frames = [beside(each, "0000") for each in (path, *clips)] if kind == ".png" else []
     check_writable("--output", path, clips, longest=frames)
-    if kind == ".gif" and fps > GIF_MAX_FPS:
-        raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
     if kind in ffmpeg.CODECS:
         ffmpeg.check_ffmpeg("write", kind)
-    _check_crf(kind, crf)
+    check_style(kind, fps, crf)
 
 
-def _check_crf(kind: str, crf: int | None) -> None:
+def check_style(kind: str, fps: float | None, crf: int | None) -> None:
+    """Raises `UserError` for what files of this suffix do not have; None is not asked for."""
+    if kind == ".gif" and fps is not None and fps > GIF_MAX_FPS:
+        raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
+    if kind == ".png" and fps is not None:
+        raise UserError("--fps is about .mp4, .webm and .gif, and .png has none")
     if crf is None:
         return
     if kind not in ffmpeg.CODECS:
@@ -68,7 +72,7 @@ def check_kind(path: Path, *, video: bool) -> None:
 def write_media(
     clips: Mapping[Path, np.ndarray],
     *,
-    fps: int,
+    fps: float,
     crf: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[Path, list[Path]]:
@@ -108,7 +112,7 @@ def write_media(
 
 
 def keep_elsewhere(
-    clips: Mapping[Path, np.ndarray], *, fps: int, metadata: Mapping[str, str] | None = None
+    clips: Mapping[Path, np.ndarray], *, fps: float, metadata: Mapping[str, str] | None = None
 ) -> str:
     """Writes finished clips, which are not to be lost, in the first folder that takes them.
 

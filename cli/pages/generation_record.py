@@ -194,6 +194,7 @@ class Generation(FileRecord):
 
     kind = "generation"
     marks = frozenset({"schema", "steps", "totals"})
+    always = ("config",)
 
     location: str = within("pipeline", "location", "")
     pipeline: str = within("pipeline", "class", "")

@@ -51,6 +51,9 @@ def part_of(file: Path, content: dict[str, Any]) -> Part:
         UserError: it is of no kind that is known, of another version, or damaged.
     """
     record = read_record(_kind_of(file, content), file, content)
+    for name in record.always:
+        if name not in content:
+            raise UserError(f"{file} is damaged: {name} is missing")
     clips = record.clips
     return Part(file, record, None if clips is None else named_samples(file, clips))
 

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Vali
 
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.pages.units import TIMES
+from chipsparse.cli.prompts import read_text
 
 # Neither XML nor HTML has a way to write these.
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -74,10 +75,12 @@ class FileRecord(Record):
     Attributes:
         kind: which; its template has the same name.
         marks: names of values which only this kind has all of.
+        always: names of further ones that stand in every file of this kind.
     """
 
     kind: ClassVar[str]
     marks: ClassVar[frozenset[str]]
+    always: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -132,13 +135,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise UserError(f"{path} is no regular file")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"the file {path} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} could not be read: it is no text in UTF-8") from error
-    except OSError as error:
-        raise UserError(f"{path} could not be read: {first_line(error)}") from error
+        if not path.exists():
+            raise UserError(f"the file {path} does not exist")
+        content = json.loads(read_text(path, str(path)))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {first_line(error)}") from error
     if not isinstance(content, dict):
@@ -152,6 +151,8 @@ def read_record(kind: type[Some], path: Path, content: dict[str, Any]) -> Some:
         return kind.model_validate(_clean(content))
     except ValidationError as error:
         raise UserError(f"{path} is damaged: {_described(error)}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is damaged: it is nested too deeply") from error
 
 
 def _clean(value: Any) -> Any:

@@ -10,6 +10,7 @@ from chipsparse.cli.model.dense_layers import never_sparse
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.planning.settings import (
     GenerationSettings,
+    guiding_argument,
     latent_sizes,
     resolve_settings,
     usual_size,
@@ -59,7 +60,7 @@ def plan_generation(
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
     latents = latent_sizes(settings, model, default=adapter.default_latents)
-    argument = "guidance_scale" if model.has_guider else adapter.guidance_argument
+    argument = guiding_argument(model)
     guided = argument is not None and (getattr(settings, argument) or 0) > 1
     in_batch = adapter.guides_in_batch and not model.has_guider
     layout = adapter.planned_layout(

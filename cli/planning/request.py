@@ -114,7 +114,8 @@ def choose_profile(
             f"{profile.source} is for {profile.model_class}, but the model "
             f"{model.location} has a {model.transformer_class}"
         )
-    return profile.override(options.memory_budgets())
+    with user_errors(ValueError):
+        return profile.override(options.memory_budgets())
 
 
 def required_profile(options: GenerationOptions, model: ModelDescription) -> Profile:

@@ -11,7 +11,8 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.layout import Grid
-from chipsparse.profiles.profile import GenerationDefaults
+from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.profiles.profile import GenerationDefaults, Profile
 
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
 OPTION_OF = {
@@ -77,18 +78,46 @@ def resolve_settings(
     if not isinstance(values["num_inference_steps"], int):
         raise UserError(f"{model.pipeline_class.__name__} has no default for --steps; give --steps")
     settings = GenerationSettings(**values)
-    scale = settings.true_cfg_scale
-    if options.negative_prompt is not None and scale is not None and scale <= 1:
-        raise UserError(
-            "--negative-prompt has no effect without classifier-free guidance; "
-            + (
-                "raise --guidance-scale"
-                if guidance_argument(model) == "true_cfg_scale"
-                else "set generation.true_cfg_scale in a profile"
-            )
-        )
+    if options.negative_prompt is not None:
+        _check_guided(settings, model)
     check_sizes(settings, model)
     return settings
+
+
+def guiding_argument(model: ModelDescription) -> str | None:
+    """The argument of the pipeline's call that, above 1, turns classifier-free guidance on."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    if model.has_guider:
+        return "guidance_scale"
+    if adapter is None:
+        return "true_cfg_scale" if model.accepts("true_cfg_scale") else "guidance_scale"
+    return adapter.guidance_argument
+
+
+def _check_guided(settings: GenerationSettings, model: ModelDescription) -> None:
+    """Raises `UserError` where a generation is known to have no classifier-free guidance."""
+    argument = guiding_argument(model)
+    scale = 0.0 if argument is None else getattr(settings, argument)
+    if scale is None or scale > 1:
+        return
+    way = f"set generation.{argument} in a profile"
+    if argument is None:
+        way = "leave it out"
+    elif argument == guidance_argument(model):
+        way = "raise --guidance-scale"
+    raise UserError(f"--negative-prompt has no effect without classifier-free guidance; {way}")
+
+
+def unused_defaults(model: ModelDescription, profile: Profile) -> list[str]:
+    """One sentence about the settings of a profile that the pipeline does not have, if any."""
+    values = dataclasses.asdict(profile.generation).items()
+    unused = [
+        f"generation.{name} ({value})"
+        for name, value in values
+        if value is not None and not model.accepts(name)
+    ]
+    where, pipeline = profile.source, model.pipeline_class.__name__
+    return [f"{where}: {pipeline} has no use for {', '.join(unused)}"] if unused else []
 
 
 def guidance_argument(model: ModelDescription) -> str:

@@ -63,10 +63,10 @@ def settled(
     """
     names = [field.name for field in dataclasses.fields(GenerationOptions)]
     chosen = {**{name: getattr(typed, name) for name in names}, **dataclasses.asdict(choices)}
-    options = GenerateOptions(**chosen, output=folder / "sparse.png", fps=typed.fps)
+    options = GenerateOptions(**chosen, output=folder / "sparse.png")
     model = look_up(options, silent_display())
     if model.accepts("num_frames"):
-        options = dataclasses.replace(options, output=folder / "sparse.mp4")
+        options = dataclasses.replace(options, output=folder / "sparse.mp4", fps=typed.fps)
     options.check()
     return settle(options, model, device, dtype)
 

@@ -129,7 +129,7 @@ def _check_folder(options: CompareOptions, suffix: str) -> None:
     """Raises `UserError` where the folder could not be made or filled; leaves nothing."""
     folder = options.folder
     inside = folder if folder.is_dir() else folder.parent
-    media.check_output(inside / f"suite{suffix}", fps=options.rate)
+    media.check_output(inside / f"suite{suffix}", fps=options.fps)
 
 
 def _about(common: dict[str, Any], model: ModelDescription) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class SuiteLab:
     prompts: Sequence[Prompt]
     results: ResultsFile
     suffix: str
-    fps: int
+    fps: float
     _lpips: Lpips | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

@@ -356,15 +356,14 @@ def test_steps_can_be_skipped_where_nothing_is_sparse():
 
 def test_listed_steps_that_are_computed_are_named():
     plan = listed(skip_steps=[0, 1, 4, 11, 40], final_dense_steps=1)
-    (note,) = plan.notes()
+    unreached, note = plan.notes()
+    assert unreached == "skip_steps 40 are never reached: the last of 12 steps is 11"
     assert note.startswith("skip_steps 0, 1, 11 are computed: ")
     late = config_of(skip_steps=[3, 4], warmup_steps=3, dense_steps=[2])
     assert taken(config=late) == "DDDKKRSSSSSS"
     assert SparsityPlan(late, LAYOUT, 12).notes() == []
     assert listed(skip_steps=[4]).notes() == []
     assert listed(None, skip_steps=[0]).notes() == []
-    ignored = config_of(skip_steps=[0], actions=["dense"])
-    assert SparsityPlan(ignored, LAYOUT, 12).notes() == []
 
 
 def test_what_the_threshold_may_skip():

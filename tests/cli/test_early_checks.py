@@ -40,6 +40,24 @@ MISTAKES = [
     ["studio", "--port", "65536"],
     ["studio", "--seed", "-1"],
 ]
+# What is given there would be without effect.
+WITHOUT_EFFECT = [
+    ("generate x -o a.png --fps 24", "--fps is about .mp4, .webm and .gif, and .png has none"),
+    ("generate x -o a.png --crf 12", "--crf is about .mp4 and .webm, and .png has none"),
+    ("generate x -o a.mp4 --strength 1", "--strength is about the image of --image, and there is"),
+    *(
+        (f"generate x -o a.mp4 --dense {option}", "is about the sparse run, which --dense leaves")
+        for option in ("--quality fast", "--strict", "--report r.json", "--ram 1G", "--vram 1G")
+    ),
+    ("compare dense fast --amplify 2", "--amplify is about --output, and there is none"),
+    ("compare a.png b.png --fps 24", "--fps is about --output, and there is none"),
+    ("compare dense fast --fps 24 -o a.png", "--fps is about .mp4, .webm and .gif, and .png has"),
+    (
+        "studio --fps film",
+        "--fps film is no rate; give a number such as 24 or 23.976, or 24000/1001",
+    ),
+]
+MISTAKES += [given.split() for given, _ in WITHOUT_EFFECT]
 NAMES = "generate batch explain tune compare bench report models studio"
 HELP = [[name, "--help"] for name in NAMES.split()]
 
@@ -63,8 +81,20 @@ def test_nothing_simple_imports_torch(workdir):
         timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
-    assert len(ran.stderr.splitlines()) == len(MISTAKES)
+    said = ran.stderr.splitlines()
+    assert len(said) == len(MISTAKES)
+    for (_, sentence), line in zip(reversed(WITHOUT_EFFECT), reversed(said), strict=False):
+        assert sentence in line
     assert list(workdir.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("24", 24), ("23.976", 23.976), ("30000/1001", 30000 / 1001), ("48/2", 24), ("16.0", 16)],
+)
+def test_rates_of_frames(text, rate):
+    found = option_checks.read_fps(text)
+    assert (found, type(found)) == (rate, type(rate))
 
 
 @pytest.mark.parametrize("seed", [0, 2**63, 2**64 - 1])

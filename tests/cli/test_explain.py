@@ -721,6 +721,8 @@ def test_no_weight_is_read(explain, model_folder, tmp_path):
         (["--vram", "much"], "--vram: expected an amount of memory such as 24G or 512M"),
         (["--height", "100"], "--height 100 does not fit this model, which needs a multiple of 16"),
         (["--vram", "8G", "--device", "cpu"], "--vram 8G has no effect on a CPU; use --ram"),
+        (["--ram", "9" * 20 + "T"], "memory.ram: expected a number below 2^63, got 1099511627776"),
+        (["--vram", "0"], "--vram 0 B does not hold the model and its work (weights "),
         (["--device", "cuda"], "--device cuda needs a CUDA GPU"),
         (["--model", "/nowhere/at/all"], "the model folder /nowhere/at/all does not exist"),
         (["--config", "no.yaml"], "no.yaml: cannot read the profile"),

@@ -1,6 +1,7 @@
 """`--image`: how the picture is read and sized, and which pipelines take one."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.input_image import fitted, read_image, size_like
+from chipsparse.cli.media.read import read_clip
 from tests.pipelines.families.wan import image_to_video
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -77,6 +79,48 @@ def test_pictures_are_upright_and_opaque(tmp_path):
     assert read_image(tmp_path / "grey.png").getpixel((0, 0)) == (7, 7, 7)
 
 
+# Red at the left, blue at the right; in files that say so in other ways, and what is seen there.
+RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
+TURNS = {1: (RED, BLUE), 2: (BLUE, RED), 3: (BLUE, RED), 6: (RED, BLUE), 8: (BLUE, RED)}
+
+
+@pytest.mark.parametrize("read", [read_image, lambda path: read_clip(path).frames[0]])
+def test_every_reader_shows_what_a_viewer_does(tmp_path, read, recwarn):
+    left = Image.new("RGB", (12, 8), RED)
+    left.paste(BLUE, (6, 0, 12, 8))
+    first, path = left.quantize(4), tmp_path / "a.png"
+    seen = {"red": {"transparency": first.getpixel((0, 0))}}
+    seen["half"] = {
+        "transparency": bytes(255 - 127 * (i == first.getpixel((0, 0))) for i in range(4))
+    }
+    half = (255, 127, 127)
+    for image, words, expected in (
+        (first, seen["red"], (WHITE, BLUE)),
+        (first, seen["half"], (half, BLUE)),
+        (left, {"transparency": RED}, (WHITE, BLUE)),
+        (left.convert("P"), {}, (RED, BLUE)),
+        (Image.new("LA", (12, 8), (100, 128)), {}, ((177,) * 3, (177,) * 3)),
+        (Image.new("1", (12, 8), 1), {}, (WHITE, WHITE)),
+    ):
+        image.save(path, **words)
+        pixels = np.asarray(read(path))
+        assert (tuple(pixels[1, 1]), tuple(pixels[-2, -2])) == expected
+    for turn, expected in TURNS.items():
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        left.save(path, exif=exif)
+        pixels = np.asarray(read(path))
+        assert pixels.shape == ((12, 8, 3) if turn > 4 else (8, 12, 3))
+        assert (tuple(pixels[1, 1]), tuple(pixels[-2, -2])) == expected
+    assert recwarn.list == []
+
+
+def test_cmyk_is_printed_the_right_way_round(tmp_path):
+    for name in ("a.jpg", "a.tif"):
+        Image.new("RGB", (8, 8), RED).convert("CMYK").save(tmp_path / name)
+        assert np.abs(np.asarray(read_image(tmp_path / name)) - np.int64(RED)).max() <= 3
+
+
 SIXTEEN = np.array([[0, 128, 129], [32639, 65406, 65407], [65535, 257, 514]], np.uint16)
 EIGHT = [[0, 0, 1], [127, 254, 255], [255, 1, 2]]
 
@@ -116,6 +160,9 @@ def test_what_is_no_picture(tmp_path, monkeypatch):
         read_image(tmp_path / "b.png")
     with pytest.raises(UserError, match="is a folder; name a file"):
         read_image(tmp_path)
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png is no regular file"):
+        read_image(tmp_path / "pipe.png")
     picture().save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     with pytest.raises(UserError, match=r"large\.png is no image that can be read"):

@@ -13,6 +13,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.option_checks import check_positive
 from chipsparse.cli.options import (
     REQUIRED,
+    LastCounts,
     PrintOptions,
     argument,
     as_command,
@@ -47,7 +48,7 @@ def called():
         given.append(options)
 
     app = typer.Typer()
-    app.command()(as_command(paint))
+    app.command(cls=LastCounts)(as_command(paint))
     return app, given
 
 
@@ -86,6 +87,13 @@ def test_checks_come_before_the_command(called):
     ran = invoke(app, "-o", "a.png", "--size", "0")
     assert (ran.exit_code, given) == (2, [])
     assert "--size 0 is too small; it must be at least 1" in ran.stderr
+
+
+def test_of_an_option_that_stands_twice_the_last_counts_and_it_is_said(called):
+    app, given = called
+    twice = invoke(app, "-o", "a.png", "--late-one", "--late-one", "--output", "b.png")
+    assert twice.stderr == "chipsparse: warning: --output is given 2 times; the last one counts\n"
+    assert given == [Own(output=Path("b.png"), late_one=True)]
 
 
 def test_what_cannot_be_read_is_an_error_of_the_user():

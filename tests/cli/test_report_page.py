@@ -789,7 +789,8 @@ def test_several_files_make_one_page(report):
             '{"schema": 1, "steps": 7, "totals": {}}',
             "bad.json is damaged: steps is 7; it should be",
         ),
-        (b"\xff\xfe", "bad.json could not be read: it is no text in UTF-8"),
+        ('{"schema": 1, "steps": [], "totals": {}}', "bad.json is damaged: config is missing"),
+        (b"\xff\xfe\xff", "bad.json could not be read: it is no text in UTF-8"),
     ],
 )
 def test_files_that_are_not_what_they_should_be(refused, folder, content, sentence):

@@ -9,7 +9,8 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import description as models
 from chipsparse.cli.planning import settings
-from chipsparse.profiles.profile import GenerationDefaults
+from chipsparse.config import SparsityConfig
+from chipsparse.profiles.profile import GenerationDefaults, Profile
 
 
 def options(**given):
@@ -73,6 +74,27 @@ def test_guidance_of_a_model_that_takes_no_scale(flux):
     with pytest.raises(UserError, match=r"no effect .* raise --guidance-scale"):
         settings.resolve_settings(options(negative_prompt="fog"), free, nothing)
     settings.resolve_settings(options(negative_prompt="fog"), scaled, defaults)
+
+
+def test_a_negative_prompt_needs_guidance_of_any_model():
+    wan = description("WanPipeline", {}, {})
+    wan = dataclasses.replace(wan, transformer_class="WanTransformer3DModel")
+    given = {"negative_prompt": "fog", "guidance_scale": 1.0}
+    with pytest.raises(UserError, match=r"no effect without .*; raise --guidance-scale"):
+        settings.resolve_settings(options(**given), wan, GenerationDefaults())
+    assert settings.resolve_settings(
+        options(**given | {"guidance_scale": 1.5}), wan, GenerationDefaults()
+    )
+
+
+def test_settings_of_a_profile_that_the_pipeline_does_not_have(flux):
+    used = GenerationDefaults(height=64, true_cfg_scale=4.0)
+    profile = Profile("", "", used, SparsityConfig(), "a.yaml")
+    assert settings.unused_defaults(flux, profile) == []
+    more = dataclasses.replace(profile, generation=dataclasses.replace(used, num_frames=9))
+    assert settings.unused_defaults(flux, more) == [
+        "a.yaml: FluxPipeline has no use for generation.num_frames (9)"
+    ]
 
 
 def test_a_scale_of_zero_is_no_guidance(flux):

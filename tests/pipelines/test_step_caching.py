@@ -39,9 +39,13 @@ def count_computed(transformer):
 def median_threshold(module, pipe, config=None, **call):
     """A threshold that about half of the steps fall below."""
     config = config or module.SPARSE
-    with chipsparse.enable(pipe, config.override({"schedule.skip_threshold": 0.0})) as handle:
+    with chipsparse.enable(pipe, config.override({"schedule.skip_threshold": 1e-9})) as handle:
         module.generate(pipe, num_inference_steps=STEPS, **call)
         assert "K" not in actions(handle)
+        assert (
+            "schedule.skip_threshold (1e-09) has no effect: no step was predicted to change the "
+            "output by less"
+        ) in handle.report.notes
         return sorted(each for each in predictions(handle) if each is not None)[4]
 
 
@@ -142,6 +146,7 @@ def test_steps_of_little_change_are_skipped(model):
         assert torch.isfinite(found).all()
         assert torch.equal(module.generate(pipe, num_inference_steps=STEPS), found)
         assert handle.report.fallbacks == []
+        assert "skip_threshold" not in str(handle.report.notes)
 
 
 def test_the_prediction_is_the_rules():

@@ -144,7 +144,7 @@ def test_recorded_steps_give_the_same(rule, precision, pipe):
     found, report = generate(pipe, SPARSE.override(rules))
     assert same(found, expected)
     assert (replayed(usual), replayed(report)) == ([], REPLAYED)
-    assert report.notes == usual.notes
+    assert [note for note in report.notes if "cuda_graphs" not in note] == usual.notes
 
 
 def test_every_branch_has_a_graph_of_its_own(pipe):

@@ -157,6 +157,7 @@ def test_an_unknown_class_names_the_known_ones():
         ("sparsity: {seed: -1}", "sparsity.seed: expected a number at least 0, got -1"),
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
         ("generation: {fps: 3}", "generation.fps: unknown field"),
+        (f"sparsity: {{seed: {2**63}}}", "sparsity.seed: expected a number below 2^63, got 92"),
         ("sparsity: 3", "sparsity: expected a mapping"),
         ("qualities: 3", "qualities: expected a mapping, got 3"),
         ("qualities: {best: {}}", "qualities.best: unknown quality; allowed: faithful, balanced"),
@@ -174,13 +175,17 @@ def test_an_unknown_class_names_the_known_ones():
         ),
         ("sparsity: {mlp: {enabled: true, enabled: false}}", "enabled stands twice"),
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
+        (f"sparsity: {'{mlp: ' * 21}1{'}' * 21}", "not valid YAML (nested too deeply)"),
+        ("sparsity: &a {mlp: *a}", "not valid YAML (an anchor stands within itself)"),
+        ("sparsity: {layers: &a [0, [*a]]}", "not valid YAML (an anchor stands within itself)"),
+        ("x: &a {<<: *a}", "not valid YAML (an anchor stands within itself)"),
         (f"sparsity: {{seed: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
         ("description: 2024-99-99", "not valid YAML (month must be"),
         (
             "generation: {num_inference_steps: 1001}",
             "generation.num_inference_steps: expected a number between 1 and 1000, got 1001",
         ),
-        ("#" + "x" * (1 << 20), "1,048,577 bytes are too many for a profile"),
+        ("#" + "x" * (1 << 20), "it has more than 1,048,576 bytes"),
         ("sparsity: {schedule: {actions: []}}", "sparsity.schedule.actions: the first step must"),
         (
             "sparsity: {schedule: {actions: [dense, sparse]}}",
@@ -200,9 +205,18 @@ def test_bad_profiles_are_refused_by_path(tmp_path, text, said):
 
 def test_what_is_no_text_is_refused_as_that(tmp_path):
     path = tmp_path / "clip.mp4"
-    path.write_bytes(b"\x00\xe8\xff")
-    with pytest.raises(ValueError, match="it is no text in UTF-8"):
-        load_profile(path)
+    for content in (b"\x00\xe8\xff", "seed: 1".encode("utf-16-le"), b"\xff\xfes"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="it is no text in UTF-8"):
+            load_profile(path)
+
+
+@pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_marks_of_byte_order_and_other_ends_of_lines(tmp_path, coding):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("description: für\rsparsity:\r\n  seed: 3\n".encode(coding))
+    profile = load_profile(path)
+    assert (profile.description, profile.sparsity) == ("für", SparsityConfig(seed=3))
 
 
 def test_a_missing_profile_is_refused(tmp_path):
@@ -212,7 +226,7 @@ def test_a_missing_profile_is_refused(tmp_path):
 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(ValueError, match=r"cannot read the profile .it is no regular file"):
+    with pytest.raises(ValueError, match=r"cannot read the profile .it is a pipe or device"):
         load_profile(tmp_path / "pipe.yaml")
 
 
@@ -222,14 +236,13 @@ ANCHORS = "a0: &a0 {x0: 1, y0: 1}\n" + "".join(
 )
 
 
-@pytest.mark.parametrize("text", [ANCHORS, ANCHORS.replace("<<", "z")], ids=["merged", "nested"])
-def test_aliases_of_aliases_are_refused_with_a_short_message(tmp_path, text):
+@pytest.mark.parametrize("key", ["<<", "z"])
+def test_aliases_of_aliases_are_refused_with_a_short_message(tmp_path, key):
     path = tmp_path / "bomb.yaml"
-    path.write_text(text)
+    path.write_text(ANCHORS.replace("<<", key) + "sparsity: {mlp: *a8}")
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
         load_profile(path)
-    assert str(error.value).startswith(str(path))
-    assert len(str(error.value)) < 1000
+    assert str(error.value) == f"{path}: not valid YAML (more than 10000 values)"
 
 
 def test_anchors_and_merged_fields_may_be_used(tmp_path):

@@ -42,8 +42,9 @@ def batch(model_folder, workdir, monkeypatch):
     monkeypatch.setattr(job, "_engine", lambda options, here: InThisProcess(options.device))
 
     def run(*arguments, file="prompts.csv", model=model_folder):
-        given = ["batch", file, "-o", "out", "--device", "cpu", "--model", str(model), *arguments]
-        return command(*given)
+        usual = {"-o": "out", "--device": "cpu", "--model": str(model)}
+        given = [word for name in usual if name not in arguments for word in (name, usual[name])]
+        return command("batch", file, *given, *arguments)
 
     return run
 

@@ -69,8 +69,10 @@ def test_what_a_batch_makes_and_that_it_makes_it_once(
 
 
 def test_only_what_is_missing_is_made(batch, workdir, manifest):
-    (workdir / "prompts.csv").write_text("prompt\na red circle\na blue square\n")
-    first = read(batch(*SMALL, "--format", "gif", "--json"))
+    (workdir / "prompts.csv").write_text("Prompt;Note\na red circle;1\na blue square;2\n")
+    ran = batch(*SMALL, "--format", "gif", "--json")
+    assert ran.stderr.count("warning: prompts.csv: no setting, and ignored: note\n") == 1
+    first = read(ran)
     gone = workdir / "out" / first["rows"][0]["file"]
     content = gone.read_bytes()
     gone.unlink()
@@ -240,6 +242,8 @@ def test_bad_lines_are_named_before_anything_is_loaded(
         (("--tries", "0"), "--tries 0 is too small"),
         (("--workers", "0"), "--workers 0 is too small"),
         (("--format", "avi"), "--format avi is not known"),
+        (("--format", "png", "--fps", "24"), "--fps is about .mp4, .webm and .gif, and .png has"),
+        (("--format", "png", "--crf", "1"), "--crf is about .mp4 and .webm, and .png has none"),
         (("--format", "png"), "a video of 5 frames is no single .png; use --format mp4"),
         (("-o", "prompts.csv"), "--output prompts.csv is a file; name a folder"),
         (("-o", "no/out"), "the folder no of --output no/out does not exist; create it first"),
