@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -331,8 +331,6 @@ def _internals(made: Generation) -> Facts:
     if made.backends:
         facts.append(("backends", ", ".join(f"{op}: {b}" for op, b in made.backends.items())))
     facts += [("passed over", line) for line in made.backend_reasons]
-    actions = Counter(step.action for step in made.steps)
-    facts.append(("actions", ", ".join(f"{count} {action}" for action, count in actions.items())))
     return facts
 
 
