@@ -22,7 +22,7 @@ DEMO := out/demo
 
 demo: $(VENV)/.installed
 	@mkdir -p $(dir $(DEMO))
-	$(BIN)/chipsparse generate "$(PROMPT)" --frames 13 --fps 8 --compare --output $(DEMO).mp4
+	$(BIN)/chipsparse generate "$(PROMPT)" --frames 9 --fps 8 --compare --output $(DEMO).mp4
 	@echo "Dense and sparse side by side: $(CURDIR)/$(DEMO)-compare.mp4"
 
 test: $(VENV)/.installed
