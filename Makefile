@@ -1,4 +1,4 @@
-# make demo    make an environment, a video and an image with the bundled models
+# make demo    make an environment and a video with the bundled model, dense and sparse side by side
 # make test    run the tests, in five minutes on two idle cores
 # make slow    run the tests that five minutes have no room for
 # make lint    ruff and mypy, as in pre-commit and CI
@@ -16,17 +16,14 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PROMPT := a red circle moves left over a blue gradient
-VIDEO := out/demo.mp4
-IMAGE_PROMPT := a red circle to the left of a blue square over a gray gradient
-IMAGE := out/demo.png
+DEMO := out/demo
 
 .PHONY: demo test slow lint clean
 
 demo: $(VENV)/.installed
-	@mkdir -p $(dir $(VIDEO))
-	$(BIN)/chipsparse generate "$(PROMPT)" --output $(VIDEO)
-	$(BIN)/chipsparse generate "$(IMAGE_PROMPT)" --model assets/tiny-flux --output $(IMAGE)
-	@echo "The video is in $(CURDIR)/$(VIDEO), the image in $(CURDIR)/$(IMAGE)"
+	@mkdir -p $(dir $(DEMO))
+	$(BIN)/chipsparse generate "$(PROMPT)" --frames 9 --fps 8 --compare --output $(DEMO).mp4
+	@echo "Dense and sparse side by side: $(CURDIR)/$(DEMO)-compare.mp4"
 
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile \
@@ -41,7 +38,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(VIDEO) $(IMAGE) build dist .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(DEMO).mp4 $(DEMO)-*.mp4 build dist .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml

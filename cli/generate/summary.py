@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ BUNDLED = "bundled, draws simple shapes only"
 # Letters of a prompt that are shown: beside other clips, and alone.
 ROW_PROMPT, WHOLE_PROMPT = 60, 200
 LEAST_PROMPT = 20  # columns of a terminal for it beside other clips
+LETTERS = "D dense, R refresh, S sparse, k skipped"
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,16 @@ def _clip_facts(outcome: Outcome) -> Facts:
     request = outcome.request
     facts.append(("prompt", _short(request["prompt"], WHOLE_PROMPT)))
     facts.append(("seed", str(request["seed"])))
+    if outcome.sparse is not None:
+        facts.append(("steps", f"{_letters(outcome.sparse.steps)}\n{LETTERS}"))
     return facts
+
+
+def _letters(steps: Sequence[StepResult]) -> str:
+    """The action of each step, of the first branch where branches differ, as one of `LETTERS`."""
+    return "".join(
+        "k" if step.action.startswith("skip") else step.action[0].upper() for step in steps
+    )
 
 
 def _gain(outcomes: Sequence[Outcome]) -> str:
@@ -321,8 +331,6 @@ def _internals(made: Generation) -> Facts:
     if made.backends:
         facts.append(("backends", ", ".join(f"{op}: {b}" for op, b in made.backends.items())))
     facts += [("passed over", line) for line in made.backend_reasons]
-    actions = Counter(step.action for step in made.steps)
-    facts.append(("actions", ", ".join(f"{count} {action}" for action, count in actions.items())))
     return facts
 
 

@@ -13,6 +13,7 @@ import torch
 from diffusers import WanPipeline
 from PIL import Image
 
+from chipsparse.cli.generate import summary
 from chipsparse.cli.media.panels import GAP_PIXELS
 from tests.cli.conftest import command, names
 from tests.tiny_models import PROMPT
@@ -64,6 +65,7 @@ def test_table(generate):
     assert (counts["dense"], counts["refresh"], counts["sparse"]) == ("1", "1", "3")
     assert counts["all"] == "5"
     assert ["written", "out-000.png", "to", "out-004.png"] in lines
+    assert lines[lines.index(["steps", "DRSSS"]) + 1] == summary.LETTERS.split()
     assert "for 5 steps" in ran.stdout
     assert "caches" in ran.stdout
 

@@ -29,9 +29,10 @@ def test_seconds(seconds, text):
 
 
 def test_what_ran_dense_counts_as_computed_and_what_was_skipped_does_not():
-    actions = [("dense", None), ("sparse", 0.2), ("skip", None), ("sparse", None)]
+    actions = [("dense", None), ("refresh+sparse", 0.2), ("skip", None), ("sparse", None)]
     steps = [StepResult(i, action, 1.0, kept, kept) for i, (action, kept) in enumerate(actions)]
     assert summary._row("all", steps) == ["all", "4", "1.00 s", "55.0%", "55.0%"]
+    assert summary._letters(steps) == "DRkS"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,33 @@ from chipsparse.schedule.schedule import Schedule
 
 NAMED = ("faithful", "balanced", "fast")
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
+# The actions of 50 steps by their first letters, skip as k.
+FAITHFUL = "DDDDDDDDDkDkDkkDkkDkkkDkkkkDkkkkDkkkkkDkkkkDkkDkDk"
+VIDEO = {
+    "faithful": FAITHFUL,
+    "balanced": "DDDDDkDkDkkRkkSkkRkkkkSkkkkRkkkkkSkkkkkRkkkSkkkDkk",
+    "fast": "DDDkDkkRkkSkRkkkkkSkkkkkRkkkkkkkkkSkkkkkkkkRkkkSkk",
+}
+IMAGE = {
+    "faithful": "DDDDDDDDDDDkDkDkDkkDkkDkkDkkkDkkkDkkkDkkkDkkDkDkDD",
+    "balanced": "DDDDDDDDkDkDkkDkkkDkkkkDkkkkkDkkkkkDkkkkkDkkkDkkDk",
+    "fast": "DDDDDkDkDkkDkkkkkDkkkkkkkkkDkkkkkkkkkkkDkkkkkkkDkk",
+}
+TINY_FLUX = {
+    "faithful": FAITHFUL,
+    "balanced": "DDDDDDkDkDkkDkkkDkkkkkDkkkkkkDkkkkkkkDkkkkkkDkkkDk",
+    "fast": VIDEO["fast"],
+}
+
+
+def steps_of(profile):
+    """The actions of 50 steps of each named quality."""
+    found = {}
+    for name in NAMED:
+        schedule = Schedule(profile.qualities[name].schedule, 50)
+        letters = {"dense": "D", "refresh": "R", "sparse": "S", "skip": "k"}
+        found[name] = "".join(letters[schedule.action(step)] for step in range(50))
+    return found
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
@@ -27,8 +54,13 @@ def test_bundled_profiles_have_every_quality(path):
     assert profile.description
     assert tuple(profile.qualities) == tuple(QUALITIES)
     assert (profile.quality, profile.sparsity) == ("balanced", profile.qualities["balanced"])
-    shares = [profile.qualities[name].schedule.full_share for name in NAMED]
-    assert shares == sorted(shares, reverse=True)
+    image = "2D" in path.stem
+    assert steps_of(profile) == (IMAGE if image else VIDEO)
+    for name in () if image else ("balanced", "fast"):
+        attention = profile.qualities[name].attention
+        assert (attention.density, attention.delta_rule) == (0.2, "difference")
+        assert (attention.random_fraction, profile.qualities[name].schedule.correct) == (0.01, True)
+        assert profile.qualities[name].schedule.forecast == 0.5
     assert profile.qualities["published"].schedule.full_share is None
     for config in profile.qualities.values():
         assert config.tile == profile.sparsity.tile
@@ -47,9 +79,10 @@ def test_named_qualities_compute_all_of_few_steps(path, name):
 
 
 def test_the_bundled_models_have_every_quality_too():
-    for name in ("tiny-wan", "tiny-flux"):
+    for name, steps in (("tiny-wan", VIDEO), ("tiny-flux", TINY_FLUX)):
         profile = load_profile(ASSETS / name / "chipsparse.yaml")
         assert tuple(profile.qualities) == tuple(QUALITIES)
+        assert steps_of(profile) == steps
         assert not profile.qualities["fast"].mlp.enabled
         assert profile.qualities["published"].mlp.enabled
 
@@ -58,6 +91,7 @@ def test_models_without_a_profile_have_the_general_one():
     profile = default_profile()
     assert profile.is_general
     assert tuple(profile.qualities) == tuple(QUALITIES)
+    assert steps_of(profile) == VIDEO
     assert profile.serves("NoTransformer2DModel")
 
 
