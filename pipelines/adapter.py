@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from diffusers.models import attention_dispatch
@@ -23,6 +24,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.conditioning import Conditioning
 from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.graphs.step_graph import ModelCall
@@ -70,6 +72,13 @@ ADAPTER = "chipsparse_adapter"
 PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_flash")
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
+SCALES = "guidance_scale", "cfg_scale", "guidance_scale_2"
+# What `ModelState` names where the model computes something else: other modules or processors,
+# adapters (LoRA) that come, go, are fused or scaled; offloading moves and replaces the rest, too.
+COMPUTES = re.compile(
+    r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
+    r"|\.processor\b(?!._attention_backend)"
+)
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 
 
@@ -86,6 +95,22 @@ class _CountedStep:
     timestep: float
     latents: torch.Tensor
     is_doubtful: bool = False
+
+
+class _Guidance(NamedTuple):
+    """What a pipeline guides by, at a generation and step.
+
+    Attributes:
+        place: both.
+        scales: by name.
+        changes: whether they are others than at the step before.
+        switches: see `ModelAdapter._guidance`.
+    """
+
+    place: tuple[int, int]
+    scales: dict[str, Any]
+    changes: bool = False
+    switches: int = 0
 
 
 class PatchedTransformer(WholePatched):
@@ -203,6 +228,8 @@ class ModelAdapter(ModelFamily):
         self._is_scheduled = True
         self._counted: _CountedStep | None = None
         self._state: ModelState | None = None
+        self._recomputed = 0  # times that the model became one that computes something else
+        self._guided: _Guidance | None = None
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
         try:
@@ -461,6 +488,8 @@ class ModelAdapter(ModelFamily):
                 return result
             layout = self._guided_layout(arguments, context.generation)
             layout = layout if self.split is None else self.split.open(layout)
+            changed = None if self._state is None else self._state.change()
+            self._recomputed += changed is not None and bool(COMPUTES.search(changed))
             state = self.session.begin(
                 context,
                 layout,
@@ -469,6 +498,9 @@ class ModelAdapter(ModelFamily):
                 hidden,
                 why_not_cached=self._loop.why_not_cached(self.transformer),
                 has_faster_attention=self._has_faster_attention(layout, arguments),
+                conditioning=Conditioning(
+                    arguments, model=self._recomputed, guidance_scale=self._guidance(context)
+                ),
             )
             if self.split is not None:
                 first = self.session.is_first_call
@@ -481,7 +513,7 @@ class ModelAdapter(ModelFamily):
                 output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
-            self._look_at_modules()
+            self._look_at_modules(changed)
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(call, self._not_captured_reason)
@@ -643,13 +675,35 @@ class ModelAdapter(ModelFamily):
                 f"{execution} instead of {before}"
             )
 
-    def _look_at_modules(self) -> None:
+    def _guidance(self, context: StepContext) -> int:
+        """How often scales of guidance changed in the pipeline, up to this step of the generation.
+
+        One that changes from each step to the next, as dynamic guidance, is not counted: outputs
+        do not depend on it, and what is interpolated over a gap follows a line.
+        """
+        owners = self._loop.pipe, getattr(self._loop.pipe, "guider", None)
+        scales = {
+            name: value
+            for owner in owners
+            for name, value in getattr(owner, "__dict__", {}).items()
+            if name.endswith(SCALES)
+        }
+        place, before = (context.generation, context.step), self._guided
+        if before is None or before.place[0] != context.generation:
+            self._guided = before = _Guidance(place, scales)
+        elif before.place != place:
+            changes = scales != before.scales
+            switches = before.switches + (changes and not before.changes)
+            self._guided = before = _Guidance(place, scales, changes, switches)
+        return before.switches
+
+    def _look_at_modules(self, changed: str | None) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.
 
         In the middle of a generation adapters (LoRA), hooks and processors come, go and change, and
         weights move: a callback may do so, and offloading.
         """
-        what = "the model" if self._state is None else self._state.change()
+        what = "the model" if self._state is None else changed
         if what is not None:
             self.session.model_changed(what)
             self._state = None

@@ -188,9 +188,13 @@ class CacheStore:
         for kind in KINDS:
             self._hosted[branch, kind] = sorted(layer for layer, name in host if name == kind)
 
+    def drop(self, branch: str) -> None:
+        """Frees what a branch has on the device; it records anew."""
+        self._branches[branch].caches.clear()
+
     def finish(self, branch: str) -> None:
         """Frees what a branch has on the device, and all the rest with the last one."""
-        self._branches[branch].caches.clear()
+        self.drop(branch)
         self._branches[branch].finished = True
         if all(each.finished for each in self._branches.values()):
             self.reset()

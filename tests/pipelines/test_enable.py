@@ -17,6 +17,7 @@ from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityCon
 from chipsparse.pipelines.adapter import ADAPTER
 from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.wan import WanAdapter
+from tests.pipelines.changes import add_lora
 from tests.pipelines.model_state import state_of
 from tests.pipelines.test_layer_budgets import CONFIG, generate
 from tests.tiny_models import PROMPT, random, tiny_wan_pipeline
@@ -493,3 +494,99 @@ def test_a_subclass_with_another_forward_is_named(pipe, model_class, said):
         pytest.raises(ValueError, match="Rewritten has no adapter of its own, and its att"),
     ):
         wan(other)
+
+
+# What is asked for changes in the middle of a generation.
+
+SKIPPING = SparsityConfig().override(
+    {
+        "mlp.enabled": False,
+        "schedule.full_steps": [0, 1, 5],
+        "schedule.between": "none",
+        "schedule.forecast": 0.5,
+    }
+)
+
+
+def prompt_changed(pipe):
+    return {"prompt_embeds": -pipe.kept}
+
+
+def changed_in_place(pipe):
+    pipe.kept.mul_(-1)
+    return {"prompt_embeds": pipe.kept}
+
+
+def equal_prompt(pipe):
+    return {"prompt_embeds": pipe.kept.clone()}
+
+
+def guidance_changed(pipe):
+    pipe._guidance_scale = 2.0
+    return {}
+
+
+def lora_scaled(pipe):
+    pipe.transformer.set_adapters("style", 0.3)
+    return {}
+
+
+def lora_fused(pipe):
+    pipe.transformer.fuse_lora()
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "branches"),
+    [
+        (prompt_changed, ["cond"]),
+        (changed_in_place, ["cond"]),
+        (equal_prompt, []),
+        (guidance_changed, ["cond", "uncond"]),
+        (lora_scaled, ["cond", "uncond"]),
+        (lora_fused, ["cond", "uncond"]),
+    ],
+)
+@pytest.mark.parametrize("config", [SKIPPING, CONFIG.override({"schedule.refresh_every": 9})])
+def test_a_branch_starts_anew_where_its_conditioning_changes(change, branches, config):
+    pipe = tiny_wan_pipeline()
+    if change in (lora_scaled, lora_fused):
+        add_lora(pipe, "to_q")
+    text, negative = pipe.encode_prompt(PROMPT, max_sequence_length=16)
+
+    def run(change_at):
+        pipe.kept = text.clone()
+
+        def callback(pipe, step, _timestep, _tensors):
+            return change(pipe) if step == change_at else {}
+
+        return pipe(
+            prompt_embeds=pipe.kept,
+            negative_prompt_embeds=negative,
+            guidance_scale=4.0,
+            height=32,
+            width=64,
+            num_frames=1,
+            num_inference_steps=6,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(0),
+            callback_on_step_end=callback,
+            callback_on_step_end_tensor_inputs=["prompt_embeds"],
+        )
+
+    with chipsparse.enable(pipe, config) as handle:
+        run(2)
+        records = handle.report.steps
+        assert [(r.step, r.branch) for r in records if r.restarted] == [(3, b) for b in branches]
+        for branch in ("cond", "uncond"):
+            taken = ["skip" if config is SKIPPING else "sparse"] * 6
+            taken[:2] = ["dense", "dense" if config is SKIPPING else "refresh"]
+            taken[5] = "dense" if config is SKIPPING else taken[5]
+            if branch in branches:
+                taken[3] = "dense"
+                taken[4] = "skip" if config is SKIPPING else "refresh"
+            assert [r.action.value for r in records if r.branch == branch] == taken
+            after = [r.forecast for r in records if r.branch == branch and r.step == 4]
+            assert after == [config is SKIPPING and branch not in branches]
+        said = [each for each in handle.report.fallbacks if "was kept before is not used" in each]
+        assert len(said) == bool(branches)
