@@ -73,11 +73,11 @@ PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_fl
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
 SCALES = "guidance_scale", "cfg_scale", "guidance_scale_2"
-# What `ModelState` names where the model computes something else: other modules or processors,
-# adapters (LoRA) that come, go, are fused or scaled; offloading moves and replaces the rest, too.
+# What `ModelState` names where the model computes something else: other modules, adapters (LoRA)
+# that come, go, are fused or scaled, pictures that count more. Offloading replaces the rest, too.
 COMPUTES = re.compile(
     r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
-    r"|\.processor\b(?!._attention_backend)"
+    r"|\.processor\.scale\b"
 )
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 
@@ -230,6 +230,8 @@ class ModelAdapter(ModelFamily):
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
         self._guided: _Guidance | None = None
+        self._controlled: StepTimer | None = None  # the call of a ControlNet for the next one
+        self._unread: list[StepTimer] = []  # those whose outputs no call read
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
         try:
@@ -250,6 +252,7 @@ class ModelAdapter(ModelFamily):
                 cut_at_entry(blocks, self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
+            self._time_controlnet(getattr(loop.pipe, "controlnet", None))
         except BaseException:
             self.remove()
             raise
@@ -260,6 +263,22 @@ class ModelAdapter(ModelFamily):
         self._layouts.undo()
         self._patches.undo()
         self.session.close()
+
+    def _time_controlnet(self, controlnet: Any) -> None:
+        """Measures what a ControlNet of the pipeline costs: it runs before the transformer does."""
+        if not isinstance(controlnet, torch.nn.Module):
+            return
+
+        def start(*_: Any) -> None:
+            device = getattr(self._loop.pipe, "_execution_device", "cpu")
+            self._controlled = StepTimer(torch.device(device))
+
+        def stop(*_: Any) -> None:
+            if self._controlled is not None:
+                self._controlled.stop()
+
+        self._patches.add_hook(controlnet.register_forward_pre_hook(start))
+        self._patches.add_hook(controlnet.register_forward_hook(stop))
 
     def _replace_processor(self, module: Any, processor: Any) -> None:
         """Gives a module our processor; what somebody puts in its place later, stays."""
@@ -509,7 +528,9 @@ class ModelAdapter(ModelFamily):
             self._say_what_is_unknown()
             for note in self.notes(arguments):
                 self.session.report.note(note)
+            controlled, self._controlled = self._controlled, None
             if state.action is Action.SKIP:  # nothing of the model runs
+                self._unread += [] if controlled is None else [controlled]
                 output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
@@ -861,6 +882,13 @@ class ModelAdapter(ModelFamily):
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""
+        if self._unread:
+            seconds = sum(timer.seconds() or 0.0 for timer in self._unread)
+            self.session.report.note(
+                f"a ControlNet ran {len(self._unread)} times for skipped calls, which do not read "
+                f"its outputs ({seconds:.3g} s)"
+            )
+            self._unread.clear()
         self.session.reset()
         self._tracker.finish()
         self._counted = None
