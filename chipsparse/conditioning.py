@@ -52,10 +52,10 @@ class Conditioning:
 
     Args:
         arguments: of the transformer, by name; only `CONDITIONS` are looked at.
-        **others: what else counts, plain values.
+        others: what else counts.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], **others: Any) -> None:
+    def __init__(self, arguments: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         watched = {name: value for name, value in arguments.items() if CONDITIONS.search(name)}
         self._parts = {
             (name, *place): value

@@ -16,7 +16,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from diffusers.models import attention_dispatch
@@ -95,22 +95,6 @@ class _CountedStep:
     timestep: float
     latents: torch.Tensor
     is_doubtful: bool = False
-
-
-class _Guidance(NamedTuple):
-    """What a pipeline guides by, at a generation and step.
-
-    Attributes:
-        place: both.
-        scales: by name.
-        changes: whether they are others than at the step before.
-        switches: see `ModelAdapter._guidance`.
-    """
-
-    place: tuple[int, int]
-    scales: dict[str, Any]
-    changes: bool = False
-    switches: int = 0
 
 
 class PatchedTransformer(WholePatched):
@@ -229,7 +213,8 @@ class ModelAdapter(ModelFamily):
         self._counted: _CountedStep | None = None
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
-        self._guided: _Guidance | None = None
+        # Generation and step, scales of guidance, whether they changed, how often they did.
+        self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
         self._controlled: StepTimer | None = None  # the call of a ControlNet for the next one
         self._unread: list[StepTimer] = []  # those whose outputs no call read
         self._argument_names = forward_arguments(transformer)
@@ -518,7 +503,8 @@ class ModelAdapter(ModelFamily):
                 why_not_cached=self._loop.why_not_cached(self.transformer),
                 has_faster_attention=self._has_faster_attention(layout, arguments),
                 conditioning=Conditioning(
-                    arguments, model=self._recomputed, guidance_scale=self._guidance(context)
+                    arguments,
+                    {"the model": self._recomputed, "guidance_scale": self._guidance(context)},
                 ),
             )
             if self.split is not None:
@@ -702,21 +688,15 @@ class ModelAdapter(ModelFamily):
         One that changes from each step to the next, as dynamic guidance, is not counted: outputs
         do not depend on it, and what is interpolated over a gap follows a line.
         """
-        owners = self._loop.pipe, getattr(self._loop.pipe, "guider", None)
-        scales = {
-            name: value
-            for owner in owners
-            for name, value in getattr(owner, "__dict__", {}).items()
-            if name.endswith(SCALES)
-        }
-        place, before = (context.generation, context.step), self._guided
-        if before is None or before.place[0] != context.generation:
-            self._guided = before = _Guidance(place, scales)
-        elif before.place != place:
-            changes = scales != before.scales
-            switches = before.switches + (changes and not before.changes)
-            self._guided = before = _Guidance(place, scales, changes, switches)
-        return before.switches
+        place, before, changed, switches = self._guided
+        now = context.generation, context.step
+        if now != place:
+            owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
+            held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
+            scales = [each[name] for each in held for name in each if name.endswith(SCALES)]
+            changes = scales != before and place[0] == context.generation
+            self._guided = now, scales, changes, switches + (changes and not changed)
+        return self._guided[-1]
 
     def _look_at_modules(self, changed: str | None) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.
