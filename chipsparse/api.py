@@ -30,7 +30,8 @@ from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
-from chipsparse.pipelines.registry import ADAPTERS, adapter_class
+from chipsparse.pipelines.registry import ADAPTERS, adapter_class, has_own
+from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
 from chipsparse.profiles.profile import (
     MODEL_PROFILE_NAME,
     Profile,
@@ -232,7 +233,7 @@ def enable(
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved, taken, note = _resolve(pipe, config, quality, type(transformers[0]).__name__)
+    resolved, taken, note = _resolve(pipe, config, quality, _known_class(transformers[0]))
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
@@ -243,7 +244,7 @@ def enable(
         pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
     )
     handle.report.standing_note = note
-    for name in {type(transformer).__name__ for transformer in transformers} - set(ADAPTERS):
+    for name in {type(each).__name__ for each in transformers if not has_own(each)}:
         warnings.warn(limits(name), stacklevel=2)
     return handle
 
@@ -340,13 +341,10 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
     components = _components(pipe)
     check_denoises(pipe)
     for name, component in components.items():
-        compiled = getattr(component, "_orig_mod", None)
-        if type(compiled).__name__ in ADAPTERS or (compiled is not None and _is_named(name)):
-            raise ValueError(
-                f"{name} is compiled as a whole; enable chipsparse first and compile its blocks "
-                f"with pipe.{name}.compile_repeated_blocks()"
-            )
-    found = [item for item in components.values() if type(item).__name__ in ADAPTERS]
+        inner = getattr(component, "_orig_mod", component)
+        if (inner is not component or is_compiled(inner)) and (_is_named(name) or has_own(inner)):
+            raise ValueError(compiled_as_a_whole(name))
+    found = [item for item in components.values() if has_own(item)]
     if not found:
         found = _find_others(pipe, components)
     for item in found:
@@ -390,6 +388,14 @@ def _replaceable(pipe: Any) -> Handle | None:
     """The handle of a pipeline's own patch, unless its with block is open."""
     handle = _handle_of(pipe)
     return None if handle is None or handle._is_open else handle
+
+
+def _known_class(transformer: Any) -> str:
+    """The class whose profile is a transformer's: the one whose adapter it has."""
+    own = adapter_class(transformer)
+    return (
+        own.transformer_class if own.transformer_class in ADAPTERS else type(transformer).__name__
+    )
 
 
 def _is_named(name: str) -> bool:

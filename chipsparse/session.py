@@ -16,6 +16,7 @@ from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
+from chipsparse.conditioning import Conditioning
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.graphs.sparse_calls import SparseCalls
 from chipsparse.graphs.step_graph import ModelCall, StepGraphs
@@ -76,6 +77,7 @@ class _Branch:
         refreshed_at: step of its last refresh; -1 before the first.
         dense: see `StepState`.
         may_capture: likewise.
+        conditioning: of its last call, where that is known.
     """
 
     plan: SparsityPlan
@@ -84,6 +86,7 @@ class _Branch:
     refreshed_at: int = -1
     dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
     may_capture: bool = False
+    conditioning: Conditioning | None = None
 
 
 @dataclass
@@ -237,6 +240,7 @@ class Session:
         why_not_cached: str | None = None,
         *,
         has_faster_attention: bool = False,
+        conditioning: Conditioning | None = None,
     ) -> StepState:
         """Opens a transformer call and returns what its layers are handed.
 
@@ -254,6 +258,8 @@ class Session:
             has_faster_attention: whether full attention is faster as ours than as the model's, so
                 that layers compute it where nothing is recorded, too. Where nothing is sparse or
                 skipped the model stays as it is.
+            conditioning: what the call is conditioned on. Where that changed since the last call of
+                its branch, the branch starts anew: nothing that it kept is used.
 
         Raises:
             BudgetError: where the memory budgets leave no room for the caches of a single layer.
@@ -264,6 +270,7 @@ class Session:
         own = self._generation.aligned(layout, self.config)
         plan = SparsityPlan(self.config, own, context.steps, context.first, context.corrects)
         is_first = not self._generation.includes(context, plan)
+        restarted = is_first and context.generation == self._generation.number
         if is_first:
             plan = replace(plan, layout=layout)
             self.reset()
@@ -271,7 +278,15 @@ class Session:
         generation = self._generation
         generation.plan = plan
         branch = generation.branches.setdefault(context.branch, _Branch(plan))
+        before, branch.conditioning = branch.conditioning, conditioning
+        changed = None
+        if before is not None and conditioning is not None:
+            changed = conditioning.change(before)
+        if changed is not None:
+            self._drop(context.branch)
         action, predicted = self._next_action(branch, context, latents)
+        if changed is not None and action is Action.SKIP:  # of few steps: there is nothing held
+            action = Action.DENSE
         caching = generation.caching and why_not_cached is None and context.placed
         left_alone = generation.caching and why_not_cached and action is not Action.SKIP
         if left_alone or not context.placed:
@@ -285,9 +300,14 @@ class Session:
             action,
             transformer=self.name,
             predicted_change=predicted,
+            restarted=restarted or changed is not None,
         )
         self.report.begin(context.generation, record)
         self._recorder.begin(record, plan, device)
+        if changed is not None and action is not plan.step_action(context.step):
+            self.report.fall_back(
+                f"calls run in full where {changed} changes: what was kept before is not used"
+            )
         if left_alone:
             self.report.fall_back(f"calls of branch {context.branch} run dense: {why_not_cached}")
         if is_first:
@@ -452,12 +472,18 @@ class Session:
 
     def _finish(self, branch: str) -> None:
         """Frees what a branch has after its last step: what decodes the latents needs room."""
+        self._drop(branch)
+        self._generation.branches[branch].conditioning = None
+        if branch in self._caches:
+            self._caches.finish(branch)
+        self._generation.held_bytes = self.cache_bytes(), self._pool.stored_bytes
+
+    def _drop(self, branch: str) -> None:
+        """Forgets what a branch recorded and computed, so that its next call is as its first."""
         generation = self._generation
-        if generation.caching:
+        if branch in self._caches:
             self._graphs.drop(branch)
-            if branch in self._caches:
-                self._caches.finish(branch)
-            generation.held_bytes = self.cache_bytes(), self._pool.stored_bytes
+            self._caches.drop(branch)
         if generation.step_cache is not None:
             generation.step_cache.release()
         generation.branches[branch].recorded = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -21,12 +22,15 @@ import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
+from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.conditioning import Conditioning
 from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layers.mlp_weights import Fp8MLPWeights
+from chipsparse.layers.state import StepState
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
@@ -53,9 +57,9 @@ from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
-from chipsparse.pipelines.stacked_caches import why_refused
+from chipsparse.pipelines.stacked_caches import hooks_of, why_refused
 from chipsparse.pipelines.timesteps import largest, value_passed_as
-from chipsparse.pipelines.uncompiled import uncompiled
+from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
 from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import StepRecord, StepTimer
@@ -69,6 +73,13 @@ ADAPTER = "chipsparse_adapter"
 PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_flash")
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
+SCALES = "guidance_scale", "cfg_scale", "guidance_scale_2"
+# What `ModelState` names where the model computes something else: other modules, adapters (LoRA)
+# that come, go, are fused or scaled, pictures that count more. Offloading replaces the rest, too.
+COMPUTES = re.compile(
+    r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
+    r"|\.processor\.scale\b"
+)
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 SAY_IT = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
 
@@ -78,13 +89,28 @@ class PatchedTransformer(WholePatched):
 
     chipsparse_adapter: ModelAdapter
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+
+        @functools.wraps(cls.chipsparse_base.forward)  # the signature that callers look at
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            """Lets the adapter run it where it is called by itself, without PyTorch's hooks."""
+            adapter = vars(self).get(ADAPTER)
+            if adapter is None:  # as of `__call__`
+                return type(self).forward(self, *args, **kwargs)
+            own = super(cls, self).forward  # type: ignore[misc]
+            if adapter.is_calling and adapter.turn.is_inside():
+                return own(*args, **kwargs)
+            return adapter.call(adapter.with_own_hooks(own), args, kwargs)
+
+        cls.forward = forward  # type: ignore[attr-defined]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lets the adapter run the call, outside of every hook on the model."""
         adapter = vars(self).get(ADAPTER)
         if adapter is None:  # kept by somebody from before disable(), as torch.compile does
             return type(self).__call__(self, *args, **kwargs)
-        with adapter.turn.only(type(self).__name__):
-            return adapter.call(super().__call__, args, kwargs)  # type: ignore[misc]
+        return adapter.call(super().__call__, args, kwargs)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def cache_context(self, name: str, **kwargs: Any) -> Iterator[None]:
@@ -158,6 +184,8 @@ class ModelAdapter(ModelFamily):
         self.named_position: dict[str, Any] = {}
         self.other_experts: list[ModelAdapter] = []
         self.turn = OneThread()  # shared by all transformers of a pipeline
+        self.is_calling = False
+        self._known_dense: set[tuple[int, Part]] = set()  # parts of layers, for known reasons
         self._tracker = tracker
         self._loop = loop
         self._patches = Patches()
@@ -170,6 +198,11 @@ class ModelAdapter(ModelFamily):
         self._guided_batch: int | None = None
         self._is_scheduled = True
         self._state: ModelState | None = None
+        self._recomputed = 0  # times that the model became one that computes something else
+        # Generation and step, scales of guidance, whether they changed, how often they did.
+        self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
+        self._controlled: StepTimer | None = None  # the call of a ControlNet for the next one
+        self._unread: list[StepTimer] = []  # those whose outputs no call read
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
         try:
@@ -190,6 +223,7 @@ class ModelAdapter(ModelFamily):
                 cut_at_entry(blocks, self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
+            self._time_controlnet(getattr(loop.pipe, "controlnet", None))
         except BaseException:
             self.remove()
             raise
@@ -200,6 +234,22 @@ class ModelAdapter(ModelFamily):
         self._layouts.undo()
         self._patches.undo()
         self.session.close()
+
+    def _time_controlnet(self, controlnet: Any) -> None:
+        """Measures what a ControlNet of the pipeline costs: it runs before the transformer does."""
+        if not isinstance(controlnet, torch.nn.Module):
+            return
+
+        def start(*_: Any) -> None:
+            device = getattr(self._loop.pipe, "_execution_device", "cpu")
+            self._controlled = StepTimer(torch.device(device))
+
+        def stop(*_: Any) -> None:
+            if self._controlled is not None:
+                self._controlled.stop()
+
+        self._patches.add_hook(controlnet.register_forward_pre_hook(start))
+        self._patches.add_hook(controlnet.register_forward_hook(stop))
 
     def _replace_processor(self, module: Any, processor: Any) -> None:
         """Gives a module our processor; what somebody puts in its place later, stays."""
@@ -324,7 +374,16 @@ class ModelAdapter(ModelFamily):
     # One transformer call.
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call of the transformer, by name."""
+        """The arguments of a call of the transformer, by name.
+
+        Raises:
+            ValueError: if a ``forward`` that was put in place of its class's does not name them.
+        """
+        if len(args) > len(self._argument_names):
+            raise ValueError(
+                f"this {type(self.transformer).__name__} has a forward() that does not name all "
+                f"{len(args)} positional arguments it is called with; pass them by keyword"
+            )
         return {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
     @torch.compiler.disable(recursive=False)
@@ -332,17 +391,54 @@ class ModelAdapter(ModelFamily):
         """Runs the transformer's own call between `Session.begin` and `Session.end`.
 
         Where gradients are recorded the model runs as if it were not patched.
+
+        Raises:
+            ValueError: if the transformer was compiled as a whole in its own place.
         """
+        with self.turn.only(type(self.transformer).__name__):
+            outer, self.is_calling = self.is_calling, True
+            try:
+                return self._call(forward, args, kwargs)
+            finally:
+                self.is_calling = outer
+
+    def with_own_hooks(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The transformer's ``forward`` with those of its PyTorch hooks that are ours."""
+        model, numbers = self.transformer, self._patches.hook_numbers
+
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            for number, hook in model._forward_pre_hooks.items():
+                if number in numbers:
+                    args, kwargs = hook(model, args, kwargs) or (args, kwargs)
+            result = forward(*args, **kwargs)
+            for number, hook in model._forward_hooks.items():
+                changed = hook(model, args, result) if number in numbers else None
+                result = result if changed is None else changed
+            return result
+
+        return hooked
+
+    def called_outside(self) -> None:
+        """Says of layers that compute while the transformer is not called: they run dense."""
+        if wants_sparse(self.session.config):
+            self._run_dense(
+                "its layers are called outside of a call of the transformer",
+                "call the transformer itself",
+            )
+
+    def _run_dense(self, reason: str, remedy: str) -> None:
+        report = self.session.report
+        report.fall_back(f"everything runs dense: {reason}")
+        if not any(record.used_caches for record in report.steps):
+            report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
+
+    def _call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             self._refuse_split("gradients are recorded; call it under torch.no_grad()")
-            report = self.session.report
-            report.fall_back("everything runs dense: gradients are recorded")
-            if not any(record.used_caches for record in report.steps):
-                report.run_dense(
-                    "nothing runs sparse: gradients are recorded; call the transformer under "
-                    "torch.no_grad()"
-                )
+            self._run_dense("gradients are recorded", "call the transformer under torch.no_grad()")
             return forward(*args, **kwargs)
+        if is_compiled(self.transformer):
+            raise ValueError(compiled_as_a_whole(self.session.name))
         arguments = self.named(args, kwargs)
         model_call = ModelCall(forward, args, kwargs)
         context = self._locate(arguments)
@@ -382,6 +478,8 @@ class ModelAdapter(ModelFamily):
                 return result
             layout = self._guided_layout(arguments, context.generation)
             layout = layout if self.split is None else self.split.open(layout)
+            changed = None if self._state is None else self._state.change()
+            self._recomputed += changed is not None and bool(COMPUTES.search(changed))
             state = self.session.begin(
                 context,
                 layout,
@@ -390,6 +488,10 @@ class ModelAdapter(ModelFamily):
                 hidden,
                 why_not_cached=self._loop.why_not_cached(self.transformer),
                 has_faster_attention=self._has_faster_attention(layout, arguments),
+                conditioning=Conditioning(
+                    arguments,
+                    {"the model": self._recomputed, "guidance_scale": self._guidance(context)},
+                ),
             )
             if self.split is not None:
                 first = self.session.is_first_call
@@ -398,17 +500,20 @@ class ModelAdapter(ModelFamily):
             self._say_what_is_unknown(context)
             for note in self.notes(arguments):
                 self.session.report.note(note)
+            controlled, self._controlled = self._controlled, None
             if state.action is Action.SKIP:  # nothing of the model runs
+                self._unread += [] if controlled is None else [controlled]
                 output = self.session.skipped_output()
                 self.session.end(output)
                 return self.wrap_output(output, arguments)
-            self._look_at_modules()
+            self._look_at_modules(changed)
             with self._dense_attention(arguments):
                 self.session.say_if_all_dense()
                 result = self.session.run(call, self._not_captured_reason)
             self.session.end(
                 self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
             )
+            self._say_what_was_unseen(state, arguments)
             return result
         except BaseException as error:
             self.session.report.fail(error)
@@ -416,6 +521,29 @@ class ModelAdapter(ModelFamily):
             if self.team is not None and not self._shares_guidance:
                 self.team.failed(error)
             raise
+
+    def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
+        """Reports layers of a sparse call that others than ours computed, or passed over.
+
+        Hooks and arguments of the model's own may do so, as block caches and skipped layers.
+        """
+        plan, record = state.plan, state.record
+        if not (state.caching and record.action is Action.SPARSE) or record.replayed:
+            return
+        if arguments.get("skip_layers") is not None or any(hooks_of(self.transformer)):
+            return
+        known = {(entry.layer, entry.part) for entry in record.layers} | self._known_dense
+        counts = {"attention": len(self.self_attentions()), "mlp": len(self._feed_forwards)}
+        if self.why_attention_is_dense(arguments) is not None:
+            counts["attention"] = 0
+        unseen = {
+            (layer, part): "code that was put in the model's place computes it, or passes it over"
+            for part in PARTS
+            for layer in range(counts[part])
+            if (layer, part) not in known and plan.is_sparse(layer, part)
+        }
+        for note in dense_notes(unseen, plan.layout.layers):
+            self.session.report.fall_back(note)
 
     @property
     def _shares_guidance(self) -> bool:
@@ -528,13 +656,29 @@ class ModelAdapter(ModelFamily):
                 f"{execution} instead of {before}"
             )
 
-    def _look_at_modules(self) -> None:
+    def _guidance(self, context: StepContext) -> int:
+        """How often scales of guidance changed in the pipeline, up to this step of the generation.
+
+        One that changes from each step to the next, as dynamic guidance, is not counted: outputs
+        do not depend on it, and what is interpolated over a gap follows a line.
+        """
+        place, before, changed, switches = self._guided
+        now = context.generation, context.step
+        if now != place:
+            owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
+            held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
+            scales = [each[name] for each in held for name in each if name.endswith(SCALES)]
+            changes = scales != before and place[0] == context.generation
+            self._guided = now, scales, changes, switches + (changes and not changed)
+        return self._guided[-1]
+
+    def _look_at_modules(self, changed: str | None) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.
 
         In the middle of a generation adapters (LoRA), hooks and processors come, go and change, and
         weights move: a callback may do so, and offloading.
         """
-        what = "the model" if self._state is None else self._state.change()
+        what = "the model" if self._state is None else changed
         if what is not None:
             self.session.model_changed(what)
             self._state = None
@@ -695,6 +839,13 @@ class ModelAdapter(ModelFamily):
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""
+        if self._unread:
+            seconds = sum(timer.seconds() or 0.0 for timer in self._unread)
+            self.session.report.note(
+                f"a ControlNet ran {len(self._unread)} times for skipped calls, which do not read "
+                f"its outputs ({seconds:.3g} s)"
+            )
+            self._unread.clear()
         self.session.reset()
         self._tracker.finish()
 
@@ -874,6 +1025,7 @@ class ModelAdapter(ModelFamily):
         reasons = {layer: reason for reason, layers in dense.items() for layer in layers}
         self.session.leave_modules_dense(part, reasons)
         parts = {(layer, part): reason for layer, reason in reasons.items()}
+        self._known_dense = {each for each in self._known_dense if each[1] != part} | parts.keys()
         for note in dense_notes(parts, len(self.self_attentions())):
             self.session.report.fall_back(note)
 

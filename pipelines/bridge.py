@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
 BACKEND_NAME = "chipsparse"
+ANY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 # What the ops do differs from step to step, so a CUDA graph must not record them.
 STATEFUL = (torch.Tag.cudagraph_unsafe,)
@@ -116,6 +118,8 @@ def _find(tag: torch.Tensor) -> tuple[ModelAdapter, int]:
             "a copy of a layer that chipsparse had patched is called after its model was restored; "
             "make the copy after chipsparse.disable(pipe)"
         )
+    if runner.session.state is None and not runner.is_calling:
+        runner.called_outside()
     return runner, layer
 
 
@@ -285,9 +289,22 @@ def is_claimed(module: Any) -> bool:
 
 
 def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
-    """What the ``forward`` of a module's class calls its arguments, in order."""
+    """What the ``forward`` of a module's class calls its arguments, in order.
+
+    Of one that takes any and hands them on, they are called as in the class below.
+    """
     original: Any = getattr(module, "_orig_mod", module)  # of a compiled one
-    return tuple(inspect.signature(type(original).forward).parameters)[1:]
+    names: dict[str, None] = {}
+    for model_class in type(original).__mro__:
+        forward = vars(model_class).get("forward")
+        if forward is None:
+            continue
+        parameters = [*inspect.signature(forward).parameters.values()][1:]
+        open_ended = {each.name for each in parameters if each.kind in (*ANY, KEYWORD_ONLY)}
+        names |= {each.name: None for each in parameters if each.name not in open_ended}
+        if not open_ended:
+            break
+    return tuple(names)
 
 
 @functools.cache  # one hook for all blocks of a kind: compiled ones share one graph
@@ -305,7 +322,7 @@ def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., A
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         if arguments.get("attention_mask") is not None and not over_masks:
             return None
-        return (), {**arguments, "attention_mask": getattr(module, TAG)}
+        return args[len(names) :], {**arguments, "attention_mask": getattr(module, TAG)}
 
     return hook
 

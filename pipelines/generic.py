@@ -366,8 +366,7 @@ def why_not(transformer: Any) -> str | None:
     """Why the model cannot be served, as far as is known without a call; None if it may be."""
     if not isinstance(transformer, torch.nn.Module):
         return "it is no PyTorch module"
-    names = inspect.signature(transformer.forward).parameters
-    if not {"hidden_states", "timestep"} <= set(names):
+    if not {"hidden_states", "timestep"} <= set(forward_arguments(transformer)):
         return "its forward does not take hidden_states and timestep"
     if not dispatching_modules(transformer):
         return "none of its attention passes a mask on to diffusers' dispatcher"

@@ -86,8 +86,9 @@ class PaddedTextAdapter(ModelAdapter):
         """
         if not (self.session.attends or self.split is not None):
             raise ValueError(
-                f"call this {type(self.transformer).__name__} itself and not its forward(), or "
-                "disable chipsparse first: it would attend to the padding of the prompt"
+                f"layers of this {type(self.transformer).__name__} are called outside of its own "
+                "call, where they would attend to the padding of the prompt; call the transformer "
+                "itself, or disable chipsparse first"
             )
         return super().attention(layer)
 

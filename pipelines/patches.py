@@ -73,7 +73,7 @@ class WholePatched(metaclass=StockLike):
     refused.
     """
 
-    chipsparse_base: type
+    chipsparse_base: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """An instance of the stock class."""

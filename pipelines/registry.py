@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from inspect import Parameter
 from typing import Any
 
 from chipsparse.pipelines.adapter import ModelAdapter
@@ -20,6 +22,7 @@ from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.ltx2 import LTX2Adapter
 from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
+from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
 from chipsparse.pipelines.qwen_image21 import QwenImage21Adapter
 from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
@@ -68,5 +71,36 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
 
 
 def adapter_class(transformer: Any) -> type[ModelAdapter]:
-    """The adapter of a transformer's class, else the one that serves what it can."""
-    return ADAPTERS.get(type(transformer).__name__, GenericAdapter)
+    """The adapter of a transformer's class, else the one that serves what it can.
+
+    A subclass has that of the nearest class with one, unless it has a ``forward`` that may not hand
+    its arguments on to that of this class.
+    """
+    overriding: list[Any] = []
+    for model_class in stock_class(transformer).__mro__:
+        own = ADAPTERS.get(model_class.__name__)
+        forward: Any = getattr(model_class, "forward", None)
+        if own is not None:
+            return own if all(_hands_on(each, forward) for each in overriding) else GenericAdapter
+        if "forward" in vars(model_class):
+            overriding.append(forward)
+    return GenericAdapter
+
+
+def has_own(transformer: Any) -> bool:
+    """Whether a transformer has an adapter that knows its class."""
+    return adapter_class(transformer) is not GenericAdapter
+
+
+def _hands_on(forward: Any, overridden: Any) -> bool:
+    """Whether a method takes all arguments of the one that it overrides, and calls that.
+
+    Of one that takes whatever it is given the signature says so, of others their code.
+    """
+    taken, known = (inspect.signature(each).parameters for each in (forward, overridden))
+    kinds = [each.kind for each in taken.values()][1:]
+    if kinds == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
+        return True
+    own, stock = inspect.unwrap(forward), inspect.unwrap(overridden)
+    calls = own is stock or "forward" in getattr(getattr(own, "__code__", None), "co_names", ())
+    return calls and (Parameter.VAR_KEYWORD in kinds or taken.keys() >= known.keys())

@@ -31,6 +31,22 @@ def uncompiled(model: torch.nn.Module) -> Iterator[None]:
         patches.undo()
 
 
+def is_compiled(model: Any) -> bool:
+    """Whether a model is compiled as a whole, in its own place: not as what wraps it."""
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return True
+    forwards = getattr(model, "__dict__", {}).get("forward"), getattr(type(model), "forward", None)
+    return any(_original(forward) is not None for forward in forwards)
+
+
+def compiled_as_a_whole(name: str) -> str:
+    """Why a transformer is refused that is, by the pipeline's name for it."""
+    return (
+        f"{name} is compiled as a whole; enable chipsparse first and compile its blocks with "
+        f"pipe.{name}.compile_repeated_blocks()"
+    )
+
+
 def _original(forward: Any) -> Any:
     """What a compiled function compiles; None where it is none."""
     return getattr(forward, "_torchdynamo_orig_callable", None)

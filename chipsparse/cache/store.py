@@ -188,9 +188,13 @@ class CacheStore:
         for kind in KINDS:
             self._hosted[branch, kind] = sorted(layer for layer, name in host if name == kind)
 
+    def drop(self, branch: str) -> None:
+        """Frees what a branch has on the device; it records anew."""
+        self._branches[branch].caches.clear()
+
     def finish(self, branch: str) -> None:
         """Forgets the caches of a branch, and frees host memory with those of the last one."""
-        self._branches[branch].caches.clear()
+        self.drop(branch)
         self._branches[branch].finished = True
         for kind in KINDS:
             for layer in self._hosted.pop((branch, kind), []):

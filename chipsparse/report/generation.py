@@ -121,6 +121,7 @@ class StepRecord:
             was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
         forecast: whether it was skipped and its output continues the last two computed ones.
         corrected: whether it was skipped and then put right, once the next full step was known.
+        restarted: whether the branch started anew since its conditioning changed.
     """
 
     step: int
@@ -141,6 +142,7 @@ class StepRecord:
     predicted_change: float | None = None
     forecast: bool = False
     corrected: bool = False
+    restarted: bool = False
 
     @property
     def seconds(self) -> float:

@@ -114,9 +114,6 @@ class CorrectedSteps:
         made: tells how the outputs of the denoising step came about; None where that is not known,
             or nothing is skipped in the whole generation.
         corrected: is told each gap that was put right, as numbers of steps.
-
-    Attributes:
-        put_right: whether the last step put skipped ones right.
     """
 
     def __init__(
@@ -130,13 +127,12 @@ class CorrectedSteps:
         self._made, self._corrected = made, corrected
         self._gap: _Gap | None = None
         self._levels: tuple[Any, list[float]] = (None, [])
-        self.put_right = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the scheduler's own step."""
         names = [*GIVEN[: len(args)], *map(str, range(len(GIVEN), len(args)))]
         given = dict(zip(names, args, strict=True)) | kwargs
-        gap, self._gap, self.put_right = self._gap, None, False
+        gap, self._gap = self._gap, None
         whole = given.get("per_token_timesteps") is None and given.keys() >= set(GIVEN)
         made = self._made() if whole else None
         if made is None:
@@ -207,7 +203,6 @@ class CorrectedSteps:
         turned = math.copysign(1.0, distance) * moved
         for (slot, key), (other, _) in zip(_kept(self._scheduler), _kept(gap.solver), strict=True):
             slot[key] = _added(slot[key], other[key][1] - other[key][0])
-        self.put_right = True
         return {"model_output": _added(output, turned), "sample": _added(sample, moved)}
 
     def _place(self, step: int) -> tuple[float, float]:

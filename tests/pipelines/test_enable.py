@@ -1,18 +1,26 @@
 """The verbs as they are used in notebooks, and with what is no pipeline or config."""
 
+import copy
+import functools
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import WanPipeline
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from diffusers import WanPipeline, WanTransformer3DModel
+from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 
 import chipsparse
-from chipsparse import AttentionConfig, SparsityConfig
+from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
 from chipsparse.pipelines.adapter import ADAPTER
+from chipsparse.pipelines.patches import stock_class
+from chipsparse.pipelines.wan import WanAdapter
+from tests.pipelines.changes import add_lora
 from tests.pipelines.model_state import state_of
 from tests.pipelines.test_layer_budgets import CONFIG, generate
-from tests.tiny_models import tiny_wan_pipeline
+from tests.tiny_models import PROMPT, random, tiny_wan_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +232,320 @@ def test_what_a_notebook_shows_of_a_handle(pipe):
 
 def test_the_package_says_that_it_is_typed():
     assert (Path(chipsparse.__file__).parent / "py.typed").is_file()
+
+
+# Transformers that are called, changed or made in other ways than pipelines do.
+
+TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.refresh_every": 3})
+
+
+@torch.no_grad()
+def looped(pipe, call):
+    """The latents of a loop of one's own around a transformer, or around what stands for it."""
+    text, _ = pipe.encode_prompt(PROMPT, do_classifier_free_guidance=False, max_sequence_length=16)
+    pipe.scheduler.set_timesteps(6)
+    latents = random(1, 4, 2, 4, 8, seed=1)
+    for timestep in pipe.scheduler.timesteps:
+        output, *_ = call(
+            latents, timestep.expand(1), encoder_hidden_states=text, return_dict=False
+        )
+        latents = pipe.scheduler.step(output, timestep, latents, return_dict=False)[0]
+    return latents
+
+
+@pytest.fixture
+def hooks(pipe):
+    """Puts hooks of accelerate on the transformer."""
+    before = dict(vars(pipe.transformer))
+    yield lambda: add_hook_to_module(pipe.transformer, ModelHook())
+    if vars(pipe.transformer).keys() != before.keys():
+        remove_hook_from_module(pipe.transformer)
+        del pipe.transformer.forward  # which accelerate leaves
+
+
+@pytest.mark.parametrize("hooked", [None, "before", "after"])
+def test_forward_itself_computes_as_the_call(pipe, hooks, hooked):
+    model = pipe.transformer
+    if hooked == "before":
+        hooks()
+    with chipsparse.enable(pipe, TILED, strict=True) as handle:
+        expected, taken = looped(pipe, model), handle.report.actions()
+        if hooked == "after":
+            hooks()
+        if hooked == "before":  # the hook goes past us to the stock method: then that is said
+            with pytest.raises(FallbackError, match="called outside of a call of the transformer"):
+                looped(pipe, model.forward)
+        else:
+            assert torch.equal(looped(pipe, model.forward), expected)
+            assert handle.report.actions() == taken
+            assert taken["sparse"] > 0
+    if hooked == "before":
+        with chipsparse.enable(pipe, TILED), pytest.warns(DenseWarning, match="called outside of"):
+            looped(pipe, model.forward)
+
+
+def test_layers_that_are_called_outside_of_the_transformer_are_said(pipe):
+    block, calls = pipe.transformer.blocks[0], []
+    hook = block.register_forward_pre_hook(lambda _, args: calls.append(args))
+    wan(pipe)
+    hook.remove()
+    with torch.no_grad():
+        expected = block(*calls[0])
+        with chipsparse.enable(pipe, CONFIG, strict=True), pytest.raises(FallbackError) as error:
+            block(*calls[0])
+        assert "outside of a call of the transformer" in str(error.value)
+        with chipsparse.enable(pipe, SparsityConfig.dense(), strict=True):
+            assert torch.equal(block(*calls[0]), expected)
+
+
+def counting(forward, calls):
+    """A method in place of another one, which it calls."""
+
+    def counted(self, *args, **kwargs):
+        calls.append(args)
+        return forward(self, *args, **kwargs)
+
+    return counted
+
+
+@pytest.mark.parametrize("patched", ["before", "after", "by the patched model's class"])
+@pytest.mark.parametrize("model_class", [WanTransformer3DModel, WanTransformerBlock])
+def test_a_class_whose_forward_is_wrapped_computes_as_before(
+    pipe, model_class, patched, monkeypatch
+):
+    calls, forward = [], model_class.forward
+    with chipsparse.enable(pipe, TILED, strict=True):
+        expected = wan(pipe)
+    if patched == "before":
+        monkeypatch.setattr(model_class, "forward", counting(forward, calls))
+    with chipsparse.enable(pipe, TILED, strict=True) as handle:
+        if patched != "before":
+            owner = next(
+                each for each in pipe.transformer.modules() if stock_class(each) is model_class
+            )
+            owner = model_class if patched == "after" else type(owner)
+            monkeypatch.setattr(owner, "forward", counting(owner.forward, calls))
+        assert torch.equal(wan(pipe), expected)
+        assert torch.equal(wan(pipe), expected)
+        assert handle.report.actions()["sparse"] > 0
+    calls.clear()
+    wan(pipe)
+    assert bool(calls) is (model_class.forward is not forward)  # what is the user's, stays
+    monkeypatch.undo()
+    assert model_class.forward is forward
+
+
+def without_attention(self, hidden, text, temb, rotary):
+    return hidden + self.ffn(self.norm3(hidden))
+
+
+@pytest.mark.parametrize("change", [{}, {"mlp.enabled": False}])
+def test_blocks_that_compute_without_our_layers_are_said(pipe, change, monkeypatch):
+    monkeypatch.setattr(WanTransformerBlock, "forward", without_attention)
+    config = CONFIG.override(change)
+    with chipsparse.enable(pipe, config) as handle:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DenseWarning)
+            wan(pipe)
+        said = [each for each in handle.report.fallbacks if "put in the model's place" in each]
+        assert [each.partition(" (")[0] for each in said] == [
+            "attention runs dense in 3 of 3 layers"
+        ]
+    with chipsparse.enable(pipe, config, strict=True), pytest.raises(FallbackError):
+        wan(pipe)
+
+
+def by_call(model):
+    model.compile(backend="eager")
+
+
+def by_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+@pytest.mark.parametrize("compiled", [by_call, by_forward])
+def test_a_transformer_that_is_compiled_in_its_own_place_is_refused(pipe, compiled):
+    model, refused = (
+        pipe.transformer,
+        pytest.raises(ValueError, match=r"transformer is compiled as"),
+    )
+    before = dict(vars(model))
+
+    def restore():
+        for name in vars(model).keys() - before.keys():
+            del vars(model)[name]
+        vars(model).update(before)
+
+    compiled(model)
+    with refused as error:
+        chipsparse.enable(pipe, CONFIG)
+    assert "compile its blocks with pipe.transformer.compile_repeated_blocks()" in str(error.value)
+    restore()
+    with chipsparse.enable(pipe, CONFIG):
+        before = dict(vars(model))
+        compiled(model)
+        with refused:
+            wan(pipe)
+        restore()
+
+
+class Same(WanTransformer3DModel):
+    pass
+
+
+class Passing(WanTransformer3DModel):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class WithAnArgument(Passing):
+    def forward(self, hidden_states, *args, scale=1.0, **kwargs):
+        return super().forward(scale * hidden_states, *args, **kwargs)
+
+
+class Wrapped(WanTransformer3DModel):
+    @functools.wraps(WanTransformer3DModel.forward)
+    def forward(self, *args, **kwargs):
+        return WanTransformer3DModel.forward(self, *args, **kwargs)
+
+
+class Rewritten(WanTransformer3DModel):
+    def forward(self, hidden_states, timestep, **_):
+        return (hidden_states,)
+
+
+class Renamed(WanTransformer3DModel):
+    def forward(self, x, t, context):
+        return super().forward(x, t, context)
+
+
+def of_class(pipe, model_class):
+    """The pipeline with a transformer of another class, and the same weights."""
+    other = copy.copy(pipe)
+    other.transformer = model_class.from_config(pipe.transformer.config)
+    other.transformer.load_state_dict(pipe.transformer.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("model_class", [Same, Passing, WithAnArgument, Wrapped])
+def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
+    with chipsparse.enable(pipe, TILED):
+        expected, by_hand = wan(pipe), looped(pipe, pipe.transformer)
+    other = of_class(pipe, model_class)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with chipsparse.enable(other, TILED, strict=True) as handle:
+            assert torch.equal(wan(other), expected)
+            assert torch.equal(looped(other, other.transformer), by_hand)
+            assert handle.report.pipeline.transformers == {"transformer": model_class.__name__}
+    with chipsparse.enable(other, quality="faithful") as handle:  # the profile is that of Wan, too
+        assert (
+            handle.config
+            == chipsparse.find_profile(None, WanAdapter.transformer_class).qualities["faithful"]
+        )
+
+
+def test_a_subclass_with_another_forward_is_named(pipe):
+    with pytest.raises(ValueError, match="a Renamed, and its forward does not take hidden_states"):
+        chipsparse.enable(of_class(pipe, Renamed), TILED)
+    other, said = of_class(pipe, Rewritten), "Rewritten has no adapter of its own"
+    with pytest.warns(UserWarning, match=said):
+        handle = chipsparse.enable(other, TILED)
+    with handle, pytest.raises(ValueError, match=f"{said}, and its attention"):
+        wan(other)
+
+
+# What is asked for changes in the middle of a generation.
+
+SKIPPING = SparsityConfig().override(
+    {
+        "mlp.enabled": False,
+        "schedule.full_steps": [0, 1, 5],
+        "schedule.between": "none",
+        "schedule.forecast": 0.5,
+    }
+)
+
+
+def prompt_changed(pipe):
+    return {"prompt_embeds": -pipe.kept}
+
+
+def changed_in_place(pipe):
+    pipe.kept.mul_(-1)
+    return {"prompt_embeds": pipe.kept}
+
+
+def equal_prompt(pipe):
+    return {"prompt_embeds": pipe.kept.clone()}
+
+
+def guidance_changed(pipe):
+    pipe._guidance_scale = 2.0
+    return {}
+
+
+def lora_scaled(pipe):
+    pipe.transformer.set_adapters("style", 0.3)
+    return {}
+
+
+def lora_fused(pipe):
+    pipe.transformer.fuse_lora()
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "branches"),
+    [
+        (prompt_changed, ["cond"]),
+        (changed_in_place, ["cond"]),
+        (equal_prompt, []),
+        (guidance_changed, ["cond", "uncond"]),
+        (lora_scaled, ["cond", "uncond"]),
+        (lora_fused, ["cond", "uncond"]),
+    ],
+)
+@pytest.mark.parametrize("config", [SKIPPING, CONFIG.override({"schedule.refresh_every": 9})])
+def test_a_branch_starts_anew_where_its_conditioning_changes(change, branches, config):
+    pipe = tiny_wan_pipeline()
+    if change in (lora_scaled, lora_fused):
+        add_lora(pipe, "to_q")
+    text, negative = pipe.encode_prompt(PROMPT, max_sequence_length=16)
+
+    def run(change_at):
+        pipe.kept = text.clone()
+
+        def callback(pipe, step, _timestep, _tensors):
+            return change(pipe) if step == change_at else {}
+
+        return pipe(
+            prompt_embeds=pipe.kept,
+            negative_prompt_embeds=negative,
+            guidance_scale=4.0,
+            height=32,
+            width=64,
+            num_frames=1,
+            num_inference_steps=6,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(0),
+            callback_on_step_end=callback,
+            callback_on_step_end_tensor_inputs=["prompt_embeds"],
+        )
+
+    with chipsparse.enable(pipe, config) as handle:
+        run(2)
+        records = handle.report.steps
+        assert [(r.step, r.branch) for r in records if r.restarted] == [(3, b) for b in branches]
+        for branch in ("cond", "uncond"):
+            taken = ["skip" if config is SKIPPING else "sparse"] * 6
+            taken[:2] = ["dense", "dense" if config is SKIPPING else "refresh"]
+            taken[5] = "dense" if config is SKIPPING else taken[5]
+            if branch in branches:
+                taken[3] = "dense"
+                taken[4] = "skip" if config is SKIPPING else "refresh"
+            assert [r.action.value for r in records if r.branch == branch] == taken
+            after = [r.forecast for r in records if r.branch == branch and r.step == 4]
+            assert after == [config is SKIPPING and branch not in branches]
+        said = [each for each in handle.report.fallbacks if "was kept before is not used" in each]
+        assert len(said) == bool(branches)

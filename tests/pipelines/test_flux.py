@@ -124,6 +124,23 @@ CALLS = [(name, {}) if name in QUICK else slow(name, {}) for name in VARIANTS]
 CALLS += [slow(name, CFG) for name in ("FluxKontextPipeline", "FluxControlNetPipeline")]
 
 
+def assert_said_of_a_controlnet(pipe, arguments):
+    """That its outputs are not read at skipped steps, in each generation anew."""
+    hooks = dict(pipe.controlnet._forward_hooks)
+    with chipsparse.enable(pipe, EXACT.override({"schedule.skip_steps": [3, 5]})) as handle:
+        for _ in range(2):
+            generate(pipe, **arguments)
+            steps = handle.report.steps
+            skipped = {record.step for record in steps if record.action == "skip"}
+            (note,) = (note for note in handle.report.notes if "ControlNet" in note)
+            start, _, seconds = note.removesuffix(" s)").partition(
+                ", which do not read its outputs ("
+            )
+            assert start == f"a ControlNet ran {len(skipped)} times for skipped calls"
+            assert 0 < float(seconds) < 60
+    assert dict(pipe.controlnet._forward_hooks) == hooks
+
+
 @pytest.mark.parametrize(("name", "guidance"), CALLS, ids=lambda part: str(part)[:30])
 def test_further_pipelines_keep_their_result(name, guidance):
     components, arguments = VARIANTS[name]
@@ -146,6 +163,9 @@ def test_further_pipelines_keep_their_result(name, guidance):
         made = [record.step for record in handle.report.steps if record.branch == "call0"]
         late = steps - int(steps * arguments.get("strength", 1.0))
         assert made == list(range(late, steps))
+        assert not [note for note in handle.report.notes if "ControlNet" in note]
+    if "controlnet" in components():
+        assert_said_of_a_controlnet(pipe, arguments)
     torch.testing.assert_close(found, expected, **CLOSE)
 
 

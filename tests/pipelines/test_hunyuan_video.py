@@ -226,11 +226,14 @@ def inputs(version):
 
 
 @each_version
-def test_forward_itself_is_refused_rather_than_left_without_a_mask(version):
+def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask(version):
     pipe = MAKE[version]()
-    refused = pytest.raises(ValueError, match=r"not its forward\(\)")
-    with torch.no_grad(), chipsparse.enable(pipe, SPARSE), refused:
-        pipe.transformer.forward(**inputs(version))
+    refused = pytest.raises(ValueError, match="are called outside of its own call")
+    with torch.no_grad(), chipsparse.enable(pipe, SPARSE) as handle:
+        expected, *_ = pipe.transformer(**inputs(version))
+        assert torch.equal(pipe.transformer.forward(**inputs(version))[0], expected)
+        with refused:
+            handle._adapters[0].attention(0)
 
 
 # The order of tokens.
