@@ -41,11 +41,12 @@ def test_every_section_is_a_generation_and_the_report_is_of_all(name):
         assert len(report.steps) == len(calls)
         parts = [[*each] for _, each in itertools.groupby(report.steps, lambda r: r.generation)]
         assert len(parts) == sections
-        assert report.actions().total() == sum(part[0].steps_total for part in parts)
-        for part in parts:
+        ends = [part[0].steps_total - (name == "long ltx") for part in parts]
+        assert report.actions().total() == sum(ends)
+        for part, end in zip(parts, ends, strict=True):
             first = part[0].branch
             steps = [record.step for record in part if record.branch == first]
-            assert steps == list(range(part[0].steps_total))
+            assert steps == list(range(end))
             assert len({record.branch for record in part}) * len(steps) == len(part)
             assert part[0].action is Action.DENSE
             if config is SKIPPING:

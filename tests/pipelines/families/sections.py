@@ -1,6 +1,6 @@
 """Whole pipelines that denoise a video in sections, one loop after another within a call.
 
-FramePack and Animate look at pictures with encoders that are not here: their outputs are given.
+FramePack, Animate and long LTX videos have encoders that are not here: their outputs are given.
 """
 
 import functools
@@ -11,6 +11,8 @@ from diffusers import (
     HeliosPyramidPipeline,
     HeliosScheduler,
     HunyuanVideoFramepackPipeline,
+    LTXEulerAncestralRFScheduler,
+    LTXI2VLongMultiPromptPipeline,
     SkyReelsV2DiffusionForcingImageToVideoPipeline,
     SkyReelsV2DiffusionForcingPipeline,
     SkyReelsV2DiffusionForcingVideoToVideoPipeline,
@@ -18,7 +20,7 @@ from diffusers import (
     WanAnimatePipeline,
 )
 
-from tests.pipelines.families import history, hunyuan_video, wan_kin
+from tests.pipelines.families import history, hunyuan_video, ltx, wan_kin
 from tests.pipelines.families.hunyuan_video import picture
 from tests.tiny_models import (
     TEXT_DIM,
@@ -92,6 +94,14 @@ def animate():
     return pipe
 
 
+def long_ltx():
+    """LTX-Video: windows, each of which leaves out the last timestep of its schedule."""
+    scheduler = LTXEulerAncestralRFScheduler()
+    pipe = ltx.tiny_ltx_pipeline(LTXI2VLongMultiPromptPipeline, scheduler=scheduler)
+    pipe.encode_prompt = lambda *_, **__: tuple(ltx.prompts().values())
+    return pipe
+
+
 def framepack():
     """FramePack: sections, each with a schedule of its own."""
     encoders = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"]
@@ -156,6 +166,14 @@ PIPELINES = {
             "segment_frame_length": 9,
         },
         2,
+    ),
+    "long ltx": (
+        long_ltx,
+        {
+            **{"prompt": "", "height": 32, "width": 64, "num_frames": 17, "guidance_scale": 3.0},
+            **{"num_inference_steps": STEPS + 1, "temporal_tile_size": 8, "temporal_overlap": 4},
+        },
+        4,
     ),
     "framepack": (
         framepack,
