@@ -322,6 +322,15 @@ class ModelAdapter(ModelFamily):
         value = value_passed_as(timestep, schedule, lambda values: values / self.timestep_scale)
         return largest(timestep) * self.timestep_scale if value is None else value
 
+    @property
+    def in_pipelines_loop(self) -> bool:
+        """Whether the loop of the pipeline's call calls the transformer now, and no other one."""
+        return self._loop._runs
+
+    def row_of_loop(self) -> tuple[int | None, int | None]:
+        """Step and number of steps of a loop whose steps are not the scheduler's, else None."""
+        return None, None
+
     def own_timestep(self, arguments: dict[str, Any]) -> Any:
         """The timestep of what a call denoises, where it has others besides; see above."""
         return arguments[self.timestep_argument]
@@ -440,6 +449,7 @@ class ModelAdapter(ModelFamily):
         if is_compiled(self.transformer):
             raise ValueError(compiled_as_a_whole(self.session.name))
         arguments = self.named(args, kwargs)
+        self.session.report.in_call = self.in_pipelines_loop
         model_call = ModelCall(forward, args, kwargs)
         context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches
@@ -573,7 +583,8 @@ class ModelAdapter(ModelFamily):
         scheduler = loop.scheduler if self._is_scheduled else None
         check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
-        step = named.get("step_index")
+        row, rows = self.row_of_loop()
+        step = named.get("step_index", row)
         branch = named.get("name") or loop.branch()
 
         def read() -> float:
@@ -583,7 +594,7 @@ class ModelAdapter(ModelFamily):
         context = self._tracker.locate(
             branch=None if branch is None else branch.removeprefix(PREDICTION),
             step_index=scheduler_step(scheduler) if step is None else step,
-            steps=named.get("num_inference_steps"),
+            steps=named.get("num_inference_steps", rows),
             timestep=read,
             schedule=schedule,
             unnamed_branch=loop.unnamed_branch,

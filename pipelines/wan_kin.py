@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from chipsparse.layout import Grid, LayerKind
+from chipsparse.pipelines.adapter import ENABLE_THERE
 from chipsparse.pipelines.token_grids import frame_by_frame
 from chipsparse.pipelines.wan import WanAdapter
 
+MOST_NOISE_OF_GIVEN = 60  # timestep of frames that a SkyReels V2 is given, at most
+WAITING = "calls run dense: blocks of frames wait for others, so their step is not known"
 MASKED = "the model masks later blocks of frames"
 
 
@@ -99,6 +102,29 @@ class SkyReelsV2Adapter(WanAdapter):
         if arguments.get("enable_diffusion_forcing") or self.needs_mask(arguments):
             return frame_by_frame(*grids)
         return grids
+
+    def row_of_loop(self) -> tuple[int | None, int | None]:
+        """With diffusion forcing, the row of the pipeline's matrix of timesteps ``[rows, frames]``.
+
+        A block of frames may wait for the one before, so no timestep tells the row. The pipeline's
+        ``current_timestep`` does: it is a view of the matrix.
+        """
+        row = getattr(self._loop.pipe, "current_timestep", None)
+        if not (self.in_pipelines_loop and isinstance(row, torch.Tensor) and row.ndim == 1):
+            return None, None
+        rows: int = self._loop.pipe.num_timesteps
+        if row.untyped_storage().nbytes() != rows * row.nbytes:  # no view of the matrix
+            return None, None
+        return row.storage_offset() // row.numel(), rows
+
+    def notes(self, arguments: dict[str, Any]) -> list[str]:
+        """Also reports blocks of frames that wait in loops of others, which hide the step."""
+        levels, plan = arguments["timestep"], self.session.plan
+        if self.in_pipelines_loop or plan is None or plan.is_dense() or levels.ndim == 1:
+            return super().notes(arguments)
+        if len(levels[levels > MOST_NOISE_OF_GIVEN].unique()) > 1:
+            self.session.report.fall_back(f"{WAITING}; {ENABLE_THERE}")
+        return super().notes(arguments)
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Models that generate block by block mask what comes later."""

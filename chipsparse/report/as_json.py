@@ -14,10 +14,11 @@ Times are in seconds, sizes in bytes, shares between 0 and 1; what is not known 
     transformers  by the pipeline's name for each that was called:
         class, schedule (in words), actions (of every step, as planned)
         layout    kinds (name, layers, intermediate_size, ...), heads, head_dim, batch, grids,
-                  text_tokens, exact_text, tokens, layers, ...: see `ModelLayout`
-    generation    its number since the pipeline was patched
+                  text_tokens, exact_text, tokens, layers, ... of the last call: see `ModelLayout`
+    generation    number of the last one since the pipeline was patched
     error         what ended it, or null
     steps         one entry per transformer call:
+        generation      its number; a call that denoises in sections has one for each of them
         step, steps_total, branch, transformer, action, finished
         seconds         null where skipped or broken off
         attention_kept, mlp_kept      mean over the layers that ran sparse
@@ -134,7 +135,7 @@ def _plan(plan: SparsityPlan) -> dict[str, Any]:
 def _step(record: StepRecord) -> dict[str, Any]:
     timed = record.timer is not None and record.finished
     return {
-        **_fields(record, without=("timer", "layers")),
+        **_fields(record, without=("timer", "layers", "plan")),
         "seconds": record.seconds if timed else None,
         "attention_kept": record.attention_kept,
         "mlp_kept": record.mlp_kept,

@@ -122,6 +122,8 @@ class StepRecord:
         forecast: whether it was skipped and its output continues the last two computed ones.
         corrected: whether it was skipped and then put right, once the next full step was known.
         restarted: whether the branch started anew since its conditioning changed.
+        generation: its number. A pipeline that denoises in sections has one for each.
+        plan: of its generation and branch; None where chipsparse only looked on.
     """
 
     step: int
@@ -143,6 +145,13 @@ class StepRecord:
     forecast: bool = False
     corrected: bool = False
     restarted: bool = False
+    generation: int = 0
+    plan: SparsityPlan | None = field(default=None, repr=False)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Generation and step: the same for all guidance branches of a denoising step."""
+        return self.generation, self.step
 
     @property
     def seconds(self) -> float:
@@ -200,7 +209,9 @@ class PipelineFacts:
 
 @dataclass
 class GenerationReport:
-    """The record of the current or last generation.
+    """The record of the current or last call of the pipeline, with all its sections.
+
+    Where a loop of another kind calls the transformer, it is that of one generation.
 
     Attributes:
         strict: whether a fallback raises `FallbackError`.
@@ -208,7 +219,8 @@ class GenerationReport:
         pipeline: what it is about, where known.
         config: what was asked for, where known before the first call.
         quality: the name of that among the qualities of a profile, where it has one.
-        generation: its number, from 1.
+        in_call: whether the next record is made within a call of the pipeline.
+        generation: number of the last one, from 1.
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         notes: one sentence for whatever else is worth knowing.
@@ -232,6 +244,7 @@ class GenerationReport:
     pipeline: PipelineFacts | None = None
     config: SparsityConfig | None = None
     quality: str | None = None
+    in_call: bool = False
     generation: int = 0
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
@@ -251,15 +264,16 @@ class GenerationReport:
     _begun: bool = field(default=False, init=False, repr=False)
 
     def begin(self, generation: int, record: StepRecord) -> None:
-        """Adds a record; the first one of another generation clears what was there."""
+        """Adds a record; the first of a call, or of another loop's generation, clears others."""
         if generation != self.generation:
             if not self._begun:
                 self._clear()
-            self.generation, self._begun = generation, False
+            self.generation, self._begun = generation, self.in_call
+        record.generation = generation
         self.steps.append(record)
 
     def begin_call(self) -> None:
-        """Clears what was there before the first record of a generation that there is to say of."""
+        """Clears what was there before the first record of a call that there is to say of."""
         self._clear()
         self._begun = True
 
@@ -360,7 +374,7 @@ class GenerationReport:
     def correct(self, steps: range) -> None:
         """Notes of the last steps which of them were put right."""
         for record in reversed(self.steps):
-            if record.step < steps.start:
+            if record.generation != self.generation or record.step < steps.start:
                 break
             record.corrected |= record.step in steps and record.action is Action.SKIP
 
@@ -386,7 +400,7 @@ class GenerationReport:
 
     def actions(self) -> Counter[str]:
         """How many denoising steps took each action (each step counted once, not per branch)."""
-        return Counter({record.step: record.action.value for record in self.steps}.values())
+        return Counter({record.place: record.action.value for record in self.steps}.values())
 
     def mean_seconds(self, *actions: str) -> float | None:
         """Mean time of a transformer call with one of these actions, or None without any."""

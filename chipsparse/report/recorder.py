@@ -33,6 +33,7 @@ class CallRecorder:
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
         """Opens a call."""
         self._report.plans[record.transformer], self._report.device = plan, device
+        record.plan = plan
         self._call = record, plan, device
         self._dense_now = {}
 

@@ -46,18 +46,20 @@ def as_html(facts: Facts) -> str:
 def estimated_speedup(report: GenerationReport) -> float | None:
     """How much faster its calls were than if all had been computed in full.
 
-    An estimate from the generation alone: it takes the fastest call in full for every call. None
-    where no call was computed in full, or none was sparse or skipped.
+    An estimate from these calls alone: it takes a section's fastest call in full for every call of
+    it, since sections may differ in size. None where no call was computed in full, or none was
+    sparse or skipped.
     """
-    full = [
-        record.seconds
-        for record in report.steps
-        if record.action in (Action.DENSE, Action.REFRESH) and record.finished
-    ]
-    total = sum(record.seconds for record in report.steps)
-    if not full or total <= 0 or not any(record.used_caches for record in report.steps):
+    full: dict[int, float] = {}
+    for record in report.steps:
+        if record.action in (Action.DENSE, Action.REFRESH) and record.finished:
+            before = full.get(record.generation, record.seconds)
+            full[record.generation] = min(before, record.seconds)
+    known = [record for record in report.steps if record.generation in full]
+    total = sum(record.seconds for record in known)
+    if total <= 0 or not any(record.used_caches for record in known):
         return None
-    return min(full) * len(report.steps) / total
+    return sum(full[record.generation] for record in known) / total
 
 
 def _about(report: GenerationReport) -> Facts:
@@ -75,7 +77,7 @@ def _steps(report: GenerationReport) -> str:
     if not counts:
         return "none yet"
     made = {
-        how: len({record.step for record in report.steps if getattr(record, how)})
+        how: len({record.place for record in report.steps if getattr(record, how)})
         for how in ("forecast", "corrected")
     }
     how = ", ".join(f"{count} {name}" for name, count in made.items() if count)
@@ -83,7 +85,9 @@ def _steps(report: GenerationReport) -> str:
     by_action = ", ".join(
         f"{count} {action}{also.get(action, '')}" for action, count in counts.most_common()
     )
-    return f"{counts.total()}: {by_action}"
+    sections = len({record.generation for record in report.steps})
+    within = f" in {sections} sections" if sections > 1 else ""
+    return f"{counts.total()}{within}: {by_action}"
 
 
 def _shares(report: GenerationReport) -> Facts:

@@ -196,7 +196,8 @@ def _quality(comparison: Comparison) -> str:
 
 
 def _time(made: Generation) -> str:
-    steps = counted(len(made.steps), "step")
+    steps, sections = counted(len(made.steps), "step"), made.steps[-1].section + 1
+    steps += f" in {sections} sections" if sections > 1 else ""
     return (
         f"{seconds_text(made.denoising_seconds)} for {steps}, "
         f"{seconds_text(made.total_seconds)} with text and decoding"

@@ -35,13 +35,14 @@ class StepResult:
     """One denoising step, all its guidance branches together.
 
     Attributes:
-        step: from 0.
+        step: from 0; of a pipeline that denoises in sections, from 0 in each of them.
         action: "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
         seconds: from the end of the step before to the end of this one, what shows the steps left
             out.
         attention_kept: mean share of attention columns computed; None where nothing ran sparse.
         mlp_kept: the same of MLP neurons.
         predicted_change: see `StepRecord`; the same in all branches.
+        section: from 0.
     """
 
     step: int
@@ -50,6 +51,7 @@ class StepResult:
     attention_kept: float | None
     mlp_kept: float | None
     predicted_change: float | None = None
+    section: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def _run(
     device: torch.device = pipe._execution_device
     on_cuda = device.type == "cuda"
     begun: list[float] = []  # when the first transformer call began
-    ends: list[float] = []  # when each step ended,
+    steps: list[int] = []  # the pipeline's number of each step,
+    ends: list[float] = []  # when it ended,
     shown: list[float] = []  # and when it had been shown
 
     def now() -> float:
@@ -190,7 +193,8 @@ def _run(
 
     def on_step_end(step: int, latents: torch.Tensor | None) -> bool:
         ends.append(now())
-        display.done(step, _action_of(report, step), latents)
+        steps.append(step)
+        display.done(step, _action_of(_records(report, len(steps) - 1)), latents)
         shown.append(time.perf_counter())
         return False
 
@@ -213,7 +217,8 @@ def _run(
     # Where no step was computed at all, the first one counts from the start of the call.
     starts = [begun[0] if begun else start, *shown]
     peak = torch.cuda.max_memory_allocated(device) if on_cuda else None
-    return _Call(result, _step_results(report, starts, ends), total_seconds, peak)
+    results = _step_results(report, steps, starts, ends)
+    return _Call(result, results, total_seconds, peak)
 
 
 def warm_up(
@@ -269,36 +274,40 @@ def _wanted_packages(pipeline: str) -> Iterator[None]:
         ) from error
 
 
-def _records(report: GenerationReport | None, step: int) -> list[StepRecord]:
-    """Of the step that the loop made as its `step`-th, from 0.
+def _records(report: GenerationReport | None, count: int) -> list[StepRecord] | None:
+    """Of the step that the loop made behind `count` others; None where nothing is patched.
 
-    The scheduler's own count begins later where the pipeline starts from an image.
+    The scheduler's own count begins later where the pipeline starts from an image, and again with
+    each section.
     """
-    records = [] if report is None else report.steps
-    numbers = list(dict.fromkeys(record.step for record in records))
-    return [record for record in records if record.step in numbers[step : step + 1]]
-
-
-def _action_of(report: GenerationReport | None, step: int) -> str:
     if report is None:
+        return None
+    places = list(dict.fromkeys(record.place for record in report.steps))
+    return [record for record in report.steps if record.place in places[count : count + 1]]
+
+
+def _action_of(records: list[StepRecord] | None) -> str:
+    if records is None:
         return "dense"
-    return "+".join(dict.fromkeys(record.action.value for record in _records(report, step)))
+    return "+".join(dict.fromkeys(record.action.value for record in records))
 
 
 def _step_results(
-    report: GenerationReport | None, starts: list[float], ends: list[float]
+    report: GenerationReport | None, steps: list[int], starts: list[float], ends: list[float]
 ) -> list[StepResult]:
-    results = []
-    for step, (start, end) in enumerate(zip(starts, ends, strict=False)):
-        records = _records(report, step)
+    results: list[StepResult] = []
+    for count, (step, start, end) in enumerate(zip(steps, starts, ends, strict=False)):
+        records = _records(report, count)
+        is_new = bool(results) and step <= results[-1].step
         results.append(
             StepResult(
                 step=step,
-                action=_action_of(report, step),
+                action=_action_of(records),
                 seconds=end - start,
-                attention_kept=_mean([record.attention_kept for record in records]),
-                mlp_kept=_mean([record.mlp_kept for record in records]),
+                attention_kept=_mean([record.attention_kept for record in records or ()]),
+                mlp_kept=_mean([record.mlp_kept for record in records or ()]),
                 predicted_change=records[0].predicted_change if records else None,
+                section=results[-1].section + is_new if results else 0,
             )
         )
     return results

@@ -53,11 +53,11 @@ def time_chart(record: Generation) -> Chart | None:
     def draw(axes: Axes) -> None:
         steps_axis(axes, record.steps_total, f"time, {unit}")
         for action, colour in ACTIONS.items():
-            found = {step.number: step.seconds for step in steps if step.action == action}
+            found = [step for step in steps if step.action == action]
             marks = [
-                (number, seconds / size, f"step {number}, {action}: {seconds_text(seconds)}")
-                for number, seconds in found.items()
-                if seconds
+                (s.number, s.seconds / size, f"step {s.name}, {action}: {seconds_text(s.seconds)}")
+                for s in found
+                if s.seconds
             ]
             if found:
                 _bars(axes, marks, colour, action, BAR)
@@ -97,11 +97,10 @@ def stairs(axes: Axes, values: Sequence[float | None], colour: str, line: str, l
 def predicted_chart(record: Generation) -> Chart | None:
     """The predicted change of the output; None where none was predicted."""
     changes = record.over_steps("predicted_change")
-    actions = {step.number: step.action for step in record.by_step}
     marks = [
-        (step, each, f"step {step}, {actions[step]}: {percent(each)}")
-        for step, each in enumerate(changes)
-        if each is not None
+        (step.number, each, f"step {step.name}, {step.action}: {percent(each)}")
+        for step in record.by_step
+        if (each := changes[step.number]) is not None
     ]
     if not marks:
         return None
@@ -144,10 +143,10 @@ def held_chart(record: Generation) -> Chart | None:
 def moved_chart(record: Generation) -> Chart | None:
     """What moved between host and device; None where nothing did."""
     moved = {
-        name: {s.number: sum(getattr(call, name) for call in s.calls) for s in record.by_step}
+        name: [(s, sum(getattr(call, name) for call in s.calls)) for s in record.by_step]
         for name in MOVED
     }
-    largest = max(max(each.values(), default=0) for each in moved.values())
+    largest = max((amount for each in moved.values() for _, amount in each), default=0)
     if not largest:
         return None
     unit, size = bytes_unit([largest])
@@ -158,8 +157,8 @@ def moved_chart(record: Generation) -> Chart | None:
             MOVED.items(), (-BAR / 4, BAR / 4), (FIRST, SECOND), strict=True
         ):
             marks = [
-                (step + shift, amount / size, f"step {step}: {format_bytes(amount)} {where}")
-                for step, amount in moved[name].items()
+                (s.number + shift, amount / size, f"step {s.name}: {format_bytes(amount)} {where}")
+                for s, amount in moved[name]
                 if amount
             ]
             _bars(axes, marks, colour, label, BAR / 2)

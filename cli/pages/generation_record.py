@@ -46,6 +46,7 @@ class LayerCall(Record):
 class Call(Record):
     """A transformer call; see `StepRecord` for what the values are."""
 
+    generation: Index = 0
     step: Index
     steps_total: Index | None = None
     action: Action
@@ -77,9 +78,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Step:
-    """All calls of a denoising step (from 0), one for each guidance branch."""
+    """All calls of a denoising step, one for each guidance branch.
+
+    Attributes:
+        number: its place on the charts, from 0; steps of later sections follow.
+        name: its number, with that of its section where there are several.
+    """
 
     number: int
+    name: str
     calls: Sequence[Call]
 
     @property
@@ -220,19 +227,31 @@ class Generation(FileRecord):
 
     @cached_property
     def by_step(self) -> list[Step]:
-        """Its denoising steps, in order."""
-        number = attrgetter("step")
-        return [Step(n, [*calls]) for n, calls in groupby(sorted(self.steps, key=number), number)]
+        """Its denoising steps, section by section."""
+        step, found, first = attrgetter("step"), list[Step](), 0
+        sections = [[*calls] for _, calls in groupby(self.steps, attrgetter("generation"))]
+        for section, calls in enumerate(sections, start=1):
+            of = f" of section {section}" if len(sections) > 1 else ""
+            for number, same in groupby(sorted(calls, key=step), step):
+                found.append(Step(first + number, f"{number}{of}", [*same]))
+            first = found[-1].number + 1
+        return found
 
     @cached_property
+    def steps_left(self) -> int:
+        """How many the last section has still to make."""
+        calls = self.by_step[-1].calls if self.steps else ()
+        return max((max(0, (each.steps_total or 0) - each.step - 1) for each in calls), default=0)
+
+    @property
     def steps_total(self) -> int:
-        """Of the schedule, also those that a generation leaves out which starts from an image."""
-        return max((max(c.steps_total or 0, c.step + 1) for c in self.steps), default=0)
+        """Of the schedules, also those that a generation leaves out which starts from an image."""
+        return self.by_step[-1].number + 1 + self.steps_left if self.steps else 0
 
     @property
     def steps_asked(self) -> int:
-        """How many steps there were to be."""
-        return self.steps_total - (self.by_step[0].number if self.steps else 0)
+        """How many steps there were to be in the sections that were begun."""
+        return len(self.by_step) + self.steps_left
 
     @property
     def steps_done(self) -> int:

@@ -33,10 +33,10 @@ def work_share(report: GenerationReport) -> float | None:
     """
     done = whole = 0.0
     for record in report.steps:
-        plan = report.plans.get(record.transformer)
-        if plan is None:
+        if record.plan is None:
             return None
-        dense = [_operations(plan, layer) for layer in range(plan.layout.layers)]
+        layers = range(record.plan.layout.layers)
+        dense = [_operations(record.plan, layer) for layer in layers]
         whole += sum(map(sum, dense))
         done += _done(record, dense)
     return done / whole if whole else None

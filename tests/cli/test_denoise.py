@@ -1,5 +1,6 @@
 """A generation watched: who shows its steps costs it no time, and its warm-up is short."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import chipsparse
 from chipsparse.cli.generation import denoise
+from tests.pipelines.families.sections import PIPELINES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 STEPS = 3
@@ -45,6 +47,22 @@ def test_showing_takes_no_time_and_sees_the_latents(monkeypatch):
     last = pipe(**CALL, generator=torch.Generator().manual_seed(0), output_type="latent").images
     assert torch.equal(display.latents[-1], last)
     assert len({latents.sum().item() for latents in display.latents}) == STEPS
+
+
+def test_steps_of_sections_have_their_own_actions():
+    make, call, sections = PIPELINES["framepack"]
+    taken = ["dense", "refresh", "skip", "sparse", "refresh", "sparse"]
+    config = chipsparse.SparsityConfig().override({"schedule.actions": taken, "tile": None})
+    pipe, places = make(), [(section, step) for section in range(sections) for step in range(6)]
+    display = SimpleNamespace(done=lambda step, action, _: shown.append((step, action)))
+    for report, actions in ((None, ["dense"] * 6), ("patched", taken)):
+        shown = []
+        with chipsparse.enable(pipe, config) if report else contextlib.nullcontext() as handle:
+            report = handle and handle.report
+            steps, _ = denoise.time_steps(pipe, call, seed=0, display=display, report=report)
+        assert [(each.section, each.step) for each in steps] == places
+        assert [each.action for each in steps] == actions * sections
+        assert shown == [*enumerate(actions)] * sections
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from chipsparse.cli.media import report_file
 from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.pages.comparison_record import ConfigsComparison
+from chipsparse.cli.pages.generation_charts import HELD
 from chipsparse.cli.pages.names import command_text, name_of
 from chipsparse.cli.pages.page import page
 from chipsparse.cli.pages.records import read_record
@@ -37,6 +38,7 @@ HOSTILE = "<script>alert(\"1\")</script> & 'x' </h1><img src=http://example.org/
 HOSTED = PROFILE + "  memory: {offload: always}\n"
 FRAME = (32, 48, 3)
 LAYERS, STEPS, PARTS = 3, 4, 2
+OLDER_LACKS = "generation", *HELD
 
 
 def as_made(*arguments):
@@ -493,6 +495,24 @@ def test_a_generation_that_was_interrupted(report):
     assert "This generation was not finished: 2 of 4 steps were." in page.texts
 
 
+def test_the_sections_of_a_call(report):
+    """Steps of a second section have numbers from 0, too, and stand behind those of the first."""
+
+    def continued(content):
+        again = [step | {"generation": step["generation"] + 1} for step in content["steps"]]
+        content["steps"] += again[:-2]  # one step less
+
+    captions = ["Time of each step", "Computed ", "Share"]
+    page = report(changed("r.json", continued), drawn=captions)
+    assert "This generation was not finished: 7 of 8 steps were." in page.texts
+    assert "2 dense, 2 refresh, 3 sparse" in page.texts
+    steps = page.sections["Steps"]
+    for name in ("0 of section 1, dense", "0 of section 2, dense", "2 of section 2, sparse"):
+        assert f"step {name}: " in steps
+    assert " 1 of section 2 refresh" in " ".join(steps.split())
+    assert "layers 0 to 2, step 5: refresh" in page.sections["Budget of each layer and step"]
+
+
 def test_a_report_from_python_at_any_time(report):
     from chipsparse.report.generation import GenerationReport
 
@@ -516,7 +536,7 @@ def test_a_report_from_python_at_any_time(report):
 def test_a_report_of_an_older_version_says_what_it_lacks(report):
     def older(content):
         for step in content["steps"]:
-            for name in ("cache_bytes", "host_bytes", "allocated_bytes", "peak_allocated_bytes"):
+            for name in OLDER_LACKS:
                 del step[name]
             step["bytes_to_device"] = step["bytes_to_host"] = 0
 

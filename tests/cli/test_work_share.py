@@ -1,5 +1,7 @@
 """The share of a dense generation's operations, from what was recorded."""
 
+from dataclasses import replace
+
 import pytest
 
 from chipsparse.cli.planning.work_share import step_costs, work_share
@@ -14,14 +16,14 @@ ATTENTION = 4 * TOKENS * TOKENS * CHANNELS
 MLP = 2 * 2 * TOKENS * CHANNELS * WIDTH
 
 
-def record(action, *layers):
-    return StepRecord(step=0, steps_total=4, branch="", action=action, layers=list(layers))
+def record(action, *layers, plan=PLAN):
+    made = StepRecord(step=0, steps_total=4, branch="", action=action, layers=list(layers))
+    made.plan = plan
+    return made
 
 
 def report(*records):
-    made = GenerationReport(plans={record.transformer: PLAN for record in records})
-    made.steps = list(records)
-    return made
+    return GenerationReport(steps=list(records))
 
 
 def test_dense_steps_do_all_and_skipped_ones_nothing():
@@ -39,10 +41,15 @@ def test_sparse_layers_save_what_they_leave_out():
     assert found == pytest.approx(1 - (0.5 * ATTENTION + 0.9 * MLP) / dense)
 
 
+def test_a_section_of_another_size_counts_by_its_own():
+    large = replace(PLAN, layout=replace(LAYOUT, batch=3 * LAYOUT.batch))
+    computed = record(Action.DENSE), record(Action.SKIP, plan=large)
+    assert work_share(report(*computed)) == 0.25
+    assert work_share(report(*reversed(computed))) == 0.25
+
+
 def test_without_a_plan_nothing_is_known():
-    made = report(record(Action.DENSE))
-    made.plans = {}
-    assert work_share(made) is None
+    assert work_share(report(record(Action.DENSE, plan=None))) is None
     assert work_share(GenerationReport()) is None
 
 

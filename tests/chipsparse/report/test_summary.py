@@ -11,8 +11,8 @@ from chipsparse.report.summary import estimated_speedup
 SECONDS = {Action.DENSE: 4.0, Action.REFRESH: 5.0, Action.SPARSE: 1.0}
 
 
-def record(step, action, branch="cond"):
-    ticks = iter([0.0, SECONDS.get(action, 0.0)])
+def record(step, action, branch="cond", scale=1):
+    ticks = iter([0.0, scale * SECONDS.get(action, 0.0)])
     made = StepRecord(step, 8, branch, action, finished=True)
     if action is not Action.SKIP:
         made.timer = StepTimer(torch.device("cpu"), lambda: next(ticks))
@@ -75,6 +75,16 @@ def test_what_ended_a_generation_and_why_nothing_was_sparse(report):
         "error     ValueError: a <tag>",
     ]
     assert "a &lt;tag&gt;" in report._repr_html_()
+
+
+def test_sections_are_counted_and_compared_with_full_calls_of_their_own():
+    report = GenerationReport(in_call=True)
+    for section, scale in ((1, 1), (2, 10)):
+        for step, action in enumerate((Action.DENSE, Action.SKIP, Action.SPARSE)):
+            report.begin(section, record(step, action, scale=scale))
+    steps, gain, *_ = report.summary().splitlines()
+    assert steps == "steps     6 in 2 sections: 2 dense, 2 skip, 2 sparse"
+    assert gain.startswith("gain      2.40x")  # 3 calls of 4 s, in 5 s
 
 
 def test_no_gain_is_estimated_where_nothing_ran_in_full_or_nothing_sparse():

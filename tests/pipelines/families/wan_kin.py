@@ -92,7 +92,7 @@ def animate_arguments(latents, timestep, branch, **_):
     }
 
 
-def animate():
+def animate(**overrides):
     transformer = seeded(
         WanAnimateTransformer3DModel,
         **{
@@ -108,6 +108,7 @@ def animate():
             "face_encoder_hidden_dim": 16,
             "face_encoder_num_heads": 2,
             "inject_face_latents_blocks": 3,
+            **overrides,
         },
     )
     return Loop(strong(transformer), animate_arguments, latent_shape, VAE)

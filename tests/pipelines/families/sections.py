@@ -1,0 +1,190 @@
+"""Whole pipelines that denoise a video in sections, one loop after another within a call.
+
+FramePack, Animate and long LTX videos have encoders that are not here: their outputs are given.
+"""
+
+import functools
+
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    HeliosPipeline,
+    HeliosPyramidPipeline,
+    HeliosScheduler,
+    HunyuanVideoFramepackPipeline,
+    LTXEulerAncestralRFScheduler,
+    LTXI2VLongMultiPromptPipeline,
+    SkyReelsV2DiffusionForcingImageToVideoPipeline,
+    SkyReelsV2DiffusionForcingPipeline,
+    SkyReelsV2DiffusionForcingVideoToVideoPipeline,
+    UniPCMultistepScheduler,
+    WanAnimatePipeline,
+)
+
+from tests.pipelines.families import history, hunyuan_video, ltx, wan_kin
+from tests.pipelines.families.hunyuan_video import picture
+from tests.tiny_models import (
+    TEXT_DIM,
+    quiet,
+    random,
+    tiny_text_encoder,
+    tiny_tokenizer,
+    tiny_wan_vae,
+)
+
+STEPS = 6
+SIZE = {"height": 64, "width": 48, "num_inference_steps": STEPS}
+PROMPTS = {
+    "prompt_embeds": random(1, 16, TEXT_DIM, seed=3),
+    "negative_prompt_embeds": random(1, 16, TEXT_DIM, seed=4),
+    "max_sequence_length": 16,
+    "guidance_scale": 4.0,
+}
+UNIPC = functools.partial(
+    UniPCMultistepScheduler,
+    prediction_type="flow_prediction",
+    use_flow_sigmas=True,
+    flow_shift=3.0,
+)
+
+
+def _wan_like(pipeline_class, transformer, scheduler, **others):
+    return quiet(
+        pipeline_class(
+            tokenizer=tiny_tokenizer(),
+            text_encoder=tiny_text_encoder(),
+            vae=tiny_wan_vae(),
+            scheduler=scheduler,
+            transformer=transformer,
+            **others,
+        )
+    )
+
+
+def forcing(pipeline_class=SkyReelsV2DiffusionForcingPipeline):
+    """SkyReels V2: several windows of a long video; blocks may wait for those before."""
+    return _wan_like(pipeline_class, wan_kin.skyreels().transformer, UNIPC())
+
+
+def forcing_an_image():
+    return forcing(SkyReelsV2DiffusionForcingImageToVideoPipeline)
+
+
+def forcing_a_video():
+    return forcing(SkyReelsV2DiffusionForcingVideoToVideoPipeline)
+
+
+def helios():
+    """Helios: chunks of frames."""
+    return _wan_like(HeliosPipeline, history.helios().transformer, HeliosScheduler(stages=1))
+
+
+def pyramid():
+    """Helios: each chunk at three sizes."""
+    return _wan_like(
+        HeliosPyramidPipeline, history.helios().transformer, HeliosScheduler(gamma=0.25)
+    )
+
+
+def animate():
+    """Wan Animate: segments of the driving video."""
+    transformer = wan_kin.animate(image_dim=8).transformer
+    encoders = {"image_processor": None, "image_encoder": None}
+    pipe = _wan_like(WanAnimatePipeline, transformer, UNIPC(), **encoders)
+    pipe.encode_image = lambda *_, **__: random(1, 5, 8, seed=5)
+    return pipe
+
+
+def long_ltx():
+    """LTX-Video: windows, each of which leaves out the last timestep of its schedule."""
+    scheduler = LTXEulerAncestralRFScheduler()
+    pipe = ltx.tiny_ltx_pipeline(LTXI2VLongMultiPromptPipeline, scheduler=scheduler)
+    pipe.encode_prompt = lambda *_, **__: tuple(ltx.prompts().values())
+    return pipe
+
+
+def framepack():
+    """FramePack: sections, each with a schedule of its own."""
+    encoders = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"]
+    pipe = HunyuanVideoFramepackPipeline(
+        **dict.fromkeys([*encoders, "image_encoder", "feature_extractor"]),
+        transformer=history.framepack().transformer,
+        vae=hunyuan_video.vae(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+    )
+    tokens = random(1, history.IMAGE_TOKENS, history.IMAGE_DIM, seed=6)
+    pipe.encode_image = lambda *_, **__: tokens
+    return quiet(pipe)
+
+
+def _pictures(count, width, height):
+    return [picture(width, height).rotate(20 * number) for number in range(count)]
+
+
+FORCED = {**SIZE, **PROMPTS, "prompt": None, "num_frames": 17, "base_num_frames": 17}
+LONG = {"base_num_frames": 17, "overlap_history": 5, "num_frames": 25}
+# What makes it, a call of it, and how many sections that has.
+PIPELINES = {
+    "forcing": (forcing, FORCED, 1),
+    "a lag": (forcing, FORCED | {"ar_step": 2}, 1),
+    "a lag beyond all steps": (forcing, FORCED | {"ar_step": 9, "num_frames": 9}, 1),
+    "blocks that wait": (
+        forcing,
+        FORCED | {"ar_step": 2, "causal_block_size": 2, "num_frames": 13},
+        1,
+    ),
+    "windows": (forcing, FORCED | LONG, 2),
+    "windows with a lag": (forcing, FORCED | LONG | {"ar_step": 2, "addnoise_condition": 20}, 2),
+    "from a picture with a lag": (
+        forcing_an_image,
+        FORCED | {"ar_step": 2, "image": picture(48, 64), "last_image": picture(48, 64)},
+        1,
+    ),
+    "from a video with a lag": (
+        forcing_a_video,
+        FORCED | LONG | {"ar_step": 2, "video": _pictures(17, 48, 64)},
+        2,
+    ),
+    "helios": (helios, {**SIZE, **PROMPTS, "num_frames": 15, "num_latent_frames_per_chunk": 2}, 3),
+    "helios pyramid": (
+        pyramid,
+        {
+            **PROMPTS,
+            **{"height": 128, "width": 128, "num_frames": 9},
+            "num_latent_frames_per_chunk": 2,
+            "pyramid_num_inference_steps_list": [STEPS] * 3,
+        },
+        6,
+    ),
+    "animate": (
+        animate,
+        {
+            **{**SIZE, **PROMPTS, "prompt_embeds": random(1, 512, TEXT_DIM, seed=3)},
+            "negative_prompt_embeds": random(1, 512, TEXT_DIM, seed=4),
+            "image": picture(48, 64),
+            "pose_video": _pictures(17, 48, 64),
+            "face_video": _pictures(17, wan_kin.FACE, wan_kin.FACE),
+            "segment_frame_length": 9,
+        },
+        2,
+    ),
+    "long ltx": (
+        long_ltx,
+        {
+            **{"prompt": "", "height": 32, "width": 64, "num_frames": 17, "guidance_scale": 3.0},
+            **{"num_inference_steps": STEPS + 1, "temporal_tile_size": 8, "temporal_overlap": 4},
+        },
+        4,
+    ),
+    "framepack": (
+        framepack,
+        {
+            **SIZE,
+            **hunyuan_video.prompts(history.TEXT),
+            **hunyuan_video.negative_prompts(history.TEXT),
+            "image": picture(48, 64),
+            "num_frames": 9,
+            "latent_window_size": 2,
+        },
+        2,
+    ),
+}
