@@ -121,6 +121,7 @@ class Handle:
     def disable(self) -> None:
         """Restores every patched model bit for bit and frees all caches; may be called twice."""
         self._patches.undo()
+        self._calls = None
         while self._adapters:
             self._adapters.pop().remove()
 

@@ -189,9 +189,9 @@ class ScheduleConfig(Validated):
     )
     correct: bool = option(
         True,
-        "once the next full step is known, let the solver go over the skipped steps before it "
-        "again with what lies between both full ones, which takes no call of the model; schedulers "
-        "of flow matching only",
+        "once the next full step is known, add to the latents what the skipped steps before it "
+        "would have changed with predictions on the line between both full ones; takes no call of "
+        "the model; schedulers of flow matching only",
     )
     warmup_steps: int = option(
         2, "first steps computed in full; the last of them is the first refresh", minimum=2

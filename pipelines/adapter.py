@@ -65,6 +65,7 @@ from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import NOTHING, wants_sparse
 from chipsparse.schedule.correction import held_bytes
+from chipsparse.schedule.schedule import Schedule
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker, StepContext
 
@@ -197,6 +198,7 @@ class ModelAdapter(ModelFamily):
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._is_scheduled = True
+        self._corrects, self._corrected_generation = False, 0
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
         # Generation and step, scales of guidance, whether they changed, how often they did.
@@ -325,7 +327,7 @@ class ModelAdapter(ModelFamily):
     @property
     def in_pipelines_loop(self) -> bool:
         """Whether the loop of the pipeline's call calls the transformer now, and no other one."""
-        return self._loop._runs
+        return self._loop.runs
 
     def row_of_loop(self) -> tuple[int | None, int | None]:
         """Step and number of steps of a loop whose steps are not the scheduler's, else None."""
@@ -602,11 +604,12 @@ class ModelAdapter(ModelFamily):
         loop.settle_correction(context.step)
         if not loop.correction.follows(loop.scheduler):
             loop.follow_schedulers()
-        return replace(
-            context,
-            placed=self._is_scheduled or step is not None,
-            corrects=self._is_scheduled and loop.why_not_corrected() is None,
-        )
+        if context.generation != self._corrected_generation:
+            listed = Schedule(self.session.config.schedule, context.steps, context.first)
+            self._corrected_generation = context.generation
+            self._corrects = loop.corrects(listed) and self._is_scheduled
+        placed = self._is_scheduled or step is not None
+        return replace(context, placed=placed, corrects=self._corrects)
 
     def _say_what_is_unknown(self, context: StepContext) -> None:
         """Reports of a call that the scheduler does not run what is not known for this reason."""

@@ -68,32 +68,30 @@ class StepCorrection:
                 belongs to the generation.
         """
         last = self._report.steps[-1] if self._report.steps else None
-        skipped = last is not None and last.action is Action.SKIP and last.step != step
-        if skipped and self._stepped is not last and self._is_wanted():
-            self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
+        if last is not None and last.action is Action.SKIP and last.step != step:
+            wanted = last.plan is not None and last.plan.config.schedule.correct
+            if wanted and self._stepped is not last:
+                self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
         if step is None:
             self.follow(self._wanted)  # and no copies any more
             self._stepped = None
             for corrected, _ in self._followed.values():
                 corrected.drop()
 
-    def _is_wanted(self) -> bool:
-        """Whether the plan of the last call skips steps, and is to correct them."""
-        steps = self._report.steps
-        plan = self._report.plans.get(steps[-1].transformer) if steps else None
-        return plan is not None and plan.config.schedule.correct and plan.schedule.skips_any
-
     def _made(self) -> Made | None:
         """How the outputs of the step came about to which the transformers were called last."""
-        if not self._is_wanted():
+        last = self._report.steps[-1] if self._report.steps else None
+        if last is None or last.plan is None or not last.plan.corrects_any:
             return None
-        records = self._report.steps
-        self._stepped = records[-1]
-        step = records[-1].step
-        records = list(itertools.takewhile(lambda each: each.step == step, reversed(records)))
-        kind = _kind({record.action for record in records})
-        branches = frozenset(record.branch for record in records)
-        return None if kind is None else Made(step, kind, branches)
+        self._stepped = last
+        records = itertools.takewhile(
+            lambda record: record.place == last.place, reversed(self._report.steps)
+        )
+        actions, branches, restarted = zip(
+            *((record.action, record.branch, record.restarted) for record in records), strict=True
+        )
+        kind = _kind({*actions})
+        return None if kind is None else Made(last.step, kind, frozenset(branches), any(restarted))
 
 
 def why_not_corrected(scheduler: Any) -> str | None:
@@ -113,6 +111,16 @@ def why_not_corrected(scheduler: Any) -> str | None:
     if getattr(scheduler, "solver_p", None) is not None:
         return f"{name} has another solver in it"
     return f"{name} clips what is predicted" if config.get("thresholding") else None
+
+
+def shift_of(scheduler: Any) -> float:
+    """The flow shift with which a schedule would have its middle level; 1 where it has none."""
+    sigmas = getattr(scheduler, "sigmas", None)
+    if sigmas is None or len(sigmas) < 2:
+        return 1.0
+    level = float(sigmas[(len(sigmas) - 1) // 2])
+    level = 1 - level if scheduler.config.get("invert_sigmas") else level
+    return level / (1 - level) if level < 1 else 1.0
 
 
 def _kind(actions: set[Action]) -> Kind | None:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from diffusers import SchedulerMixin
 
-from chipsparse.pipelines.corrected_steps import StepCorrection, why_not_corrected
+from chipsparse.pipelines.corrected_steps import StepCorrection, shift_of, why_not_corrected
 from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
 from chipsparse.report.generation import GenerationReport
+from chipsparse.schedule.schedule import Schedule
 
 try:
     from diffusers import ModularPipeline
@@ -49,7 +50,10 @@ class DenoisingLoop:
         self.correction = StepCorrection(report, lambda: self._runs)
         self._runs = False
         self._left = False
+        self._is_other = False
         self._other_scheduler: Any = None
+        self._not_corrected: str | None = None
+        self._shift: tuple[Any, float] | None = None  # of the schedule with these levels
         self._arguments: Mapping[str, Any] | None = None
         # A schedule, known by its identity, is that of one generation.
         self._done: Any = None  # the last one that is over, or that a call did not follow
@@ -67,15 +71,29 @@ class DenoisingLoop:
         own = [part for part in parts if isinstance(part, SchedulerMixin)]
         self.correction.follow([self.scheduler, *own])
 
-    def why_not_corrected(self) -> str | None:
-        """Why the loop's scheduler cannot put skipped steps right, or None."""
+    @property
+    def runs(self) -> bool:
+        """Whether the pipeline's own call is running, or a loop that says it is a generation."""
+        return self._runs or self._is_other
+
+    def corrects(self, schedule: Schedule) -> bool:
+        """Whether the steps that a schedule skips are put right, asked once in a generation."""
+        scheduler = self.scheduler
         if self._runs and type(self.pipe).__name__ in STEPS_TOKENS:
-            return f"{type(self.pipe).__name__} steps each token by a timestep of its own"
-        return why_not_corrected(self.scheduler)
+            name = type(self.pipe).__name__
+            self._not_corrected = f"{name} steps each token by a timestep of its own"
+        else:
+            self._not_corrected = why_not_corrected(scheduler)
+        if self._not_corrected is None:
+            sigmas = scheduler.sigmas
+            if self._shift is None or self._shift[0] is not sigmas:  # a wait for the device
+                self._shift = sigmas, shift_of(scheduler)
+            self._not_corrected = schedule.why_not_corrected(self._shift[1])
+        return self._not_corrected is None
 
     def settle_correction(self, step: int | None = None) -> None:
         """See `StepCorrection.settle`."""
-        self.correction.settle(self.why_not_corrected(), step)
+        self.correction.settle(self._not_corrected, step)
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
@@ -100,13 +118,13 @@ class DenoisingLoop:
     @contextlib.contextmanager
     def others(self, scheduler: Any) -> Iterator[None]:
         """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's."""
-        self._other_scheduler = scheduler
+        self._is_other, self._other_scheduler = True, scheduler
         self._done = self._followed = None
         try:
             yield
         finally:
             self._done = getattr(self.scheduler, "timesteps", None)
-            self._other_scheduler = None
+            self._is_other, self._other_scheduler = False, None
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""

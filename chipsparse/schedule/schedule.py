@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chipsparse.config import ScheduleConfig
-from chipsparse.schedule.step_lists import (
-    Between,
-    front_loaded,
-    full_count,
-    sparse_between,
-    spread,
-)
+from chipsparse.schedule.step_lists import Between, full_count, sparse_between, spread
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
 # Fewer make larger jumps than any share of full steps was made for, unless half of them are full.
 FEW_STEPS = 16
+# Above a flow shift, the share of steps in full from which correction gains where all others are
+# skipped: below, it lost 0.5 to 2 dB on tiny-wan (benchmarks/notes/schedules.md).
+LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: all "
     "steps are computed in full"
@@ -55,7 +52,7 @@ class Schedule:
         config: what the user asked for.
         steps: number of denoising steps, or None where the pipeline does not say.
         first: the first of them that runs, as where an image is what it starts from.
-        corrects: whether skipped steps can be put right, as lists by share expect.
+        corrects: whether skipped steps are put right, where the config wants it.
     """
 
     config: ScheduleConfig
@@ -91,8 +88,7 @@ class Schedule:
             return None
         assert config.full_share is not None
         count = full_count(run, config.full_share, config.least_full)
-        listed = spread(run, count) if self.corrects else front_loaded(run, count)
-        return tuple(self.first + step for step in listed)
+        return tuple(self.first + step for step in spread(run, count))
 
     @property
     def known_steps(self) -> range:
@@ -181,6 +177,18 @@ class Schedule:
     def forecasts_any(self) -> bool:
         """Whether skipped outputs may be forecast."""
         return self.skips_any and any(map(self.forecast_share, self.known_steps))
+
+    def why_not_corrected(self, shift: float) -> str | None:
+        """Why correction would lose at a flow shift: gaps of skipped steps alone are too long."""
+        actions = [self.action(step) for step in self.known_steps] if self.run else []
+        computed = len(actions) - actions.count(Action.SKIP)
+        least = next((share for above, share in LEAST_CORRECTED if shift > above), 0.0)
+        if Action.SPARSE in actions or computed >= least * len(actions):
+            return None
+        return (
+            f"only {computed} of {len(actions)} steps are computed, too few of them for a flow "
+            f"shift of {shift:.3g}"
+        )
 
     def notes(self) -> list[str]:
         """What of it cannot be done with this number of steps, a sentence each."""

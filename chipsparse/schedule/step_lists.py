@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Literal
 
 import numpy as np
@@ -11,10 +10,9 @@ import numpy as np
 Between = Literal["none", "middle", "every_other", "all"]
 
 # How much it counts to skip a step, by its place u in the generation, 0 to 1:
-# exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models.
+# exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models, and
+# the best that was tried where skipped steps are not put right: benchmarks/notes/schedules.md.
 EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
-# Where the last full step stands, and how much closer the first ones are, without correction.
-END, FRONT_LOAD = 0.9, 2.5
 # Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
 # too much for it.
 LEAST_GAP = 3
@@ -55,22 +53,6 @@ def spread(steps: int, count: int) -> tuple[int, ...]:
     for origin in reversed(origins):
         found.append(int(origin[found[-1]]))
     return tuple(reversed(found))
-
-
-def front_loaded(steps: int, count: int) -> tuple[int, ...]:
-    """Full steps where skipped ones are not put right: dense at the start, none near the end.
-
-    Args:
-        steps: how many there are.
-        count: how many are listed, 1 to ``steps``.
-
-    Returns:
-        ``count`` different steps, from 0, in order.
-    """
-    last = max(1, count - 1)
-    listed = {round(END * (steps - 1) * (place / last) ** FRONT_LOAD) for place in range(count)}
-    free = (step for step in range(steps) if step not in listed)
-    return tuple(sorted([*listed, *itertools.islice(free, count - len(listed))]))
 
 
 def sparse_between(full: int, end: int, between: Between) -> range:

@@ -32,19 +32,34 @@ def wrap_step(
     """
     base: Any = type(scheduler)
     stock = getattr(base, STOCK, base)
-    inner, active = inspect.getattr_static(base, "step"), True
+    inner, active, inside = inspect.getattr_static(base, "step"), True, False
 
     def own(owner: Any) -> Any:
         set_by_user = None if isinstance(inner, property) else vars(owner).get("step")
         return set_by_user or inner.__get__(owner)
 
-    def read(owner: Any) -> Step:
+    def read(owner: Any) -> Any:
+        now = own(owner)
         if owner is not scheduler or not active:
-            return own(owner)
-        # The signature of the own step, at which pipelines look.
-        step: Any = functools.wraps(own(owner))(lambda *args, **kwargs: call(*args, **kwargs))
-        step._call = call
+            return now
+
+        @functools.wraps(now)  # its signature, at which pipelines look
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside or not active:  # what a user's step was set around
+                return now(*args, **kwargs)
+            inside = True
+            try:
+                return call(*args, **kwargs)
+            finally:
+                inside = False
+
+        vars(step)["_call"] = call
         return step
+
+    def drop_own(owner: Any) -> None:
+        if vars(owner).pop("step", None) is None:
+            raise AttributeError("step")
 
     def reduced(owner: Any, protocol: Any) -> Any:
         make, arguments, *rest = base.__reduce_ex__(owner, protocol)
@@ -72,7 +87,7 @@ def wrap_step(
         "__new__": lambda _, *args, **kwargs: stock(*args, **kwargs),
         "__reduce_ex__": reduced,
         "__deepcopy__": deep_copied,
-        "step": property(read, lambda owner, step: vars(owner).update(step=step)),
+        "step": property(read, lambda owner, step: vars(owner).update(step=step), drop_own),
         "is_wrapping": staticmethod(lambda: active),
         STOCK: stock,
     }

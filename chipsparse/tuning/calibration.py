@@ -6,13 +6,13 @@ knows, so that one place serves all models.
 
 from __future__ import annotations
 
-import inspect
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
+from chipsparse.schedule.correction import GIVEN
 from chipsparse.schedule.wrapped_step import Step, wrap_step
 from chipsparse.tuning.jump_costs import Trajectory
 
@@ -36,10 +36,8 @@ class SchedulerTap:
         self._times: list[float] = []
 
     def _watched(self, inner: Step) -> Step:
-        signature = inspect.signature(inner)
-
         def step(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
+            given = {**dict(zip(GIVEN, args, strict=False)), **kwargs}
             output, sample = (_on_host(given[name]) for name in ("model_output", "sample"))
             stepped = inner(*args, **kwargs)
             after = _on_host(stepped[0])

@@ -117,10 +117,9 @@ class CompareOptions(GenerationOptions):
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
         super().check()
-        if self.output is None:
-            self.refuse("--amplify", why="is about --output, and there is none")
-            if self.suite is None:
-                self.refuse("--fps", why="is about --output, and there is none")
+        if self.output is None and self.suite is None:
+            for name in ("--amplify", "--fps"):
+                self.refuse(name, why="is about --output, and there is none")
         if self.suite is not None:
             self._check_suite()
         elif self.with_prompts:

@@ -41,3 +41,8 @@ def assert_close(found, expected, tolerance=1e-4):
     """Equal but for the rounding of another order of summation."""
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def first_step(pipe):
+    """Around a call of the transformer by itself: names it as the first of several steps."""
+    return pipe.transformer.cache_context("cond", step_index=0, num_inference_steps=STEPS)

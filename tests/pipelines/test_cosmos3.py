@@ -12,7 +12,7 @@ from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.families import cosmos3
 from tests.pipelines.model_state import actions
 from tests.pipelines.modular_families import Both
-from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close
+from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, first_step
 
 SOUND = {**cosmos3.VIDEO, "enable_sound": True}
 # The real modular pipeline, which alone has control; what decodes is left out.
@@ -131,6 +131,7 @@ def test_a_row_of_the_prompt_is_none_of_a_video(pipe, call):
     call["vision_sequence_indexes"][0] = 3
     with (
         chipsparse.enable(pipe, SPARSE),
+        first_step(pipe),
         torch.no_grad(),
         pytest.raises(ValueError, match="row 3 is one of a video by vision_sequence_indexes"),
     ):

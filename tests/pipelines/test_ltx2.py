@@ -5,7 +5,7 @@ import torch
 
 import chipsparse
 from tests.pipelines.families.ltx2 import CHANNELS, CONFIG, TEXT, TEXT_DIM, VIDEO, pipeline, random
-from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
+from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, first_step, generate
 
 GRID, TOKENS, SOUND = (3, 4, 8), 96, 5
 DENSE_REASON = "attention runs dense: the pipeline masks the video's self-attention"
@@ -66,7 +66,7 @@ def test_what_is_per_token_follows_the_tile_order(pipe, per_token):
     arguments = call_arguments(**changes)
     with torch.no_grad():
         expected = pipe.transformer(**arguments)
-        with chipsparse.enable(pipe, SPARSE) as handle:
+        with chipsparse.enable(pipe, SPARSE) as handle, first_step(pipe):
             found = pipe.transformer(**arguments)
             assert handle._adapters[0].session.plan.layout.grids == (GRID,)
     assert not torch.equal(found.sample, expected.sample)  # another order of summation
@@ -81,7 +81,7 @@ def test_masked_attention_is_dense_and_says_so(pipe):
     with torch.no_grad():
         expected = pipe.transformer(**arguments)
         plain = pipe.transformer(**call_arguments())
-        with chipsparse.enable(pipe, EXACT) as handle:
+        with chipsparse.enable(pipe, EXACT) as handle, first_step(pipe):
             found = pipe.transformer(**arguments)
     assert DENSE_REASON in handle.report.fallbacks
     assert_close(found.sample, expected.sample)

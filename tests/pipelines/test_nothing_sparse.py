@@ -142,7 +142,7 @@ def test_one_exchanged_expert_is_a_fallback():
 def test_a_transformer_compiled_as_a_whole_afterwards_is_the_same_one(pipe):
     with chipsparse.enable(pipe, CONFIG, strict=True) as handle:
         pipe.transformer = torch.compile(pipe.transformer, backend="eager")
-        with getattr(pipe, CALLS).around(pipe, {}):  # as every call of the pipeline begins
+        with getattr(pipe, CALLS).around({}):  # as every call of the pipeline begins
             assert handle.report.nothing_sparse is None
 
 

@@ -177,7 +177,8 @@ def test_classes_of_another_type_can_be_patched():
             return 3
 
     pipe, patches = Odd(), Patches()
-    PipelineCalls({}, GenerationReport(), DenoisingLoop(pipe)).patch(pipe, patches)
+    report = GenerationReport()
+    PipelineCalls(pipe, {}, report, DenoisingLoop(pipe, report)).patch(patches)
     assert isinstance(pipe, Odd)
     assert type(pipe) is not Odd
     assert type(pipe) in (Odd,)

@@ -450,6 +450,19 @@ def test_a_step_of_the_users_own_is_what_is_wrapped(scheduler, when):
     assert scheduler.step is own
 
 
+def test_a_step_of_the_users_own_may_be_set_around_the_wrapped_one(scheduler):
+    stock, calls = copy.deepcopy(scheduler), []
+    undo = wrap_step(scheduler, counting(calls, "wrapped"))
+    scheduler.step = counting(calls, "own")(scheduler.step)
+    assert torch.equal(step_once(scheduler), step_once(stock))
+    assert calls == ["wrapped", "own"]
+    undo()
+    assert torch.equal(step_once(scheduler), step_once(stock))
+    assert calls == ["wrapped", "own", "own"]
+    del scheduler.step
+    assert vars(scheduler).keys() == vars(stock).keys()
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_wrappings_around_each_other_are_taken_back_in_any_order(scheduler, first):
     calls, kind = [], type(scheduler)
