@@ -24,9 +24,6 @@ except ImportError:  # a diffusers without modular pipelines has no objects of t
     ModularPipeline = BaseGuidance = LoopSequentialPipelineBlocks = ()
 
 
-STEPS_TOKENS = ("LTXConditionPipeline",)  # pipelines whose scheduler takes no step as a whole
-
-
 class DenoisingLoop:
     """The loop of a plain pipeline, which is a part of its ``__call__``.
 
@@ -79,11 +76,7 @@ class DenoisingLoop:
     def corrects(self, schedule: Schedule) -> bool:
         """Whether the steps that a schedule skips are put right, asked once in a generation."""
         scheduler = self.scheduler
-        if self._runs and type(self.pipe).__name__ in STEPS_TOKENS:
-            name = type(self.pipe).__name__
-            self._not_corrected = f"{name} steps each token by a timestep of its own"
-        else:
-            self._not_corrected = why_not_corrected(scheduler)
+        self._not_corrected = why_not_corrected(scheduler)
         if self._not_corrected is None:
             sigmas = scheduler.sigmas
             if self._shift is None or self._shift[0] is not sigmas:  # a wait for the device

@@ -67,6 +67,8 @@ class _Gap:
         solver: the scheduler's, which goes on from its state with three paths at once.
         paths: fp32 latents ``[3, ...]``: with the outputs as they were; with ``clean`` as the
             prediction; and what a slope of 1 of the predictions over the levels adds to that.
+        free: which tokens are at the noise level of the step ``[B, N, 1]``, and not held by a
+            condition; None: all.
         skips_any: whether there are steps without a prediction of their own.
     """
 
@@ -77,6 +79,7 @@ class _Gap:
     clean: torch.Tensor
     solver: Any
     paths: torch.Tensor
+    free: torch.Tensor | None
     skips_any: bool = False
 
     def go_on(self, level: float, distance: float, given: dict[str, Any]) -> None:
@@ -133,18 +136,19 @@ class CorrectedSteps:
         names = [*GIVEN[: len(args)], *map(str, range(len(GIVEN), len(args)))]
         given = dict(zip(names, args, strict=True)) | kwargs
         gap, self._gap = self._gap, None
-        whole = given.get("per_token_timesteps") is None and given.keys() >= set(GIVEN)
-        made = self._made() if whole else None
+        made = self._made() if given.keys() >= set(GIVEN) else None
         if made is None:
             return self._step(*args, **kwargs)
-        if gap is not None and not self._goes_on(gap, made, given["sample"]):
+        tokens = given.get("per_token_timesteps")  # with which outputs point against the flow
+        if tokens is not None:
+            given["model_output"] = -given["model_output"]
+        if gap is not None and not self._goes_on(gap, made, given):
             gap = None
         if gap is not None and made.kind == "full" and gap.skips_any:
             given |= self._put_right(gap, given)
             self._corrected(range(gap.begun + 1, made.step))
-        stepped = self._step(
-            *(given[name] for name in names), **{name: given[name] for name in kwargs}
-        )
+        own = given if tokens is None else {**given, "model_output": -given["model_output"]}
+        stepped = self._step(*map(own.get, names), **{name: own[name] for name in kwargs})
         step = self._scheduler.step_index
         if step is None or step >= len(self._scheduler.timesteps):  # not known, or no other comes
             return stepped
@@ -179,10 +183,11 @@ class CorrectedSteps:
                 vars(solver)[name] = list(value) if isinstance(value, list) else value
         for slot, key in _kept(solver):
             slot[key] = _three(slot[key])
-        schedule = self._scheduler.timesteps
-        return _Gap(made, made.step, schedule, level, clean, solver, _three(latents))
+        schedule, tokens = self._scheduler.timesteps, given.get("per_token_timesteps")
+        free = None if tokens is None else (tokens == tokens.max())[..., None]
+        return _Gap(made, made.step, schedule, level, clean, solver, _three(latents), free)
 
-    def _goes_on(self, gap: _Gap, made: Made, latents: torch.Tensor) -> bool:
+    def _goes_on(self, gap: _Gap, made: Made, given: dict[str, Any]) -> bool:
         """Whether a step is the next one of the same generation, of the same branches."""
         return (
             gap.schedule is self._scheduler.timesteps
@@ -190,7 +195,8 @@ class CorrectedSteps:
             and gap.made.branches == made.branches
             and gap.made.step + 1 == made.step
             and not made.restarted
-            and gap.paths.shape[1:] == latents.shape
+            and gap.paths.shape[1:] == given["sample"].shape
+            and (gap.free is None) == (given.get("per_token_timesteps") is None)
         )
 
     def _put_right(self, gap: _Gap, given: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -199,6 +205,7 @@ class CorrectedSteps:
         level, distance = self._place(gap.solver.step_index)
         gap.meet(level, distance, output)
         moved = gap.paths[1] - gap.paths[0]
+        moved = moved if gap.free is None else gap.free * moved
         # The prediction x - d v moves by 1 - |d| times as much as x, where d is the distance.
         turned = math.copysign(1.0, distance) * moved
         for (slot, key), (other, _) in zip(_kept(self._scheduler), _kept(gap.solver), strict=True):

@@ -29,12 +29,13 @@ LISTED = small_sparse.SPARSE.override(
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "
 # Guidance is a branch or in the batch; Mochi's levels rise; a second expert takes over; sound has
-# copies of the scheduler, which is a solver of several steps in Cosmos.
+# copies of the scheduler, which is a solver of several steps in Cosmos; tokens have own timesteps.
 CALLS = [
     ("flux", None),
     ("wan 2.1", None),
     ("mochi", "guided"),
     ("ltx-2", None),
+    ("ltx conditions", None),
     ("wan 2.2 two experts", None),
     ("cosmos 3", "sound"),
 ]

@@ -291,6 +291,30 @@ def test_nothing_is_corrected_over_a_change(change):
     assert (loop.told, plain.told) == ([3] if changed else [1, 3], [])
 
 
+@each_euler
+def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
+    """Those that are held are put back by the pipeline, and are not moved."""
+    letters, held = "FKKFSKF", torch.tensor([False, True] * 3)
+    expected = Loop(make()).run(letters, curved)
+    loop, plain = Loop(make()), Loop(make())
+    loop.step._step = lambda output, *given, per_token_timesteps, return_dict: plain.step._step(
+        -output, *given, return_dict=return_dict
+    )
+    loop.step._scheduler = loop.scheduler = plain.scheduler
+
+    def call(step):
+        level = plain.scheduler.timesteps[step].expand(2, 6)
+        return {"return_dict": False, "per_token_timesteps": torch.where(held, level / 2, level)}
+
+    def back(_scheduler, step, latents):
+        return torch.where(held[:, None], START, latents)
+
+    found = loop.run(letters, lambda *given: -curved(*given), before=back, call=call)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one[:, ~held], other[:, ~held], rtol=1e-5, atol=1e-5)
+    assert loop.told == before_last_full(letters)
+
+
 # What pipelines do with a step.
 
 
