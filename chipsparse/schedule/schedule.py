@@ -187,7 +187,7 @@ class Schedule:
             return None
         return (
             f"only {computed} of {len(actions)} steps are computed, too few of them for a flow "
-            f"shift of {shift:.3g}"
+            "shift that is so large"
         )
 
     def notes(self) -> list[str]:

@@ -219,6 +219,22 @@ def test_what_a_list_cannot_do_is_said():
     assert note.startswith("step 3 is computed in full: it was to be sparse, and the only full")
 
 
+@pytest.mark.parametrize("first", [0, 20, 35, 42])
+def test_a_share_is_one_of_the_steps_that_run(first):
+    """Of image to image, which starts late."""
+    schedule = {"full_share": 0.3, "least_full": 8, "between": "none", "forecast_after": 0.2}
+    late = SparsityPlan(config_of(**schedule), LAYOUT, 50, first)
+    alone = listed(50 - first, **schedule)
+    assert letters(late.actions(first)) == letters(alone.actions())
+    assert late.schedule.full_steps == tuple(first + step for step in alone.schedule.full_steps)
+    assert len(late.schedule.full_steps) == max(8, round(0.3 * (50 - first)))
+    for step in range(50 - first):
+        assert late.schedule.forecast_share(first + step) == alone.schedule.forecast_share(step)
+    named = SparsityPlan(config_of(full_steps=[5, 24, 30, 45]), LAYOUT, 50, first)
+    listed_steps = {first, *(step for step in (5, 24, 30, 45) if step > first)}
+    assert named.schedule.full_steps == tuple(sorted(listed_steps))
+
+
 def test_lists_where_the_number_of_steps_is_unknown():
     def found(count=24, **schedule):
         plan = listed(None, **schedule)

@@ -1,6 +1,8 @@
 """Skipped steps that are put right once the next full step is known, in real pipelines."""
 
+import contextlib
 import copy
+import pickle
 
 import diffusers
 import pytest
@@ -14,6 +16,7 @@ from tests.pipelines.model_state import actions
 from tests.pipelines.small_sparse import assert_close
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.tiny_models import random, tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow_unless
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
@@ -233,3 +236,154 @@ def test_where_nothing_is_skipped_nothing_is_corrected(config, scheduler):
             assert not any(corrected(handle).values())
             assert notes(handle) == []
     assert torch.equal(*found)
+
+
+# What else users do to latents and schedulers, at each kind of step.
+
+# Steps 1, 2, 3 and 4 are a refresh, skipped, sparse and dense.
+MIXED = LISTED.override({"schedule.sparse_steps": [3, 8]})
+KINDS = {"dense": 0, "refresh": 1, "skip": 2, "sparse": 3}
+ADDED = 2.0
+# Families whose pipelines call back behind each step, by a scheduler that can be followed.
+EDITED = ["flux", "wan 2.1", "qwen-image", "hunyuan video", "ltx", "mochi", "sd3", "z-image"]
+
+
+def adding(at):
+    """Options of a call in which a callback adds to the latents behind a step."""
+
+    def end(_pipe, step, _time, tensors):
+        return {"latents": tensors["latents"] + ADDED} if step == at else {}
+
+    return {"callback_on_step_end": end}
+
+
+@contextlib.contextmanager
+def own_step(scheduler, at):
+    """A step of the user's own on the scheduler, which adds to the latents at a step."""
+    inner = scheduler.step
+
+    def step(*args, **kwargs):
+        here = scheduler.step_index or 0
+        stepped = inner(*args, **kwargs)
+        if here == at:
+            stepped[0].add_(ADDED)
+        return stepped
+
+    scheduler.step = step
+    yield
+    del scheduler.step
+
+
+def moved(pipe, name, config, at, who):
+    """How far what a user adds behind a step moves the mean of the result, and the report."""
+    with chipsparse.enable(pipe, config) as handle:
+        plain = generate(pipe, name)
+        if who == "step":
+            with own_step(pipe.scheduler, at):
+                found = generate(pipe, name)
+        else:
+            found = generate(pipe, name, **adding(at))
+        assert actions(handle, handle.report.steps[0].branch)[:4] == list(KINDS)
+        assert any(corrected(handle).values()) == config.schedule.correct
+    return (found - plain).mean().item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("who", ["callback", "step"])
+@pytest.mark.parametrize("name", slow_unless(["flux"], EDITED))
+def test_what_users_add_to_the_latents_moves_the_result_as_much_corrected_or_not(name, who, kind):
+    pipe = FAMILIES[name].make()
+    without = MIXED.override({"schedule.correct": False})
+    expected = moved(pipe, name, without, KINDS[kind], who)
+    found = moved(pipe, name, MIXED, KINDS[kind], who)
+    assert found == pytest.approx(expected, rel=0.1)
+    assert abs(expected) > 0.2
+
+
+class Passing(diffusers.FlowMatchEulerDiscreteScheduler):
+    """Hands its arguments on, as a user may write it."""
+
+    def step(self, *args, **kwargs):
+        return super().step(*args, **kwargs)
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_a_scheduler_of_a_subclass_gives_the_same_bits(correct):
+    config = MIXED.override({"schedule.correct": correct})
+    found = []
+    for kind in (diffusers.FlowMatchEulerDiscreteScheduler, Passing):
+        pipe = tiny_flux_pipeline(scheduler=kind(shift=3.0))
+        with chipsparse.enable(pipe, config) as handle:
+            found.append(generate(pipe, "flux"))
+        assert any(corrected(handle).values()) == correct
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", slow_unless(["flux"], ["flux", "wan 2.1"]))
+def test_copies_that_users_step_leave_the_pipelines_scheduler_alone(name, kind):
+    pipe = FAMILIES[name].make()
+    made = (copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each)))
+    stock, seen = type(pipe.scheduler), []
+
+    def look(pipe, step, time, tensors):
+        if step == KINDS[kind]:
+            for copied in [make(pipe.scheduler) for make in made]:
+                assert type(copied) is stock
+                before = pipe.scheduler.step_index
+                latents = tensors["latents"]
+                seen.append(copied.step(latents, pipe.scheduler.timesteps[before], latents)[0])
+                assert (copied.step_index, pipe.scheduler.step_index) == (before + 1, before)
+        return tensors
+
+    with chipsparse.enable(pipe, MIXED):
+        expected = generate(pipe, name)
+        assert torch.equal(generate(pipe, name, callback_on_step_end=look), expected)
+    assert len(seen) == 3
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("solver", [None, 2, 3], ids=["euler", "unipc", "unipc of order 3"])
+def test_outputs_of_half_precision_are_corrected(dtype, solver):
+    """Outputs are narrower than latents, and what solvers keep is as these."""
+    scheduler = None
+    if solver is not None:
+        scheduler = diffusers.UniPCMultistepScheduler(
+            solver_order=solver, disable_corrector=[0, 1, 2, 3], **FLOW
+        )
+    pipe = tiny_wan_pipeline(**({} if scheduler is None else {"scheduler": scheduler}))
+    with chipsparse.enable(pipe, LISTED):
+        expected = generate(pipe, "wan 2.1")
+    pipe.transformer.to(dtype)
+    with chipsparse.enable(pipe, LISTED) as handle:
+        found = generate(pipe, "wan 2.1")
+        assert corrected(handle) == {"cond": [2, 3, 5], "uncond": [2, 3, 5]}
+    assert small_sparse.error(found.float(), expected) < 0.05
+
+
+def test_a_gap_is_freed_before_the_latents_are_decoded(monkeypatch):
+    pipe, held = FAMILIES["flux"].make(), []
+    decode = pipe.vae.decode
+
+    def watched(*args, **kwargs):
+        held.append(pipe.scheduler.step._call._gap)
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(pipe.vae, "decode", watched)
+    with chipsparse.enable(pipe, LISTED.override({"schedule.full_steps": [0, 1, 4, 6, 8]})):
+        generate(pipe, "flux", output_type="pt")
+    assert held == [None]
+
+
+@pytest.mark.parametrize("shift", [3.0, 7.0])
+def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
+    pipe = tiny_flux_pipeline(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=shift))
+    config = LISTED.override({"schedule.full_steps": [0, 4]})
+    with chipsparse.enable(pipe, config) as handle:
+        generate(pipe, "flux")
+    is_off = shift > 5.5
+    reason = "only 2 of 9 steps are computed, too few of them for a flow shift that is so large"
+    assert notes(handle) == ([NOT_CORRECTED + reason] if is_off else [])
+    assert any(corrected(handle).values()) != is_off

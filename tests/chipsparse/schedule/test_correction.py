@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from chipsparse.schedule.correction import CorrectedSteps, Made, latents_of
+from chipsparse.schedule.correction import CorrectedSteps, Made, held_bytes, latents_of
 from chipsparse.schedule.wrapped_step import wrap_step
 from tests.tiny_models import random
 
@@ -313,6 +313,37 @@ def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one[:, ~held], other[:, ~held], rtol=1e-5, atol=1e-5)
     assert loop.told == before_last_full(letters)
+
+
+@each_scheduler
+def test_a_gap_holds_as_much_whatever_its_length(make):
+    latents, sizes = random(1, 64, 64, seed=9), []
+    for letters in ("FFKKF", "FFKKKKKKKKKKF"):
+        loop, held = Loop(make()), []
+
+        def look(_scheduler, _step, latents, loop=loop, held=held):
+            held.append(held_by(loop.step._gap))
+            return latents
+
+        loop.run(letters, curved, before=look, start=latents)
+        assert loop.step._gap is None  # behind the last step
+        sizes.append(max(held))
+        assert sizes[-1] <= held_bytes(make(), latents) + 4096
+    assert sizes[0] == pytest.approx(sizes[1], abs=4096)
+
+
+def held_by(item):
+    """Bytes of all tensors that are held by an object."""
+    found, items = {}, [item]
+    while items:
+        item = items.pop()
+        if isinstance(item, torch.Tensor):
+            found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, list | tuple):
+            items += item
+        elif hasattr(item, "__dict__"):
+            items += vars(item).values()
+    return sum(found.values())
 
 
 # What pipelines do with a step.
