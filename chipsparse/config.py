@@ -154,7 +154,7 @@ class ScheduleConfig(Validated):
     )
     full_share: float | None = option(
         None,
-        "or compute this share of the steps in full, which must be above 0: close at the start, "
+        "or compute this share of the steps that run in full; above 0: close at the start, "
         "further apart in the middle, somewhat closer at the end",
         minimum=0.0,
         maximum=1.0,

@@ -118,6 +118,7 @@ class DenoisingLoop:
         finally:
             self._done = getattr(self.scheduler, "timesteps", None)
             self._is_other, self._other_scheduler = False, None
+            self.follow_schedulers()
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""

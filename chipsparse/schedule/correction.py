@@ -33,8 +33,6 @@ SOLVERS = (
     "DPMSolverMultistepScheduler",
     "DEISMultistepScheduler",
 )
-# What those of several steps keep for the next one: tensors of the latents' shape.
-KEPT = ("model_outputs", "last_sample")
 GIVEN = ("model_output", "timestep", "sample")  # what every step is called with
 
 

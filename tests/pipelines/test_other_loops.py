@@ -391,6 +391,7 @@ def test_a_loop_that_is_a_generation_is_corrected_as_the_pipelines(whose):
         with chipsparse.enable(pipe, config) as handle, torch.no_grad():
             with pytest.raises(InterruptedError), handle.generation(scheduler):
                 own_loop(pipe, given, scheduler, broken=3)
+            assert type(other) is diffusers.FlowMatchEulerDiscreteScheduler
             with handle.generation(scheduler):
                 found[correct] = own_loop(pipe, given, scheduler)
             assert [each.action.value for each in handle.report.steps] == (
@@ -402,7 +403,6 @@ def test_a_loop_that_is_a_generation_is_corrected_as_the_pipelines(whose):
             with handle.generation(scheduler):
                 assert torch.equal(own_loop(pipe, given, scheduler), found[correct])
     assert not torch.equal(found[True], found[False])
-    assert type(other) is diffusers.FlowMatchEulerDiscreteScheduler
     with pytest.raises(RuntimeError, match="used up"), handle.generation():
         pass
 
