@@ -74,6 +74,8 @@ ADAPTER = "chipsparse_adapter"
 PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_flash")
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
+# Arguments of models that leave out the attention of some layers, to guide by that.
+PASSES_OVER = "skip_layers", "spatio_temporal_guidance_blocks"
 SCALES = "guidance_scale", "cfg_scale", "guidance_scale_2"
 # What `ModelState` names where the model computes something else: other modules, adapters (LoRA)
 # that come, go, are fused or scaled, pictures that count more. Offloading replaces the rest, too.
@@ -542,7 +544,9 @@ class ModelAdapter(ModelFamily):
         plan, record = state.plan, state.record
         if not (state.caching and record.action is Action.SPARSE) or record.replayed:
             return
-        if arguments.get("skip_layers") is not None or any(hooks_of(self.transformer)):
+        if any(arguments.get(name) is not None for name in PASSES_OVER):
+            return
+        if any(hooks_of(self.transformer)):
             return
         known = {(entry.layer, entry.part) for entry in record.layers} | self._known_dense
         counts = {"attention": len(self.self_attentions()), "mlp": len(self._feed_forwards)}

@@ -25,7 +25,7 @@ from chipsparse.session import Session
 
 AUTOCAST = torch.bfloat16
 # What a report says of how it was computed, and not of what.
-OF_THE_WAY = ("CUDA graph", "cuda_graphs", "captured sparse step")
+OF_THE_WAY = ("CUDA graph", "no effect", "captured sparse step")
 
 
 @dataclass

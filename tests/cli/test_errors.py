@@ -325,7 +325,16 @@ from chipsparse.cli.generation import denoise
 from chipsparse.cli.main import main
 
 action_of = denoise._action_of
-denoise._action_of = lambda report, step: time.sleep(600 * step) or action_of(report, step)
+calls = []
+
+
+def slower(records):
+    time.sleep(600 * len(calls))
+    calls.append(records)
+    return action_of(records)
+
+
+denoise._action_of = slower
 main()
 """
 

@@ -59,5 +59,5 @@ def test_the_profile_shows_the_prompt_and_saves_work(runs, workload):
         assert down > 15
         assert abs(right) < 15
     assert computed_share(sparse.report) < 0.4
-    assert dict(own.report.actions()) == {"dense": 15, "skip": 35}
+    assert dict(own.report.actions()) == {"dense": 8, "refresh": 4, "sparse": 4, "skip": 34}
     assert psnr(dense.frames, own.frames) > 40
