@@ -105,7 +105,8 @@ class Handle:
             scheduler: what runs the loop, whose timesteps are set; by default the pipeline's.
 
         Raises:
-            RuntimeError: the pipeline is not patched any more, or another thread is calling it.
+            RuntimeError: the pipeline is not patched any more, another thread is calling it, or a
+                generation is going on already, as in a callback.
 
         Example:
             >>> with handle.generation():

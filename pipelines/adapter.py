@@ -502,7 +502,9 @@ class ModelAdapter(ModelFamily):
                 hidden,
                 why_not_cached=self._loop.why_not_cached(self.transformer),
                 has_faster_attention=self._has_faster_attention(layout, arguments),
-                conditioning=Conditioning(
+                conditioning=None  # of which other processes would have to know
+                if self._shares_guidance
+                else Conditioning(
                     arguments,
                     {"the model": self._recomputed, "guidance_scale": self._guidance(context)},
                 ),

@@ -29,6 +29,7 @@ class StepCorrection:
         self._wanted: list[Any] = []
         self._followed: dict[int, tuple[CorrectedSteps, Callable[[], None]]] = {}
         self._stepped: StepRecord | None = None  # the last call that a wrapped step came after
+        self._over: StepRecord | None = None  # the last call of the last generation
 
     def follow(self, schedulers: Iterable[Any]) -> None:
         """Wraps the steps of these schedulers, where they can be corrected, and of no others."""
@@ -55,6 +56,11 @@ class StepCorrection:
         if self._copies():
             self._wrap(scheduler)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether any schedulers are followed."""
+        return bool(self._wanted)
+
     def follows(self, scheduler: Any) -> bool:
         """Whether `follow` was called with a scheduler."""
         return any(scheduler is each for each in self._wanted)
@@ -70,18 +76,19 @@ class StepCorrection:
         last = self._report.steps[-1] if self._report.steps else None
         if last is not None and last.action is Action.SKIP and last.step != step:
             wanted = last.plan is not None and last.plan.config.schedule.correct
-            if wanted and self._stepped is not last:
+            placed = all(corrected.is_placed for corrected, _ in self._followed.values())
+            if wanted and not (self._stepped is last and placed):
                 self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
         if step is None:
             self.follow(self._wanted)  # and no copies any more
-            self._stepped = None
+            self._over = last
             for corrected, _ in self._followed.values():
                 corrected.drop()
 
     def _made(self) -> Made | None:
         """How the outputs of the step came about to which the transformers were called last."""
         last = self._report.steps[-1] if self._report.steps else None
-        if last is None or last.plan is None or not last.plan.corrects_any:
+        if last is None or last is self._over or last.plan is None or not last.plan.corrects_any:
             return None
         self._stepped = last
         records = itertools.takewhile(

@@ -99,6 +99,7 @@ class DenoisingLoop:
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Around a call of the pipeline with these arguments: what follows is known only within."""
+        outer, self._other_scheduler = self._other_scheduler, None
         self._arguments = arguments
         with self._being(runs=True, left=False):
             self.follow_schedulers()
@@ -106,11 +107,20 @@ class DenoisingLoop:
                 yield
             finally:
                 self._done = getattr(self.scheduler, "timesteps", None)
-                self._arguments = None
+                self._arguments, self._other_scheduler = None, outer
 
     @contextlib.contextmanager
     def others(self, scheduler: Any) -> Iterator[None]:
-        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's."""
+        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's.
+
+        Raises:
+            RuntimeError: within another generation, which this one would end.
+        """
+        if self.runs or self._left:
+            raise RuntimeError(
+                "a generation is going on, and another one would end it; call "
+                "handle.generation() behind it, and not in a callback"
+            )
         self._is_other, self._other_scheduler = True, scheduler
         self._done = self._followed = None
         try:
@@ -118,7 +128,8 @@ class DenoisingLoop:
         finally:
             self._done = getattr(self.scheduler, "timesteps", None)
             self._is_other, self._other_scheduler = False, None
-            self.follow_schedulers()
+            if self.correction.is_on:  # the handle may be used up since
+                self.follow_schedulers()
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from chipsparse.common.stock_like import BASE, StockLike
+
 TAG = "chipsparse_tag"
-BASE = "chipsparse_base"
 
 
 class Patches:
@@ -53,16 +54,6 @@ class Patches:
     def add_undo(self, step: Callable[[], None]) -> None:
         """Takes over how to undo a change that was made elsewhere."""
         self._undo.append(step)
-
-
-class StockLike(type):
-    """Type of classes that equal the stock one: diffusers looks for a model's class in lists."""
-
-    def __eq__(cls, other: object) -> bool:
-        return cls is other or (BASE in vars(cls) and vars(cls)[BASE] is other)
-
-    def __hash__(cls) -> int:
-        return hash(vars(cls)[BASE]) if BASE in vars(cls) else type.__hash__(cls)
 
 
 class WholePatched(metaclass=StockLike):

@@ -115,6 +115,9 @@ class CorrectedSteps:
         made: tells how the outputs of the denoising step came about; None where that is not known,
             or nothing is skipped in the whole generation.
         corrected: is told each gap that was put right, as numbers of steps.
+
+    Attributes:
+        is_placed: whether the last step told its number, without which nothing is put right.
     """
 
     def __init__(
@@ -127,7 +130,8 @@ class CorrectedSteps:
         self._scheduler, self._step = scheduler, step
         self._made, self._corrected = made, corrected
         self._gap: _Gap | None = None
-        self._levels: tuple[Any, list[float]] = (None, [])
+        self._levels: tuple[Any, int, list[float]] = (None, 0, [])
+        self.is_placed = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the scheduler's own step."""
@@ -148,6 +152,7 @@ class CorrectedSteps:
         own = given if tokens is None else {**given, "model_output": -given["model_output"]}
         stepped = self._step(*map(own.get, names), **{name: own[name] for name in kwargs})
         step = self._scheduler.step_index
+        self.is_placed = step is not None
         if step is None or step >= len(self._scheduler.timesteps):  # not known, or no other comes
             return stepped
         place = self._place(step - 1)
@@ -175,7 +180,7 @@ class CorrectedSteps:
     ) -> _Gap:
         """The gap behind a full step."""
         clean = given["sample"].float() - distance * given["model_output"].float()
-        solver: Any = object.__new__(solver_class(self._scheduler) or type(self._scheduler))
+        solver: Any = object.__new__(solver_class(self._scheduler))  # type: ignore[arg-type]
         for name, value in vars(self._scheduler).items():
             if name != "step":  # the user's own
                 vars(solver)[name] = list(value) if isinstance(value, list) else value
@@ -194,6 +199,7 @@ class CorrectedSteps:
             and gap.made.step + 1 == made.step
             and not made.restarted
             and gap.paths.shape[1:] == given["sample"].shape
+            and _keys(gap.solver) == _keys(self._scheduler)  # nobody has reset what it keeps
             and (gap.free is None) == (given.get("per_token_timesteps") is None)
         )
 
@@ -213,9 +219,11 @@ class CorrectedSteps:
     def _place(self, step: int) -> tuple[float, float]:
         """Noise level of a step, and its distance from clean latents, where not all levels end."""
         sigmas = self._scheduler.sigmas
-        if self._levels[0] is not sigmas:
-            self._levels = sigmas, torch.as_tensor(sigmas).tolist()
-        level = self._levels[1][step]
+        counted = isinstance(sigmas, torch.Tensor) and not sigmas.is_inference()
+        version = sigmas._version if counted else 0
+        if self._levels[0] is not sigmas or self._levels[1] != version:
+            self._levels = sigmas, version, torch.as_tensor(sigmas).tolist()
+        level = self._levels[2][step]
         return level, level - bool(self._scheduler.config.get("invert_sigmas", False))
 
 
@@ -231,6 +239,10 @@ def _kept(scheduler: Any) -> list[tuple[Any, Any]]:
     ]
 
 
+def _keys(scheduler: Any) -> list[Any]:
+    return [key for _, key in _kept(scheduler)]
+
+
 def _three(latents: torch.Tensor) -> torch.Tensor:
     """Three paths from the same latents."""
     latents = latents.float()
@@ -242,7 +254,7 @@ def _added(tensor: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
 
 
 def held_bytes(scheduler: Any, latents: torch.Tensor) -> int:
-    """What a gap holds of fp32 tensors of the latents' size, in a step three more of each path."""
+    """What a gap holds, as a number of fp32 tensors of the latents' size, and a step's outputs."""
     kept = len(getattr(scheduler, "model_outputs", [])) + hasattr(scheduler, "last_sample")
     return 4 * latents.numel() * (1 + 3 * (2 + kept))
 
@@ -255,5 +267,5 @@ def solver_class(scheduler: Any) -> type | None:
 
 def latents_of(stepped: Any) -> torch.Tensor:
     """The latents that a scheduler's step returned, in either of its forms."""
-    latents: torch.Tensor = stepped[0] if isinstance(stepped, tuple) else stepped.prev_sample
+    latents: torch.Tensor = stepped.prev_sample if hasattr(stepped, "prev_sample") else stepped[0]
     return latents

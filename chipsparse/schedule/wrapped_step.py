@@ -9,8 +9,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from chipsparse.common.stock_like import BASE, StockLike
+
 Step = Callable[..., Any]
-STOCK = "chipsparse_stock"  # names the class that a wrapping one stands in for
 
 
 def wrap_step(
@@ -31,7 +32,7 @@ def wrap_step(
         What takes the wrapping back, also where more was wrapped around it since.
     """
     base: Any = type(scheduler)
-    stock = getattr(base, STOCK, base)
+    stock = getattr(base, BASE, base)
     inner, active, inside = inspect.getattr_static(base, "step"), True, False
 
     def own(owner: Any) -> Any:
@@ -70,7 +71,8 @@ def wrap_step(
     def deep_copied(owner: Any, memo: dict[int, Any]) -> Any:
         memo[id(owner)] = twin = copy.copy(owner)
         vars(twin).update(copy.deepcopy(vars(owner), memo))
-        copied(twin)
+        if not inside:  # none that a step of the user's own makes
+            copied(twin)
         return twin
 
     def undo() -> None:
@@ -89,8 +91,11 @@ def wrap_step(
         "__deepcopy__": deep_copied,
         "step": property(read, lambda owner, step: vars(owner).update(step=step), drop_own),
         "is_wrapping": staticmethod(lambda: active),
-        STOCK: stock,
+        BASE: stock,
     }
-    wrapping: Any = type(base)(base.__name__, (base,), members)
+    kind = type(base)
+    if not issubclass(kind, StockLike):  # of an abstract class, for instance, have it as well
+        kind = StockLike if kind is type else type("StockLike", (StockLike, kind), {})
+    wrapping: Any = kind(base.__name__, (base,), members)
     scheduler.__class__ = wrapping
     return undo

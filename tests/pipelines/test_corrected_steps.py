@@ -387,3 +387,54 @@ def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
     reason = "only 2 of 9 steps are computed, too few of them for a flow shift that is so large"
     assert notes(handle) == ([NOT_CORRECTED + reason] if is_off else [])
     assert any(corrected(handle).values()) != is_off
+
+
+def test_a_solver_that_is_reset_in_a_gap_goes_on():
+    scheduler = diffusers.DPMSolverMultistepScheduler(**FLOW)
+    pipe = tiny_wan_pipeline(scheduler=scheduler)
+
+    def reset(pipe, step, _time, tensors):
+        if step == 2:
+            pipe.scheduler.model_outputs, pipe.scheduler.lower_order_nums = [None] * 2, 0
+        return tensors
+
+    with chipsparse.enable(pipe, LISTED) as handle:
+        generate(pipe, "wan 2.1", callback_on_step_end=reset)
+        assert corrected(handle)["cond"] == [5]
+
+
+def test_an_interrupted_generation_has_no_note():
+    pipe = FAMILIES["flux"].make()
+
+    def interrupt(pipe, step, _time, tensors):
+        pipe._interrupt = step == 2
+        return tensors
+
+    with chipsparse.enable(pipe, LISTED) as handle:
+        generate(pipe, "flux", callback_on_step_end=interrupt)
+        assert actions(handle, handle.report.steps[0].branch) == ["dense", "dense", "skip"]
+        assert notes(handle) == []
+
+
+class Lost(diffusers.FlowMatchEulerDiscreteScheduler):
+    """Does not tell its step, and returns a list."""
+
+    def step(self, model_output, timestep, sample, **_):
+        place = int((self.timesteps == timestep).nonzero()[0])
+        return [sample + (self.sigmas[place + 1] - self.sigmas[place]) * model_output]
+
+
+def test_a_step_that_does_not_tell_its_number_is_noted():
+    pipe = tiny_wan_pipeline(scheduler=Lost(shift=3.0))
+    with chipsparse.enable(pipe, LISTED) as handle:
+        generate(pipe, "wan 2.1")
+    assert handle.report.actions()["skip"] == 5
+    assert len(notes(handle)) == 1
+    assert not any(corrected(handle).values())
+
+
+def test_a_scheduler_with_a_wrapped_step_counts_as_the_stock_one():
+    """Some pipelines compare its class."""
+    pipe = FAMILIES["flux"].make()
+    with chipsparse.enable(pipe, LISTED):
+        assert type(pipe.scheduler) == diffusers.FlowMatchEulerDiscreteScheduler  # noqa: E721

@@ -407,6 +407,24 @@ def test_a_loop_that_is_a_generation_is_corrected_as_the_pipelines(whose):
         pass
 
 
+def test_a_generation_within_another_is_refused_and_one_may_end_its_handle():
+    pipe = FAMILIES["flux"].make()
+    kind = type(pipe.scheduler)
+
+    def enter(_pipe, _step, _time, tensors):
+        with pytest.raises(RuntimeError, match="another one would end it"), handle.generation():
+            pass
+        return tensors
+
+    handle = chipsparse.enable(pipe, SPARSE)
+    assert torch.equal(call(pipe, "flux", callback_on_step_end=enter), own("flux")[0])
+    with handle.generation():
+        with pytest.raises(RuntimeError, match="another one would end it"), handle.generation():
+            pass
+        handle.disable()
+    assert type(pipe.scheduler) is kind
+
+
 @pytest.mark.parametrize("within", [True, False])
 def test_a_loop_with_levels_of_its_own_runs_dense(within):
     """The midpoint method, whose every other call is at a level that the scheduler has not."""
