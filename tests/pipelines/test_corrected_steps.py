@@ -3,13 +3,16 @@
 import contextlib
 import copy
 import pickle
+from types import SimpleNamespace
 
 import diffusers
 import pytest
 import torch
 
 import chipsparse
-from chipsparse.report.generation import GenerationReport
+from chipsparse.pipelines.corrected_steps import StepCorrection
+from chipsparse.plan import Action
+from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.session import Session
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
@@ -236,6 +239,26 @@ def test_where_nothing_is_skipped_nothing_is_corrected(config, scheduler):
             assert not any(corrected(handle).values())
             assert notes(handle) == []
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("taken", "kind"),
+    [
+        (("skip", "skip"), "reused"),
+        (("skip", "dense"), None),
+        (("dense", "skip"), None),
+        (("sparse", "dense"), "sparse"),
+        (("refresh", "dense"), "full"),
+    ],
+)
+def test_how_a_step_of_two_branches_came_about(taken, kind):
+    """Where one of them was skipped and the other one computed, it is no part of a gap."""
+    report, plan = GenerationReport(), SimpleNamespace(corrects_any=True)
+    for branch, action in zip(("cond", "uncond"), taken, strict=True):
+        report.steps.append(StepRecord(3, 9, branch, Action(action), generation=1, plan=plan))
+    made = StepCorrection(report, lambda: False)._made()
+    assert (None if made is None else made.kind) == kind
+    assert made is None or (made.step, made.branches) == (3, {"cond", "uncond"})
 
 
 # What else users do to latents and schedulers, at each kind of step.

@@ -251,6 +251,22 @@ def test_a_second_generation_gives_the_same_bits(make):
     assert loop.told == before_last_full(letters)
 
 
+@pytest.mark.parametrize("changed", ["steps", "in place"])
+@each_euler
+def test_levels_are_those_of_the_generation(make, changed):
+    """The first one had others."""
+
+    def scaled(scheduler, step, latents):
+        if changed == "in place" and step == 0:
+            scheduler.sigmas[1:-1] *= 0.9
+        return latents
+
+    loop, other = Loop(make()), Loop(make())
+    loop.run("FKFKFF" if changed == "steps" else LISTS[0], curved)
+    found = loop.run(LISTS[0], curved, before=scaled)
+    assert all(map(torch.equal, found, other.run(LISTS[0], curved, before=scaled)))
+
+
 # Where a gap ends.
 
 
