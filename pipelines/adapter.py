@@ -326,11 +326,6 @@ class ModelAdapter(ModelFamily):
         value = value_passed_as(timestep, schedule, lambda values: values / self.timestep_scale)
         return largest(timestep) * self.timestep_scale if value is None else value
 
-    @property
-    def in_pipelines_loop(self) -> bool:
-        """Whether the loop of the pipeline's call calls the transformer now, and no other one."""
-        return self._loop.runs
-
     def row_of_loop(self) -> tuple[int | None, int | None]:
         """Step and number of steps of a loop whose steps are not the scheduler's, else None."""
         return None, None
@@ -453,7 +448,7 @@ class ModelAdapter(ModelFamily):
         if is_compiled(self.transformer):
             raise ValueError(compiled_as_a_whole(self.session.name))
         arguments = self.named(args, kwargs)
-        self.session.report.in_call = self.in_pipelines_loop
+        self.session.report.in_call = self._loop.runs
         model_call = ModelCall(forward, args, kwargs)
         context = self._locate(arguments)
         for expert in self.other_experts:  # done with for this generation: free its caches

@@ -110,7 +110,7 @@ class SkyReelsV2Adapter(WanAdapter):
         ``current_timestep`` does: it is a view of the matrix.
         """
         row = getattr(self._loop.pipe, "current_timestep", None)
-        if not (self.in_pipelines_loop and isinstance(row, torch.Tensor) and row.ndim == 1):
+        if not (self._loop.runs and isinstance(row, torch.Tensor) and row.ndim == 1):
             return None, None
         rows: int = self._loop.pipe.num_timesteps
         if row.untyped_storage().nbytes() != rows * row.nbytes:  # no view of the matrix
@@ -120,7 +120,7 @@ class SkyReelsV2Adapter(WanAdapter):
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Also reports blocks of frames that wait in loops of others, which hide the step."""
         levels, plan = arguments["timestep"], self.session.plan
-        if self.in_pipelines_loop or plan is None or plan.is_dense() or levels.ndim == 1:
+        if self._loop.runs or plan is None or plan.is_dense() or levels.ndim == 1:
             return super().notes(arguments)
         if len(levels[levels > MOST_NOISE_OF_GIVEN].unique()) > 1:
             self.session.report.fall_back(f"{WAITING}; {ENABLE_THERE}")
