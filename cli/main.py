@@ -16,7 +16,6 @@ import typer
 from chipsparse import OldNameWarning, __version__
 from chipsparse.cli.commands import (
     batch,
-    bench,
     compare,
     explain,
     generate,
@@ -47,7 +46,6 @@ for command, example in (
     (explain.explain, explain.EXAMPLE),
     (tune.tune, tune.EXAMPLE),
     (compare.compare, compare.EXAMPLE),
-    (bench.bench, bench.EXAMPLE),
     (report.report, report.EXAMPLE),
     (studio.studio, studio.EXAMPLE),
     (models.models, None),

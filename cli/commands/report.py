@@ -18,7 +18,7 @@ class ReportOptions(PrintOptions):
 
     sources: list[Path] = argument(
         help="What generate --report wrote, the results file of tune, or what compare --json "
-        "or bench --json printed. Several make one page.",
+        "printed. Several make one page.",
         default=REQUIRED,
         metavar="FILE...",
     )

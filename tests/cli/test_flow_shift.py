@@ -196,7 +196,6 @@ def test_several_processes_are_not_started_for_it(broken_model, prompts, monkeyp
         assert "DDIMScheduler has no flow shift" in said
 
 
-def test_explain_takes_it_and_bench_has_no_use_for_it(model_folder, workdir):
+def test_explain_takes_it(model_folder, workdir):
     given = ("--model", model_folder, "--flow-shift", 6)
     command("explain", *given, "--device", "cpu").fine()
-    assert "No such option" in command("bench", *given).refused()

@@ -1,4 +1,4 @@
-"""`bench`, `compare` and `tune` on several processes: what they start, refuse and find."""
+"""`compare` and `tune` on several processes: what they start, refuse and find."""
 
 import json
 import subprocess
@@ -34,7 +34,6 @@ def small(flux_folder, workdir):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("bench", ("--config", "small.yaml")),
         ("compare", ("dense", "small.yaml")),
         ("tune", (*TARGET, "--config", "small.yaml")),
     ],
@@ -56,8 +55,6 @@ def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("bench", "--kernels", "--gpus", 2), "--kernels measures one GPU; leave --gpus 2 out"),
-        (("bench", "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
         (("tune", *TARGET, "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
         (("compare", "dense", "profile", "--gpus", 3), "this model has 2 attention heads, fewer"),
         (
@@ -96,9 +93,10 @@ def test_comparisons_that_no_processes_share(workdir, words, said):
     ("words", "said"),
     [
         (("compare", "--suite", "tiny"), "--suite runs on one GPU, and a launcher started 2"),
-        (("bench", "--kernels"), "--kernels runs on one GPU, and a launcher started 2 processes"),
-        (("bench", "--gpus", 4), "--gpus 4, but torchrun started 2 processes; leave --gpus out"),
-        (("tune", *TARGET, "--gpus", 4), "--gpus 4, but torchrun started 2 processes"),
+        (
+            ("tune", *TARGET, "--gpus", 4),
+            "--gpus 4, but torchrun started 2 processes; leave --gpus",
+        ),
     ],
 )
 def test_under_torchrun(workdir, monkeypatch, words, said):
@@ -161,7 +159,6 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
         "tests.cli.ranks:commands",
         str(workdir),
         ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"],
-        ["bench", *given],
         [*compare, "-o", "shared.png"],
         ["tune", *given, *few, *TARGET, "--budget", "12"],
         folder=tmp_path_factory.mktemp("ranks"),
@@ -170,16 +167,12 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     for ran in (first.pop(0), other.pop(0)):
         assert (ran["exit"], ran["made"]) == (2, [])
         assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(ran["stderr"])
-    assert [ran["exit"] for ran in (*first, *other)] == [0] * 6, (first, other)
-    assert [ran["stdout"] for ran in other] == [""] * 3
-    bench, compared, tuned = (json.loads(ran["stdout"]) for ran in first)
-    assert bench["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
-    assert bench["layers"] == []
-    assert {"dense", "refresh", "sparse"} <= set(bench["steps"]["patched"])
-    assert first[0]["made"] == []
+    assert [ran["exit"] for ran in (*first, *other)] == [0] * 4, (first, other)
+    assert [ran["stdout"] for ran in other] == [""] * 2
+    compared, tuned = (json.loads(ran["stdout"]) for ran in first)
     # The results are those of one process, dense ones too.
     found = json.loads(alone.stdout)
-    assert first[1]["made"] == ["shared.png"]
+    assert first[0]["made"] == ["shared.png"]
     assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
     for own, together in zip(found["prompts"], compared["prompts"], strict=True):
         for side in ("A", "B"):
@@ -187,7 +180,7 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
                 assert own[side][metric] == together[side][metric]
     assert compared["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
     assert "both configs ran on the same GPUs" in " ".join(compared["notes"])
-    assert {"p.yaml", "p.tune.json"} <= set(first[2]["made"])
+    assert {"p.yaml", "p.tune.json"} <= set(first[1]["made"])
     profile = load_profile(workdir / "p.yaml")
     assert (
         profile.tuned.measured.psnr_db_worst is None or profile.tuned.measured.psnr_db_worst >= 25
@@ -199,10 +192,9 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("command", ["bench", "compare", "tune"])
+@pytest.mark.parametrize("command", ["compare", "tune"])
 def test_on_two_gpus(small, workdir, command):
     own = {
-        "bench": (),
         "compare": ("dense", "small.yaml", "--prompts", "prompts.txt", "--num", "2"),
         "tune": ("--prompts", "prompts.txt", *TARGET, "--held-out-prompts", "2", "--budget", "12"),
     }
