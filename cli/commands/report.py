@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from chipsparse.cli.generation_options import generation_option
-from chipsparse.cli.options import REQUIRED, PrintOptions, argument, output_option
+from chipsparse.cli.options import (
+    REQUIRED,
+    PrintOptions,
+    argument,
+    generation_option,
+    output_option,
+)
 from chipsparse.cli.results import results_alone
 
 EXAMPLE = "Example: [bold]chipsparse report report.json -o report.html[/bold]"

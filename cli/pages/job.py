@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from chipsparse.cli.commands.report import ReportOptions
-from chipsparse.cli.media.output_names import check_inputs_stay
-from chipsparse.cli.media.report_file import check_file, staged_file
+from chipsparse.cli.media.write import check_file, check_inputs_stay, written_whole
 from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
@@ -32,6 +31,6 @@ def write_report(options: ReportOptions) -> int:
         shown = [read_sample(path, name_of(str(path))) for path in media]
         parts[0] = dataclasses.replace(parts[0], samples=Samples(shown))
     text = page(parts)
-    with staged_file("--output", options.output, text):
-        pass
+    with written_whole("--output", options.output) as file:
+        file.write_text(text, encoding="utf-8")
     return len(text.encode("utf-8"))

@@ -9,9 +9,9 @@ import pytest
 from chipsparse.cli import option_checks
 from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.commands.explain import ExplainOptions
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.options import GenerateOptions
 from chipsparse.profiles.profile import ASSETS
 
 # What is wrong with each of these is seen from the command line and the file system alone.
