@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from chipsparse.cli.batch.entries import Entry
-from chipsparse.cli.pages.units import shortened
+from chipsparse.cli.views.units import shortened
 from chipsparse.cli.progress import clock_text, duration
 
 LONGEST_PROMPT = 60

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from chipsparse.cli.errors import UserError, first_line
-from chipsparse.cli.pages.units import TIMES
+from chipsparse.cli.views.units import TIMES
 from chipsparse.cli.prompts import read_text
 
 # Neither XML nor HTML has a way to write these.

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.pages.units import decibels, percent, times
+from chipsparse.cli.views.units import decibels, percent, times
 from chipsparse.cli.studio.feed import Run, Shown, Way
 from chipsparse.cli.studio.maker import Result
 from chipsparse.cli.wording import counted, seconds_text

@@ -12,7 +12,7 @@ import torch
 
 import chipsparse
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.pages.names import name_of, without_folders
+from chipsparse.cli.views.names import name_of, without_folders
 from chipsparse.cli.planning.profile_range import device_name
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.prompts import Prompt

@@ -31,7 +31,7 @@ from chipsparse.cli.pages.page import numbered
 from chipsparse.cli.pages.quality_charts import best_points
 from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.samples import spaced
-from chipsparse.cli.pages.units import percent
+from chipsparse.cli.views.units import percent
 
 SVG = "{http://www.w3.org/2000/svg}"
 
