@@ -181,7 +181,7 @@ def has(module, name):
 def test_names_that_are_not_there_are_found():
     assert unknown_names("import chipsparse\nchipsparse.enabel(pipe)") == ["enabel"]
     assert unknown_names("from chipsparse.plan import Plan") == ["Plan"]
-    assert unknown_names("from chipsparse.measure import quality, quantity") == ["quantity"]
+    assert unknown_names("from chipsparse.experiments import quality, quantity") == ["quantity"]
 
 
 # Profiles and fields.

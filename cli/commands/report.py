@@ -42,9 +42,9 @@ def report(options: ReportOptions) -> None:
     The page needs no other file, no network and no scripts.
     """
     # Imported here so that --help does not wait for torch.
-    from chipsparse.cli.pages.job import write_report
+    from chipsparse.cli.views.report import write_report
     from chipsparse.common.byte_sizes import format_bytes
 
     with results_alone():
-        written = write_report(options)
+        written = write_report(options.sources, options.media or [], options.output)
     print(f"{options.output} ({format_bytes(written)})")

@@ -6,6 +6,7 @@ renderers, `chipsparse.cli.views.terminal` and `chipsparse.cli.views.page`, show
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 import chipsparse
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from chipsparse.cli.views.charts import Canvas
+
+# Colours of charts. The page's style sheet has its own for each, on bright and on dark screens.
+SERIES = FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
+INK, SOFT, RULE, BACK = "#1b1f24", "#57606a", "#d9dee3", "#ffffff"
+ACTIONS = {"dense": "#9aa2ab", "refresh": "#e69f00", "sparse": "#0072b3", "skip": "#fffffe"}
+SHADES = tuple(f"#0842{shade:02x}" for shade in range(10))  # from the lowest share to the highest
 
 # Neither XML nor HTML has a way to write these.
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -95,12 +102,12 @@ class Chart:
 
     Attributes:
         title: what the chart shows, for those who cannot see it.
-        draw: draws marks, both axes' labels, and the marks' labels for the legend.
+        draw: draws it: marks, the labels of both axes, and what the legend says of the marks.
         height: in pixels, axes included.
     """
 
     title: str
-    draw: Callable[[Axes], object]
+    draw: Callable[[Canvas], object]
     caption: str
     height: int = 280
 
@@ -127,10 +134,21 @@ class Clips:
 
 
 @dataclass(frozen=True)
-class Gallery:
-    """Pictures with captions, for the page alone: file, alternative text, lines below it."""
+class Picture:
+    """A file beside the page, with its thumbnail if it has one, and what stands below it."""
 
-    pictures: Sequence[tuple[str | None, str, Sequence[str]]]
+    file: str
+    thumbnail: str | None
+    text: str
+    detail: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures side by side, for the page alone."""
+
+    pictures: Sequence[Picture]
 
 
 Part: TypeAlias = Tile | Facts | Table | Alert | Items | Code | Chart | Clips | Gallery
@@ -193,5 +211,6 @@ class Result(Record):
         return []
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints, in types of JSON; numbers without end are null."""
-        return self.model_dump(mode="json")
+        """Return what ``--json`` prints, in types of JSON; an infinite number is null."""
+        values: dict[str, Any] = json.loads(self.model_dump_json())
+        return values
