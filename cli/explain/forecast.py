@@ -1,4 +1,4 @@
-"""What one config makes of a generation on a device: its plan, its caches and its expected time."""
+"""The forecast of a generation on a device: its plan, its caches and its expected time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
+from chipsparse.cache.kinds import PARTS, keeping_in_fp8, kind_bytes
 from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -20,20 +20,19 @@ from chipsparse.cache.memory_plan import (
     plan_memory,
     working_bytes,
 )
-from chipsparse.cli.explain.dense_layers import dense_layers
+from chipsparse.cache.placement import Placement
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.options import GenerationOptions
-from chipsparse.cli.plan import PlannedGeneration, fp8_weights, plan_generation
+from chipsparse.cli.plan import PlannedGeneration, fp8_weights
 from chipsparse.cli.planning.work_share import planned_share
-from chipsparse.cli.ranks import check_sharing
-from chipsparse.cli.settings import patch_sizes, resolve_settings
+from chipsparse.cli.settings import patch_sizes
 from chipsparse.config import Part
-from chipsparse.cost_model.exchanges import Sharing
+from chipsparse.cost_model.exchanges import RankShare, Sharing
 from chipsparse.cost_model.layer_times import (
     PartSeconds,
     Rates,
     captures,
     known_rates,
+    layer_time,
     part_times,
     slower_parts,
 )
@@ -41,8 +40,7 @@ from chipsparse.cost_model.run_times import RunEstimate, estimate_run
 from chipsparse.experiments.timing import measure_rates
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
-from chipsparse.plan import SparsityPlan
-from chipsparse.profiles.profile import Profile
+from chipsparse.plan import Action, SparsityPlan
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """What is known of a generation beforehand; of several processes, of the one with most of it.
 
     Attributes:
@@ -116,39 +114,32 @@ class Outlook:
         """Bytes of the caches, wherever they live."""
         return self.memory.device_bytes + self.memory.host_bytes
 
-    def to_json(self) -> dict[str, Any]:
-        """What tells qualities apart."""
-        return {
-            "counts": self.action_counts,
-            "work": self.work,
-            "cache_bytes": self.cache_bytes,
-            "speedup_run": None if self.estimate is None else self.estimate.speedup_run,
-        }
-
 
 def look_ahead(
-    options: GenerationOptions,
     model: ModelDescription,
-    profile: Profile,
+    planned: PlannedGeneration,
     target: Target,
     *,
     weights: int,
     parallel: Parallel | None = None,
-) -> Outlook:
-    """The outlook of what a profile computes; raises `UserError`.
+) -> Forecast:
+    """Return the forecast of a planned generation.
 
     Args:
         weights: bytes of them all.
-        parallel: the processes that share it; None for one.
+        parallel: the processes that share it, which can; None for one.
     """
-    planned, sharing = (
-        plan_generation(resolve_settings(options, model, profile.generation), model, profile),
-        None,
-    )
-    check_sharing(model, planned, parallel)
+    sharing = None
     if parallel is not None:
-        sharing = sharing_of(model, planned, parallel, target.dtype)
-        planned = replace(planned, plan=_largest(sharing))
+        config = model.transformer_config
+        channels = config.get("out_channels") or config.get("in_channels", 0)
+        channels *= math.prod(patch_sizes(config))
+        sharing = Sharing(
+            planned.plan, parallel, planned.branches, target.dtype, output_channels=channels
+        )
+        if parallel.ulysses > 1:  # all plan their memory as the process with the largest share
+            layout = on_rank(planned.plan.layout, sharing.cut, 0)
+            planned = replace(planned, plan=replace(planned.plan, layout=layout))
     plan = planned.plan
     calls = planned.branches if sharing is None else sharing.calls
     captured = (
@@ -181,34 +172,35 @@ def look_ahead(
         _capacity(plan, target, parallel, working=working, weights=weights),
         MemoryDemand(target.dtype, calls, dense=frozenset(never | slower.keys())),
     )
-    dense = dense_layers(plan, planned.never, slower, memory.placement)
+    dense = _dense_layers(planned, slower, memory.placement)
     if sharing is not None:
         sharing = replace(sharing, dense=frozenset(dense["attention"]))
     estimate, why = _estimate(planned, memory, dense, target, sharing, captured=captured)
-    return Outlook(planned, working, memory, times, dense, estimate, why, sharing)
+    return Forecast(planned, working, memory, times, dense, estimate, why, sharing)
 
 
-def sharing_of(
-    model: ModelDescription, planned: PlannedGeneration, parallel: Parallel, dtype: torch.dtype
-) -> Sharing:
-    """How processes share a planned generation that `check_sharing` has nothing against."""
-    config = model.transformer_config
-    channels = config.get("out_channels") or config.get("in_channels", 0)
-    return Sharing(
-        planned.plan,
-        parallel,
-        planned.branches,
-        dtype,
-        output_channels=channels * math.prod(patch_sizes(config)),
-    )
+def _dense_layers(
+    planned: PlannedGeneration, slower: Mapping[tuple[int, Part], str], placement: Placement
+) -> dict[Part, dict[int, str]]:
+    """Return every layer part that runs dense, and why.
 
-
-def _largest(sharing: Sharing) -> SparsityPlan:
-    """The plan of a process with the largest share, from which all of them plan their memory."""
-    plan = sharing.plan
-    if sharing.parallel.ulysses == 1:
-        return plan
-    return replace(plan, layout=on_rank(plan.layout, sharing.cut, 0))
+    Args:
+        slower: what would be slower sparse, and why.
+        placement: where caches live.
+    """
+    plan = planned.plan
+    dense: dict[Part, dict[int, str]] = {part: {} for part in PARTS}
+    for part in PARTS:
+        for layer in range(plan.layout.layers):
+            if part in planned.never:
+                dense[part][layer] = planned.never[part]
+            elif why := plan.why_dense(layer, part):
+                dense[part][layer] = f"{why} in the profile"
+            elif (layer, part) in slower:
+                dense[part][layer] = slower[layer, part]
+            elif (layer, part) in placement.recomputed:
+                dense[part][layer] = placement.why_recomputed(layer, part)
+    return dense
 
 
 def _capacity(
@@ -254,3 +246,82 @@ def _estimate(
             f"to launch a sparse one, about {estimate.rates.launch_seconds * 1e3:.1f} ms"
         )
     return estimate, None
+
+
+# Several processes.
+
+
+@dataclass(frozen=True)
+class RankForecast:
+    """One of several processes.
+
+    Attributes:
+        branch: the guidance branch that it computes; None where it computes all.
+        heads: that it has in attention.
+        tokens: that it has of a call elsewhere, those of the text included.
+        text_tokens: how many of them are text.
+        cache_bytes: its caches, wherever they live.
+        sent_bytes: what it sends to others in a step of each action.
+        computing: seconds that it computes in a step of each action; None where not known.
+        busy: the share of a generation in which it computes; likewise.
+    """
+
+    rank: int
+    branch: int | None
+    heads: int
+    tokens: int
+    text_tokens: int
+    cache_bytes: int
+    sent_bytes: Mapping[Action, int]
+    computing: Mapping[Action, float] | None
+    busy: float | None
+
+
+def rank_forecasts(forecast: Forecast, sharing: Sharing) -> list[RankForecast]:
+    """Return what each process has, of a forecast of the one with the largest share."""
+    return [_rank(number, rank, forecast, sharing) for number, rank in enumerate(sharing.ranks())]
+
+
+def _rank(number: int, rank: RankShare, forecast: Forecast, sharing: Sharing) -> RankForecast:
+    plan = replace(sharing.plan, layout=sharing.layout_of(rank))
+    placement = forecast.memory.placement
+    config = keeping_in_fp8(plan.config, forecast.memory.in_fp8)
+    cache_bytes = sharing.calls * sum(
+        kind_bytes(kind, layer, layout=plan.layout, config=config, dtype=sharing.dtype)
+        for layer, kind in (*placement.device, *placement.host)
+    )
+    computing = busy = None
+    if forecast.estimate is not None:
+        rates = forecast.estimate.rates
+
+        def call(action: Action, *, chooses: bool) -> float:
+            return sum(
+                layer_time(
+                    layer,
+                    action,
+                    plan=plan,
+                    rates=rates,
+                    dtype=sharing.dtype,
+                    dense_parts=[part for part in PARTS if layer in forecast.dense[part]],
+                    chooses=chooses,
+                ).total
+                for layer in range(plan.layout.layers)
+            )
+
+        computing = {
+            action: call(action, chooses=not rank.branch)
+            + (sharing.calls - 1) * call(action, chooses=False)
+            for action in Action
+        }
+        busy = sum(computing[action] for action in plan.actions()) / forecast.estimate.run
+    return RankForecast(
+        rank=number,
+        branch=rank.branch,
+        heads=plan.layout.own_heads,
+        tokens=rank.tokens,
+        text_tokens=rank.text_tokens,
+        cache_bytes=cache_bytes,
+        sent_bytes={action: sharing.sent_bytes(action)[number] for action in Action},
+        computing=computing,
+        busy=busy,
+    )
