@@ -13,6 +13,10 @@ from typing import Any, NoReturn
 import typer
 
 from chipsparse.cli.signals import exit_code, stop_signals, verb
+from chipsparse.common.errors import UserError as UserError
+from chipsparse.common.errors import first_line as first_line
+from chipsparse.common.errors import reason as reason
+from chipsparse.common.errors import user_errors as user_errors
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -20,10 +24,6 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
 # What Typer finds wrong itself: options that do not exist or are missing, no numbers.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class UserError(Exception):
-    """What the user can put right; the text says what is wrong and what would be right."""
 
 
 @contextmanager
@@ -90,35 +90,6 @@ def _usage_sentence(error: Any) -> str:
     wrong = " ".join(error.format_message().split()).rstrip(".")
     where = "chipsparse" if error.ctx is None else error.ctx.command_path
     return f"{wrong[:1].lower()}{wrong[1:]}; {where} --help tells more"
-
-
-@contextmanager
-def user_errors(*kinds: type[Exception], what: str | None = None) -> Iterator[None]:
-    """Makes a `UserError` of what is the user's to put right; one that is raised stays as it is.
-
-    Args:
-        what: failed, which stands in front of why it did; None where the error says all of it.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except kinds as error:
-        if what is None:
-            raise UserError(str(error)) from error
-        why = reason(error) if isinstance(error, OSError) else first_line(error)
-        raise UserError(f"{what}: {why}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, without its final stop."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
-
-
-def reason(error: OSError) -> str:
-    """Why a file could not be read or written, without the name of the file."""
-    return error.strerror or first_line(error)
 
 
 def _flush() -> None:

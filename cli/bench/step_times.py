@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.denoise import StepResult
-from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.planning.planned import PlannedGeneration
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
+from chipsparse.experiments import clips as denoise
+from chipsparse.experiments.clips import StepResult, patched
 from chipsparse.measure.capture_gain import as_of_many
 
 PROMPT = "a red circle moves left over a blue gradient"

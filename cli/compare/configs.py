@@ -17,7 +17,6 @@ from chipsparse.cli.compare.paired_runs import SIDES, PairedRuns, Side, WorstCli
 from chipsparse.cli.compare.statistics import statistics
 from chipsparse.cli.compare.subjects import Subject
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
@@ -42,6 +41,7 @@ from chipsparse.cli.ranks.several import check_shared, met
 from chipsparse.cli.results import fields_json
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.statistics import LEAST_VALUES, LEVEL, RESAMPLES
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
@@ -137,9 +137,10 @@ def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparis
             if differences:
                 range_notes[side] = profile_range.sentence(profile, differences)
                 display.tell(f"chipsparse: warning: {range_notes[side]}")
-        generator = Generator(
+        generator = ClipMaker(
             lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
-            settings,
+            lambda prompt: settings.pipeline_call(prompt, negative_prompt=None),
+            settings.num_inference_steps,
             WorkProgress(display),
         )
         process = met(process, options, request, profiles.values(), prompts)

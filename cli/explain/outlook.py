@@ -21,9 +21,9 @@ from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.dense_layers import dense_layers, fp8_weights
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
-from chipsparse.cli.planning.work_share import planned_share
 from chipsparse.cli.ranks.sharing import check_sharing, sharing_of
 from chipsparse.config import Part
+from chipsparse.experiments.work_share import planned_share
 from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.cost_model import Rates
 from chipsparse.measure.estimate import RunEstimate, estimate_run

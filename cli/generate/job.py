@@ -16,8 +16,6 @@ from chipsparse.cli.generate.prepared import Job, check_shared, settle
 from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generate.summary import Outcome
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.prompt_length import cut_text
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.images import beside, clip_files
@@ -33,6 +31,7 @@ from chipsparse.cli.ranks.several import called
 from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import ClipMaker, Generation
 from chipsparse.report.generation import GenerationReport
 
 WARNING = "chipsparse: warning: "
@@ -64,14 +63,13 @@ def opened(
     job: Job, progress: WorkProgress, load_pipe: Callable[[], Any], process: Joined | None = None
 ) -> Iterator[Runner]:
     """What makes the images or clips of a job."""
-    generator = Generator(
-        load_pipe,
-        job.settings,
-        progress,
-        job.options.negative_prompt,
-        also=job.image_arguments,
-        steps=job.steps,
-    )
+    negative = job.options.negative_prompt
+
+    def arguments(prompt: str) -> dict[str, Any]:
+        call = job.settings.pipeline_call(prompt, negative_prompt=negative)
+        return {**call, **job.image_arguments}
+
+    generator = ClipMaker(load_pipe, arguments, job.steps, progress)
     _ = generator.pipe  # loaded before anything is timed
     with Runner(job, generator, process or Joined()) as runner:
         yield runner
@@ -93,7 +91,7 @@ def _work(options: GenerateOptions) -> dict[str, float]:
 
 
 def _outcome(runner: Runner, item: Item) -> Outcome:
-    job, display = runner.job, runner.generator.progress.display
+    job, display = runner.job, runner.generator.progress
     warnings = prompt_warnings(runner, item)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
@@ -139,7 +137,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> Outcome:
     # What the steps of the profile tell beforehand is in the job's warnings already.
     if made.nothing_sparse is not None and job.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        progress.display.tell(WARNING + made.nothing_sparse)
+        progress.tell(WARNING + made.nothing_sparse)
     comparison = summary.compare(dense, sparse) if dense and sparse else None
     clips = _clips(item.output, dense, sparse)
     results = {
@@ -199,7 +197,7 @@ def _report_failure(
 
 
 def _clips(
-    output: Path, dense: denoise.Generation | None, sparse: denoise.Generation | None
+    output: Path, dense: Generation | None, sparse: Generation | None
 ) -> dict[str, tuple[Path, np.ndarray]]:
     """What is to be written, by kind."""
     made = sparse or dense

@@ -36,9 +36,9 @@ from chipsparse.cli.planning.settings import (
     usual_size,
 )
 from chipsparse.cli.planning.sparse_steps import too_few_steps
-from chipsparse.cli.planning.work_share import step_costs
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.sharing import check_sharing
+from chipsparse.experiments.work_share import step_costs
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile

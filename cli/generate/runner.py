@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from chipsparse.cli.errors import user_errors
 from chipsparse.cli.generate.prepared import Job
 from chipsparse.cli.generate.series import Item
-from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.patching import REFUSED, patched
 from chipsparse.cli.ranks.joined import Joined
+from chipsparse.experiments.clips import REFUSED, ClipMaker, Generation, patched
 from chipsparse.report.generation import GenerationReport
 
 
@@ -29,7 +27,7 @@ class Runner:
     """
 
     job: Job
-    generator: Generator
+    generator: ClipMaker
     process: Joined = Joined()
     report: GenerationReport | None = field(default=None, init=False)
     _held: GenerationReport | None = field(default=None, init=False)

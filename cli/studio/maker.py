@@ -21,7 +21,6 @@ from chipsparse.cli.generate.prepared import Job
 from chipsparse.cli.generate.runner import Runner, work_name
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generate.summary import Comparison, compare
-from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.media.images import beside
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.write import write_media
@@ -31,6 +30,7 @@ from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import Generation
 
 STOPPED = "the dense run was stopped, so there is nothing to compare with"
 

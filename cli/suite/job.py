@@ -11,7 +11,6 @@ from typing import Any
 from chipsparse.cli.command_line import command_words
 from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
 from chipsparse.cli.model.description import ModelDescription, load_pipeline
 from chipsparse.cli.model.schedulers import shifted_scheduler
@@ -29,6 +28,7 @@ from chipsparse.cli.suite.rows import suite_rows
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.finished_files import write_whole
+from chipsparse.experiments.clips import ClipMaker
 from chipsparse.profiles.profile import GenerationDefaults
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 
@@ -88,11 +88,11 @@ def _run(options: CompareOptions) -> Suite:
         common = environment(model, settings, options.flow_shift, device, dtype)
         results = ResultsFile(folder / MEASURED, _about(common, model))
         progress = WorkProgress(display)
-        generator = Generator(
+        generator = ClipMaker(
             lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
-            settings,
+            lambda prompt: settings.pipeline_call(prompt, negative_prompt=options.negative_prompt),
+            settings.num_inference_steps,
             progress,
-            options.negative_prompt,
             plain_lines=1,
         )
         lab = SuiteLab(generator, rows, prompts, results, suffix, options.rate)

@@ -14,8 +14,6 @@ import torch
 import chipsparse
 from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription, load_pipeline
 from chipsparse.cli.model.schedulers import shifted_scheduler
 from chipsparse.cli.model.weight_files import weights_digest
@@ -33,6 +31,8 @@ from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.config import CaptureMode
+from chipsparse.experiments.clips import ClipMaker
+from chipsparse.experiments.lpips import find_lpips
 from chipsparse.experiments.quality import PerceptualDistance
 from chipsparse.measure.capture_gain import as_of_many
 from chipsparse.parallel.degrees import Parallel
@@ -102,11 +102,11 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
         process = met(process, options, request, [profile], prompts)
         common = about(tuned, model, profile, options, process.parallel)
         results = SharedResults(options.results_file, common, process)
-        generator = Generator(
+        generator = ClipMaker(
             lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
-            settings,
+            lambda prompt: settings.pipeline_call(prompt, negative_prompt=options.negative_prompt),
+            settings.num_inference_steps,
             WorkProgress(display),
-            options.negative_prompt,
             plain_lines=1,
         )
         lab = TuneLab(

@@ -9,11 +9,11 @@ import torch
 
 from chipsparse.cli.bench import benchmark, step_times
 from chipsparse.cli.bench import text as bench_text
-from chipsparse.cli.generation.denoise import StepResult
 from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.config import SparsityConfig
+from chipsparse.experiments.clips import StepResult
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from tests.cli.conftest import PROFILE, change_index, command
