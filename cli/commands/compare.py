@@ -108,7 +108,7 @@ class CompareOptions(GenerationOptions):
     @property
     def folder(self) -> Path:
         """Where everything of a suite lies."""
-        from chipsparse.cli.pages.names import name_of
+        from chipsparse.cli.views.names import name_of
 
         assert self.suite is not None
         name = name_of(self.suite.rstrip("/")).replace("/", "-")
