@@ -23,7 +23,6 @@ from chipsparse.cache.memory_plan import (
 from chipsparse.cache.placement import Placement
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.plan import PlannedGeneration, fp8_weights
-from chipsparse.cli.planning.work_share import planned_share
 from chipsparse.cli.settings import patch_sizes
 from chipsparse.config import Part
 from chipsparse.cost_model.exchanges import RankShare, Sharing
@@ -38,6 +37,7 @@ from chipsparse.cost_model.layer_times import (
 )
 from chipsparse.cost_model.run_times import RunEstimate, estimate_run
 from chipsparse.experiments.timing import measure_rates
+from chipsparse.experiments.work_share import planned_share
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import Action, SparsityPlan

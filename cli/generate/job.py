@@ -24,9 +24,6 @@ from chipsparse.cli.generate.record import (
     SeriesResult,
     Settings,
 )
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.patching import REFUSED, patched
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
@@ -37,6 +34,13 @@ from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import (
+    REFUSED,
+    ClipMaker,
+    Generation,
+    patched,
+    peak_process_bytes,
+)
 from chipsparse.experiments.quality import ClipComparison, compare_clips
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.record import record_of as report_record
@@ -160,14 +164,13 @@ def opened(
     request: Request, progress: WorkProgress, load: Callable[[], Any], rank: Rank | None = None
 ) -> Iterator[Runner]:
     """Give what makes the images or clips of a request; the pipeline is restored at the end."""
-    generator = Generator(
-        load,
-        request.settings,
-        progress,
-        request.options.negative_prompt,
-        also=request.image_arguments,
-        steps=request.steps,
-    )
+    negative = request.options.negative_prompt
+
+    def arguments(prompt: str) -> dict[str, Any]:
+        call = request.settings.pipeline_call(prompt, negative_prompt=negative)
+        return {**call, **request.image_arguments}
+
+    generator = ClipMaker(load, arguments, request.steps, progress)
     _ = generator.pipe  # loaded before anything is timed
     with Runner(request, generator, rank or Rank()) as runner:
         yield runner
@@ -187,7 +190,7 @@ class Runner:
     """
 
     request: Request
-    generator: Generator
+    generator: ClipMaker
     rank: Rank = Rank()
     report: GenerationReport | None = field(default=None, init=False)
     _held: GenerationReport | None = field(default=None, init=False)
@@ -207,11 +210,11 @@ class Runner:
         assert isinstance(self.request.options, GenerateOptions)
         return self.request.options
 
-    def dense(self, item: Item) -> denoise.Generation:
+    def dense(self, item: Item) -> Generation:
         """Return a generation of the pipeline as it was."""
         return self._make("dense", item, None)
 
-    def sparse(self, item: Item) -> denoise.Generation:
+    def sparse(self, item: Item) -> Generation:
         """Return a patched one."""
         held = self._patch() if self._held is None else nullcontext(self._held)
         with held as report, user_errors(*REFUSED):
@@ -233,7 +236,7 @@ class Runner:
             parallel=self.rank.parallel,
         )
 
-    def _make(self, name: str, item: Item, report: GenerationReport | None) -> denoise.Generation:
+    def _make(self, name: str, item: Item, report: GenerationReport | None) -> Generation:
         return self.generator.make(
             item.prompt,
             seed=item.seed,
@@ -322,15 +325,13 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
         sparse=None if sparse is None else Run.model_validate(sparse),
         dense=None if dense is None else Run.model_validate(dense),
         comparison=comparison,
-        peak_process_bytes=denoise.peak_process_bytes(),
+        peak_process_bytes=peak_process_bytes(),
     )
     _write_report(item.report, result, runner.report)
     return result, made.frames
 
 
-def compared(
-    clip: ClipComparison, dense: denoise.Generation, sparse: denoise.Generation
-) -> Comparison:
+def compared(clip: ClipComparison, dense: Generation, sparse: Generation) -> Comparison:
     """Return how far sparse is from dense, and how much faster."""
     identical = math.isinf(clip.psnr_db)
     return Comparison(
@@ -365,7 +366,7 @@ def _report_failure(
 
 
 def _clips(
-    output: Path, dense: denoise.Generation | None, sparse: denoise.Generation | None
+    output: Path, dense: Generation | None, sparse: Generation | None
 ) -> dict[str, tuple[Path, np.ndarray]]:
     """Return what is to be written, by kind."""
     made = sparse or dense

@@ -24,7 +24,6 @@ from chipsparse.cli.generate.job import (
     work_name,
 )
 from chipsparse.cli.generate.record import Comparison, RequestRecord
-from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.write import beside, write_media
 from chipsparse.cli.options import GenerateOptions
@@ -36,6 +35,7 @@ from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import Generation
 from chipsparse.experiments.quality import compare_clips
 
 STOPPED = "the dense run was stopped, so there is nothing to compare with"

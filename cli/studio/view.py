@@ -13,11 +13,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.studio.feed import Run, Shown, Way
 from chipsparse.cli.studio.maker import Result
 from chipsparse.cli.views.units import decibels, percent, times
 from chipsparse.cli.wording import counted, seconds_text
+from chipsparse.experiments.clips import Generation
 
 TEMPLATES = Path(__file__).with_name("templates")
 Tile = tuple[str, str]  # a number, and what it is
