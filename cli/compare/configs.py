@@ -20,14 +20,13 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.profiles import out_of_range_text
+from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, meet, start_others
-from chipsparse.cli.request import Request, Work, resolve, working
+from chipsparse.cli.request import Request, Work, out_of_range_text, resolve, working
 from chipsparse.cli.results import fields_json
 from chipsparse.cli.settings import OPTION_OF, GenerationSettings
 from chipsparse.cli.wording import counted, sharing_text
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.statistics import LEAST_VALUES, LEVEL, RESAMPLES
 from chipsparse.parallel.degrees import Parallel

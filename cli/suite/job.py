@@ -16,7 +16,7 @@ from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.options import command_words
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
-from chipsparse.cli.progress import ProgressDisplay, duration
+from chipsparse.cli.progress import ProgressDisplay, WorkProgress, duration
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import resolve, working
@@ -24,7 +24,6 @@ from chipsparse.cli.suite.lab import SuiteLab
 from chipsparse.cli.suite.record import environment, suite_json
 from chipsparse.cli.suite.rows import suite_rows
 from chipsparse.cli.wording import bundled_name, counted
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.finished_files import write_whole
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError

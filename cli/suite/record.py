@@ -12,8 +12,8 @@ import torch
 
 import chipsparse
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.profiles import device_name
 from chipsparse.cli.prompts import Prompt
+from chipsparse.cli.request import device_name
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite.lab import SuiteLab
 from chipsparse.cli.suite.rows import OURS, Row

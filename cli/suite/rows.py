@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.options import GenerationOptions
-from chipsparse.cli.profiles import choose_profile, required_profile
+from chipsparse.cli.request import choose_profile, required_profile
 from chipsparse.cli.views.names import name_of
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, mag, sea

@@ -17,16 +17,16 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.plan import called_steps
-from chipsparse.cli.profiles import range_of, write_profile
+from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, meet, start_others
-from chipsparse.cli.request import Request, resolve, working
+from chipsparse.cli.request import Request, range_of, resolve, working
 from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.config import CaptureMode
 from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.experiments.clips import ClipMaker
