@@ -1,46 +1,43 @@
-"""What can be patched: what ``chipsparse models`` prints, as tables."""
+"""The models that can be patched: the output of ``chipsparse models``, as tables."""
 
 from __future__ import annotations
 
 from chipsparse.cli.commands import models as command
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles.profile import ASSETS
 from docs.tables.markdown import code, table
+
+# Phrases of many adapters, and their shorter form: notes below the table say the rest.
+SHORTER = {
+    "; cross-attention is left": "",
+    " of double and single blocks": "",
+    " (gated)": "",
+    "feed-forward of the ": "",
+    "feed-forward of ": "",
+    "of all tokens in single ones": "all in single ones",
+}
+COLUMNS = ("class of the transformer", "models", "attention", "MLP", "text columns", "guidance")
 
 
 def models() -> str:
-    """The transformer classes, their models, and what of them runs sparse."""
-    rows = [
-        (code(row["transformer_class"]), row["families"], row["attention"], row["mlp"])
-        for row in _rows()
-    ]
-    return table(("class of the transformer", "models", "attention", "MLP"), rows)
-
-
-def details() -> str:
-    """Where the text stands, how guidance is called, and which profile there is."""
+    """Return a row for each transformer class: its models and the parts that run sparse."""
     rows = []
-    for row in _rows():
-        name = row["transformer_class"]
-        file = f"profiles/{name}.yaml"
-        profile = f"[profile](../assets/{file})" if (ASSETS / file).is_file() else "none"
-        argument, colon, calls = row["guidance"].partition(": ")
-        guidance = f"{code(argument)}: {calls}" if colon else argument
-        rows.append((code(name), row["text_columns"], guidance, profile))
-    columns = ("class of the transformer", "text columns", "guidance", "profile")
-    return table(columns, rows)
-
-
-def others() -> str:
-    """A sentence about models of other classes."""
-    return f"Other classes: {command.others()}."
+    for adapter in ADAPTERS.values():
+        facts = command.describe(adapter)
+        argument, colon, calls = facts["guidance"].partition(": ")
+        guidance = code(argument) if colon else "none"
+        guidance += ", in the batch" if "same call" in calls else ""
+        place = facts["text_columns"].partition(" ")[0]
+        parts = [facts["attention"], facts["mlp"]]
+        for phrase, shorter in SHORTER.items():
+            parts = [part.replace(phrase, shorter) for part in parts]
+        rows.append((code(adapter.transformer_class), facts["families"], *parts, place, guidance))
+    return table(COLUMNS, rows)
 
 
 def other_classes() -> str:
-    """What becomes of each class of diffusers without an adapter."""
-    rows = [(code(name), line) for name, line in command.other_classes().items()]
-    return table(("class of the transformer", "what becomes of it"), rows)
-
-
-def _rows() -> list[dict[str, str]]:
-    return [command.describe(adapter) for adapter in ADAPTERS.values()]
+    """Return the classes of diffusers without an adapter, by the reason for which."""
+    by_reason: dict[str, list[str]] = {}
+    for name, line in command.other_classes().items():
+        by_reason.setdefault(line.removeprefix("refused: "), []).append(code(name))
+    reasons = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    return "\n".join(f"- {', '.join(names)}: {reason}." for reason, names in reasons)
