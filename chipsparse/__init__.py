@@ -1,4 +1,8 @@
-"""chipsparse: faster diffusion transformers, without training, on stock diffusers pipelines."""
+"""Faster diffusion transformers, without training, on stock diffusers pipelines.
+
+>>> with chipsparse.enable(pipe, quality="balanced"):
+...     video = pipe("a cat walks on the grass").frames[0]
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,7 @@ __all__ = [
     "load_profile",
 ]
 
-# What needs PyTorch or diffusers, which take seconds to import, comes when it is used.
+# Names whose modules import PyTorch or diffusers, which takes seconds: imported at first use.
 _LATER = {
     "Action": "plan",
     "BudgetError": "cache.memory_plan",

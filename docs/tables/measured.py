@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,12 +43,14 @@ CASES = {
 QUALITIES = ("faithful", "balanced", "fast", "published")
 STEP_COLUMNS = ("dense", "refresh", "sparse")
 WORKLOADS = {
-    "tiny-wan, 2,304 tokens": "equal_work_2304_h200.json",
-    "tiny-wan, 17,408 tokens": "equal_work_17408_h200.json",
-    "tiny-wan, 57,600 tokens": "equal_work_57600_h200.json",
-    "tiny-flux, 1,088 tokens": "equal_work_flux_h200.json",
+    "tiny-wan 2,304": "equal_work_2304_h200.json",
+    "tiny-wan 17,408": "equal_work_17408_h200.json",
+    "tiny-wan 57,600": "equal_work_57600_h200.json",
+    "tiny-flux 1,088": "equal_work_flux_h200.json",
 }
 LEAD = "ours ahead of other methods"
+INTERVAL = f"{LEAD}: 95 % of the means"
+NAMES = {OURS: "sparse steps", SKIPS: "nothing sparse", LEAD: "lead", INTERVAL: "95 % interval"}
 USUAL = "NVIDIA H200, torch 2.11.0+cu130, diffusers 0.42.1"
 SHARES = tuple(f"{share:.0%}" for share in TARGETS)
 
@@ -62,7 +65,7 @@ def _speedups(file: str, qualities: Sequence[str]) -> list[dict[str, str]]:
         row = {"model": CASES[case], "stock, ms": f"{first['baseline_step_ms']:,.0f}"}
         for quality in qualities:
             record = by_quality.get(quality)
-            row[code(quality)] = f"{record['speedup']:.2f}x" if record else "-"
+            row[code(quality)] = f"{record['speedup']:.2f}x" if record else ""
         rows.append(row)
     return rows
 
@@ -70,7 +73,7 @@ def _speedups(file: str, qualities: Sequence[str]) -> list[dict[str, str]]:
 def large_models() -> str:
     """Return the README's table: the speed-up and the quality of each named quality."""
     rows = _speedups("full_size_qualities_h200.json", QUALITIES[:-1])
-    rows = [row for row in rows if "-" not in row.values()]
+    rows = [row for row in rows if all(row.values())]
     page = (RESULTS.parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
     psnr = {"model": "PSNR in dB, mean (worst)", "stock, ms": ""}
     for name in map(code, QUALITIES[:-1]):  # from the page's table of sparse or skipped
@@ -310,19 +313,14 @@ def _psnr(
 
 
 def equal_work() -> str:
-    """Return the quality of every method at equal work, and how far ours is ahead, by workload."""
+    """Return the quality of every method at equal work, and the lead of ours, by workload."""
     parts = []
     for name, file in WORKLOADS.items():
         clips = read(file)
         rows = []
         for row in quality_rows(clips, "work"):
-            if row["method"].startswith((*("sparse steps ahead",), f"{LEAD}: worst")):
-                continue
-            title = row["method"].replace(f"{LEAD}: ", "")
-            cells = {share: row[share] for share in SHARES}
-            if title == LEAD:  # without the name of the best other method
-                cells = {share: cell.partition(" ")[0] for share, cell in cells.items()}
-            rows.append({name: title, **cells})
+            if "ahead" not in row["method"] or row["method"] in (LEAD, INTERVAL):
+                rows.append({name: NAMES.get(row["method"], row["method"]), **_by_share(row)})
         prompts = len({clip["prompt"] for clip in clips})
         made = f"{generation_of(clips[0])}; {prompts} prompts"
         parts.append(f"{numbers(rows)}\n\n{made}; {source(clips, file)}")
@@ -330,14 +328,20 @@ def equal_work() -> str:
 
 
 def equal_time() -> str:
-    """Return the quality of ours at equal time, and how far it is ahead, of all workloads."""
+    """Return the quality of ours at equal time and its lead, of all workloads."""
     rows = []
     for name, file in WORKLOADS.items():
         for row in quality_rows(read(file), "time"):
-            cells = {share: row[share] for share in SHARES}
+            cells = _by_share(row)
             if row["method"] in (OURS, SKIPS, LEAD) and set(cells.values()) != {"-"}:
-                rows.append({"workload": name, "method": row["method"], **cells})
-    return numbers(rows, texts=2)
+                rows.append({"workload": f"{name}, {NAMES[row['method']]}", **cells})
+    return numbers(rows)
+
+
+def _by_share(row: dict[str, str]) -> dict[str, str]:
+    """Return the cells of the shares, a lead without the name of the best other method."""
+    cells = {share: row[share] for share in SHARES}
+    return {share: re.sub(r" \([A-Za-z].*\)", "", cell) for share, cell in cells.items()}
 
 
 def numbers(rows: Sequence[dict[str, str]], *, texts: int = 1) -> str:
