@@ -42,6 +42,7 @@ CASES = {
 }
 QUALITIES = ("faithful", "balanced", "fast", "published")
 STEP_COLUMNS = ("dense", "refresh", "sparse")
+STOCK = "stock step, ms"
 WORKLOADS = {
     "tiny-wan 2,304": "equal_work_2304_h200.json",
     "tiny-wan 17,408": "equal_work_17408_h200.json",
@@ -62,7 +63,7 @@ def _speedups(file: str, qualities: Sequence[str]) -> list[dict[str, str]]:
     for case in unique(records, "case"):
         by_quality = {record["schedule"]: record for record in find(records, case=case)}
         first = next(iter(by_quality.values()))
-        row = {"model": CASES[case], "stock, ms": f"{first['baseline_step_ms']:,.0f}"}
+        row = {"model": CASES[case], STOCK: f"{first['baseline_step_ms']:,.0f}"}
         for quality in qualities:
             record = by_quality.get(quality)
             row[code(quality)] = f"{record['speedup']:.2f}x" if record else ""
@@ -75,7 +76,7 @@ def large_models() -> str:
     rows = _speedups("full_size_qualities_h200.json", QUALITIES[:-1])
     rows = [row for row in rows if all(row.values())]
     page = (RESULTS.parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
-    psnr = {"model": "PSNR in dB, mean (worst)", "stock, ms": ""}
+    psnr = {"model": "PSNR in dB, mean (worst)", STOCK: ""}
     for name in map(code, QUALITIES[:-1]):  # from the page's table of sparse or skipped
         (line,) = (line for line in page.splitlines() if f"x, {name} | " in line)
         skipped, sparse = line.split(" | ")[1:3]
@@ -97,7 +98,7 @@ def full_size() -> str:
             times = {name: published[f"{name}_ms"] for name in STEP_COLUMNS[1:]}
             times = {"dense": records[0]["dense_ms"], **times}
             steps = {f"{name}, ms": f"{ms:,.0f}" for name, ms in times.items()}
-            head = {name: row.pop(name) for name in ("model", "stock, ms")}
+            head = {name: row.pop(name) for name in ("model", STOCK)}
             rows.append({**head, **steps, **row})
     records = [record for file in files for record in read(file)]
     return f"{numbers(rows)}\n\n{source(records, *files)}"
@@ -122,7 +123,7 @@ def full_size_8_bits() -> str:
                 "model": CASES[record["case"]],
                 "linears": record["linears"].replace("bfloat", "bf"),
                 "schedule": record["schedule"],
-                "stock, ms": stock,
+                STOCK: stock,
                 **{f"{name}, ms": _ms(record[f"{name}_ms"]) for name in STEP_COLUMNS},
                 "all steps": speedup,
             }
