@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from chipsparse.profiles.profile import _ProfileFile
-from docs.tables.markdown import code, table
+from docs.tables.markdown import table
 
-COLUMNS = ("field", "value", "default", "what it is")
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 WRITTEN_BY_TUNE = ("tuned",)
 
@@ -33,11 +32,11 @@ def groups(cls: type, path: str) -> Iterator[tuple[str, type]]:
 def section(path: str, cls: type) -> str:
     """Return a heading, the first sentence of the dataclass's docstring, and its fields."""
     short = path.removeprefix("sparsity.")
-    heading = f"### {code(short)}" if short else "### The file"
+    heading = f"### `{short}`" if short else "### The file"
     text = " ".join((cls.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
     text = text if short else "All fields of a profile may be left out."
     rows = [_row(path, item, kind) for item, kind in _fields(cls)]
-    return f"{heading}\n\n{text}\n\n{table(COLUMNS, rows)}"
+    return f"{heading}\n\n{text}\n\n{table(rows)}"
 
 
 def _fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
@@ -45,17 +44,19 @@ def _fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     return ((item, hints[item.name]) for item in dataclasses.fields(cls))
 
 
-def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> tuple[str, ...]:
-    help, default = item.metadata["help"], _default(item.default)
+def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> dict[str, str]:
+    value, default = "group", _default(item.default)
     if group_of(kind) is None:
         value = described(kind, item.metadata["minimum"], item.metadata["maximum"])
-        return (code(item.name), value, default, help)
-    value = "groups" if typing.get_origin(kind) is tuple else "group"
-    default = "" if dataclasses.is_dataclass(item.default) else default
-    if item.name not in WRITTEN_BY_TUNE:
+    elif item.name not in WRITTEN_BY_TUNE:
         short = f"{path}.{item.name}".removeprefix(".").removeprefix("sparsity.")
-        value = f"[{value}](#{short.replace('.', '')})"
-    return (code(item.name), value, default, help)
+        value = f"[group](#{short.replace('.', '')})"
+    return {
+        "field": f"`{item.name}`",
+        "value": value,
+        "default": default,
+        "meaning": item.metadata["help"],
+    }
 
 
 def group_of(kind: Any) -> type | None:
@@ -73,7 +74,7 @@ def described(kind: Any, low: float | None, high: float | None) -> str:
         kinds = (argument for argument in arguments if argument is not type(None))
         return " or ".join(described(argument, low, high) for argument in kinds)
     if origin is Literal:
-        return ", ".join(code(word) for word in arguments)
+        return ", ".join(f"`{word}`" for word in arguments)
     if origin is dict:
         return "group"
     if origin is tuple:
@@ -84,6 +85,8 @@ def described(kind: Any, low: float | None, high: float | None) -> str:
 
 
 def _default(value: Any) -> str:
+    if dataclasses.is_dataclass(value) or value == "":
+        return ""
     if value is None or isinstance(value, bool):
-        return code("null" if value is None else str(value).lower())
-    return code(list(value) if isinstance(value, tuple) else value) if value != "" else "empty"
+        return "`null`" if value is None else f"`{value}`".lower()
+    return f"`{list(value) if isinstance(value, tuple) else value}`"

@@ -13,7 +13,7 @@ from benchmarks.equal_work.tables import generation_of, quality_rows
 from benchmarks.full_models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
-from docs.tables.markdown import code, table
+from docs.tables.markdown import table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 CASES = {
@@ -44,7 +44,6 @@ QUALITIES = ("faithful", "balanced", "fast", "published")
 STEP_COLUMNS = ("dense", "refresh", "sparse")
 STOCK = "stock step, ms"
 WORKLOADS = {
-    "tiny-wan 2,304": "equal_work_2304_h200.json",
     "tiny-wan 17,408": "equal_work_17408_h200.json",
     "tiny-wan 57,600": "equal_work_57600_h200.json",
     "tiny-flux 1,088": "equal_work_flux_h200.json",
@@ -66,7 +65,7 @@ def _speedups(file: str, qualities: Sequence[str]) -> list[dict[str, str]]:
         row = {"model": CASES[case], STOCK: f"{first['baseline_step_ms']:,.0f}"}
         for quality in qualities:
             record = by_quality.get(quality)
-            row[code(quality)] = f"{record['speedup']:.2f}x" if record else ""
+            row[f"`{quality}`"] = f"{record['speedup']:.2f}x" if record else ""
         rows.append(row)
     return rows
 
@@ -77,11 +76,13 @@ def large_models() -> str:
     rows = [row for row in rows if all(row.values())]
     page = (RESULTS.parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
     psnr = {"model": "PSNR in dB, mean (worst)", STOCK: ""}
-    for name in map(code, QUALITIES[:-1]):  # from the page's table of sparse or skipped
+    for name in (
+        f"`{quality}`" for quality in QUALITIES[:-1]
+    ):  # from the page's table of sparse or skipped
         (line,) = (line for line in page.splitlines() if f"x, {name} | " in line)
         skipped, sparse = line.split(" | ")[1:3]
         psnr[name] = skipped if sparse == "-" else sparse
-    return numbers([*rows, psnr])
+    return table([*rows, psnr], texts=1)
 
 
 def full_size() -> str:
@@ -101,7 +102,7 @@ def full_size() -> str:
             head = {name: row.pop(name) for name in ("model", STOCK)}
             rows.append({**head, **steps, **row})
     records = [record for file in files for record in read(file)]
-    return f"{numbers(rows)}\n\n{source(records, *files)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, *files)}"
 
 
 def full_size_8_bits() -> str:
@@ -128,7 +129,7 @@ def full_size_8_bits() -> str:
                 "all steps": speedup,
             }
         )
-    return f"{numbers(rows, texts=3)}\n\n{source(records, file)}"
+    return f"{table(rows, texts=3)}\n\n{source(records, file)}"
 
 
 def _ms(value: float | None) -> str:
@@ -157,7 +158,7 @@ def several_gpus() -> str:
             row["over stock"] = f"{over:.2f}x" if over else "-"
             row["exchange"] = f"{together['exposed_share']['sparse']:.0%}"
             rows.append(row)
-    return f"{numbers(rows, texts=2)}\n\n{source(records, file)}"
+    return f"{table(rows, texts=2)}\n\n{source(records, file)}"
 
 
 def _of_ideal(record: Record, digits: int) -> str:
@@ -195,7 +196,7 @@ def attention_kernels() -> str:
             row[f"{backend.title()}, {block}"] = _of_ideal(kernels[0], 1) if kernels else "-"
         row["refresh / dense"] = f"{refresh['latency_ms'] / refresh['baseline_ms']:.2f}"
         rows.append(row)
-    return f"{numbers(rows)}\n\n{source(records, file)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
 def sparse_mlp() -> str:
@@ -216,7 +217,7 @@ def sparse_mlp() -> str:
         for backend in ("gluon", "triton"):
             row[backend.title()] = _of_ideal(by_backend[backend], 2)
         rows.append(row)
-    return f"{numbers(rows)}\n\n{source(records, file)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
 def host_memory() -> str:
@@ -236,7 +237,7 @@ def host_memory() -> str:
         }
         for record in records
     ]
-    return f"{numbers(rows)}\n\n{source(records, file)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
 def tiny_wan_time() -> str:
@@ -255,7 +256,7 @@ def tiny_wan_time() -> str:
         | {key: f"{function(column):.{digits}f}" for key, (column, digits) in values.items()}
         for name, function in (("of 8 prompts", f) for f in (statistics.median, min, max))
     ]
-    return f"{numbers(rows)}\n\n{source(records, file)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
 def tiny_wan_quality() -> str:
@@ -310,7 +311,7 @@ def _psnr(
         for name, case in by_share.items()
     ]
     single = [{"10 % kept": name, "PSNR": cell(case)} for name, case in others.items()]
-    return f"{numbers(rows)}\n\n{numbers(single)}\n\n{source(records, file)}"
+    return f"{table(rows, texts=1)}\n\n{table(single, texts=1)}\n\n{source(records, file)}"
 
 
 def equal_work() -> str:
@@ -324,7 +325,7 @@ def equal_work() -> str:
                 rows.append({name: NAMES.get(row["method"], row["method"]), **_by_share(row)})
         prompts = len({clip["prompt"] for clip in clips})
         made = f"{generation_of(clips[0])}; {prompts} prompts"
-        parts.append(f"{numbers(rows)}\n\n{made}; {source(clips, file)}")
+        parts.append(f"{table(rows, texts=1)}\n\n{made}; {source(clips, file)}")
     return "\n\n".join(parts)
 
 
@@ -336,18 +337,13 @@ def equal_time() -> str:
             cells = _by_share(row)
             if row["method"] in (OURS, SKIPS, LEAD) and set(cells.values()) != {"-"}:
                 rows.append({"workload": f"{name}, {NAMES[row['method']]}", **cells})
-    return numbers(rows)
+    return table(rows, texts=1)
 
 
 def _by_share(row: dict[str, str]) -> dict[str, str]:
     """Return the cells of the shares, a lead without the name of the best other method."""
     cells = {share: row[share] for share in SHARES}
     return {share: re.sub(r" \([A-Za-z].*\)", "", cell) for share, cell in cells.items()}
-
-
-def numbers(rows: Sequence[dict[str, str]], *, texts: int = 1) -> str:
-    """Return a table of rows by column; the first columns hold text."""
-    return table(list(rows[0]), [list(row.values()) for row in rows], texts=texts)
 
 
 def read(file: str) -> list[Record]:
