@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
-from chipsparse.old_names import nested, reads_old_names, renewed, tell
 from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
@@ -43,7 +42,6 @@ class DenseWarning(UserWarning):
     """A generation computes nothing sparse although its config asks for it."""
 
 
-@reads_old_names("attention")
 @dataclass(frozen=True)
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
@@ -112,7 +110,6 @@ class AttentionConfig(Validated):
         return "fp8" in (self.precision, self.refresh_precision)
 
 
-@reads_old_names("mlp")
 @dataclass(frozen=True)
 class MLPConfig(Validated):
     """Which neurons of the feed-forward layers are recomputed on sparse steps."""
@@ -135,7 +132,6 @@ PUBLISHED_FORM = (
 )
 
 
-@reads_old_names("schedule")
 @dataclass(frozen=True)
 class ScheduleConfig(Validated):
     """Which denoising steps are computed in full, refreshed, sparse or skipped.
@@ -417,7 +413,6 @@ class MemoryConfig(Validated):
         super().__post_init__()
 
 
-@reads_old_names()
 @dataclass(frozen=True)
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
@@ -485,9 +480,6 @@ class SparsityConfig(Validated):
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
         """Builds a config from nested mappings, as YAML gives them."""
-        said: list[str] = []
-        data = renewed(data, said)
-        tell(said)
         return build(cls, data)
 
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
@@ -502,24 +494,16 @@ class SparsityConfig(Validated):
         if not isinstance(values, Mapping):
             raise ValueError(f"override: expected a mapping such as {example}, got {shown(values)}")
         data = dataclasses.asdict(self)
-        said: list[str] = []
         for path, value in values.items():
             if not isinstance(path, str):
                 raise ValueError(
                     f"override: expected paths of fields such as {example}, got {shown(path)}"
                 )
-            change = renewed(nested(path, value), said)
-            _apply(change, data, depth=path.count("."), path=path)
-        tell(said)
+            *groups, name = path.split(".")
+            inner = data
+            for group in groups:
+                if not isinstance(inner.get(group), dict):
+                    raise ValueError(f"{path}: unknown field; allowed: {', '.join(inner)}")
+                inner = inner[group]
+            inner[name] = value
         return build(SparsityConfig, data).over(self.usual)
-
-
-def _apply(change: Mapping[str, Any], data: Any, *, depth: int, path: str) -> None:
-    """Puts what stands ``depth`` groups below the top of a change into nested mappings."""
-    for name, value in change.items():
-        if depth and isinstance(value, Mapping):
-            if not isinstance(data.get(name), dict):
-                raise ValueError(f"{path}: unknown field; allowed: {', '.join(data)}")
-            _apply(value, data[name], depth=depth - 1, path=path)
-        else:
-            data[name] = value

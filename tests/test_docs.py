@@ -21,7 +21,6 @@ from benchmarks.records import write_compact
 from chipsparse import SparsityConfig, load_profile
 from chipsparse.cli.main import app
 from chipsparse.common.validation import option
-from chipsparse.old_names import GONE, RENAMED
 from chipsparse.pipelines.registry import ADAPTERS
 from docs.tables import TABLES, config, measured, pages, renewed
 from docs.tables import __main__ as write_tables
@@ -38,6 +37,8 @@ PAGES = [
     *(Page(path) for path in sorted(ROOT.glob("benchmarks/notes/*.md"))),
     *(Page(path) for path in sorted(ROOT.glob("assets/*/README.md"))),
 ]
+# Pages that describe the present; the changelog and the notes name fields that are gone.
+CURRENT_PAGES = [*USER_PAGES, Page(ROOT / "CONTRIBUTING.md")]
 SHELLS = ("", "sh", "bash", "console")
 CHIPSPARSE = typer.main.get_command(app)
 COMMANDS = CHIPSPARSE.commands
@@ -213,15 +214,13 @@ def check_field(span):
 
 
 GROUPS = [name for name, value in vars(SparsityConfig()).items() if hasattr(value, "__dict__")]
-OLD_NAMES = {entry.replace(" =", ":") for entry in (*RENAMED, *GONE)}
 FIELD = re.compile(rf"(?:{'|'.join(GROUPS)})\.(?!py\b)\w+(?:: .*)?")
 
 
-@each_page
+@pytest.mark.parametrize("page", CURRENT_PAGES, ids=name_of)
 def test_fields_of_the_config_are_there(page):
     for span in page.spans:
-        old = span in OLD_NAMES and page.path.name in ("CHANGELOG.md", "config.md")
-        if FIELD.fullmatch(span) and not old:
+        if FIELD.fullmatch(span):
             check_field(span)
 
 

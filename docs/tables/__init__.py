@@ -21,7 +21,6 @@ from docs.tables import config, measured, models
 PAGES = Path(__file__).parents[1]
 TABLES: dict[str, Callable[[], str]] = {
     "config": config.sections,
-    "old names": config.old_names,
     "models": models.models,
     "model details": models.details,
     "other models": models.others,

@@ -8,7 +8,6 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from chipsparse.old_names import GONE, RENAMED
 from chipsparse.profiles.profile import _ProfileFile
 from docs.tables.markdown import code, table
 
@@ -19,13 +18,6 @@ NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text
 def sections() -> str:
     """A section with a table for each group of fields, in the order of a profile."""
     return "\n\n".join(section(path, cls) for path, cls in groups(_ProfileFile, ""))
-
-
-def old_names() -> str:
-    """What fields were called before, and which are gone."""
-    rows = [(code(old), f"now {code(new)}") for old, new in RENAMED.items()]
-    rows += [(code(entry.replace(" =", ":")), f"gone: {why}") for entry, why in GONE.items()]
-    return table(("old name", "what became of it"), rows)
 
 
 def groups(cls: type, path: str) -> Iterator[tuple[str, type]]:
