@@ -19,7 +19,7 @@ from chipsparse.common.validation import Validated, build, option, shown
 from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
-DeltaRule = Literal["merge", "difference", "pooled"]
+DeltaRule = Literal["merge", "difference"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
@@ -68,8 +68,7 @@ class AttentionConfig(Validated):
     delta_rule: DeltaRule = option(
         "merge",
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
-        "mass, difference adds their change to what was cached; pooled caches nothing, and lets "
-        "means of 64 columns each stand for the others",
+        "mass, difference adds their change to what was cached",
     )
     forecast: float = option(
         0.0,

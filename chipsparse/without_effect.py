@@ -79,7 +79,6 @@ def _value(config: SparsityConfig, path: str) -> Any:
 
 
 def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
-    config = plan.config
     columns, neurons = _why_not_sparse(plan, "attention"), _why_not_sparse(plan, "mlp")
     density = {part: _all_budgeted(plan, part) for part in ("attention", "mlp")}
     random = None if plan.attention_random_count() else "attention.random_fraction adds no column"
@@ -100,8 +99,7 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
         "tile": columns,
         "mlp.density": neurons or density["mlp"],
         "mlp.block_size": neurons,
-        "memory.residuals": columns
-        or ("attention.delta_rule is pooled" if config.attention.delta_rule == "pooled" else None),
+        "memory.residuals": columns,
         "memory.activations": neurons,
     }
 

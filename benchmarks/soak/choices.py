@@ -237,7 +237,7 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "attention.density": draw.choice((0.1, 0.25, 0.5)),
         "attention.random_fraction": draw.choice((0.0, 0.05)),
         "attention.block_size_q": draw.choice((16, 16, 32)),
-        "attention.delta_rule": draw.choice(("merge", "merge", "difference", "pooled")),
+        "attention.delta_rule": draw.choice(("merge", "merge", "difference")),
         "mlp.density": draw.choice((0.1, 0.3)),
         "mlp.block_size": draw.choice((16, 16, 32)),
         "schedule.refresh_every": draw.choice((3, 4, 4, 6)),

@@ -109,14 +109,9 @@ def merges(config: SparsityConfig) -> bool:
     return config.attention.delta_rule == "merge"
 
 
-def caches_residual(config: SparsityConfig) -> bool:
-    """Whether a config has a delta rule that reads a cached residual."""
-    return config.attention.delta_rule != "pooled"
-
-
 def rounds_residual(config: SparsityConfig) -> bool:
-    """Whether that residual is in FP8."""
-    return caches_residual(config) and config.memory.residuals == "fp8"
+    """Whether the cached residual of attention is in FP8."""
+    return config.memory.residuals == "fp8"
 
 
 def rounds_activations(config: SparsityConfig) -> bool:
@@ -158,7 +153,7 @@ class AttentionCache(TensorCache):
     lse_dense = CacheField(wanted=merges)
     kept_mass = CacheField(wanted=merges)
     columns = CacheField()
-    residual = CacheField(wanted=caches_residual)
+    residual = CacheField()
     residual_scale = CacheField(wanted=rounds_residual)
     drift = CacheField(wanted=lambda config: config.attention.forecast > 0)
 

@@ -34,7 +34,6 @@ from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
 from chipsparse.layers.other_text import budget_of, columns_of, fits, with_rows_before
-from chipsparse.layers.pooled_columns import with_means
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import LayerRecord
@@ -433,7 +432,7 @@ def refresh_step(
 def record_residual(
     cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: AttentionConfig
 ) -> torch.Tensor:
-    """Fills the residual cache of the delta rule, if it has one, and makes lists of the columns.
+    """Fills the residual cache of the delta rule and makes lists of the columns.
 
     ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
     many columns each query block has in its list, int32 ``[B, H, G]``.
@@ -447,8 +446,6 @@ def record_residual(
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / columns
-    if config.delta_rule == "pooled":
-        return counts
     kept, kept_lse = column_sparse_attention(
         *inputs.tensors,
         indices,
@@ -551,7 +548,7 @@ def sparse_step(
     step: int | None = None,
     turns: HeadTurns | None = None,
 ) -> torch.Tensor:
-    """Attention over the kept columns only, combined with the residual cache or pooled columns.
+    """Attention over the kept columns only, combined with the residual cache.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
@@ -575,7 +572,7 @@ def sparse_step(
         counts,
         block_size_q=config.block_size_q,
         scale=inputs.scale,
-        delta_rule=None if config.delta_rule == "pooled" else config.delta_rule,
+        delta_rule=config.delta_rule,
         residual=cache.residual,
         residual_scale=cache.residual_scale,
         lse_dense=cache.lse_dense,
@@ -589,18 +586,15 @@ def sparse_step(
     if step is not None and drift is not None and cache.refreshed_at is not None:
         grown = config.forecast * (step - cache.refreshed_at) / cache.interval
 
-    def with_rest(call: ColumnSparseAttention) -> ColumnSparseAttention:
-        return with_means(call, inputs.kernels) if config.delta_rule == "pooled" else call
-
     def forecast(output: torch.Tensor, drift: torch.Tensor | None) -> torch.Tensor:
         return output if drift is None or not grown else output.add_(drift, alpha=grown)
 
     if turns is None:
-        output, _ = launch(with_rest(call))
+        output, _ = launch(call)
         return forecast(output, drift)
 
     def compute(heads: slice) -> torch.Tensor:
-        part, _ = launch(with_rest(call.of_heads(heads)))
+        part, _ = launch(call.of_heads(heads))
         return forecast(part, None if drift is None else drift[:, heads])
 
     return turns.each(compute)

@@ -23,7 +23,6 @@ import torch
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.placement import SLOTS
 from chipsparse.layers.column_budget import static_count
-from chipsparse.layers.pooled_columns import POOLED
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
@@ -180,8 +179,6 @@ def layer_time(
         forecast = plan.config.attention.forecast > 0
         if action is Action.SPARSE:
             attention = kept
-            if plan.config.attention.delta_rule == "pooled":
-                attention += sixteen_bit / POOLED
             passes = FORECAST_PASSES if forecast else 0
             attention += passes * attended * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:

@@ -129,7 +129,7 @@ def equal(first, second):
 # The same results.
 
 
-@pytest.mark.parametrize("rule", [*RULES, "pooled"])
+@pytest.mark.parametrize("rule", RULES)
 def test_offloaded_caches_give_the_same_bits(rule):
     overrides = {"attention.delta_rule": rule}
     here, hosted = session_with(overrides), session_with(overrides | HOSTED)

@@ -48,10 +48,6 @@ def notes(values, steps=12, **kwargs):
         ),
         ({"attention.forecast": 0.5, "schedule.refresh_every": 4}, None),
         (
-            {"attention.delta_rule": "pooled", "memory.residuals": "fp8"},
-            "memory.residuals ('fp8') has no effect: attention.delta_rule is pooled",
-        ),
-        (
             {"memory.offload": "never", "memory.ram": 0},
             "memory.ram (0 B) has no effect: memory.offload is never",
         ),

@@ -270,7 +270,7 @@ class InParts:
 
 
 @pytest.mark.parametrize(
-    ("rule", "in_fp8"), [("merge", False), ("merge", True), ("difference", True), ("pooled", False)]
+    ("rule", "in_fp8"), [("merge", False), ("merge", True), ("difference", True)]
 )
 def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
