@@ -70,14 +70,6 @@ class AttentionConfig(Validated):
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
         "mass, difference adds their change to what was cached",
     )
-    forecast: float = option(
-        0.0,
-        "share of its error at the last refresh that the output is corrected by, growing from 0 "
-        "after a refresh to all of the share when as many steps have passed as before it; for the "
-        "merge rule; costs a cache as large as the residual",
-        minimum=0.0,
-        maximum=1.0,
-    )
     precision: Precision = option(
         "auto",
         "of the products of full attention, at dense steps and refreshes: fp8 is 8 bits, int8 for "

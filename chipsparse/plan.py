@@ -157,20 +157,12 @@ class SparsityPlan:
 
     def captures_steps(self) -> bool:
         """Whether sparse steps can be captured as CUDA graphs, where the device has them."""
-        wanted = self.config.cuda_graphs != "never" and not self.is_dense()
-        return wanted and self._why_steps_differ() is None
+        return self.config.cuda_graphs != "never" and not self.is_dense()
 
     def sparse_steps_from(self, step: int) -> int:
         """How many sparse steps there are from a step on, as far as that is known before."""
         steps = self.schedule.known_steps[step:]
         return sum(self.step_action(each) is Action.SPARSE for each in steps)
-
-    def _why_steps_differ(self) -> str | None:
-        """What makes sparse steps launch other kernels one time than another, or None."""
-        config = self.config
-        if config.attention.enabled and config.attention.forecast > 0:
-            return "attention.forecast grows with every step"
-        return None
 
     def taken(self, step: int, recorded: Action | None) -> Action:
         """What a guidance branch really does at a step.
@@ -239,7 +231,6 @@ class SparsityPlan:
             *without_effect(self, on_cpu=on_cpu),
             *self.schedule.notes(),
             *self._unrefreshed_steps(),
-            *self._uncaptured_steps(),
             *self._slower_in_fp8(),
         ]
 
@@ -250,12 +241,6 @@ class SparsityPlan:
             f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
             f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"
         ]
-
-    def _uncaptured_steps(self) -> list[str]:
-        reason = self._why_steps_differ()
-        if self.config.cuda_graphs != "always" or reason is None:
-            return []
-        return [f"{NOT_CAPTURED}: {reason}"]
 
     def _unrefreshed_steps(self) -> list[str]:
         """Which steps a list of full ones does not name, and are."""

@@ -84,13 +84,10 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
     random = None if plan.attention_random_count() else "attention.random_fraction adds no column"
     taken = [*itertools.islice(plan.actions_from(0), len(plan.schedule.known_steps))]
     refreshes = [step for step, action in enumerate(taken) if action is Action.REFRESH]
-    second = refreshes[1:] and Action.SPARSE in taken[refreshes[1] :]
     return {
         "attention.density": columns or density["attention"],
         "attention.random_fraction": columns or random,
         "seed": columns or random,
-        "attention.forecast": columns
-        or (None if second else "no sparse step comes after a second refresh"),
         **{
             f"attention.{name}": columns
             for name in ("local_blocks", "delta_rule", "block_size_q", "column_sums_bytes")

@@ -334,7 +334,6 @@ def working_bytes(
         if config.attention.delta_rule == "merge":
             whole = TRANSIENT_TENSORS * 4 * heads * tokens * layout.head_dim
             attention += min(whole, TRANSIENT_BYTES)
-        attention += heads_side_by_side if config.attention.forecast > 0 else 0
         attention += blocks * tokens if config.attention.local_blocks is not None else tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists

@@ -151,7 +151,6 @@ class AttentionLayer:
                         inputs,
                         config=shared.config.attention,
                         choices=choices,
-                        step=state.context.step,
                         turns=turns,
                     )
                 else:
@@ -283,7 +282,6 @@ class AttentionLayer:
                 inputs,
                 config=shared.config.attention,
                 budget=budget,
-                step=step,
                 columns=columns,
             )
         if columns is None:
@@ -390,7 +388,6 @@ def refresh_step(
     *,
     config: AttentionConfig,
     budget: AttentionBudget,
-    step: int = 0,
     columns: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
@@ -402,14 +399,7 @@ def refresh_step(
     estimate where there was none (`estimated_lse`). Where the budget has no capacity, the host
     waits once for the length of the longest list (``cache.capacity``); where it has one,
     ``cache.longest`` tells later whether that was enough.
-
-    With a forecast, a refresh after the first also computes what a sparse step would have given at
-    this ``step``, with the columns and the residual of the refresh before; what that lacks is the
-    drift.
     """
-    expected = None
-    if config.forecast > 0 and cache.refreshed_at is not None:
-        expected = sparse_step(cache, inputs, config=config)
     if columns is None:
         if cache.lse is None:
             cache.lse = estimated_lse(inputs)
@@ -421,11 +411,6 @@ def refresh_step(
     counts = record_residual(cache, output, inputs, config=config)
     roomy = budget.capacity is None or budget.capacity >= inputs.key.shape[2]
     cache.longest = None if roomy else DeviceNumber(counts.max())
-    if config.forecast > 0:
-        if expected is not None and cache.refreshed_at is not None:
-            cache.drift = torch.sub(output, expected, out=expected)
-            cache.interval = step - cache.refreshed_at
-        cache.refreshed_at = step
     return output
 
 
@@ -545,16 +530,12 @@ def sparse_step(
     *,
     config: AttentionConfig,
     choices: Mapping[str, Choice] | None = None,
-    step: int | None = None,
     turns: HeadTurns | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
-
-    With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
-    it did before it, times ``config.forecast``, and that is added.
 
     Where heads come in ``turns``, they are computed so, and the result is what those make of it.
     """
@@ -582,19 +563,7 @@ def sparse_step(
     )
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
-    grown, drift = 0.0, cache.drift
-    if step is not None and drift is not None and cache.refreshed_at is not None:
-        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
-
-    def forecast(output: torch.Tensor, drift: torch.Tensor | None) -> torch.Tensor:
-        return output if drift is None or not grown else output.add_(drift, alpha=grown)
-
-    if turns is None:
-        output, _ = launch(call)
-        return forecast(output, drift)
-
-    def compute(heads: slice) -> torch.Tensor:
-        part, _ = launch(call.of_heads(heads))
-        return forecast(part, None if drift is None else drift[:, heads])
-
-    return turns.each(compute)
+    if turns is not None:
+        return turns.each(lambda heads: launch(call.of_heads(heads))[0])
+    output, _ = launch(call)
+    return output

@@ -29,7 +29,6 @@ from chipsparse.plan import Action, SparsityPlan
 # Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.
 ELEMENTWISE_PASSES = 66
-FORECAST_PASSES = 3  # reads the output and the drift, writes the output
 # To make queries, keys and values 8 bits wide: the latter two are read twice, all are written at
 # half. That is 6.5, at three quarters of the memory's rate.
 FP8_PASSES = 8.5
@@ -176,15 +175,11 @@ def layer_time(
         attention += rounding
     if "attention" in sparse:
         kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention * sixteen_bit
-        forecast = plan.config.attention.forecast > 0
         if action is Action.SPARSE:
             attention = kept
-            passes = FORECAST_PASSES if forecast else 0
-            attention += passes * attended * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:
-            expected = kept if forecast else 0.0
             attention *= rates.refresh_attention if chooses else 1.0
-            attention += rates.refresh_seconds + expected
+            attention += rates.refresh_seconds
     attention += column * layout.exact_rows  # these rows see everything
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.intermediate_size

@@ -146,16 +146,13 @@ def test_a_refresh_need_not_wait_for_the_length_of_its_lists(density, capacity, 
     assert {cache.attention.capacity for cache in session._caches.values()} == {capacity}
 
 
-@pytest.mark.parametrize("forecast", [0.0, 0.5])
-def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(forecast, request):
-    config = CONFIG.override({"attention.forecast": forecast})
-
+def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(request):
     def spoil(step, layer):
         return step == 1 and layer == 1
 
-    expected = run(Session(config, GenerationReport()), spoil=spoil)
+    expected = run(Session(CONFIG, GenerationReport()), spoil=spoil)
     request.getfixturevalue("slow_device")
-    session = Session(config, GenerationReport())
+    session = Session(CONFIG, GenerationReport())
     found = run(session, spoil=spoil)
     (once_more,) = session.report.fallbacks
     assert once_more == (
@@ -170,7 +167,7 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(fore
     assert actions[2] == ["sparse", "refresh"]
     assert actions[4] == ["sparse", "sparse"]
     in_full = ["dense", "refresh", "refresh", "refresh", "sparse"]
-    full = run(Session(config.override({"schedule.actions": in_full}), GenerationReport()))
+    full = run(Session(CONFIG.override({"schedule.actions": in_full}), GenerationReport()))
     for step in (0, 1, 3):
         places = slice(4 * step, 4 * step + 4)
         torch.testing.assert_close(found[places], expected[places])

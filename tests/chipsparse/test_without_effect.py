@@ -43,11 +43,6 @@ def notes(values, steps=12, **kwargs):
             "column",
         ),
         (
-            {"attention.forecast": 0.5},
-            "attention.forecast (0.5) has no effect: no sparse step comes after a second refresh",
-        ),
-        ({"attention.forecast": 0.5, "schedule.refresh_every": 4}, None),
-        (
             {"memory.offload": "never", "memory.ram": 0},
             "memory.ram (0 B) has no effect: memory.offload is never",
         ),

@@ -61,13 +61,6 @@ def test_the_caches_of_wan_14b_are_as_large_as_their_shapes_say():
     }
 
 
-def test_a_forecast_keeps_one_more_tensor_as_large_as_the_residual():
-    options = {"mlp__enabled": False, "attention__forecast": 0.5}
-    (need, *_) = cache_needs(plan_of(**options), dtype=torch.bfloat16)
-    (without, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
-    assert dict(need.sizes) == {**without.sizes, "drift": without.sizes["residual"]}
-
-
 def test_attention_is_placed_before_the_mlp_of_a_long_video():
     """A layer's attention saves forty times as much work per byte."""
     placement = planned(45, 0).placement

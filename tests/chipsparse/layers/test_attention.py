@@ -340,68 +340,6 @@ def watch(monkeypatch, name, look):
     return seen
 
 
-# The forecast of the error.
-
-
-def moving_values(step):
-    """Only the values move, evenly: so does every output, and what its dropped columns add."""
-    (query, key, value), (_, _, change) = inputs(), inputs(9)
-    return query, key, value + 0.1 * step * change
-
-
-def run_actions(actions, *, tensors=moving_values, rule="merge", **config):
-    """The cache, and what was given at each step, "s" for sparse and "r" for a refresh."""
-    cache, outputs = AttentionCache(), []
-    settings = AttentionConfig(delta_rule=rule, block_size_q=ROWS, **config)
-    dense_step(cache, AttentionInputs(*tensors(0)))
-    for step, action in enumerate(actions):
-        now = AttentionInputs(*tensors(step))
-        if action == "s":
-            outputs.append(sparse_step(cache, now, config=settings, step=step))
-        else:
-            outputs.append(refresh_step(cache, now, config=settings, budget=BUDGET, step=step))
-    return cache, outputs
-
-
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_an_error_that_grows_evenly_is_forecast_exactly(rule):
-    actions = "rssrsssssrss"
-    _, held = run_actions(actions, rule=rule)
-    _, found = run_actions(actions, rule=rule, forecast=1.0)
-    for step, action in enumerate(actions):
-        exact, _ = softmax_parts(*moving_values(step))
-        if action == "r" or step > 3:
-            torch.testing.assert_close(found[step].double(), exact, atol=1e-5, rtol=1e-5)
-        if action == "s":
-            assert (held[step] - exact).norm() > 0.02 * exact.norm()
-            assert step > 3 or torch.equal(found[step], held[step])  # before the second refresh
-
-
-@pytest.mark.parametrize("share", [0.25, 1.0])
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_a_share_of_the_error_at_the_refresh_is_added(rule, share):
-    """All moves and the columns are chosen anew; against what sparse steps alone would give."""
-
-    def tensors(step):
-        return [a + 0.05 * step * b for a, b in zip(inputs(), inputs(9), strict=True)]
-
-    _, (*_, without) = run_actions("rssss", tensors=tensors, rule=rule)
-    _, held = run_actions("rsssrsss", tensors=tensors, rule=rule)
-    cache, found = run_actions("rsssrsss", tensors=tensors, rule=rule, forecast=share)
-    drift = softmax_parts(*tensors(4))[0] - without
-    torch.testing.assert_close(cache.drift.double(), drift, atol=1e-5, rtol=1e-5)
-    for step in (5, 6, 7):
-        wanted = held[step] + share * (step - 4) / 4 * drift
-        torch.testing.assert_close(found[step].double(), wanted, atol=1e-5, rtol=1e-5)
-    for step in (1, 2, 3, 4):
-        assert torch.equal(found[step], held[step])
-
-
-def test_no_drift_is_kept_without_a_forecast():
-    cache, _ = run_actions("rsrs")
-    assert cache.drift is None
-
-
 @pytest.mark.parametrize(("head", "block"), [(1, 0), (0, 2)])
 def test_the_random_columns_of_some_heads_and_rows_are_those_of_all(head, block):
     """As of a process that has the last two heads alone, or the last three query blocks."""

@@ -68,7 +68,6 @@ OTHERS = {
         {**BIG, "num_inference_steps": 10},
         {"schedule.skip_threshold": 1.0, "schedule.skip_steps": [], "schedule.forecast": 0.5},
     ),
-    "forecast of the error": (lambda: wan_of(4), BIG, {"attention.forecast": 0.5}),
     "caches in e4m3": (
         lambda: wan_of(4),
         BIG,
