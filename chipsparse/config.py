@@ -204,20 +204,6 @@ class ScheduleConfig(Validated):
         "dense_steps and of final_dense_steps, and a refresh among them is made up for after it",
         minimum=0,
     )
-    skip_threshold: float | None = option(
-        None,
-        "also skip a sparse step, or a refresh that no list names, where the output is predicted "
-        "to change by less than this share of it since it was last computed; one wait for the "
-        "device per step; null: none",
-        minimum=0.0,
-        maximum=1.0,
-    )
-    max_skips: int = option(
-        3,
-        "skip_threshold leaves at most this many steps in a row skipped, those of skip_steps "
-        "counted",
-        minimum=1,
-    )
     few_steps: int = option(
         0,
         "with at most so many steps, take in place of all the above: the first step is a refresh "

@@ -11,7 +11,7 @@ from chipsparse.config import ConfigError, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
 from chipsparse.schedule.schedule import MANY_STEPS, Schedule
 from chipsparse.schedule.schedule import Action as Action
-from chipsparse.schedule.text import forecast_text, list_text, threshold_text
+from chipsparse.schedule.text import forecast_text, list_text
 from chipsparse.without_effect import without_effect
 
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
@@ -131,19 +131,6 @@ class SparsityPlan:
                         densities[layer] = None if share == "dense" else share
         first = min(count, self.config.schedule.first_dense_layers)
         return [None] * first + densities[first:]
-
-    def may_skip_by_threshold(self, step: int, recorded: Action | None) -> bool:
-        """Whether the threshold may skip a step of a guidance branch.
-
-        Args:
-            step: from 0.
-            recorded: see `taken`; what a branch has yet to record is not skipped.
-        """
-        recording = recorded is None or (recorded is Action.DENSE and not self.is_dense())
-        schedule = self.schedule
-        if recording or not schedule.skips_by_threshold():
-            return False
-        return schedule.may_skip(step) and not schedule.skips(step)
 
     def is_dense(self) -> bool:
         """Whether no layer ever uses a cache, so that nothing need be recorded."""
@@ -280,8 +267,6 @@ class SparsityPlan:
             text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
             if schedule.skips_any and (forecast := forecast_text(schedule)):
                 text += f"; skipped ones{forecast}"
-        if schedule.skips_by_threshold():
-            text += f"; {threshold_text(schedule.config)}"
         return text
 
 

@@ -108,10 +108,8 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
         return {}
     steps = schedule.known_steps
     skipped = [step for step in steps if schedule.skips(step)]
-    may = any(schedule.may_skip(step) and not schedule.skips(step) for step in steps)
-    by_threshold = schedule.skips_by_threshold() and may
     no_layer = None if plan.has_sparse_layers else "no layer is sparse"
-    no_skip = None if skipped or by_threshold else "no step is skipped"
+    no_skip = None if skipped else "no step is skipped"
     found: dict[str, str | None] = {}
     if rules.actions is not None:
         found = {
@@ -136,15 +134,11 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
             "schedule.refresh_every": no_layer
             or ("schedule.refresh_steps overrides it" if rules.refresh_steps else None),
             "schedule.skip_steps": None,
-            "schedule.skip_threshold": None
-            if may and rules.skip_threshold
-            else "no step may be skipped by it",
-            "schedule.max_skips": _unless(rules.skip_threshold, "schedule.skip_threshold"),
             "schedule.few_refresh_every": _unless(rules.few_steps or None, "schedule.few_steps"),
         }
         if rules.final_dense_steps and plan.steps is None:
             found["schedule.final_dense_steps"] = "the number of steps is not known"
-    late = by_threshold or any(map(schedule.forecast_share, skipped))
+    late = any(map(schedule.forecast_share, skipped))
     after = None if late else "schedule.forecast_after lets no skipped step have one"
     found["schedule.forecast"] = no_skip or after
     found["schedule.forecast_after"] = (

@@ -250,7 +250,6 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "attention.local_blocks": (0, 1),
         "attention.column_sums_bytes": (4096,),
         "schedule.skip_steps": ([3], [4, 5]),
-        "schedule.skip_threshold": (0.05, 0.3),
         "schedule.final_dense_steps": (1, 2),
         "schedule.warmup_steps": (3,),
         "schedule.forecast": (0.5, 1.0),

@@ -52,7 +52,7 @@ class RunEstimate:
         to_host: bytes that it writes back.
         similar: the layers of a sparse step.
         stock_run: all steps without chipsparse, on one device.
-        run: all steps, of which ``skip_threshold`` skips none: how many it will is not known.
+        run: all steps.
     """
 
     rates: Rates

@@ -96,7 +96,7 @@ class Schedule:
         return range(self.first, MANY_STEPS if self.steps is None else self.steps)
 
     def action(self, step: int) -> Action:
-        """The action of a step if the threshold did not skip it, nor ``skip_steps``."""
+        """The action of a step if ``skip_steps`` did not skip it."""
         config = self.config
         if config.actions:
             return Action(config.actions[min(step, len(config.actions) - 1)])
@@ -138,23 +138,16 @@ class Schedule:
         return [step for step in self.config.sparse_steps if full < step < end]
 
     def skips(self, step: int) -> bool:
-        """Whether a step is skipped whatever the threshold says."""
+        """Whether a step is skipped."""
         listed = step in self.config.skip_steps and self.may_skip(step)
         return listed or self.action(step) is Action.SKIP
 
     def may_skip(self, step: int) -> bool:
         """Whether a step is none of those that are always computed."""
         config, action = self.config, self.action(step)
-        if config.actions or self.is_few:
+        if config.actions or config.lists_full or self.is_few:
             return False
-        if self.full_steps is not None:
-            return action is Action.SPARSE
         return step >= config.warmup_steps and action is not Action.DENSE
-
-    def skips_by_threshold(self) -> bool:
-        """Whether steps may be skipped that only the generation itself decides on."""
-        listed = self.config.actions or self.is_few
-        return self.config.skip_threshold is not None and not listed
 
     @cached_property
     def skips_any(self) -> bool:
@@ -162,7 +155,7 @@ class Schedule:
         config = self.config
         if self.is_few:
             return False
-        if config.skip_steps or self.skips_by_threshold():
+        if config.skip_steps:
             return True
         listed = config.actions or self.full_steps is not None
         return bool(listed) and any(self.action(step) is Action.SKIP for step in self.known_steps)

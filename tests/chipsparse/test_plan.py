@@ -139,8 +139,6 @@ def test_a_share_of_the_steps_in_full():
         "13 of 50 steps in full, close at the start, one sparse step in each gap of 3 and "
         "more, the rest skipped, then corrected"
     )
-    plan = listed(50, full_share=0.26, skip_threshold=0.05)
-    assert "; of the sparse ones, those are skipped that are predicted" in plan.describe()
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
@@ -263,7 +261,6 @@ def test_which_skipped_outputs_are_forecast():
     assert not listed(forecast=0.5, full_steps=[1, 4], between="all").schedule.forecasts_any
     assert not listed(forecast=0.5).schedule.forecasts_any
     assert not listed(forecast=0.5, forecast_after=1, full_steps=[1, 4]).schedule.forecasts_any
-    assert listed(forecast=0.5, skip_threshold=0.1).schedule.forecasts_any
     assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
     assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []
@@ -382,44 +379,6 @@ def test_listed_steps_that_are_computed_are_named():
     assert listed(None, skip_steps=[0]).notes() == []
 
 
-def test_what_the_threshold_may_skip():
-    config = config_of(
-        skip_threshold=0.05,
-        warmup_steps=3,
-        refresh_every=4,
-        dense_steps=[5],
-        skip_steps=[7],
-        final_dense_steps=2,
-    )
-
-    def free(config, recorded):
-        plan = SparsityPlan(config, LAYOUT, 12)
-        return [step for step in range(12) if plan.may_skip_by_threshold(step, recorded)]
-
-    listed = ["dense", "refresh", "sparse"]
-    assert free(config, Action.REFRESH) == [3, 4, 6, 8, 9]
-    assert free(config, Action.SKIP) == [3, 4, 6, 8, 9]
-    assert free(config, Action.DENSE) == []  # its first refresh is yet to come
-    assert free(config, None) == []
-    off = config.override({"attention.enabled": False, "mlp.enabled": False})
-    assert free(off, Action.DENSE) == [3, 4, 6, 8, 9]
-    assert free(config.override({"schedule.skip_threshold": None}), Action.REFRESH) == []
-    assert free(config.override({"schedule.actions": listed}), Action.REFRESH) == []
-
-
-def test_a_threshold_is_described_as_what_it_is():
-    plan = listed(skip_threshold=0.05)
-    assert plan.schedule.skips_any
-    assert plan.describe() == (
-        "1 dense, 1 refresh, 9 sparse, 1 dense; of the sparse and refresh ones, those are "
-        "skipped that are predicted to change the output by less than 5%, at most 3 in a row: "
-        "how many is not known beforehand"
-    )
-    other = listed(skip_threshold=0.05, actions=["dense"])
-    assert "not known" not in other.describe()
-    assert not other.schedule.skips_any
-
-
 @pytest.mark.parametrize(
     ("steps", "first", "expected"),
     [
@@ -443,10 +402,9 @@ def test_few_steps_choose_their_columns_at_the_first(steps, first, expected):
 
 
 def test_few_steps_take_the_place_of_everything_but_listed_actions():
-    few = {"few_steps": 4, "skip_threshold": 0.1, "skip_steps": [2], "warmup_steps": 3}
+    few = {"few_steps": 4, "skip_steps": [2], "warmup_steps": 3}
     plan = listed(4, **few)
     assert plan.actions() == [Action.REFRESH, *[Action.SPARSE] * 3]
-    assert not plan.schedule.skips_by_threshold()
     other = listed(4, few_steps=4, actions=["dense", "skip"])
     assert other.actions() == [Action.DENSE, *[Action.SKIP] * 3]
     assert listed(None, few_steps=4).actions_from(0).__next__() == "dense"

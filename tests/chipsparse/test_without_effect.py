@@ -48,9 +48,9 @@ def notes(values, steps=12, **kwargs):
         ),
         (NO_MLP | {"mlp.density": 0.5}, "mlp.density (0.5) has no effect: mlp.enabled is false"),
         (
-            ACTIONS | {"schedule.skip_steps": [0], "schedule.max_skips": 2},
-            "schedule.skip_steps ([0]), schedule.max_skips (2) have no effect: schedule.actions "
-            "overrides it",
+            ACTIONS | {"schedule.skip_steps": [0], "schedule.refresh_every": 4},
+            "schedule.refresh_every (4), schedule.skip_steps ([0]) have no effect: "
+            "schedule.actions overrides it",
         ),
         (ACTIONS | {"schedule.first_dense_layers": 1, "schedule.correct": False}, None),
         (
@@ -99,19 +99,6 @@ def notes(values, steps=12, **kwargs):
             NO_ATTENTION | NO_MLP | {"schedule.warmup_steps": 4, "schedule.first_dense_layers": 1},
             "schedule.warmup_steps (4), schedule.first_dense_layers (1) have no effect: no layer "
             "is sparse",
-        ),
-        (
-            {"schedule.skip_threshold": 0.0},
-            "schedule.skip_threshold (0.0) has no effect: no step may be skipped by it",
-        ),
-        (
-            {"schedule.full_steps": [1, 5], "schedule.between": "none"}
-            | {"schedule.skip_threshold": 0.1},
-            "schedule.skip_threshold (0.1) has no effect: no step may be skipped by it",
-        ),
-        (
-            {"schedule.max_skips": 2},
-            "schedule.max_skips (2) has no effect: schedule.skip_threshold is not given",
         ),
         (
             {"schedule.few_refresh_every": 2},
@@ -185,11 +172,11 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
     path = tmp_path / "mine.yaml"
     path.write_text(
         "sparsity: {tile: [1, 8, 8]}\n"
-        "qualities: {faithful: {schedule: {full_share: 0.5, between: none, max_skips: 2}}}"
+        "qualities: {faithful: {schedule: {full_share: 0.5, between: none, few_refresh_every: 2}}}"
     )
     config = load_profile(path).of_quality("faithful").sparsity.override({"memory.ram": "1G"})
     assert SparsityPlan(config, LAYOUT, 50).notes() == [
-        "schedule.max_skips (2) has no effect: schedule.skip_threshold is not given",
+        "schedule.few_refresh_every (2) has no effect: schedule.few_steps is not given",
         "memory.ram (1.00 GiB) has no effect: no step is sparse",
     ]
     path.write_text("tuned: {model: a}\nsparsity: {attention: {enabled: false}, seed: 3}")

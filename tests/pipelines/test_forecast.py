@@ -113,14 +113,6 @@ def test_a_forecast_that_begins_late(returned):
     assert check(returned, pipe.scheduler.timesteps.double().tolist(), 1.0, after=6) == 3
 
 
-def test_steps_that_the_threshold_skips(returned):
-    pipe = FAMILIES["wan 2.1"].make()
-    changes = {"schedule.skip_steps": [], "schedule.skip_threshold": 1.0, "schedule.forecast": 0.5}
-    with chipsparse.enable(pipe, SPARSE.override(changes)):
-        families.generate(pipe, "wan 2.1", steps=STEPS)
-    assert check(returned, pipe.scheduler.timesteps.double().tolist(), 0.5) > 4
-
-
 def test_the_output_before_the_last_is_held_only_for_a_forecast(monkeypatch):
     pipe, kept = FAMILIES["flux"].make(), []
     end = Session.end

@@ -543,7 +543,6 @@ def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
 def test_skipped_steps_stand_between(pipe):
     skips = {
         "schedule.skip_steps": [4],
-        "schedule.skip_threshold": 0.0,
         "schedule.forecast": 0.5,
     }
     expected, _ = generate(pipe, NEVER.override(skips))

@@ -153,7 +153,6 @@ def test_layers_that_are_all_named_dense():
         (OFF, False),
         ({"mlp.enabled": False}, True),
         ({**OFF, "schedule.skip_steps": [5]}, True),
-        ({**OFF, "schedule.skip_threshold": 0.1}, True),
         ({"schedule.actions": ["dense"]}, False),
         ({"schedule.actions": ["dense", "refresh"]}, False),
         ({"schedule.actions": ["dense", "refresh", "sparse"]}, True),
@@ -168,17 +167,6 @@ def test_what_a_config_wants(changes, wanted):
     assert wants_sparse(config) is wanted
     if not wanted:
         assert why_nothing(SparsityPlan(config, LAYOUT, 1)) is None
-
-
-def test_a_threshold_may_skip_steps_that_nobody_knows_beforehand():
-    config = SparsityConfig().override({**OFF, "schedule.skip_threshold": 0.05})
-    plan = SparsityPlan(config, LAYOUT, 9)
-    assert why_nothing(plan) is None
-    assert why_nothing_was(plan, 9) == (
-        "nothing runs sparse: no step was predicted to change the output by less than "
-        "schedule.skip_threshold (0.05); raise it"
-    )
-    assert "2 steps are too few" in why_nothing(SparsityPlan(config, LAYOUT, 2))
 
 
 def test_behind_a_generation_whose_number_of_steps_was_not_known():
