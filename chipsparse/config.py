@@ -59,12 +59,6 @@ class AttentionConfig(Validated):
         minimum=0.0,
         maximum=1.0,
     )
-    local_blocks: int | None = option(
-        None,
-        "always keep the columns of a query block itself and of this many blocks on either side; "
-        "null: no static window",
-        minimum=0,
-    )
     delta_rule: DeltaRule = option(
         "merge",
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
@@ -76,29 +70,13 @@ class AttentionConfig(Validated):
         "queries and keys, e4m3 for values and weights, in layers that are never sparse too; auto "
         "and bf16: the model's own, as sparse steps always have",
     )
-    refresh_precision: Precision = option(
-        "auto", "the same of refreshes alone, whose error sparse steps inherit; auto: as precision"
-    )
     block_size_q: int = option(
         128, "queries of a block, which share one list of columns", minimum=1
     )
-    column_sums_bytes: int = option(
-        2 << 30,
-        "bytes of column sums that a refresh may hold at a time; where those of all heads take "
-        "more, it goes over as many heads at once as fit, one at least",
-        minimum=1,
-    )
 
     def precision_of(self, action: str) -> Precision:
-        """Of attention at a step of this action; auto: the model's own."""
-        if action == "refresh" and self.refresh_precision != "auto":
-            return self.refresh_precision
+        """Return the precision of attention at a step of this action; auto: the model's own."""
         return self.precision if action in ("dense", "refresh") else "auto"
-
-    @property
-    def uses_fp8(self) -> bool:
-        """Whether full attention of any action is computed in 8 bits."""
-        return "fp8" in (self.precision, self.refresh_precision)
 
 
 @dataclass(frozen=True)

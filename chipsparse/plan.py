@@ -222,7 +222,7 @@ class SparsityPlan:
         ]
 
     def _slower_in_fp8(self) -> list[str]:
-        if not self.config.attention.uses_fp8 or self.layout.tokens >= FP8_PAYS_TOKENS:
+        if self.config.attention.precision != "fp8" or self.layout.tokens >= FP8_PAYS_TOKENS:
             return []
         return [
             f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "

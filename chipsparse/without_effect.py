@@ -82,17 +82,11 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
     columns, neurons = _why_not_sparse(plan, "attention"), _why_not_sparse(plan, "mlp")
     density = {part: _all_budgeted(plan, part) for part in ("attention", "mlp")}
     random = None if plan.attention_random_count() else "attention.random_fraction adds no column"
-    taken = [*itertools.islice(plan.actions_from(0), len(plan.schedule.known_steps))]
-    refreshes = [step for step, action in enumerate(taken) if action is Action.REFRESH]
     return {
         "attention.density": columns or density["attention"],
         "attention.random_fraction": columns or random,
         "seed": columns or random,
-        **{
-            f"attention.{name}": columns
-            for name in ("local_blocks", "delta_rule", "block_size_q", "column_sums_bytes")
-        },
-        "attention.refresh_precision": None if refreshes else "no step is a refresh",
+        **{f"attention.{name}": columns for name in ("delta_rule", "block_size_q")},
         "tile": columns,
         "mlp.density": neurons or density["mlp"],
         "mlp.block_size": neurons,
@@ -161,7 +155,7 @@ def _of_memory(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
         "memory.offload": dense,
         "cuda_graphs": dense or cpu,
         "where_slower": dense,
-        "backend": None if plan.config.attention.uses_fp8 else dense,
+        "backend": None if plan.config.attention.precision == "fp8" else dense,
     }
 
 

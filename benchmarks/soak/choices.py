@@ -247,8 +247,6 @@ def _settings(draw: random.Random) -> dict[str, Any]:
     rare: dict[str, tuple[Any, ...]] = {
         "attention.enabled": (False,),
         "mlp.enabled": (False,),
-        "attention.local_blocks": (0, 1),
-        "attention.column_sums_bytes": (4096,),
         "schedule.skip_steps": ([3], [4, 5]),
         "schedule.final_dense_steps": (1, 2),
         "schedule.warmup_steps": (3,),

@@ -30,7 +30,7 @@ from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.attention_inputs import AttentionInputs
-from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.column_budget import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
 from chipsparse.layers.other_text import budget_of, columns_of, fits, with_rows_before
@@ -173,7 +173,7 @@ class AttentionLayer:
         return self._shared.recorder.choices(
             ("attention", *kind_of(*inputs.tensors)),
             lambda: backend_choices(
-                inputs, block_size_q=config.block_size_q, in_fp8=config.uses_fp8
+                inputs, block_size_q=config.block_size_q, in_fp8=config.precision == "fp8"
             ),
         )
 
@@ -465,7 +465,7 @@ def _choose_columns(
 ) -> torch.Tensor:
     """Full attention with column sums; records the LSE and the columns chosen.
 
-    Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
+    Goes over as many heads at a time as `COLUMN_SUMS_BYTES` allows for their column sums.
     Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
     assert cache.lse is not None
@@ -473,7 +473,7 @@ def _choose_columns(
     batch, heads, tokens, _ = query.shape
     blocks, columns = block_count(tokens, config.block_size_q), inputs.key.shape[2]
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
-    chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
+    chunks = list(ranges(heads, head_bytes, COLUMN_SUMS_BYTES))
     rounded = fp8_tensors(inputs) if config.precision_of("refresh") == "fp8" else None
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

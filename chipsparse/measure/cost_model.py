@@ -22,7 +22,6 @@ import torch
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.placement import SLOTS
-from chipsparse.layers.column_budget import static_count
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
@@ -130,9 +129,8 @@ class Load:
 
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """The most columns that a query block of a layer computes at a sparse step."""
-    config, layout = plan.config.attention, plan.layout
-    static = static_count(layout.tokens, config, text_tokens=layout.text_tokens)
-    most = max(plan.attention_keep_count(layer), static) + plan.attention_random_count()
+    layout = plan.layout
+    most = max(plan.attention_keep_count(layer), layout.text_tokens) + plan.attention_random_count()
     return min(layout.tokens, most)
 
 

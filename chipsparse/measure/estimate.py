@@ -178,9 +178,7 @@ def estimate_run(
     }
     own = replace(
         plan,
-        config=plan.config.override(
-            {"attention.precision": "auto", "attention.refresh_precision": "auto"}
-        ),
+        config=plan.config.override({"attention.precision": "auto"}),
         layout=replace(plan.layout, share=None),
     )
     stock = branches * sum(

@@ -81,8 +81,6 @@ def test_is_frozen():
         ("attention.density", True, "expected a number, got True"),
         ("attention.block_size_q", 0, "at least 1, got 0"),
         ("attention.block_size_q", 12.5, "expected a whole number, got 12.5"),
-        ("attention.column_sums_bytes", 0, "at least 1, got 0"),
-        ("attention.column_sums_bytes", 2e9, "expected a whole number, got 2000000000.0"),
         ("attention.enabled", 1, "expected true or false, got 1"),
         ("attention.delta_rule", "add", "one of merge, difference, got 'add'"),
         ("schedule.skip_steps", [3, -1], "at least 0, got -1"),

@@ -179,14 +179,13 @@ def test_lists_are_described_in_one_line(schedule, expected):
 
 def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
     many = dataclasses.replace(LAYOUT, grids=((10, 20, 50),))
-    for field in ("precision", "refresh_precision"):
-        config = config_of().override({f"attention.{field}": "fp8"})
-        (note,) = SparsityPlan(config, LAYOUT, 12).notes()
-        assert note == (
-            "attention.precision: with 60 tokens attention is slower in 8 bits than in 16 (on an "
-            "H200 they pay from about 5,000 on)"
-        )
-        assert SparsityPlan(config, many, 12).notes() == []
+    config = config_of().override({"attention.precision": "fp8"})
+    (note,) = SparsityPlan(config, LAYOUT, 12).notes()
+    assert note == (
+        "attention.precision: with 60 tokens attention is slower in 8 bits than in 16 (on an "
+        "H200 they pay from about 5,000 on)"
+    )
+    assert SparsityPlan(config, many, 12).notes() == []
 
 
 def test_sparse_steps_may_be_listed_too():

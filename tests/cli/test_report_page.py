@@ -230,7 +230,6 @@ def test_the_numbers_of_a_generation(page_of, read):
         "Memory over steps",
         "What ran where",
         "Run it again",
-        "Not on this page",
     ]
     assert page.all("p", **{"class": "alert"}) == []
     assert "guidance\nscale 3\n" in page.sections[PROMPT]

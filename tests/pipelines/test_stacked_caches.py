@@ -222,7 +222,7 @@ def test_steps_are_skipped_under_a_cache_that_does_not_count_them(config):
     ("config", "name", "skipping"),
     [
         (mag, "MagCache", {"skip_steps": [3]}),
-        (taylor_seer, "TaylorSeer", {"full_steps": [0, 1, 4]}),
+        (taylor_seer, "TaylorSeer", {"actions": ["dense", "skip", "dense"]}),
     ],
 )
 def test_a_cache_that_counts_steps_is_refused_where_steps_are_skipped(config, name, skipping):

@@ -62,7 +62,6 @@ OTHERS = {
     "uneven heads": (lambda: wan_of(5), BIG, {}),
     "joint text, four heads": (lambda: hunyuan_of(4), HUNYUAN, {}),
     "two experts": (lambda: experts_of(4), {**BIG, "height": 80, "width": 48}, {}),
-    "one head's columns at a time": (lambda: wan_of(4), BIG, {"attention.column_sums_bytes": 1}),
     "skipped with a forecast": (
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
