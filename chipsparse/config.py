@@ -91,14 +91,7 @@ class MLPConfig(Validated):
 
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
-PUBLISHED_FORM = (
-    "warmup_steps",
-    "refresh_every",
-    "refresh_steps",
-    "final_dense_steps",
-    "dense_steps",
-    "skip_steps",
-)
+PUBLISHED_FORM = ("warmup_steps", "refresh_every")
 
 
 @dataclass(frozen=True)
@@ -159,37 +152,14 @@ class ScheduleConfig(Validated):
         "the model; schedulers of flow matching only",
     )
     warmup_steps: int = option(
-        2, "first steps computed in full; the last of them is the first refresh", minimum=2
+        2,
+        "first steps computed in full; the last of them is the first refresh. A third as many at "
+        "the end, rounded down, are dense: they remove what the sparse steps left",
+        minimum=2,
     )
     refresh_every: int = option(
         10, "after the warm-up, every this many steps is a refresh", minimum=1
     )
-    refresh_steps: tuple[int, ...] | None = option(
-        None, "refresh exactly at these steps (from 0) instead of periodically", minimum=0
-    )
-    final_dense_steps: int = option(
-        0,
-        "last steps computed in full, where the number of steps is known: they remove what the "
-        "sparse ones left",
-        minimum=0,
-    )
-    dense_steps: tuple[int, ...] = option(
-        (), "steps (from 0) computed in full without a refresh", minimum=0
-    )
-    skip_steps: tuple[int, ...] = option(
-        (),
-        "steps (from 0) that reuse the transformer's last output; none of the warm-up, of "
-        "dense_steps and of final_dense_steps, and a refresh among them is made up for after it",
-        minimum=0,
-    )
-    few_steps: int = option(
-        0,
-        "with at most so many steps, take in place of all the above: the first step is a refresh "
-        "that chooses the columns, then every few_refresh_every steps is one, all others are "
-        "sparse; 0: never",
-        minimum=0,
-    )
-    few_refresh_every: int = option(4, "distance of the refreshes of few_steps", minimum=1)
     actions: tuple[ActionName, ...] | None = option(
         None,
         "the action of every step, the last one repeated; overrides all the above. The first is "

@@ -77,9 +77,8 @@ class SparsityPlan:
 
     def step_action(self, step: int) -> Action:
         """The action of a step (from 0) for the layers that may be sparse."""
-        if self.schedule.skips(step):
-            return Action.SKIP
-        return self.schedule.action(step) if self.has_sparse_layers else Action.DENSE
+        action = self.schedule.action(step)
+        return action if self.has_sparse_layers or action is Action.SKIP else Action.DENSE
 
     def action(self, layer: int, step: int, part: Part) -> Action:
         """The action of one layer's attention or MLP at one step."""
@@ -155,52 +154,44 @@ class SparsityPlan:
         """What a guidance branch really does at a step.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
-        a branch is DENSE (of few steps a REFRESH, see `Schedule.is_few`), and a sparse step is a
-        REFRESH where there was none before, or one that was skipped. No step is a refresh where no
-        sparse step reads what it would record, unless
-        ``schedule.actions`` lists it and sparse ones.
+        a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
+        refresh where no sparse step reads what it would record, unless ``schedule.actions`` lists
+        it and sparse ones.
 
         Args:
             step: from 0.
             recorded: what the branch has recorded: None at first, DENSE before its first refresh,
-                REFRESH after it, SKIP where a later one was skipped; see `recorded_after`.
+                REFRESH after it; see `recorded_after`.
         """
         action = self.step_action(step)
-        if recorded is None and not self.schedule.is_few:
+        if recorded is None:
             return Action.DENSE
         if self.is_dense():
-            skips = action is Action.SKIP and recorded is not None
-            return action if skips else Action.DENSE
+            return action if action is Action.SKIP else Action.DENSE
         if action is Action.SPARSE and recorded is not Action.REFRESH:
             action = Action.REFRESH
         return Action.DENSE if action is Action.REFRESH and not self._is_read(step) else action
 
     def _is_read(self, step: int) -> bool:
-        """Whether a sparse step comes before the next refresh that is planned, skipped or not."""
+        """Whether a sparse step comes before the next refresh that is planned."""
         if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
             return True
         end = step + MANY_STEPS if self.steps is None else self.steps
         for later in range(step + 1, end):
-            if self.step_action(later) is Action.SPARSE:
-                return True
-            if self.schedule.action(later) is Action.REFRESH:
-                return False
+            if self.step_action(later) in (Action.SPARSE, Action.REFRESH):
+                return self.step_action(later) is Action.SPARSE
         return False
 
     def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
         """What a branch has recorded once it took an action at a step; see `taken`."""
-        if action is Action.SKIP:
-            due = recorded is Action.REFRESH and self.schedule.action(step) is Action.REFRESH
-            return Action.SKIP if due else recorded
-        if action is Action.SPARSE or (action is Action.DENSE and recorded is not None):
+        if action in CACHED or (action is Action.DENSE and recorded is not None):
             return recorded
         return action
 
     def actions(self, first: int = 0) -> list[Action]:
-        """What a branch does at each step from the first one that it is called at.
+        """Return what a branch does at each step from the first one that it is called at.
 
-        The number of steps must be known. Steps that only the threshold skips are not known, and
-        are given with what they compute.
+        The number of steps must be known.
         """
         assert self.steps is not None
         return list(itertools.islice(self.actions_from(first), self.steps - first))

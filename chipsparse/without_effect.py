@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Values that keep something off, so that they ask for nothing.
 OFF = ("never", "none", "bf16")
-STEP_LISTS = ("full_steps", "sparse_steps", "refresh_steps", "dense_steps", "skip_steps")
+STEP_LISTS = ("full_steps", "sparse_steps")
 NOTHING_SPARSE = "no step is sparse"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
@@ -51,7 +51,6 @@ def _never_reached(plan: SparsityPlan) -> list[str]:
         f"{steps - 1}"
         for name, listed in lists.items()
         if steps is not None
-        and not plan.schedule.is_few
         and (usual is None or getattr(usual.schedule, name) != listed)
         and (beyond := [step for step in listed if step >= steps])
     ]
@@ -98,10 +97,8 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
 def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
     schedule, rules = plan.schedule, plan.config.schedule
     names = [f"schedule.{each.name}" for each in dataclasses.fields(rules)]
-    if schedule.is_few:  # which has a note of its own
-        return {}
     steps = schedule.known_steps
-    skipped = [step for step in steps if schedule.skips(step)]
+    skipped = [step for step in steps if schedule.action(step) is Action.SKIP]
     no_layer = None if plan.has_sparse_layers else "no layer is sparse"
     no_skip = None if skipped else "no step is skipped"
     found: dict[str, str | None] = {}
@@ -123,15 +120,8 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
             "schedule.between": gaps,
             "schedule.sparse_steps": no_layer,
             "schedule.least_full": _unless(rules.full_share, "schedule.full_share"),
-            **{f"schedule.{name}": no_skip and no_layer for name in PUBLISHED_FORM},
-            "schedule.refresh_steps": no_layer,
-            "schedule.refresh_every": no_layer
-            or ("schedule.refresh_steps overrides it" if rules.refresh_steps else None),
-            "schedule.skip_steps": None,
-            "schedule.few_refresh_every": _unless(rules.few_steps or None, "schedule.few_steps"),
+            **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
         }
-        if rules.final_dense_steps and plan.steps is None:
-            found["schedule.final_dense_steps"] = "the number of steps is not known"
     late = any(map(schedule.forecast_share, skipped))
     after = None if late else "schedule.forecast_after lets no skipped step have one"
     found["schedule.forecast"] = no_skip or after

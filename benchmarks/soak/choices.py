@@ -247,9 +247,8 @@ def _settings(draw: random.Random) -> dict[str, Any]:
     rare: dict[str, tuple[Any, ...]] = {
         "attention.enabled": (False,),
         "mlp.enabled": (False,),
-        "schedule.skip_steps": ([3], [4, 5]),
-        "schedule.final_dense_steps": (1, 2),
-        "schedule.warmup_steps": (3,),
+        "schedule.actions": (["dense", "refresh", "sparse", "skip", "sparse"],),
+        "schedule.warmup_steps": (3, 6),
         "schedule.forecast": (0.5, 1.0),
         "schedule.first_dense_layers": (1,),
         "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),

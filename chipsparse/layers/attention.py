@@ -6,7 +6,6 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -62,10 +61,6 @@ class _Choice:
     branch: str
     plan: SparsityPlan
     most_columns: int
-
-
-# So many-th keys tell the LSE of a first refresh: benchmarks/notes/few_steps.md.
-SAMPLED_KEYS = 16
 
 
 class AttentionLayer:
@@ -215,8 +210,6 @@ class AttentionLayer:
             return shared.caches.has(branch, self.number, kind)
 
         if not recorded("lse"):
-            if state.action is Action.REFRESH and state.plan.schedule.is_few:
-                return Action.REFRESH  # with an estimated LSE
             return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
         if state.action is not Action.SPARSE:
             return state.action
@@ -367,21 +360,6 @@ def dense_step(
     return output
 
 
-def estimated_lse(inputs: AttentionInputs, *, every: int = SAMPLED_KEYS) -> torch.Tensor:
-    """The log-sum-exp (LSE) of each row, float32 ``[B, H, N]``, from every so many-th key alone.
-
-    Takes ``1 / every`` of the time of full attention. Good enough to weigh column sums: in a query
-    block it decides how much each row says, and nothing else depends on it.
-
-    Args:
-        inputs: of the layer.
-        every: distance of the keys; fewer where there are not as many.
-    """
-    key, value = (each[:, :, ::every].contiguous() for each in (inputs.key, inputs.value))
-    _, lse = replace(inputs, key=key, value=value).dense()
-    return lse + math.log(inputs.key.shape[2] / key.shape[2])
-
-
 def refresh_step(
     cache: AttentionCache,
     inputs: AttentionInputs,
@@ -395,14 +373,11 @@ def refresh_step(
     Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
     takes no sums, so that the fastest library kernel computes the attention.
 
-    The column sums are weighed with the LSE of the previous dense step (``cache.lse``), or with an
-    estimate where there was none (`estimated_lse`). Where the budget has no capacity, the host
-    waits once for the length of the longest list (``cache.capacity``); where it has one,
-    ``cache.longest`` tells later whether that was enough.
+    The column sums are weighed with the LSE of the previous dense step (``cache.lse``). Where the
+    budget has no capacity, the host waits once for the length of the longest list
+    (``cache.capacity``); where it has one, ``cache.longest`` tells later whether that was enough.
     """
     if columns is None:
-        if cache.lse is None:
-            cache.lse = estimated_lse(inputs)
         output = _choose_columns(cache, inputs, config=config, budget=budget)
     else:
         output = dense_step(cache, inputs, precision=config.precision_of("refresh"))

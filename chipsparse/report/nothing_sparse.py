@@ -14,9 +14,6 @@ NOTHING = "nothing runs sparse"
 # Fields of the schedule, each with the value that leaves most steps to sparse ones.
 LOOSEST: dict[str, tuple[Any, str]] = {
     "warmup_steps": (2, "lower"),
-    "final_dense_steps": (0, "lower"),
-    "dense_steps": ((), "shorten"),
-    "refresh_steps": ((), "shorten"),
     "refresh_every": (1 << 20, "raise"),
     "full_steps": ((), "shorten"),
     "full_share": (0.01, "lower"),
@@ -30,7 +27,7 @@ def wants_sparse(config: SparsityConfig) -> bool:
     parts = config.attention.enabled or config.mlp.enabled
     if schedule.actions is not None:
         return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
-    if parts or schedule.skip_steps:
+    if parts:
         return True
     return schedule.lists_full and (schedule.between != "all" or schedule.sparse_steps is not None)
 
@@ -113,7 +110,7 @@ def what_helps(plan: SparsityPlan, first: int) -> str | None:
 def _is_tight(schedule: ScheduleConfig, name: str, loosest: object) -> bool:
     value = getattr(schedule, name)
     if name == "refresh_every":  # any other leaves sparse steps between two refreshes
-        return value == 1 and schedule.refresh_steps is None
+        return value == 1
     if name == "least_full" and schedule.full_share is None:
         return False
     return value is not None and value != loosest

@@ -452,14 +452,6 @@ def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder, work
     assert row["mlp"]["step"] == step  # known in any case
 
 
-def test_listed_steps_that_cannot_be_skipped_are_noted(explained, folder, workdir):
-    text = "model_class: WanTransformer3DModel\nsparsity: {schedule: %s}\n"
-    (workdir / "mine.yaml").write_text(text % "{warmup_steps: 3, skip_steps: [1, 4]}")
-    listed = explained("--model", folder("wan"), "--config", "mine.yaml", "--steps", "12")
-    assert listed["schedule"]["counts"] == {"dense": 2, "refresh": 1, "sparse": 8, "skip": 1}
-    assert any(note.startswith("skip_steps 1 are computed") for note in listed["notes"])
-
-
 def test_a_schedule_that_lists_its_full_steps(explained, explain, fails, folder, workdir):
     text = "model_class: WanTransformer3DModel\nsparsity: {schedule: {%s}}\n"
     (workdir / "mine.yaml").write_text(text % "full_share: 0.26, forecast: 0.5")

@@ -14,11 +14,11 @@ from tests.variants import slow
 STEPS = 12
 LISTED = SPARSE.override(
     {
-        "schedule.refresh_every": 10,
-        "schedule.skip_steps": [],
-        "schedule.full_steps": [0, 1, 2, 5, 9],
-        "schedule.sparse_steps": [4, 7, 11],
-        "schedule.forecast": 0.5,
+        "schedule": {
+            "full_steps": [0, 1, 2, 5, 9],
+            "sparse_steps": [4, 7, 11],
+            "forecast": 0.5,
+        },
     }
 )
 # A branch and an expert each have their own outputs; guidance may double the batch; a picture to

@@ -7,6 +7,7 @@ import chipsparse
 from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions as action_names
+from tests.schedules import listed
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow_unless
 
@@ -21,10 +22,6 @@ def actions(handle, branch="cond"):
     return "".join(letters[name] for name in action_names(handle, branch))
 
 
-def records(handle, branch="cond"):
-    return [record for record in handle.report.steps if record.branch == branch]
-
-
 def count_computed(transformer):
     """A list that grows with every call in which the model itself runs."""
     calls = []
@@ -32,32 +29,9 @@ def count_computed(transformer):
     return calls
 
 
-def test_listed_steps_that_must_be_computed_are_reported():
-    pipe = tiny_wan_pipeline()
-    config = wan.SPARSE.override({"schedule.skip_steps": [0, 1, 3]})
-    with chipsparse.enable(pipe, config) as handle:
-        for _ in range(2):
-            wan.generate(pipe)
-            assert actions(handle) == "DRSKSRS"
-            (note,) = handle.report.notes
-            assert note.startswith("skip_steps 0, 1 are computed: no step is skipped in the")
-
-
-@pytest.mark.parametrize(
-    ("skipped", "expected"),
-    [(4, "DRSSKRS"), (6, "DRSSRSK")],
-)
-def test_a_listed_refresh_is_made_up_for(skipped, expected):
-    pipe = tiny_wan_pipeline()
-    schedule = {"schedule.skip_steps": [skipped], "schedule.refresh_every": 3}
-    with chipsparse.enable(pipe, wan.SPARSE.override(schedule)) as handle:
-        wan.generate(pipe)
-        assert actions(handle) == actions(handle, "uncond") == expected
-
-
 def test_listed_steps_in_a_batch_of_two_prompts():
     pipe = tiny_wan_pipeline()
-    config = wan.EXACT.override({"schedule.skip_steps": [3, 4]})
+    config = wan.EXACT.override(listed("DRSKKRS"))
     prompts = ["a red circle moves left", "a blue square grows"]
     with chipsparse.enable(pipe, config):
         both = wan.generate(pipe, prompts, guidance_scale=1.0)
@@ -68,7 +42,7 @@ def test_listed_steps_in_a_batch_of_two_prompts():
 
 def test_an_expert_that_takes_over_computes_before_it_skips():
     pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
-    config = wan.SPARSE.override({"schedule.skip_steps": [3, 4, 5, 6, 7, 8]})
+    config = wan.SPARSE.override(listed("DRSKKKKKKRSS"))
     with chipsparse.enable(pipe, config) as handle:
         calls = [count_computed(pipe.transformer), count_computed(pipe.transformer_2)]
         wan.generate(pipe, num_inference_steps=STEPS, guidance_scale=1.0)
@@ -88,7 +62,7 @@ def test_steps_are_skipped_where_nothing_is_sparse(model):
     config = module.SPARSE.override(OFF)
     with chipsparse.enable(pipe, config):
         assert torch.equal(module.generate(pipe), expected)
-    with chipsparse.enable(pipe, config.override({"schedule.skip_steps": [3, 5]})) as handle:
+    with chipsparse.enable(pipe, config.override(listed("DDDKDKD"))) as handle:
         calls = count_computed(pipe.transformer)
         found = module.generate(pipe)
         taken = "DDDKDKD"
@@ -103,7 +77,7 @@ def test_steps_are_skipped_where_nothing_is_sparse(model):
 def test_nothing_is_held_after_a_generation():
     pipe = tiny_wan_pipeline()
     for off in ({}, OFF):
-        config = wan.SPARSE.override({**off, "schedule.skip_steps": [3, 5]})
+        config = wan.SPARSE.override({**off, **listed("DRSKSKR")})
         with chipsparse.enable(pipe, config) as handle:
             session = handle._adapters[0].session
             held = []

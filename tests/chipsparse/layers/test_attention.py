@@ -13,7 +13,6 @@ from chipsparse.layers import attention
 from chipsparse.layers.attention import (
     backend_choices,
     dense_step,
-    estimated_lse,
     refresh_step,
     sparse_step,
 )
@@ -343,35 +342,3 @@ def test_the_random_columns_of_some_heads_and_rows_are_those_of_all(head, block)
         refresh_step(cache, own, config=config, budget=budget)
         found.append(unpack_mask(cache.columns, TOKENS))
     assert torch.equal(found[0][:, head:, block:], found[1])
-
-
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_a_first_refresh_is_exact_and_chooses_by_an_estimated_lse(rule):
-    cache, config = AttentionCache(), AttentionConfig(delta_rule=rule, block_size_q=ROWS)
-    output = refresh_step(cache, given(), config=config, budget=BUDGET)
-    expected, lse = softmax_parts(*inputs())
-    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
-    found = sparse_step(cache, given(), config=config)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
-    # It holds nearly the mass that the exact LSE chooses, and far more than chance.
-    probabilities = softmax_parts(*inputs(), torch.ones(1, dtype=torch.bool))[1]
-    scores = inputs()[0].double() @ inputs()[1].double().transpose(-1, -2) * 32**-0.5
-    weights = (scores - probabilities.unsqueeze(-1)).exp()
-
-    def mass(of):
-        return weights.where(row_mask(of), 0).sum().item()
-
-    exact, _, _ = refreshed(rule)
-    assert mass(cache) > 0.97 * mass(exact)
-    assert mass(cache) > 1.3 * weights.sum().item() * (KEEP + RANDOM) / TOKENS
-
-
-@pytest.mark.parametrize("every", [1, 8, 100])
-def test_the_estimated_lse_is_that_of_the_sampled_keys_scaled_to_all(every):
-    query, key, value = inputs()
-    found = estimated_lse(AttentionInputs(query, key, value), every=every)
-    some = key[:, :, ::every]
-    _, lse = softmax_parts(query, some, value[:, :, ::every])
-    expected = lse + torch.tensor(TOKENS / some.shape[2], dtype=torch.float64).log()
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
