@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from chipsparse.old_names import reads_old_names
-
 Grid = tuple[int, int, int]
 
 
-@reads_old_names("LayerKind")
 @dataclass(frozen=True)
 class LayerKind:
     """Layers of one build, which follow each other in the model.

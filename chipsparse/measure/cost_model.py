@@ -22,15 +22,12 @@ import torch
 
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.placement import SLOTS
-from chipsparse.layers.column_budget import static_count
-from chipsparse.layers.pooled_columns import POOLED
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
 # Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.
 ELEMENTWISE_PASSES = 66
-FORECAST_PASSES = 3  # reads the output and the drift, writes the output
 # To make queries, keys and values 8 bits wide: the latter two are read twice, all are written at
 # half. That is 6.5, at three quarters of the memory's rate.
 FP8_PASSES = 8.5
@@ -132,9 +129,8 @@ class Load:
 
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """The most columns that a query block of a layer computes at a sparse step."""
-    config, layout = plan.config.attention, plan.layout
-    static = static_count(layout.tokens, config, text_tokens=layout.text_tokens)
-    most = max(plan.attention_keep_count(layer), static) + plan.attention_random_count()
+    layout = plan.layout
+    most = max(plan.attention_keep_count(layer), layout.text_tokens) + plan.attention_random_count()
     return min(layout.tokens, most)
 
 
@@ -177,17 +173,11 @@ def layer_time(
         attention += rounding
     if "attention" in sparse:
         kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention * sixteen_bit
-        forecast = plan.config.attention.forecast > 0
         if action is Action.SPARSE:
             attention = kept
-            if plan.config.attention.delta_rule == "pooled":
-                attention += sixteen_bit / POOLED
-            passes = FORECAST_PASSES if forecast else 0
-            attention += passes * attended * dtype.itemsize / rates.memory
         elif action is Action.REFRESH:
-            expected = kept if forecast else 0.0
             attention *= rates.refresh_attention if chooses else 1.0
-            attention += rates.refresh_seconds + expected
+            attention += rates.refresh_seconds
     attention += column * layout.exact_rows  # these rows see everything
     kind = layout.kind(layer)
     rows = kind.mlp_linears * kind.intermediate_size

@@ -248,7 +248,6 @@ def _attention_sample(plan: SparsityPlan, layer: int, share: float) -> Sample:
         plan.config.attention,
         density=min(1.0, _rounded(kept_columns(plan, layer)) / columns),
         random_fraction=0.0,
-        local_blocks=None,
     )
     own = layout.own_query_rows / len(layout.all_query_rows)  # other processes have the others
     scale = own * whole / (batch * heads)

@@ -536,7 +536,7 @@ def test_skipping_needs_a_single_output(monkeypatch):
     with chipsparse.enable(pipe, CONFIG) as handle:
         image(pipe)
         assert actions(handle) == FIRST
-    skipping = CONFIG.override({"schedule.skip_steps": [4]})
+    skipping = CONFIG.override({"schedule": {"actions": ["dense", "dense", "skip"]}})
     with (
         chipsparse.enable(pipe, skipping),
         pytest.raises(ValueError, match="more than one tensor, so its steps cannot be skipped"),

@@ -105,14 +105,6 @@ def test_a_sparse_layer_computes_what_it_keeps():
     assert found.rest == REST
 
 
-def test_a_forecast_takes_a_sparse_step_at_refreshes_and_three_passes_at_sparse_ones():
-    plan = dataclasses.replace(PLAN, config=CONFIG.override({"attention.forecast": 0.5}))
-    sparse = time_of(Action.SPARSE).attention
-    assert time_of(Action.REFRESH, plan=plan).attention == 2 * ATTENTION + 7 + sparse
-    assert time_of(Action.SPARSE, plan=plan).attention == sparse + 3 * 20 * 8 * 2
-    assert time_of(Action.DENSE, plan=plan) == time_of(Action.DENSE)
-
-
 @pytest.mark.parametrize(
     ("changes", "columns"),
     [

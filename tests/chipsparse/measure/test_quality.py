@@ -117,9 +117,3 @@ def test_ssim_refuses_small_frames():
     with pytest.raises(ValueError, match="at least 11x11 pixels, got 10x32"):
         quality.ssim(video, video)
     assert quality.psnr(video, video) == math.inf
-
-
-def test_the_old_name_still_works_and_says_the_new_one():
-    with pytest.warns(FutureWarning, match=r"now chipsparse\.measure\.quality"):
-        from chipsparse import quality as old
-    assert old is quality
