@@ -368,11 +368,11 @@ def test_fields_are_described_in_words():
 
 
 def test_the_command_writes_what_has_changed(page_with, monkeypatch, capsys):
-    start, end = "<!-- table: other models -->\n", "<!-- end of table -->"
+    start, end = "<!-- table: other classes -->\n", "<!-- end of table -->"
     page = page_with(f"# Title\n\n{start}old\n\n{end}\n\nText.\n")
     monkeypatch.setattr(write_tables, "pages", lambda: [page.path])
     write_tables.main()
-    table = f"{start}\n{TABLES['other models']()}\n\n{end}"
+    table = f"{start}\n{TABLES['other classes']()}\n\n{end}"
     assert page.path.read_text() == f"# Title\n\n{table}\n\nText.\n"
     assert capsys.readouterr().out == f"{page.path}\n"
     write_tables.main()

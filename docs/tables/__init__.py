@@ -24,7 +24,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "old names": config.old_names,
     "models": models.models,
     "model details": models.details,
-    "other models": models.others,
     "other classes": models.other_classes,
     "attention kernels": measured.attention_kernels,
     "attention by share": measured.attention_by_share,

@@ -31,11 +31,6 @@ def details() -> str:
     return table(columns, rows)
 
 
-def others() -> str:
-    """A sentence about models of other classes."""
-    return f"Other classes: {command.others()}."
-
-
 def other_classes() -> str:
     """What becomes of each class of diffusers without an adapter."""
     rows = [(code(name), line) for name, line in command.other_classes().items()]
