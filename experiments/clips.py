@@ -22,7 +22,6 @@ from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
-from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.pipelines.stacked_caches import transformers_of
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
@@ -40,8 +39,6 @@ WAYS_OUT = {
 IN_FULL = SparsityConfig().override(
     {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
 )
-# Errors of the first call of a patched pipeline that cannot run so.
-REFUSED = (ConfigError, UnservedModelError)
 
 Item = TypeVar("Item")
 
@@ -122,7 +119,6 @@ class StepResult:
             display.
         attention_kept: mean share of attention columns computed; None where nothing ran sparse.
         mlp_kept: the same of MLP neurons.
-        predicted_change: see `StepRecord`; the same in all branches.
         section: from 0.
     """
 
@@ -131,7 +127,6 @@ class StepResult:
     seconds: float
     attention_kept: float | None
     mlp_kept: float | None
-    predicted_change: float | None = None
     section: int = 0
 
 
@@ -271,7 +266,7 @@ def patched(
         handle = chipsparse.enable(
             pipe, config, strict=strict, layer_times=layer_times, parallel=parallel
         )
-    with handle, user_errors(*REFUSED):
+    with handle, user_errors(ConfigError):
         yield handle.report
 
 
@@ -483,7 +478,6 @@ def _step_results(
                 seconds=end - start,
                 attention_kept=_mean([record.attention_kept for record in records or ()]),
                 mlp_kept=_mean([record.mlp_kept for record in records or ()]),
-                predicted_change=records[0].predicted_change if records else None,
                 section=results[-1].section + is_new if results else 0,
             )
         )

@@ -34,8 +34,8 @@ from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import seconds_text
+from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import (
-    REFUSED,
     ClipMaker,
     Generation,
     patched,
@@ -217,7 +217,7 @@ class Runner:
     def sparse(self, item: Item) -> Generation:
         """Return a patched one."""
         held = self._patch() if self._held is None else nullcontext(self._held)
-        with held as report, user_errors(*REFUSED):
+        with held as report, user_errors(ConfigError):
             before, self.report = report.generation, None
             try:
                 return self._make("sparse", item, report)

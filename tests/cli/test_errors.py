@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from chipsparse.cli import main, request
 from chipsparse.cli.errors import STOP_SIGNALS, UserError, reported_errors
 from chipsparse.cli.generate import job
 from chipsparse.cli.media import write as media
+from chipsparse.config import ConfigError
 from chipsparse.experiments import clips
-from chipsparse.pipelines.generic import UnservedModelError
 from tests.cli.conftest import change_index, command, nothing_written
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
@@ -210,7 +209,7 @@ def test_debug_shows_the_traceback(generate):
             "the machine ran out of memory; ask for fewer --frames or a smaller --height and "
             "--width$",
         ),
-        (UnservedModelError("Model has no adapter of its own"), 2, "Model has no adapter of its"),
+        (ConfigError("density: no number"), 2, "density: no number$"),
     ],
 )
 def test_errors_of_a_generation(fails, monkeypatch, error, code, sentence):
@@ -431,7 +430,6 @@ def test_help_and_version(monkeypatch):
     ],
 )
 def test_what_is_printed_in_other_encodings(monkeypatch, encoding, printed):
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding=encoding))
     monkeypatch.setattr(main, "app", lambda **_: print("5 €", os.fsdecode(b"d\xff")))
     main.main()
