@@ -14,7 +14,6 @@ FOLDERS = ("kernels", "pipelines", "experiments", "cli")
 MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied often
 
 # Each layer may import itself and what stands left of it.
-MEASURING = ("chipsparse.measure.step_clock", "chipsparse.measure.layer_times")  # to go
 LAYERS = ("kernels", "core", "pipelines", "api", "experiments", "cli")
 
 
@@ -84,8 +83,6 @@ def violations(file, module):
         if top != "chipsparse":
             continue
         layer = layer_of(imported)
-        if module in MEASURING and layer == "experiments":
-            continue
         if module == "chipsparse" and layer == "api" and lazy:
             continue  # the package's front door
         if layer == "core" and module.startswith("chipsparse.kernels"):

@@ -18,7 +18,7 @@ def compare(options: CompareOptions) -> None:
     """
     # Imported where they are needed, so that --help does not wait for torch and diffusers.
     if options.suite is not None:
-        from chipsparse.cli.suite.job import run_suite
+        from chipsparse.cli.compare.suite import run_suite
 
         run_suite(options)
     elif options.subjects[0].kind == "files":

@@ -20,8 +20,8 @@ from chipsparse.cli.compare.record import (
 from chipsparse.cli.errors import UserError, exit_code
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.profiles import out_of_range_text
+from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, Work, resolve, working
 from chipsparse.cli.settings import OPTION_OF

@@ -103,7 +103,9 @@ class Summary(Record):
         estimates = {}
         for name in ("mean", "median"):
             result = interval(known, name, drawn)  # type: ignore[arg-type]
-            values = {key: each if math.isfinite(each) else None for key, each in vars(result).items()}
+            values = {
+                key: each if math.isfinite(each) else None for key, each in vars(result).items()
+            }
             estimates[name] = Estimate(**values, includes_zero=result.contains(0.0))
         return Summary(**estimates)
 
@@ -384,7 +386,11 @@ class ConfigsComparison(Result):
                 canvas.dots(marks, colour, square=square, alpha=0.6)
                 self._cross(canvas, side, colour)
                 canvas.axes.plot(
-                    [], [], "s" if square else "o", color=colour, label=f"{side}: {self.names[side]}"
+                    [],
+                    [],
+                    "s" if square else "o",
+                    color=colour,
+                    label=f"{side}: {self.names[side]}",
                 )
 
         return Chart("PSNR over speed-up", draw, "PSNR over speed-up, both against dense", 360)
@@ -482,7 +488,7 @@ class FilesComparison(Result):
     largest_difference: Count
     flicker: Number | None = None
     flicker_change: Number | None = None
-    per_frame: Curves = {}
+    per_frame: Mapping[str, Sequence[Number | None]] = {}
     clip: ShownClip | None = None
 
     @property
@@ -533,7 +539,10 @@ class FilesComparison(Result):
                 rows.append([title, "frames are too small", "", ""])
         pixels = f"{self.largest_difference} of 255"
         facts = [
-            ("largest difference", "none: the same pixels in every frame" if self.identical else pixels)
+            (
+                "largest difference",
+                "none: the same pixels in every frame" if self.identical else pixels,
+            )
         ]
         if self.flicker is not None and self.flicker_change is not None:
             change, second = (EIGHT_BITS * x for x in (self.flicker_change, self.flicker))

@@ -1,4 +1,4 @@
-"""How clips are written, and what their files say of how they were made.
+"""Facts in the files of clips about how they were made.
 
 `parameters` is the form that viewers and other programs for image generation read: the prompt, the
 negative prompt, and one line of ``Name: value`` pairs.
@@ -9,66 +9,51 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from chipsparse.common.finished_files import readable
+import chipsparse
+
+if TYPE_CHECKING:
+    from chipsparse.cli.generate.record import RequestRecord
 
 # What others call these; what is not here begins with a capital letter.
 NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
 TEXTS = ("prompt", "negative_prompt")
 
 
-@dataclass(frozen=True)
-class Style:
-    """How clips are written.
+def generation_metadata(request: RequestRecord) -> dict[str, str]:
+    """Return the facts about a generation, without any folder: a file may be sent to others.
 
-    Attributes:
-        crf: the constant rate factor of a video's encoder; None for visually lossless.
+    They are in the order in which they are to be shown.
     """
-
-    fps: float
-    crf: int | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
-    """The facts about a generation, without any folder: a file may be sent to others.
-
-    Args:
-        request: as ``--json`` has it.
-
-    Returns:
-        Texts by name, in the order in which they are to be shown.
-    """
-    settings = request["settings"]
-    guidance = settings["true_cfg_scale"]
-    sides = (settings["width"], settings["height"])
+    settings, dense = request.settings, request.mode == "dense"
+    guidance = settings.true_cfg_scale
+    sides = (settings.width, settings.height)
     facts = {
-        "prompt": request["prompt"],
-        "negative_prompt": request["negative_prompt"],
-        "steps": settings["num_inference_steps"],
-        "guidance_scale": settings["guidance_scale"] if guidance is None else guidance,
-        "seed": request["seed"],
+        "prompt": request.prompt,
+        "negative_prompt": request.negative_prompt,
+        "steps": settings.num_inference_steps,
+        "guidance_scale": settings.guidance_scale if guidance is None else guidance,
+        "seed": request.seed,
         "size": None if None in sides else "x".join(map(str, sides)),
-        "frames": settings["num_frames"],
-        "model": _without_folder(request["model"]),
-        "lora": ", ".join(map(_lora, request["loras"])) or None,
-        "scheduler": request["scheduler"],
-        "flow_shift": request["flow_shift"],
-        "strength": request["strength"],
-        "dtype": request["dtype"],
-        "mode": request["mode"],
-        "profile": None if request["mode"] == "dense" else _without_folder(request["profile"]),
-        "quality": None if request["mode"] == "dense" else request["quality"],
-        "chipsparse": request["chipsparse"],
+        "frames": settings.num_frames,
+        "model": _without_folder(request.model),
+        "lora": ", ".join(f"{_without_folder(e.file)}:{e.scale:g}" for e in request.loras) or None,
+        "scheduler": request.scheduler,
+        "flow_shift": request.flow_shift,
+        "strength": request.strength,
+        "dtype": request.dtype,
+        "mode": request.mode,
+        "profile": None if dense else _without_folder(request.profile),
+        "quality": None if dense else request.quality,
+        "chipsparse": chipsparse.__version__,
     }
-    return {name: readable(str(value)) for name, value in facts.items() if value is not None}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def parameters(facts: Mapping[str, str]) -> str:
-    """The facts for people and other programs."""
+    """Return the facts for people and other programs."""
     lines = [facts["prompt"]] if "prompt" in facts else []
     if facts.get("negative_prompt"):
         lines.append(f"Negative prompt: {facts['negative_prompt']}")
@@ -77,7 +62,7 @@ def parameters(facts: Mapping[str, str]) -> str:
 
 
 def as_json(facts: Mapping[str, str]) -> str:
-    """The facts for chipsparse."""
+    """Return the facts for chipsparse."""
     return json.dumps(dict(facts), ensure_ascii=False)
 
 
@@ -92,13 +77,9 @@ def _value(name: str, value: str) -> str:
 
 
 def _without_folder(location: str | None) -> str | None:
-    """The name of a model or a profile; that of a model on the hub has no folder."""
+    """Return the name of a model or a profile; that of a model on the hub has no folder."""
     if location is None:
         return None
     path = Path(location).expanduser()
     here = path.is_absolute() or path.exists()
     return os.path.basename(os.path.abspath(path)) if here else location
-
-
-def _lora(lora: Mapping[str, Any]) -> str:
-    return f"{_without_folder(lora['file'])}:{lora['scale']:g}"

@@ -30,7 +30,6 @@ PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
 CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
 OURS = ["chipsparse faithful", "chipsparse balanced", "chipsparse fast"]
 QUALITIES = """\
-sparsity: {where_slower: sparse}
 qualities:
   faithful: {schedule: {warmup_steps: 3, refresh_every: 10}}
   balanced: {schedule: {warmup_steps: 2, refresh_every: 10}}
