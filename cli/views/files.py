@@ -19,7 +19,7 @@ KINDS = {
     "series": ("chipsparse.cli.generate.record", "SeriesResult"),
     "comparison": ("chipsparse.cli.compare.record", "ConfigsComparison"),
     "files": ("chipsparse.cli.compare.record", "FilesComparison"),
-    "suite": ("chipsparse.cli.compare.record", "SuiteResult"),
+    "suite": ("chipsparse.cli.compare.suite_record", "SuiteResult"),
     "tuning": ("chipsparse.cli.tune.record", "TuningResult"),
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.experiments import clips as denoise
+from chipsparse.experiments import clips
 from tests.pipelines.families.sections import PIPELINES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -38,9 +38,9 @@ class Slow:
 
 def test_showing_takes_no_time_and_sees_the_latents(monkeypatch):
     display = Slow()
-    monkeypatch.setattr(denoise, "time", SimpleNamespace(perf_counter=display.perf_counter))
+    monkeypatch.setattr(clips, "time", SimpleNamespace(perf_counter=display.perf_counter))
     pipe = tiny_flux_pipeline()
-    made = denoise.generate(pipe, CALL, seed=0, display=display, report=None)
+    made = clips.generate(pipe, CALL, seed=0, display=display, report=None)
     assert display.now == STEPS * 100
     assert [step.seconds for step in made.steps] == [0.0] * STEPS
     assert made.denoising_seconds == made.total_seconds == 0.0
@@ -59,7 +59,7 @@ def test_steps_of_sections_have_their_own_actions():
         shown = []
         with chipsparse.enable(pipe, config) if report else contextlib.nullcontext() as handle:
             report = handle and handle.report
-            steps, _ = denoise.time_steps(pipe, call, seed=0, display=display, report=report)
+            steps, _ = clips.time_steps(pipe, call, seed=0, display=display, report=report)
         assert [(each.section, each.step) for each in steps] == places
         assert [each.action for each in steps] == actions * sections
         assert shown == [*enumerate(actions)] * sections
@@ -76,5 +76,5 @@ def test_a_warm_up_ends_with_the_first_sparse_step_or_where_none_comes(actions, 
     config = chipsparse.SparsityConfig().override({"schedule.actions": actions})
     pipe, call = tiny_flux_pipeline(), {**CALL, "num_inference_steps": len(actions)}
     with chipsparse.enable(pipe, config) as handle:
-        denoise.warm_up(pipe, call, seed=0, report=handle.report)
+        clips.warm_up(pipe, call, seed=0, report=handle.report)
         assert handle.report.actions() == taken | ({"sparse": 1} if "sparse" in actions else {})
