@@ -64,7 +64,7 @@ def made_from(kind: Any, config: dict[str, Any]) -> torch.nn.Module:
     if hasattr(kind, "from_config"):
         made: torch.nn.Module = kind.from_config(config)
         return made
-    return kind(kind.config_class.from_dict(config))  # type: ignore[no-any-return]
+    return kind(kind.config_class.from_dict(config))
 
 
 def _count(model: ModelDescription, name: str, kind: Any, dtype: torch.dtype) -> ComponentWeights:

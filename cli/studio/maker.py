@@ -116,7 +116,7 @@ class Maker:
         job = self._settle(choices, self._next_folder())
         runner = self._opened(job, feed)
         # Its command writes to where it is typed.
-        item = Item(choices.prompt, choices.seed, Path(job.options.output.name), None)
+        item = Item(choices.prompt, choices.seed, Path(job.generate_options.output.name), None)
         warnings = prompt_warnings(runner, item)
         which = self._dense_of(job, item)
         kept = self._dense[1] if self._dense is not None and self._dense[0] == which else None
@@ -158,7 +158,7 @@ class Maker:
     def _opened(self, job: Request, feed: Feed) -> Runner:
         """What generates; the one of before where nothing but prompt, seed and file differ."""
         progress = WorkProgress(feed)
-        which = dataclasses.replace(job.options, prompt="", seed=0, output=Path())
+        which = dataclasses.replace(job.generate_options, prompt="", seed=0, output=Path())
         if self._open is None or self._open[0] != which:
             self.close()
             runner = self._stack.enter_context(opened(job, progress, lambda: self._pipe(job)))
@@ -205,13 +205,13 @@ def _written(
     job: Request, item: Item, sparse: Generation, dense: Generation | None
 ) -> dict[Way, Path]:
     """Writes the clips, and returns their files."""
-    output = job.options.output
+    output = job.generate_options.output
     clips: dict[Way, Path] = {"sparse": output}
     frames = {output: sparse.frames}
     if dense is not None:
         clips["dense"] = beside(output, "dense")
         frames[clips["dense"]] = dense.frames
-    write_media(frames, fps=job.options.fps, metadata=generation_metadata(job, item))
+    write_media(frames, fps=job.generate_options.fps, metadata=generation_metadata(job, item))
     return clips
 
 
@@ -220,7 +220,7 @@ def _profile(job: Request) -> Path:
     assert job.profile is not None
     model = name_of(job.model.location)
     words = [model.rpartition("/")[2], *([job.profile.quality] if job.profile.quality else [])]
-    path = job.options.output.with_name(f"{'-'.join(words)}.yaml")
+    path = job.generate_options.output.with_name(f"{'-'.join(words)}.yaml")
     write_profile(
         path,
         command="studio",
