@@ -185,7 +185,8 @@ def files_digest(files: Mapping[str, Path]) -> str:
                     while part := stream.read(1 << 20):
                         digest.update(part)
                 continue
-            with safe_open(file, framework="pt") as tensors:
+            broken = user_errors(SafetensorError, what=f"{file} is damaged ({INCOMPLETE})")
+            with broken, safe_open(file, framework="pt") as tensors:
                 for key in sorted(tensors.keys()):
                     rows = tensors.get_slice(key)
                     shape = rows.get_shape()
