@@ -241,6 +241,7 @@ class TuningResult(Result):
                 [self._table()],
                 "Every generation of the search, against the dense one with the same seed. "
                 "Held-out prompts had no part in the choice of the form.",
+                where="page",
                 missing=NOTHING_TRIED,
             ),
         ]
@@ -287,8 +288,7 @@ class TuningResult(Result):
                 rows.append(
                     [
                         config.form + " (chosen)" * (config.name in self.chosen),
-                        f"seed {clip.seed}, {clip.prompt}"
-                        + ", held out" * (clip.prompt in held_out),
+                        prompt + ", held out" * (clip.prompt in held_out),
                         decibels(clip.psnr_db),
                         "" if clip.ssim is None else f"{clip.ssim:.4f}",
                         *([lpips] * has_lpips),
