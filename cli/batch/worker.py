@@ -21,12 +21,11 @@ from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import Runner, make, opened, prompt_warnings
 from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.options import GenerateOptions
-from chipsparse.cli.progress import silent_display
+from chipsparse.cli.progress import WorkProgress, silent_display
 from chipsparse.cli.prompts import Item
 from chipsparse.cli.ranks import Rank, meet
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.results import results_alone
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.scratch import scratch_folder
 from chipsparse.parallel.peers import PeerError
 

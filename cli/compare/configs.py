@@ -20,14 +20,13 @@ from chipsparse.cli.compare.record import (
 from chipsparse.cli.errors import UserError, exit_code
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.profiles import out_of_range_text
+from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
-from chipsparse.cli.request import Request, Work, resolve, working
+from chipsparse.cli.request import Request, Work, out_of_range_text, resolve, working
 from chipsparse.cli.settings import OPTION_OF
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.wording import counted, sharing_text
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, sparse_way
 from chipsparse.experiments.records import DENSE, ClipRecord, Sample

@@ -22,17 +22,15 @@ from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.media import write as media
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
-from chipsparse.cli.profiles import choose_profile, device_name, required_profile
-from chipsparse.cli.progress import duration
+from chipsparse.cli.progress import WorkProgress, duration
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, check_alone
-from chipsparse.cli.request import resolve, working
+from chipsparse.cli.request import choose_profile, device_name, required_profile, resolve, working
 from chipsparse.cli.views.names import name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.wording import bundled_name, counted
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.machine import package_version
 from chipsparse.experiments import records
 from chipsparse.experiments.clips import ClipMaker

@@ -16,17 +16,17 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.plan import called_steps
-from chipsparse.cli.profiles import range_of, write_profile
+from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
-from chipsparse.cli.request import Request, resolve, working
+from chipsparse.cli.request import Request, range_of, resolve, working
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune.lab import TuneLab, calibrated
 from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.cli.tune.record import TunedResult
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.views.terminal import print_result
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.config import CaptureMode
 from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.experiments.clips import ClipMaker

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.cli.test_nothing_sparse import LAYOUT
 
 from chipsparse.config import SparsityConfig
-from chipsparse.experiments.work_share import step_costs, work_share
+from chipsparse.experiments.clips import step_costs, work_share
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
-from tests.cli.test_nothing_sparse import LAYOUT
 
 PLAN = SparsityPlan(SparsityConfig().override({"schedule.warmup_steps": 2}), LAYOUT, 4)
 TOKENS, CHANNELS, WIDTH = 32, 32, 64
