@@ -23,12 +23,14 @@ from tests.cli.html_reader import PageReader
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 
+SCHEDULE = "schedule: {warmup_steps: 2, refresh_every: 10}"
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
 
 
 def write_files(folder):
     (folder / "prompts.txt").write_text("# shapes\n" + "\n".join(PROMPTS) + "\n\n")
-    (folder / "skips.yaml").write_text(PROFILE.replace("{warmup", "{skip_steps: [3], warmup"))
+    skips = "schedule: {actions: [dense, refresh, skip, sparse]}"
+    (folder / "skips.yaml").write_text(PROFILE.replace(SCHEDULE, skips))
 
 
 @pytest.fixture
