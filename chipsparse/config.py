@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
 from chipsparse.old_names import nested, reads_old_names, renewed, tell
-from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
 PARTS: tuple[Part, ...] = ("attention", "mlp")
+Between = Literal["none", "middle", "every_other", "all"]
 DeltaRule = Literal["merge", "difference", "pooled"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import torch
 
-from chipsparse.cache.memory_plan import Capacity
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.peers import Peers
 
@@ -26,9 +25,15 @@ class Agreement:
         """What the first process found, as JSON carries it, which decides for all."""
         return value
 
-    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
-        """What every process has for its caches, with this one's and where it computes."""
-        return own
+    def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
+        """The bytes for caches, on the device and on the host, that every process has.
+
+        Args:
+            on_device: of this process.
+            on_host: of this process.
+            device: where it computes.
+        """
+        return on_device, on_host
 
 
 class Together(Agreement):
@@ -43,9 +48,10 @@ class Together(Agreement):
         found: Found = self._peers.first(value)
         return found
 
-    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
+    def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
         """The least of all, since they wait for the slowest; a machine's memory is shared."""
         sharing = self._peers.on_this_host
-        on_device = own.device // sharing if device.type == "cpu" else own.device
-        on_device, host = self._peers.least(on_device, own.host // sharing)
-        return Capacity(on_device, host, one_memory=own.one_memory)
+        if device.type == "cpu":
+            on_device //= sharing
+        on_device, on_host = self._peers.least(on_device, on_host // sharing)
+        return on_device, on_host
