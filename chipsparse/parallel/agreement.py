@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
 
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.peers import Peers
-
-Found = TypeVar("Found")
 
 
 class Agreement:
@@ -20,10 +16,6 @@ class Agreement:
     """
 
     columns: BranchColumns | None = None
-
-    def first(self, value: Found) -> Found:
-        """What the first process found, as JSON carries it, which decides for all."""
-        return value
 
     def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
         """The bytes for caches, on the device and on the host, that every process has.
@@ -42,11 +34,6 @@ class Together(Agreement):
     def __init__(self, peers: Peers, columns: BranchColumns | None = None) -> None:
         self._peers = peers
         self.columns = columns
-
-    def first(self, value: Found) -> Found:
-        """See `Agreement`."""
-        found: Found = self._peers.first(value)
-        return found
 
     def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
         """The least of all, since they wait for the slowest; a machine's memory is shared."""

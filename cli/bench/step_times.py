@@ -97,7 +97,7 @@ def measure_steps(
     if "skip" in counts:
         actions = (*actions[:-1], "skip", actions[-1])
     config = as_of_many(planned.plan.config, planned.plan, dtype).override(
-        {"schedule.actions": list(actions), "schedule.skip_threshold": None}
+        {"schedule.actions": list(actions)}
     )
 
     def run(name: str, steps: int, report: Any) -> tuple[list[StepResult], int | None]:

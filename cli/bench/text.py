@@ -124,8 +124,6 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         facts.append(("memory", f"peak {peaks[0]} on the GPU, stock {peaks[1]}"))
     if found.random_weights:
         facts.append(("weights", "random: times mean something, results would not"))
-    if found.skips_by_threshold:
-        facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
     facts += uneven_facts(steps)
     return facts + [("fallback", sentence) for sentence in steps.fallbacks]
 

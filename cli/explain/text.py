@@ -91,10 +91,8 @@ def _generation_facts(explained: Explanation) -> Facts:
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
-    if config.uses_fp8:
-        steps = {"dense": "dense steps", "refresh": "refreshes"}
-        in_fp8 = [steps[action] for action in steps if config.precision_of(action) == "fp8"]
-        facts.append(("", f"in 8 bits (int8 and FP8) at {' and '.join(in_fp8)}"))
+    if config.precision == "fp8":
+        facts.append(("", "in 8 bits (int8 and FP8) at dense steps and refreshes"))
     for number, kind in enumerate(explained.layers):
         name = f"{kind.name}: " if len(explained.layers) > 1 else ""
         facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))

@@ -13,11 +13,11 @@ from tests.variants import slow
 STEPS = 12
 LISTED = SPARSE.override(
     {
-        "schedule.refresh_every": 10,
-        "schedule.skip_steps": [],
-        "schedule.full_steps": [0, 1, 2, 5, 9],
-        "schedule.sparse_steps": [4, 7, 11],
-        "schedule.forecast": 0.5,
+        "schedule": {
+            "full_steps": [0, 1, 2, 5, 9],
+            "sparse_steps": [4, 7, 11],
+            "forecast": 0.5,
+        },
     }
 )
 # A branch and an expert each have their own outputs; guidance may double the batch; a picture to
@@ -103,14 +103,6 @@ def test_a_forecast_that_begins_late(returned):
     with chipsparse.enable(pipe, config):
         families.generate(pipe, "flux", steps=STEPS)
     assert check(returned, pipe.scheduler.timesteps.double().tolist(), 1.0, after=6) == 3
-
-
-def test_steps_that_the_threshold_skips(returned):
-    pipe = FAMILIES["wan 2.1"].make()
-    changes = {"schedule.skip_steps": [], "schedule.skip_threshold": 1.0, "schedule.forecast": 0.5}
-    with chipsparse.enable(pipe, SPARSE.override(changes)):
-        families.generate(pipe, "wan 2.1", steps=STEPS)
-    assert check(returned, pipe.scheduler.timesteps.double().tolist(), 0.5) > 4
 
 
 def test_the_output_before_the_last_is_held_only_for_a_forecast(monkeypatch):

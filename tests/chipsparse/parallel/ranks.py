@@ -21,7 +21,6 @@ def all_of_it():
     return {
         "said": peers.tell(f"I am {peers.rank}"),
         "first": peers.first(0.1 * (1 + peers.rank)),
-        "agreed": Together(peers).first([[peers.rank, "mlp", "slow"]]),
         "least": peers.least(5 - peers.rank, 3),
         "hosts": peers.on_this_host,
         "room": {
