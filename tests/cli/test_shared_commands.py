@@ -38,16 +38,20 @@ def small(flux_folder, workdir):
 )
 def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name, arguments):
     started = []
-    monkeypatch.setattr("chipsparse.cli.ranks.start_others", lambda *given: started.append(given))
+
+    def launcher(config, *words):
+        return lambda *also: started.append((config.nproc_per_node, [*words, *also]))
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", launcher)
     ran = command(name, *arguments, *small, "--gpus", 2)
     assert (ran.exit_code, ran.stdout) == (0, ""), ran.stderr
-    ((words, count),) = started
+    ((count, words),) = started
     assert count == 2
-    assert words[:2] == [name, "--json"]
+    assert words[1:5] == ["-m", "chipsparse", name, "--json"]
     for word in (*LARGE, "small.yaml", *(["p.yaml"] if name == "tune" else [])):
         assert word in words
     if name == "compare":
-        assert words[2:4] == ["dense", "small.yaml"]
+        assert words[5:7] == ["dense", "small.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,9 @@ def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name,
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(small, workdir, monkeypatch, words, said):
-    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch", lambda *_: pytest.fail("started")
+    )
     with nothing_written(workdir):
         ran = command(*words, *small)
     assert said in ran.sentence()
