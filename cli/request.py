@@ -191,7 +191,7 @@ def resolve(
     scheduler = choose_scheduler(
         model,
         options.scheduler,
-        sparse=not options.dense,
+        sparse=not options.dense and instead is not None,
         flow_shift=options.flow_shift,
     )
     strength = options.strength or model.default("strength")
