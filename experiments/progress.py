@@ -1,13 +1,18 @@
-"""The display of experiments, for commands to implement."""
+"""The display and the processes of experiments, for commands to implement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+    from chipsparse.parallel.degrees import Parallel
+    from chipsparse.report.generation import GenerationReport
+
+Value = TypeVar("Value")
 
 
 class StepsShown:
@@ -44,3 +49,27 @@ class Progress:
 
     def check(self) -> None:
         """Raises where the work is to be stopped; called between steps that are not shown."""
+
+
+class Ranks:
+    """The processes that make each clip together; this one is alone.
+
+    The first process compares and writes.
+    """
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the first."""
+        return True
+
+    @property
+    def parallel(self) -> Parallel | None:
+        """How they share a generation; None where there is one process."""
+        return None
+
+    def first(self, make: Callable[[], Value]) -> Value | None:
+        """The JSON value that the first process makes, in all of them."""
+        return make()
+
+    def gather_fallbacks(self, report: GenerationReport | None) -> None:
+        """Adds to the first process's report what ran dense on others alone."""

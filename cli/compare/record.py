@@ -100,7 +100,7 @@ class Summary(Record):
             return None
         estimates = {}
         for name in ("mean", "median"):
-            result = interval(known, name, drawn)  # type: ignore[arg-type]
+            result = interval(known, name, drawn)
             values = {
                 key: each if math.isfinite(each) else None for key, each in vars(result).items()
             }
@@ -382,7 +382,8 @@ class ConfigsComparison(Result):
         speed, psnr = (self._median(side, name) for name in ("speedup", "psnr_db"))
         if speed is None or psnr is None or speed.value is None or psnr.value is None:
             return
-        canvas.axes.hlines(psnr.value, speed.low, speed.high, color=colour, linewidth=1.6)
+        if speed.low is not None and speed.high is not None:
+            canvas.axes.hlines(psnr.value, speed.low, speed.high, color=colour, linewidth=1.6)
         if psnr.low is not None and psnr.high is not None:
             canvas.axes.vlines(speed.value, psnr.low, psnr.high, color=colour, linewidth=1.6)
         tip = f"{side}: median {times(speed.value)}, {psnr.value:.2f} dB"

@@ -259,7 +259,7 @@ def _empty(report: GenerationReport) -> GenerationReport:
 
 
 def _result(runner: Runner, item: Item) -> GenerationResult:
-    request, display = runner.request, runner.generator.progress.display
+    request, display = runner.request, runner.generator.progress
     warnings = prompt_warnings(runner, item)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
@@ -306,7 +306,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        progress.display.tell(WARNING + made.nothing_sparse)
+        progress.tell(WARNING + made.nothing_sparse)
     comparison = None
     if dense is not None and sparse is not None:
         comparison = compared(compare_clips(dense.frames, sparse.frames), dense, sparse)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
-from chipsparse.cli.compare.suite_record import Row, SuiteClip
+from chipsparse.cli.compare.suite_record import Row, passes
 from chipsparse.cli.views import page as views_page
 from chipsparse.cli.views.charts import Drawn, Renderer
 from chipsparse.experiments import clips, quality, rivals
@@ -283,7 +283,7 @@ def clip(seed=0, psnr_db=30.0, ssim=0.9, lpips=None, **fields):
     ],
 )
 def test_marks(psnr_db, ssim, lpips, expected):
-    assert SuiteClip.of(clip(0, psnr_db, ssim, lpips)).passes is expected
+    assert passes(clip(0, psnr_db, ssim, lpips)) is expected
 
 
 def test_a_row_is_the_mean_and_the_worst_of_its_clips():
