@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from chipsparse.cli import request
 from chipsparse.cli.batch import job as batch_job
 from chipsparse.cli.batch import worker
 from chipsparse.cli.batch.engine import Failed, Refused
 from chipsparse.cli.batch.entries import file_name
 from chipsparse.cli.errors import UserError
-from chipsparse.cli import request
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.options import GenerateOptions
 from chipsparse.experiments import clips as denoise
