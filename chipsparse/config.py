@@ -315,16 +315,12 @@ class MemoryConfig(Validated):
         "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
         "them in host memory; never: none",
     )
-    residuals: CachePrecision = option(
+    cache_precision: CachePrecision = option(
         "auto",
-        "what attention keeps of the dropped columns: full: in the model's precision; fp8: in e4m3 "
-        "with a scale for each row, half of the bytes; auto: in fp8 where that keeps all caches on "
-        "the GPU, or more layers sparse, and else in full",
-    )
-    activations: CachePrecision = option(
-        "auto",
-        "what feed-forward layers keep of their neurons: full, fp8 (with a scale for each token) "
-        "or auto, as for residuals, which are rounded first",
+        "what attention keeps of the dropped columns, and feed-forward layers of their neurons: "
+        "full: in the model's precision; fp8: in e4m3 with a scale for each row, half of the "
+        "bytes; auto: in fp8 where that keeps all caches on the GPU, or more layers sparse, and "
+        "else in full",
     )
 
     def __post_init__(self) -> None:

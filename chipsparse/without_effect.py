@@ -89,8 +89,7 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
         "tile": columns,
         "mlp.density": neurons or density["mlp"],
         "mlp.block_size": neurons,
-        "memory.residuals": columns,
-        "memory.activations": neurons,
+        "memory.cache_precision": columns and neurons,
     }
 
 

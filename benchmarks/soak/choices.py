@@ -253,8 +253,7 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "schedule.first_dense_layers": (1,),
         "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),
         "memory.ram": ("0", "64K", "1M"),
-        "memory.residuals": ("full", "fp8"),
-        "memory.activations": ("full", "fp8"),
+        "memory.cache_precision": ("full", "fp8"),
     }
     for path, values in rare.items():
         value = draw.choice(values)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from chipsparse.cache.kinds import PARTS, ROUNDED, Part
+from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.planning.layer_budgets import LayerGroup, layer_groups
 from chipsparse.kernels.checks import block_count
@@ -71,8 +71,7 @@ class MemoryNeeds:
         device: of weights, work, caches and slots; on a CPU, where all memory is one, of all.
         vram: budget of the device, if there is one.
         ram: budget of host memory, likewise.
-        residuals: how those of attention are kept: ``full`` or ``fp8``.
-        activations: how those of feed-forward layers are kept, likewise.
+        precision: how caches are kept: ``full`` or ``fp8``.
     """
 
     weights: int
@@ -84,8 +83,7 @@ class MemoryNeeds:
     device: int
     vram: int | None
     ram: int | None
-    residuals: str
-    activations: str
+    precision: str
 
 
 def kinds_of_layers(outlook: Outlook) -> list[KindLayers]:
@@ -137,5 +135,5 @@ def memory_needs(outlook: Outlook, *, weights: int, on_gpu: bool) -> MemoryNeeds
         device=weights + outlook.working + memory.device_bytes + on_host,
         vram=budgets.vram,
         ram=budgets.ram,
-        **{name: "fp8" if name in memory.in_fp8 else "full" for name in ROUNDED},
+        precision="fp8" if memory.in_fp8 else "full",
     )

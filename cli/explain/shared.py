@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chipsparse.cache.kinds import PARTS, keeping_in_fp8, kind_bytes
+from chipsparse.cache.kinds import PARTS, kind_bytes, with_caches
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.measure.cost_model import Rates, layer_time
@@ -98,7 +98,7 @@ def share_out(outlook: Outlook, alone: Outlook) -> SharedOutlook | None:
 def _rank(number: int, rank: RankShare, outlook: Outlook, sharing: Sharing) -> RankOutlook:
     plan = replace(sharing.plan, layout=sharing.layout_of(rank))
     placement = outlook.memory.placement
-    config = keeping_in_fp8(plan.config, outlook.memory.in_fp8)
+    config = with_caches(plan.config, in_fp8=outlook.memory.in_fp8)
     cache_bytes = sharing.calls * sum(
         kind_bytes(kind, layer, layout=plan.layout, config=config, dtype=sharing.dtype)
         for layer, kind in (*placement.device, *placement.host)

@@ -233,12 +233,8 @@ def _memory_facts(explained: Explanation) -> Facts:
             f"{format_bytes(memory.device)}{of_budget} for weights, work, caches and slots{each}",
         ),
     ]
-    if "residual_scale" in explained.caches:
-        facts.append(("residuals", "in FP8 (e4m3) with a scale for each row, half of their bytes"))
-    if "token_scale" in explained.caches:
-        facts.append(
-            ("activations", "in FP8 (e4m3) with a scale for each token, half of their bytes")
-        )
+    if {"residual_scale", "token_scale"} & explained.caches.keys():
+        facts.append(("precision", "caches in FP8 (e4m3) with a scale for each row"))
     if on_gpu and memory.caches_on_host:
         facts.append(
             ("host", f"{format_bytes(memory.caches_on_host)} of pinned memory for caches{each}")

@@ -287,7 +287,7 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
     (layers,) = found["layers"]
     reason = "its caches do not fit into the memory budgets"
     # With residuals in FP8 all attention fits, and with activations in FP8 more of the MLPs do.
-    assert found["memory"]["residuals"] == found["memory"]["activations"] == "fp8"
+    assert found["memory"]["precision"] == "fp8"
     assert (layers["attention"]["sparse"], layers["attention"]["dense"]) == (40, {})
     assert 0 < layers["mlp"]["sparse"] < 10
     assert layers["mlp"]["dense"] == {reason: 40 - layers["mlp"]["sparse"]}
@@ -301,11 +301,11 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
 
 def test_residuals_in_full_where_the_profile_wants_it(explained, folder, workdir):
     (workdir / "full.yaml").write_text(
-        "sparsity: {mlp: {enabled: false}, memory: {residuals: full}}"
+        "sparsity: {mlp: {enabled: false}, memory: {cache_precision: full}}"
     )
     arguments = ("--model", folder("wan"), *SIZE, "--vram", "48G", "--ram", "64G")
     found = explained(*arguments, "--config", "full.yaml")
-    assert found["memory"]["residuals"] == "full"
+    assert found["memory"]["precision"] == "full"
     assert 20 < found["layers"][0]["attention"]["sparse"] < 40
     assert "residual_scale" not in found["caches"]
 
@@ -863,19 +863,10 @@ def test_what_processes_keep_is_counted_in_the_precision_of_the_plan(explained, 
     budgets = ("--vram", "80G", "--ram", "4G", "--gpus", 2)
     found = explained("--model", folder("wan"), *LARGE, *budgets)
     memory = found["memory"]
-    assert memory["residuals"] == memory["activations"] == "fp8"
+    assert memory["precision"] == "fp8"
     kept = memory["caches_on_device"] + memory["caches_on_host"]
     ranks = [rank["cache_bytes"] for rank in found["shared"]["ranks"]]
     assert max(ranks) <= kept < 1.01 * max(ranks)
-
-
-def test_nothing_is_said_of_caches_that_are_not_kept(explain, explained, folder, workdir):
-    folder("wan")
-    (workdir / "off.yaml").write_text(
-        "sparsity: {mlp: {enabled: false}, memory: {activations: fp8, residuals: full}}"
-    )
-    shown = explain("--model", "wan", *SIZE, "--config", "off.yaml").fine()
-    assert "FP8" not in shown.stdout
 
 
 def test_guidance_branches_on_gpus_of_their_own(explained, folder):

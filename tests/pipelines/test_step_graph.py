@@ -139,7 +139,7 @@ def same(found, expected):
     ("rule", "precision"), [("merge", "auto"), slow("difference", "auto"), slow("merge", "fp8")]
 )
 def test_recorded_steps_give_the_same(rule, precision, pipe):
-    precisions = {"memory.residuals": precision, "memory.activations": precision}
+    precisions = {"memory.cache_precision": precision}
     rules = {"attention.delta_rule": rule, **precisions}
     expected, usual = generate(pipe, NEVER.override(rules))
     found, report = generate(pipe, SPARSE.override(rules))

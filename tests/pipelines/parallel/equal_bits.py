@@ -70,7 +70,7 @@ OTHERS = {
     "caches in e4m3": (
         lambda: wan_of(4),
         BIG,
-        {"memory.residuals": "fp8", "memory.activations": "fp8"},
+        {"memory.cache_precision": "fp8"},
     ),
     "attention alone": (lambda: wan_of(4), BIG, {"mlp.enabled": False}),
     **{
