@@ -42,7 +42,7 @@ from benchmarks.sampled_checks import check_finite, relative_error, require
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.transformer_step import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
 from chipsparse import ScheduleConfig, SparsityConfig
-from chipsparse.cache.kinds import keeping_in_fp8
+from chipsparse.cache.kinds import with_caches
 from chipsparse.cache.memory_plan import (
     UNLIMITED,
     Capacity,
@@ -249,7 +249,7 @@ def in_share(
         share: of the blocks that are measured.
         taken: bytes of the GPU that their weights and working memory take.
     """
-    config = keeping_in_fp8(config, whole.in_fp8)
+    config = with_caches(config, in_fp8=whole.in_fp8)
     placement, host = whole.placement, share * whole.host_bytes
     if placement.host and not placement.recomputed:  # what is cut into whole tensors needs room
         host += 2 * whole.branches * max(placement.host.values())
@@ -356,7 +356,7 @@ class Measured:
                     "precision": config.attention.precision,
                     "linears": linears,
                     "density": config.attention.density,
-                    "mlp_density": config.mlp.density if config.mlp.enabled else 1.0,
+                    "mlp_density": config.mlp.density if config.mlp.is_sparse else 1.0,
                     "backend": "chipsparse",
                     "baseline": f"stock transformer, {attention.lstrip('_')} attention, no mask, "
                     f"compiled blocks, linears in {linears}",

@@ -92,8 +92,7 @@ def measure(
         {
             "attention.density": case.density,
             "attention.block_size_q": rows,
-            "mlp.density": case.mlp_density,
-            "mlp.enabled": sparse_mlp,
+            "mlp.density": case.mlp_density if sparse_mlp else "dense",
             "schedule.actions": [*ACTIONS, *["sparse"] * SPARSE_STEPS],
         }
     )

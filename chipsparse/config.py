@@ -46,10 +46,10 @@ class DenseWarning(UserWarning):
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
 
-    enabled: bool = option(True, "make self-attention sparse")
-    density: float = option(
+    density: float | Dense = option(
         0.1,
-        "share of key columns that each query block keeps, static columns included",
+        "share of key columns that each query block keeps, static columns included; or dense: "
+        "never sparse",
         minimum=0.0,
         maximum=1.0,
     )
@@ -74,6 +74,11 @@ class AttentionConfig(Validated):
         128, "queries of a block, which share one list of columns", minimum=1
     )
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether self-attention may be sparse."""
+        return self.density != "dense"
+
     def precision_of(self, action: str) -> Precision:
         """Return the precision of attention at a step of this action; auto: the model's own."""
         return self.precision if action in ("dense", "refresh") else "auto"
@@ -83,11 +88,18 @@ class AttentionConfig(Validated):
 class MLPConfig(Validated):
     """Which neurons of the feed-forward layers are recomputed on sparse steps."""
 
-    enabled: bool = option(True, "make the feed-forward layers sparse")
-    density: float = option(
-        0.3, "share of neurons that each token block recomputes", minimum=0.0, maximum=1.0
+    density: float | Dense = option(
+        0.3,
+        "share of neurons that each token block recomputes; or dense: never sparse",
+        minimum=0.0,
+        maximum=1.0,
     )
     block_size: int = option(128, "tokens of a block, which share one list of neurons", minimum=1)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether feed-forward layers may be sparse."""
+        return self.density != "dense"
 
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
@@ -396,7 +408,7 @@ class SparsityConfig(Validated):
     @classmethod
     def dense(cls) -> SparsityConfig:
         """A config under which every step is computed exactly as without chipsparse."""
-        return cls(attention=AttentionConfig(enabled=False), mlp=MLPConfig(enabled=False))
+        return cls(attention=AttentionConfig(density="dense"), mlp=MLPConfig(density="dense"))
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:

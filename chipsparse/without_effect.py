@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chipsparse.plan import SparsityPlan
 
 # Values that keep something off, so that they ask for nothing.
-OFF = ("never", "none", "bf16")
+OFF = ("never", "none", "bf16", "dense")
 STEP_LISTS = ("full_steps", "sparse_steps")
 NOTHING_SPARSE = "no step is sparse"
 # Fields of the schedule that hold beside ``actions`` too.
@@ -127,7 +127,7 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
     found["schedule.forecast_after"] = (
         _unless(rules.forecast or None, "schedule.forecast") or no_skip
     )
-    parts = plan.config.attention.enabled or plan.config.mlp.enabled
+    parts = plan.config.attention.is_sparse or plan.config.mlp.is_sparse
     found["schedule.first_dense_layers"] = (
         NOTHING_SPARSE if plan.has_sparse_layers and plan.is_dense() else None
     ) or (None if parts else no_layer)

@@ -137,7 +137,7 @@ class GenericAdapter(ModelAdapter):
         """What is not done for a model that is not known."""
         assert self._sites is not None
         config = self.session.config
-        if not (config.attention.enabled or config.mlp.enabled):
+        if not (config.attention.is_sparse or config.mlp.is_sparse):
             return []
         notes = [limits(type(self.transformer).__name__)]
         notes += [

@@ -98,7 +98,7 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     config = SPARSE.override(
         {
             "attention.delta_rule": rule,
-            "mlp.enabled": rule != "difference",
+            "mlp.density": "dense" if rule == "difference" else SPARSE.mlp.density,
             "schedule.actions": ("dense", "refresh", "sparse", "skip", "refresh", "sparse"),
         }
     )
@@ -359,9 +359,9 @@ def test_every_method_has_a_colour_and_every_point_a_name_of_its_own():
         ("schedule: {full_steps: [0, 1, 4], between: none}", SKIPS),
         ("schedule: {full_steps: [0, 1, 3], sparse_steps: [20]}", SKIPS),  # of 10 steps, never
         ("schedule: {actions: [dense, refresh, skip, sparse]}", OURS),
-        ("{attention: {enabled: false}, mlp: {enabled: false}}", SKIPS),
-        ("{mlp: {enabled: false}, schedule: {warmup_steps: 2}}", OURS),
-        ("{mlp: {enabled: false}, schedule: {warmup_steps: 9}}", SKIPS),
+        ("{attention: {density: dense}, mlp: {density: dense}}", SKIPS),
+        ("{mlp: {density: dense}, schedule: {warmup_steps: 2}}", OURS),
+        ("{mlp: {density: dense}, schedule: {warmup_steps: 9}}", SKIPS),
     ],
 )
 def test_what_is_never_sparse_counts_as_skipped_steps_alone(tmp_path, text, method):
@@ -377,8 +377,8 @@ model_class: WanTransformer3DModel
 generation: {height: 64, width: 64, num_frames: 9, num_inference_steps: 10, guidance_scale: 4.0,
   max_sequence_length: 16}
 sparsity:
-  attention: {enabled: true, density: 0.25, block_size_q: 16}
-  mlp: {enabled: false}
+  attention: {density: 0.25, block_size_q: 16}
+  mlp: {density: dense}
   schedule: {full_steps: [0, 1, 4], between: middle}
   tile: [2, 2, 4]
 """

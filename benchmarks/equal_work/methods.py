@@ -110,7 +110,7 @@ def _is_sparse(config: SparsityConfig, steps: int) -> bool:
     """Whether any of so many steps may compute a part sparsely."""
     schedule = Schedule(config.schedule, steps)
     planned = map(schedule.action, range(steps))
-    return (config.attention.enabled or config.mlp.enabled) and Action.SPARSE in planned
+    return (config.attention.is_sparse or config.mlp.is_sparse) and Action.SPARSE in planned
 
 
 def _mag(first: float, most: int, threshold: float) -> Entry:

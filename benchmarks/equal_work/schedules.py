@@ -100,10 +100,10 @@ def sparsity(steps: Steps | None, reuse: Reuse, **schedule: Any) -> dict[str, An
         schedule["first_dense_layers"] = 1
         if steps is not None:
             schedule["sparse_steps"] = list(steps.sparse or ())
-    attention = {"enabled": is_sparse, "density": USUAL_DENSITY, "delta_rule": "difference"}
+    attention = {"density": USUAL_DENSITY if is_sparse else "dense", "delta_rule": "difference"}
     return {
         "attention": attention | {"random_fraction": 0.0},
-        "mlp": {"enabled": False},
+        "mlp": {"density": "dense"},
         "schedule": schedule,
         "where_slower": "sparse",
         "cuda_graphs": "always",

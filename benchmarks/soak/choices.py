@@ -234,19 +234,17 @@ def _call(draw: random.Random, family: str, fixed: Collection[str], *, looked_at
 def _settings(draw: random.Random) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "where_slower": "sparse",
-        "attention.density": draw.choice((0.1, 0.25, 0.5)),
+        "attention.density": draw.choice((0.1, 0.25, 0.5, "dense")),
         "attention.random_fraction": draw.choice((0.0, 0.05)),
         "attention.block_size_q": draw.choice((16, 16, 32)),
         "attention.delta_rule": draw.choice(("merge", "merge", "difference")),
-        "mlp.density": draw.choice((0.1, 0.3)),
+        "mlp.density": draw.choice((0.1, 0.3, "dense")),
         "mlp.block_size": draw.choice((16, 16, 32)),
         "schedule.refresh_every": draw.choice((3, 4, 4, 6)),
         "tile": draw.choice(([2, 2, 2], [1, 4, 4], None)),
         "seed": draw.randrange(4),
     }
     rare: dict[str, tuple[Any, ...]] = {
-        "attention.enabled": (False,),
-        "mlp.enabled": (False,),
         "schedule.actions": (["dense", "refresh", "sparse", "skip", "sparse"],),
         "schedule.warmup_steps": (3, 6),
         "schedule.forecast": (0.5, 1.0),

@@ -24,7 +24,7 @@ LOOSEST: dict[str, tuple[Any, str]] = {
 def wants_sparse(config: SparsityConfig) -> bool:
     """Whether a config asks for sparse or skipped steps at all."""
     schedule = config.schedule
-    parts = config.attention.enabled or config.mlp.enabled
+    parts = config.attention.is_sparse or config.mlp.is_sparse
     if schedule.actions is not None:
         return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
     if parts:

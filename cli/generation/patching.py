@@ -16,7 +16,12 @@ from chipsparse.report.generation import GenerationReport
 
 # Every step in full, over nothing that could be cut in fewer pieces than there are tokens.
 IN_FULL = SparsityConfig().override(
-    {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
+    {
+        "attention.density": "dense",
+        "mlp.density": "dense",
+        "schedule.actions": ["dense"],
+        "tile": None,
+    }
 )
 # What the first call of a patched pipeline raises where it cannot run so.
 REFUSED = (ConfigError, UnservedModelError)

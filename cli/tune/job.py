@@ -38,6 +38,7 @@ from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
 from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
+from chipsparse.tuning.forms import USUAL_DENSITY
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
@@ -163,7 +164,10 @@ def _capture_mode(
     if planned is None:
         return profile.sparsity.cuda_graphs
     config = planned.plan.config.override(
-        {"attention.enabled": True, "schedule": {"actions": ["dense", "refresh", "sparse"]}}
+        {
+            "attention.density": USUAL_DENSITY,
+            "schedule": {"actions": ["dense", "refresh", "sparse"]},
+        }
     )
     return as_of_many(config, dataclasses.replace(planned.plan, config=config), dtype).cuda_graphs
 

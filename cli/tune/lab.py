@@ -29,7 +29,7 @@ from chipsparse.measure.clip_comparison import PerceptualDistance
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap
-from chipsparse.tuning.forms import ActionSeconds
+from chipsparse.tuning.forms import ActionSeconds, with_sparse_mlp
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.results_file import ResultsFile
 from chipsparse.tuning.rivals import DENSITIES
@@ -145,11 +145,11 @@ class TuneLab:
     def step_seconds(self) -> ActionSeconds:
         """What the steps of each kind take, in a short generation for each kind of sparse step."""
         kinds = [(keep, False) for keep in DENSITIES]
-        if self.config.mlp.enabled:
+        if self.config.mlp.is_sparse:
             kinds.append((MLP_TIMED_AT, True))
         timed = {kind: self._timed(*kind) for kind in kinds}
         sparse = {kind: each["sparse"] for kind, each in timed.items()}
-        if self.config.mlp.enabled:
+        if self.config.mlp.is_sparse:
             extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
             sparse |= {(keep, True): sparse[keep, False] + extra for keep in DENSITIES}
         dense = [self._dense(prompt) for prompt in range(self.calibrating)]
@@ -173,14 +173,13 @@ class TuneLab:
         return timed
 
     def _time_steps(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
-        config = self.config.override(
+        config = with_sparse_mlp(self.config, sparse_mlp).override(
             {
                 "schedule": {
                     "actions": list(TIMED_ACTIONS),
                     "first_dense_layers": self.config.schedule.first_dense_layers,
                 },
                 "attention.density": keep,
-                "mlp.enabled": sparse_mlp,
                 "cuda_graphs": self.cuda_graphs,
             }
         )

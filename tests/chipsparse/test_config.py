@@ -77,11 +77,10 @@ def test_is_frozen():
     [
         ("attention.density", 1.5, "between 0 and 1, got 1.5"),
         ("attention.density", float("nan"), "between 0 and 1, got nan"),
-        ("attention.density", "0.1", "expected a number, got '0.1'"),
-        ("attention.density", True, "expected a number, got True"),
+        ("attention.density", "0.1", "expected a number or dense, got '0.1'"),
+        ("attention.density", True, "expected a number or dense, got True"),
         ("attention.block_size_q", 0, "at least 1, got 0"),
         ("attention.block_size_q", 12.5, "expected a whole number, got 12.5"),
-        ("attention.enabled", 1, "expected true or false, got 1"),
         ("attention.delta_rule", "add", "one of merge, difference, got 'add'"),
         ("schedule.full_steps", [3, -1], "at least 0, got -1"),
         ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
@@ -90,9 +89,9 @@ def test_is_frozen():
         ("seed", None, "expected a whole number, got None"),
         ("attention.delta_rule", b"merge", "one of merge, difference, got b'merge'"),
         ("attention.delta_rule", np.array(["merge"]), "difference, got array(['merge']"),
-        ("attention.density", float, "expected a number, got <class 'float'>"),
-        ("attention.density", 10**400, "expected a number, got 1000"),
-        ("attention", AttentionConfig, "expected a mapping with enabled, density"),
+        ("attention.density", float, "expected a number or dense, got <class 'float'>"),
+        ("attention.density", 10**400, "expected a number or dense, got 1000"),
+        ("attention", AttentionConfig, "expected a mapping with density"),
         ("schedule.full_steps", {3, 4}, "expected a list (a whole number each), got {3, 4}"),
         ("schedule.actions", [], "the first step must be dense; got an empty list"),
         ("schedule.actions", ["sparse"], "the first step must be dense; got 'sparse' first"),
@@ -153,7 +152,7 @@ def test_refuses_unknown_fields(path):
 
 
 def test_refuses_a_number_where_fields_are_expected():
-    with pytest.raises(ValueError, match=r"mlp: expected a mapping with enabled, .* got 3"):
+    with pytest.raises(ValueError, match=r"mlp: expected a mapping with density, .* got 3"):
         SparsityConfig.from_mapping({"mlp": 3})
 
 
@@ -190,13 +189,13 @@ def test_other_scalars_of_numpy():
         {
             "seed": np.int32(3),
             "attention.density": np.int64(1),
-            "mlp.enabled": np.bool_(False),
+            "schedule.correct": np.bool_(False),
             "attention.delta_rule": np.str_("difference"),
             "schedule.full_steps": [np.uint8(7)],
         }
     )
     assert type(config.seed) is int
-    assert config.mlp.enabled is False
+    assert config.schedule.correct is False
     assert config.schedule.full_steps == (7,)
     with pytest.raises(ValueError, match="seed: expected a whole number, got True"):
         config.override({"seed": np.bool_(True)})
@@ -210,7 +209,7 @@ def test_groups_may_be_given_as_what_they_are():
 
 
 def test_steps_may_be_skipped_without_a_refresh_where_nothing_is_sparse():
-    off = {"attention.enabled": False, "mlp.enabled": False}
+    off = {"attention.density": "dense", "mlp.density": "dense"}
     config = SparsityConfig().override({**off, "schedule.actions": ["dense", "skip"]})
     assert config.schedule.actions == ("dense", "skip")
 

@@ -86,7 +86,7 @@ def test_layers_have_budgets_of_their_own():
     assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
     assert plan.action(3, 5, "attention") is Action.SPARSE
     assert plan.action(3, 5, "mlp") is Action.DENSE
-    off = SparsityPlan(config.override({"attention.enabled": False}), LAYOUT, 12)
+    off = SparsityPlan(config.override({"attention.density": "dense"}), LAYOUT, 12)
     assert not any(off.is_sparse(layer, "attention") for layer in range(4))
 
 
@@ -124,7 +124,7 @@ def test_steps_between_listed_full_ones(between, expected):
     assert plan.schedule.full_steps == (0, 1, 2, 4, 7)
     assert plan.is_dense() == (between == "none")
     assert plan.schedule.skips_any == (between != "all")
-    off = plan.config.override({"attention.enabled": False, "mlp.enabled": False})
+    off = plan.config.override({"attention.density": "dense", "mlp.density": "dense"})
     assert taken(config=off) == expected.replace("R", "D").replace("S", "D")
 
 
@@ -341,7 +341,7 @@ def test_a_schedule_that_skips_half_of_50_steps():
 
 
 def test_steps_can_be_skipped_where_nothing_is_sparse():
-    off = {"attention.enabled": False, "mlp.enabled": False}
+    off = {"attention.density": "dense", "mlp.density": "dense"}
     config = SparsityConfig().override({**off, **schedules.listed("DRKSKKRSSSSS")})
     assert taken(config=config) == "DDKDKKDDDDDD"
     assert SparsityPlan(config, LAYOUT, 12).is_dense()

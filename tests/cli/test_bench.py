@@ -140,11 +140,11 @@ def test_a_schedule_without_sparse_steps_is_measured_without_them(bench, workdir
 
 
 def test_parts_that_run_dense_are_not_measured(bench, workdir):
-    (workdir / "columns.yaml").write_text(PROFILE + "  mlp: {enabled: false}\n")
+    (workdir / "columns.yaml").write_text(PROFILE + "  mlp: {density: dense}\n")
     ran = bench("--config", "columns.yaml", "--kernels", "--json")
     content = ran.json()
     assert [each["part"] for each in content["layers"]] == ["attention"]
-    assert content["dense"] == ["mlp of block layers: mlp.enabled is false in the profile"]
+    assert content["dense"] == ["mlp of block layers: mlp.density is dense in the profile"]
 
 
 def test_of_layers_with_budgets_of_their_own_the_middle_one_is_measured():

@@ -301,7 +301,7 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
 
 def test_residuals_in_full_where_the_profile_wants_it(explained, folder, workdir):
     (workdir / "full.yaml").write_text(
-        "sparsity: {mlp: {enabled: false}, memory: {cache_precision: full}}"
+        "sparsity: {mlp: {density: dense}, memory: {cache_precision: full}}"
     )
     arguments = ("--model", folder("wan"), *SIZE, "--vram", "48G", "--ram", "64G")
     found = explained(*arguments, "--config", "full.yaml")
@@ -407,7 +407,7 @@ def test_pictures_that_a_pipeline_always_sees(explained, folder, name):
 @pytest.mark.parametrize(
     ("sparsity", "part", "reason", "layers"),
     [
-        ("{mlp: {enabled: false}}", "mlp", "mlp.enabled is false in the profile", 40),
+        ("{mlp: {density: dense}}", "mlp", "mlp.density is dense in the profile", 40),
         (
             "{schedule: {first_dense_layers: 3}}",
             "attention",

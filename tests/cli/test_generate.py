@@ -209,7 +209,7 @@ def test_compare_of_a_profile_that_is_always_dense_finds_no_difference(generate,
     profile.write_text(
         "model_class: WanTransformer3DModel\n"
         "generation: {height: 32, width: 32, num_frames: 1, max_sequence_length: 16}\n"
-        "sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n"
+        "sparsity: {attention: {density: dense}, mlp: {density: dense}}\n"
     )
     given = ("--config", str(profile), "--compare", "--steps", "3")
     comparison = generate(*given, "--json").json()["comparison"]

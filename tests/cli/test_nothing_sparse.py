@@ -63,7 +63,7 @@ def test_no_field_is_named_that_is_at_its_least():
 
 
 def test_a_profile_that_wants_nothing_sparse_says_nothing():
-    config = SparsityConfig().override({"attention.enabled": False, "mlp.enabled": False})
+    config = SparsityConfig().override({"attention.density": "dense", "mlp.density": "dense"})
     assert too_few_steps(SparsityPlan(config, LAYOUT, 5)) is None
     assert too_few_steps(plan(2, actions=["dense"])) is None
 

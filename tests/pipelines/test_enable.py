@@ -339,7 +339,7 @@ def without_attention(self, hidden, text, temb, rotary):
     return hidden + self.ffn(self.norm3(hidden))
 
 
-@pytest.mark.parametrize("change", [{}, {"mlp.enabled": False}])
+@pytest.mark.parametrize("change", [{}, {"mlp.density": "dense"}])
 def test_blocks_that_compute_without_our_layers_are_said(pipe, change, monkeypatch):
     monkeypatch.setattr(WanTransformerBlock, "forward", without_attention)
     config = CONFIG.override(change)
@@ -459,7 +459,7 @@ def test_a_subclass_with_another_forward_is_named(pipe):
 
 SKIPPING = SparsityConfig().override(
     {
-        "mlp.enabled": False,
+        "mlp.density": "dense",
         "schedule.full_steps": [0, 1, 5],
         "schedule.between": "none",
         "schedule.forecast": 0.5,

@@ -173,7 +173,7 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_model(name, dense):
             assert torch.equal(RUN[name](pipe), dense[name])
             assert set(handle.report.actions()) == {"dense"}
             assert handle.report.cache_bytes == 0
-            assert (limits(name) in handle.report.notes) == config.attention.enabled
+            assert (limits(name) in handle.report.notes) == config.attention.is_sparse
 
 
 @pytest.mark.parametrize(("name", "rule"), [*zip(MODELS, ["merge", "difference"], strict=True)])

@@ -250,7 +250,7 @@ def test_a_budget_for_nothing_is_refused_before_the_first_step(device):
         with pytest.raises(BudgetError, match="not one layer's caches fit: all of them need"):
             wan.generate(pipe, callback_on_step_end=count)
         assert steps == []
-        dense = {"attention.enabled": False, "mlp.enabled": False}
+        dense = {"attention.density": "dense", "mlp.density": "dense"}
     with chipsparse.enable(pipe, wan.SPARSE.override(budgets | dense)):
         wan.generate(pipe)  # needs no caches
 

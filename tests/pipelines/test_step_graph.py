@@ -699,7 +699,7 @@ def test_a_plan_says_whether_steps_can_be_recorded():
 
     assert records()
     assert not records(cuda_graphs="never")
-    assert not records(**{"attention.enabled": False, "mlp.enabled": False})
+    assert not records(**{"attention.density": "dense", "mlp.density": "dense"})
     plan = SparsityPlan(SPARSE, layout, 7)
     once, twice = (
         working_bytes(plan, dtype=torch.bfloat16, captured=captured) for captured in (False, True)

@@ -60,7 +60,7 @@ def test_sparse_on_a_gpu(name, backend, dtype, gpu_runs, monkeypatch):
     sparse = runs.generate(case, config)
     assert sparse.report.fallbacks == []
     assert sparse_backends(sparse.report, "attention") == {backend}
-    assert sparse_backends(sparse.report, "mlp") == ({backend} if config.mlp.enabled else set())
+    assert sparse_backends(sparse.report, "mlp") == ({backend} if config.mlp.is_sparse else set())
     found = closeness(dense.frames, sparse.frames, read(case))
     assert violations(case, found, half=dtype in HALF) == []
 

@@ -42,7 +42,7 @@ def planned(device, host, *, branches=1, **overrides):
 def test_needs_are_those_of_the_sparse_layers():
     layers = {(need.layer, need.part) for need in cache_needs(plan_of(), dtype=torch.bfloat16)}
     assert layers == {(layer, part) for layer in range(40) for part in ("attention", "mlp")}
-    some = plan_of(schedule__first_dense_layers=30, mlp__enabled=False)
+    some = plan_of(schedule__first_dense_layers=30, mlp__density="dense")
     needs = cache_needs(some, dtype=torch.bfloat16)
     assert [(need.layer, need.part) for need in needs] == [(n, "attention") for n in range(30, 40)]
     dense = {(layer, "attention") for layer in range(39)}
@@ -51,7 +51,7 @@ def test_needs_are_those_of_the_sparse_layers():
 
 
 def test_the_caches_of_wan_14b_are_as_large_as_their_shapes_say():
-    (need, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
+    (need, *_) = cache_needs(plan_of(mlp__density="dense"), dtype=torch.bfloat16)
     assert dict(need.sizes) == {
         "columns": 40 * 591 * 9450,
         "residual": 75_600 * 5120 * 2,
@@ -70,15 +70,15 @@ def test_attention_is_placed_before_the_mlp_of_a_long_video():
 
 
 def test_a_residual_in_fp8_takes_half_of_the_bytes_and_a_scale_for_each_row():
-    rounded = {"mlp__enabled": False, "memory__cache_precision": "fp8"}
+    rounded = {"mlp__density": "dense", "memory__cache_precision": "fp8"}
     (need, *_) = cache_needs(plan_of(**rounded), dtype=torch.bfloat16)
-    (full, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
+    (full, *_) = cache_needs(plan_of(mlp__density="dense"), dtype=torch.bfloat16)
     changed = {"residual": 75_600 * 5120, "residual_scale": 40 * 75_600 * 4}
     assert dict(need.sizes) == {**full.sizes, **changed}
 
 
 ATTENTION = {
-    "mlp__enabled": False,
+    "mlp__density": "dense",
     "memory__cache_precision": "auto",
 }  # of Wan 14B: 41.1 GiB, 28.1 in FP8
 
@@ -173,7 +173,7 @@ def test_nothing_fits():
     assert str(raised.value).startswith("not one layer's caches fit: all of them need ")
     assert "256.0 MiB on the device and 512.0 MiB of host memory" in str(raised.value)
     planned(45, 0).check()
-    planned(0, 0, attention__enabled=False, mlp__enabled=False).check()
+    planned(0, 0, attention__density="dense", mlp__density="dense").check()
 
 
 @pytest.mark.parametrize("offload", ["auto", "always", "never"])

@@ -128,7 +128,7 @@ def test_a_cpu_is_for_tests():
 
 
 def test_parts_that_are_never_sparse_are_not_named():
-    plan = dataclasses.replace(SMALL, config=SMALL.config.override({"mlp.enabled": False}))
+    plan = dataclasses.replace(SMALL, config=SMALL.config.override({"mlp.density": "dense"}))
     assert estimated(plan) == {}
     places = part_seconds(SMALL, GPU, BF16, StepClock(), dense={(1, "mlp")}).keys()
     assert places == {(0, "attention"), (1, "attention"), (0, "mlp")}
@@ -168,7 +168,7 @@ def test_steps_are_timed_as_they_will_run(graphs, captures, captured):
 )
 def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
     """An MLP of FLUX's size; a sparse step reads its weights once more."""
-    plan = plan_of(tokens, 24, 128, 12_288, attention__enabled=False)
+    plan = plan_of(tokens, 24, 128, 12_288, attention__density="dense")
     times = part_seconds(plan, GPU, BF16, StepClock(), fp8_mlps={1: fp8})
     plain, rounded = times[0, "mlp"], times[1, "mlp"]
     read = 2 * 3072 * 12_288 * 3 / 4.26e12

@@ -83,8 +83,8 @@ def test_the_bundled_models_have_every_quality_too():
         profile = load_profile(ASSETS / name / "chipsparse.yaml")
         assert tuple(profile.qualities) == tuple(QUALITIES)
         assert steps_of(profile) == steps
-        assert not profile.qualities["fast"].mlp.enabled
-        assert profile.qualities["published"].mlp.enabled
+        assert not profile.qualities["fast"].mlp.is_sparse
+        assert profile.qualities["published"].mlp.is_sparse
 
 
 def test_models_without_a_profile_have_the_general_one():
@@ -207,7 +207,7 @@ def test_an_unknown_class_names_the_known_ones():
             "sparsity: {seed: 1}\nsparsity: {seed: 2}",
             "not valid YAML (sparsity stands twice, in line 2, column 1)",
         ),
-        ("sparsity: {mlp: {enabled: true, enabled: false}}", "enabled stands twice"),
+        ("sparsity: {mlp: {density: 0.1, density: 0.2}}", "density stands twice"),
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
         (f"sparsity: {'{mlp: ' * 21}1{'}' * 21}", "not valid YAML (nested too deeply)"),
         ("sparsity: &a {mlp: *a}", "not valid YAML (an anchor stands within itself)"),
