@@ -134,14 +134,11 @@ class ScheduleConfig(Validated):
         "but at least so many of them: with no more steps than this, all are computed in full",
         minimum=2,
     )
-    between: Between = option(
+    between: Between | tuple[int, ...] = option(
         "middle",
         "which steps between two full ones, and behind the last, are sparse: none; the middle one, "
-        "of three and more; every_other, of two and more; or all. The rest is skipped",
-    )
-    sparse_steps: tuple[int, ...] | None = option(
-        None,
-        "with full_steps: make exactly these steps (from 0, in order) sparse, in place of between",
+        "of three and more; every_other, of two and more; all; or, with full_steps, exactly the "
+        "steps of a list (from 0, in order). The rest is skipped",
         minimum=0,
     )
     forecast: float = option(
@@ -201,10 +198,11 @@ class ScheduleConfig(Validated):
 
     def _check_full(self) -> None:
         """Raises `ValueError` for a list of full steps that cannot be, or one in both forms."""
-        if self.sparse_steps is not None and self.full_steps is None:
+        sparse = self.between if isinstance(self.between, tuple) else ()
+        if sparse and self.full_steps is None:
             raise ValueError(
-                f"sparse_steps ({shown(list(self.sparse_steps))}) needs full_steps: the list of "
-                "what is computed in full between them"
+                f"between ({shown(list(sparse))}) needs full_steps: the list of what is computed "
+                "in full between them"
             )
         if self.full_steps is None and self.full_share is None:
             return
@@ -216,16 +214,15 @@ class ScheduleConfig(Validated):
             )
         if self.full_share == 0:
             raise ValueError("full_share: expected a number above 0 and at most 1, got 0")
-        for field in ("full_steps", "sparse_steps"):
-            steps = getattr(self, field) or ()
+        for field, steps in (("full_steps", self.full_steps or ()), ("between", sparse)):
             if any(step >= later for step, later in itertools.pairwise(steps)):
                 raise ValueError(
                     f"{field}: expected steps in order, each of them once, got {shown(list(steps))}"
                 )
-        both = sorted({0, *(self.full_steps or ())} & set(self.sparse_steps or ()))
+        both = sorted({0, *(self.full_steps or ())} & set(sparse))
         if both:
             raise ValueError(
-                f"sparse_steps: {shown(both)} are computed in full, as full_steps or the first step"
+                f"between: {shown(both)} are computed in full, as full_steps or the first step"
             )
         name = "full_share" if self.full_steps is None else "full_steps"
         for item in dataclasses.fields(self):

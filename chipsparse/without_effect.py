@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Values that keep something off, so that they ask for nothing.
 OFF = ("never", "none", "bf16", "dense")
-STEP_LISTS = ("full_steps", "sparse_steps")
+STEP_LISTS = ("full_steps", "between")
 NOTHING_SPARSE = "no step is sparse"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
@@ -45,7 +45,8 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
 
 def _never_reached(plan: SparsityPlan) -> list[str]:
     rules, usual, steps = plan.config.schedule, plan.config.usual, plan.steps
-    lists = {name: getattr(rules, name) or () for name in STEP_LISTS}
+    fields = {name: getattr(rules, name) for name in STEP_LISTS}
+    lists = {name: value for name, value in fields.items() if isinstance(value, tuple)}
     return [
         f"{name} {', '.join(map(str, beyond))} are never reached: the last of {steps} steps is "
         f"{steps - 1}"
@@ -63,7 +64,7 @@ def _fields(plan: SparsityPlan, on_cpu: bool) -> Iterator[tuple[str, Any, str | 
         value, *usual = (_value(each, path) for each in (config, default, config.usual or default))
         # A list of full steps asks for sparse ones between them unless it says none.
         rules = config.schedule
-        listed = path == "schedule.between" and rules.lists_full and rules.sparse_steps is None
+        listed = path == "schedule.between" and rules.lists_full and isinstance(rules.between, str)
         if (
             (listed or value != usual[0])
             and value not in OFF
@@ -111,13 +112,12 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
         gaps = None
         if not rules.lists_full:
             gaps = "no full steps are listed"
-        elif rules.sparse_steps is not None:
-            gaps = "schedule.sparse_steps overrides it"
+        elif isinstance(rules.between, tuple):
+            gaps = no_layer
         elif skipped and not any(schedule.action(step) is Action.SPARSE for step in steps):
             gaps = "no gap between full steps is long enough"
         found = {
             "schedule.between": gaps,
-            "schedule.sparse_steps": no_layer,
             "schedule.least_full": _unless(rules.full_share, "schedule.full_share"),
             **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
         }

@@ -357,7 +357,7 @@ def test_every_method_has_a_colour_and_every_point_a_name_of_its_own():
     [
         ("schedule: {full_steps: [0, 1, 4], between: middle}", OURS),
         ("schedule: {full_steps: [0, 1, 4], between: none}", SKIPS),
-        ("schedule: {full_steps: [0, 1, 3], sparse_steps: [20]}", SKIPS),  # of 10 steps, never
+        ("schedule: {full_steps: [0, 1, 3], between: [20]}", SKIPS),  # of 10 steps, never
         ("schedule: {actions: [dense, refresh, skip, sparse]}", OURS),
         ("{attention: {density: dense}, mlp: {density: dense}}", SKIPS),
         ("{mlp: {density: dense}, schedule: {warmup_steps: 2}}", OURS),

@@ -99,7 +99,7 @@ def sparsity(steps: Steps | None, reuse: Reuse, **schedule: Any) -> dict[str, An
     if is_sparse:
         schedule["first_dense_layers"] = 1
         if steps is not None:
-            schedule["sparse_steps"] = list(steps.sparse or ())
+            schedule["between"] = list(steps.sparse or ())
     attention = {"density": USUAL_DENSITY if is_sparse else "dense", "delta_rule": "difference"}
     return {
         "attention": attention | {"random_fraction": 0.0},

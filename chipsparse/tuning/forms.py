@@ -53,7 +53,10 @@ class Form:
 
     def schedule(self, steps: Steps) -> ScheduleConfig:
         """The schedule with these steps."""
-        return ScheduleConfig(full_steps=steps.full, sparse_steps=steps.sparse, **vars(self.reuse))
+        schedule = ScheduleConfig(full_steps=steps.full, **vars(self.reuse))
+        if steps.sparse is None:
+            return schedule
+        return dataclasses.replace(schedule, between=steps.sparse)
 
     def describe(self, config: SparsityConfig, steps: int) -> str:
         """One line for people about one of its configs."""

@@ -109,7 +109,11 @@ def test_is_frozen():
         ("schedule.full_share", 1.5, "between 0 and 1, got 1.5"),
         ("schedule.least_full", 1, "expected a number at least 2, got 1"),
         ("schedule.full_share", float("nan"), "between 0 and 1, got nan"),
-        ("schedule.between", "first", "one of none, middle, every_other, all, got 'first'"),
+        (
+            "schedule.between",
+            "first",
+            "one of none, middle, every_other, all or a list (a whole number each), got 'first'",
+        ),
         ("schedule.forecast", -0.5, "between 0 and 1, got -0.5"),
         ("schedule.forecast_after", 30, "between 0 and 1, got 30"),
     ],
@@ -133,9 +137,9 @@ def test_refuses_bad_values_by_path(path, value, said):
             "warmup_steps back to 2",
         ),
         ({"full_steps": [4], "refresh_every": 5}, "full_steps takes the place of refresh_every"),
-        ({"full_share": 0.5, "sparse_steps": [3]}, "sparse_steps ([3]) needs full_steps"),
-        ({"full_steps": [4, 6], "sparse_steps": [0, 5, 6]}, "sparse_steps: [0, 6] are computed in"),
-        ({"full_steps": [4], "sparse_steps": [7, 5]}, "sparse_steps: expected steps in order"),
+        ({"full_share": 0.5, "between": [3]}, "between ([3]) needs full_steps"),
+        ({"full_steps": [4, 6], "between": [0, 5, 6]}, "between: [0, 6] are computed in"),
+        ({"full_steps": [4], "between": [7, 5]}, "between: expected steps in order"),
     ],
 )
 def test_a_schedule_has_one_form(schedule, said):

@@ -79,8 +79,8 @@ def notes(values, steps=12, **kwargs):
         ),
         ({"schedule.full_steps": [0, 2, 4, 6, 8, 10], "schedule.between": "none"}, None),
         (
-            {"schedule.full_steps": [1], "schedule.sparse_steps": [3], "schedule.between": "all"},
-            "schedule.between ('all') has no effect: schedule.sparse_steps overrides it",
+            NO_ATTENTION | NO_MLP | {"schedule.full_steps": [1], "schedule.between": [3]},
+            "schedule.between ([3]) has no effect: no layer is sparse",
         ),
         (
             {"schedule.between": "all"},
