@@ -55,7 +55,7 @@ class AttentionConfig(Validated):
     )
     random_fraction: float = option(
         0.0,
-        "share of further columns chosen at random (seeded), besides density",
+        "share of further columns besides density, chosen at random and always the same",
         minimum=0.0,
         maximum=1.0,
     )
@@ -363,7 +363,6 @@ class SparsityConfig(Validated):
         minimum=1,
     )
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
-    seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: CaptureMode = option(
         "auto",
         "auto: sparse steps are captured once and then replayed, where they wait for the host, "
@@ -415,7 +414,7 @@ class SparsityConfig(Validated):
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
         """A copy with some fields changed, named by dotted paths.
 
-        Example: ``config.override({"attention.density": 0.2, "seed": 3})``.
+        Example: ``config.override({"attention.density": 0.2, "tile": None})``.
 
         Raises:
             ValueError: as making a config, and where the paths are no texts.

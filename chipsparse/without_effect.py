@@ -85,7 +85,6 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
     return {
         "attention.density": columns or density["attention"],
         "attention.random_fraction": columns or random,
-        "seed": columns or random,
         **{f"attention.{name}": columns for name in ("delta_rule", "block_size_q")},
         "tile": columns,
         "mlp.density": neurons or density["mlp"],

@@ -242,7 +242,6 @@ def _settings(draw: random.Random) -> dict[str, Any]:
         "mlp.block_size": draw.choice((16, 16, 32)),
         "schedule.refresh_every": draw.choice((3, 4, 4, 6)),
         "tile": draw.choice(([2, 2, 2], [1, 4, 4], None)),
-        "seed": draw.randrange(4),
     }
     rare: dict[str, tuple[Any, ...]] = {
         "schedule.actions": (["dense", "refresh", "sparse", "skip", "sparse"],),

@@ -14,7 +14,6 @@ def test_round_trip_through_mappings():
             "attention.density": 0.25,
             "schedule.actions": ["dense", "refresh", "sparse"],
             "tile": None,
-            "seed": 7,
         }
     )
     assert config.attention.density == 0.25
@@ -35,7 +34,7 @@ def test_budgets_of_layers():
     assert config.layers[1].last == 56
     assert SparsityConfig().override({"layers": listed}) == config
     assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
-    assert config.override({"seed": 1}).layers == config.layers
+    assert config.override({"tile": None}).layers == config.layers
     assert len({config, SparsityConfig().override({"layers": listed}), SparsityConfig()}) == 2
 
 
@@ -69,7 +68,7 @@ def test_bad_budgets_of_layers_are_refused(entries, said):
 
 def test_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SparsityConfig().seed = 1  # type: ignore[misc]
+        SparsityConfig().tile = None  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_is_frozen():
         ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
         ("tile", [4, 4], "expected 3 whole numbers"),
         ("backend", "cuda", "one of auto, reference, got 'cuda'"),
-        ("seed", None, "expected a whole number, got None"),
+        ("mlp.block_size", None, "expected a whole number, got None"),
         ("attention.delta_rule", b"merge", "one of merge, difference, got b'merge'"),
         ("attention.delta_rule", np.array(["merge"]), "difference, got array(['merge']"),
         ("attention.density", float, "expected a number or dense, got <class 'float'>"),
@@ -171,10 +170,10 @@ def test_messages_stay_short_whatever_was_passed():
     for _ in range(9):
         bomb = [bomb] * 9
     for values in (
-        {"seed": bomb},
-        {"seed": "9" * 5000},
+        {"mlp.block_size": bomb},
+        {"mlp.block_size": "9" * 5000},
         {"attention": bomb},
-        {"seed": -(10**5000)},
+        {"mlp.block_size": -(10**5000)},
     ):
         with pytest.raises(ValueError, match=r"expected a") as error:
             SparsityConfig().override(values)
@@ -191,18 +190,18 @@ def test_numbers_of_numpy_are_numbers(kind):
 def test_other_scalars_of_numpy():
     config = SparsityConfig().override(
         {
-            "seed": np.int32(3),
+            "mlp.block_size": np.int32(3),
             "attention.density": np.int64(1),
             "schedule.correct": np.bool_(False),
             "attention.delta_rule": np.str_("difference"),
             "schedule.full_steps": [np.uint8(7)],
         }
     )
-    assert type(config.seed) is int
+    assert type(config.mlp.block_size) is int
     assert config.schedule.correct is False
     assert config.schedule.full_steps == (7,)
-    with pytest.raises(ValueError, match="seed: expected a whole number, got True"):
-        config.override({"seed": np.bool_(True)})
+    with pytest.raises(ValueError, match=r"mlp\.block_size: expected a whole number, got True"):
+        config.override({"mlp.block_size": np.bool_(True)})
 
 
 def test_groups_may_be_given_as_what_they_are():
@@ -221,9 +220,9 @@ def test_steps_may_be_skipped_without_a_refresh_where_nothing_is_sparse():
 def test_the_repr_says_what_is_not_the_default():
     assert repr(SparsityConfig()) == "SparsityConfig()"
     config = SparsityConfig().override(
-        {"attention.density": 0.2, "layers": [{"layers": 3, "mlp": "dense"}], "seed": 3}
+        {"attention.density": 0.2, "layers": [{"layers": 3, "mlp": "dense"}], "tile": None}
     )
     assert repr(config) == (
         "SparsityConfig(attention=AttentionConfig(density=0.2), "
-        "layers=(LayerBudget(layers='3', mlp='dense'),), seed=3)"
+        "layers=(LayerBudget(layers='3', mlp='dense'),), tile=None)"
     )

@@ -27,8 +27,8 @@ def notes(values, steps=12, **kwargs):
         (NO_SPARSE, None),
         (NO_ATTENTION | NO_MLP, None),
         (
-            NO_ATTENTION | {"attention.random_fraction": 0.1, "seed": 3, "tile": [1, 8, 8]},
-            "attention.random_fraction (0.1), seed (3), tile ([1, 8, 8]) have no effect: "
+            NO_ATTENTION | {"attention.random_fraction": 0.1, "tile": [1, 8, 8]},
+            "attention.random_fraction (0.1), tile ([1, 8, 8]) have no effect: "
             "attention.density is dense",
         ),
         (
@@ -36,7 +36,6 @@ def notes(values, steps=12, **kwargs):
             "attention.density (0.0), mlp.density (0.5), memory.ram (2.00 GiB) have no effect: no "
             "step is sparse",
         ),
-        ({"seed": 3}, "seed (3) has no effect: attention.random_fraction adds no column"),
         (
             {"attention.random_fraction": 0.001},
             "attention.random_fraction (0.001) has no effect: attention.random_fraction adds no "
@@ -171,5 +170,5 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
         "schedule.forecast_after (0.3) has no effect: schedule.forecast is not given",
         "memory.ram (1.00 GiB) has no effect: no step is sparse",
     ]
-    path.write_text("tuned: {model: a}\nsparsity: {attention: {density: dense}, seed: 3}")
+    path.write_text("tuned: {model: a}\nsparsity: {attention: {density: dense}, tile: null}")
     assert SparsityPlan(load_profile(path).sparsity, LAYOUT, 50).notes() == []

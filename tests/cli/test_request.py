@@ -32,7 +32,7 @@ def chosen(tmp_path):
 
 def test_a_profile_that_names_no_class_is_for_every_model(chosen):
     assert chosen("").sparsity == SparsityConfig().override({"memory.vram": "1G"})
-    assert chosen("sparsity: {seed: 3}").sparsity.seed == 3
+    assert chosen("sparsity: {tile: null}").sparsity.tile is None
 
 
 def test_a_profile_for_another_class_is_refused(chosen):
@@ -49,9 +49,9 @@ def test_a_models_own_profile_for_another_class_is_named(chosen, tmp_path):
 
 
 def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
-    text = "qualities: {fast: {seed: 5}}"
+    text = "qualities: {fast: {tile: null}}"
     found = chosen(text, quality="fast")
-    assert (found.quality, found.sparsity.seed) == ("fast", 5)
+    assert (found.quality, found.sparsity.tile) == ("fast", None)
     assert found.sparsity.memory.vram == found.qualities["fast"].memory.vram == 1 << 30
     with pytest.raises(UserError, match=r"mine.yaml does not say what faithful is; it has fast"):
         chosen(text, quality="faithful")

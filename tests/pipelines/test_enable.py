@@ -187,7 +187,7 @@ def test_a_schedule_in_place_of_all_qualities_is_in_the_report_of_each_generatio
 
 
 def test_a_quality_that_cannot_be_is_refused(pipe, tmp_path):
-    (tmp_path / "plain.yaml").write_text("sparsity: {seed: 3}")
+    (tmp_path / "plain.yaml").write_text("sparsity: {tile: null}")
     for arguments, said in (
         ({"quality": "best"}, "no quality 'best'; known are faithful, balanced, fast, published"),
         ({"quality": ["fast"]}, r"no quality \['fast'\]; known are"),
