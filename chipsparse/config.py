@@ -137,8 +137,8 @@ class ScheduleConfig(Validated):
     between: Between | tuple[int, ...] = option(
         "middle",
         "which steps between two full ones, and behind the last, are sparse: none; the middle one, "
-        "of three and more; every_other, of two and more; all; or, with full_steps, exactly the "
-        "steps of a list (from 0, in order). The rest is skipped",
+        "of three and more; every_other, of two and more; all; or, with full_steps, those listed "
+        "(from 0). The rest is skipped",
         minimum=0,
     )
     forecast: float = option(
@@ -326,10 +326,9 @@ class MemoryConfig(Validated):
     )
     cache_precision: CachePrecision = option(
         "auto",
-        "what attention keeps of the dropped columns, and feed-forward layers of their neurons: "
-        "full: in the model's precision; fp8: in e4m3 with a scale for each row, half of the "
-        "bytes; auto: in fp8 where that keeps all caches on the GPU, or more layers sparse, and "
-        "else in full",
+        "of residuals and activations. full: as the model; fp8: e4m3 with a scale for each row, "
+        "half of the bytes; auto: fp8 where that keeps all caches on the GPU, or more layers "
+        "sparse, and else full",
     )
 
     def __post_init__(self) -> None:
