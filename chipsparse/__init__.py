@@ -1,10 +1,15 @@
-"""chipsparse: faster diffusion transformers, without training, on stock diffusers pipelines."""
+"""Faster diffusion transformers, without training, on stock diffusers pipelines.
+
+>>> with chipsparse.enable(pipe, quality="balanced"):
+...     video = pipe("a cat walks on the grass").frames[0]
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from chipsparse.common.version import __version__ as __version__
 from chipsparse.config import (
     AttentionConfig,
     ConfigError,
@@ -28,12 +33,10 @@ from chipsparse.profiles.profile import (
 if TYPE_CHECKING:
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cache.memory_plan import BudgetError
-    from chipsparse.layers.kept_columns import KeptColumns
     from chipsparse.parallel.peers import PeerError
     from chipsparse.plan import Action
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
-
-__version__ = "0.1.0"
+    from chipsparse.report.kept_columns import KeptColumns
 
 __all__ = [
     "Action",
@@ -63,13 +66,13 @@ __all__ = [
     "load_profile",
 ]
 
-# What needs PyTorch or diffusers, which take seconds to import, comes when it is used.
+# Names whose modules import PyTorch or diffusers, which takes seconds: imported at first use.
 _LATER = {
     "Action": "plan",
     "BudgetError": "cache.memory_plan",
     "GenerationReport": "report.generation",
     "Handle": "api",
-    "KeptColumns": "layers.kept_columns",
+    "KeptColumns": "report.kept_columns",
     "LayerRecord": "report.generation",
     "PeerError": "parallel.peers",
     "StepRecord": "report.generation",

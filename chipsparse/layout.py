@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 Grid = tuple[int, int, int]
+# What linears in FP8 round.
+Fp8Form = Literal["weights", "weights and inputs"]
 
 
 @dataclass(frozen=True)

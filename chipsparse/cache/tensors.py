@@ -11,6 +11,15 @@ import torch
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import Part, SparsityConfig
 
+# A layer's lists of columns are kept between steps where they take no more. To make them costs a
+# large layer nothing beside its attention; a small one waits for the host to launch it.
+LISTS_BYTES = 4 << 20
+# The most bytes of column sums that a refresh holds at a time: it goes over as many heads at once
+# as fit, one at least.
+COLUMN_SUMS_BYTES = 2 << 30
+# A list whose length is not read back has a multiple of this many entries: rows stay aligned.
+CAPACITY_MULTIPLE = 16
+
 
 class CachedTensor:
     """A tensor that a layer keeps between steps: the one owner, who knows whether it is there.

@@ -8,21 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from bitarray import frozenbitarray
 
+from chipsparse.cache.tensors import CAPACITY_MULTIPLE
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.layers.kept_columns import read_kept_columns
 from chipsparse.layers.static_columns import static_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
+from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.step import StepContext
 
-# A layer's lists of columns are kept between steps where they take no more. To make them costs a
-# large layer nothing beside its attention; a small one waits for the host to launch it.
-LISTS_BYTES = 4 << 20
-# Most bytes of column sums that a refresh holds at a time: it goes over as many heads at once as
-# fit, one at least.
-COLUMN_SUMS_BYTES = 2 << 30
-# Of the entries in a list whose length is not read back: rows of the table stay aligned.
-CAPACITY_MULTIPLE = 16
 # Frames, rows and columns of a region of kept columns where tokens have no tiles.
 REGION = (4, 4, 8)
 

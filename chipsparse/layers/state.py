@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from chipsparse.cache.store import CacheStore
 from chipsparse.config import Part, SparsityConfig
-from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.step import StepContext
 
-if TYPE_CHECKING:
-    from chipsparse.parallel.branch_columns import BranchColumns
+
+class CapturedSteps(Protocol):
+    """Captured sparse steps, as layers know them."""
+
+    def kept_in_place(
+        self, branch: str, cache: Any, kinds: Collection[str]
+    ) -> AbstractContextManager[None]:
+        """Around what records a layer's cache anew, which stays where the captured step reads it.
+
+        Args:
+            branch: guidance branch.
+            cache: of the layer.
+            kinds: what of it a sparse step reads and writes.
+        """
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class StepState:
         refreshed_at: step of the branch's last refresh, this one included; -1 before the first.
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.
-        may_capture: whether sparse calls are captured as CUDA graphs, or may gain by it.
+        captures: whether sparse calls are captured as CUDA graphs, where they can be.
         replaces_attention: whether layers compute full attention where nothing is recorded, too: in
             FP8, or since that is faster than as the model calls it.
     """
@@ -45,7 +58,7 @@ class StepState:
     refreshed_at: int
     dense: Mapping[tuple[int, Part], str]
     budgets: ColumnBudgets
-    may_capture: bool = False
+    captures: bool = False
     replaces_attention: bool = False
 
     @property
@@ -77,7 +90,7 @@ class Shared:
     report: GenerationReport
     recorder: CallRecorder
     caches: CacheStore
-    graphs: StepGraphs
+    graphs: CapturedSteps
     kernels: FastestKernel
     columns: BranchColumns | None = None
 

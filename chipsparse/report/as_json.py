@@ -62,6 +62,7 @@ from typing import Any
 import torch
 
 from chipsparse.common.machine import package_version
+from chipsparse.common.version import __version__
 from chipsparse.config import Part
 from chipsparse.plan import SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
@@ -105,8 +106,6 @@ def to_dict(report: GenerationReport) -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """What the numbers depend on; None for what is not installed."""
-    from chipsparse import __version__
-
     return {
         "chipsparse": __version__,
         "python": platform.python_version(),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cli.bench.layer_times import PartTimes, attention_times, mlp_times
 from chipsparse.cli.bench.step_times import StepTimes, measure_steps
 from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
@@ -25,7 +26,6 @@ from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.several import met
 from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.common.machine import device_name, package_version
-from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import SparsityPlan
 

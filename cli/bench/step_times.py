@@ -15,7 +15,7 @@ from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.planning.planned import PlannedGeneration
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.measure.capture_gain import as_of_many
+from chipsparse.cost_model.layer_times import as_of_many
 
 PROMPT = "a red circle moves left over a blue gradient"
 SEED = 0

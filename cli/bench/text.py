@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse.cli.bench.benchmark import Benchmark
+from chipsparse.cli.bench.layer_times import PartTimes
 from chipsparse.cli.bench.step_times import StepTimes
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
 from chipsparse.cli.wording import (
@@ -17,7 +18,6 @@ from chipsparse.cli.wording import (
     short_place,
 )
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.measure.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
 UNEVEN = 0.05

@@ -34,8 +34,8 @@ from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import fields_json
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import MemoryConfig
+from chipsparse.cost_model.run_times import RunEstimate
 from chipsparse.kernels.checks import block_count
-from chipsparse.measure.estimate import RunEstimate
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
 

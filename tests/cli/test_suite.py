@@ -21,7 +21,7 @@ from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.suite import lab as suite_lab
 from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
-from chipsparse.measure import quality
+from chipsparse.experiments import quality
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import IMAGE_PROFILE, PROFILE, command, names
 from tests.tiny_models import PROMPT
@@ -30,7 +30,6 @@ PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
 CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
 OURS = ["chipsparse faithful", "chipsparse balanced", "chipsparse fast"]
 QUALITIES = """\
-sparsity: {where_slower: sparse}
 qualities:
   faithful: {schedule: {warmup_steps: 3, refresh_every: 10}}
   balanced: {schedule: {warmup_steps: 2, refresh_every: 10}}

@@ -6,7 +6,6 @@ import torch
 import chipsparse
 from chipsparse.session import Session
 from tests.pipelines import test_families as families
-from tests.pipelines import test_generic as generic
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, SPARSE
 from tests.variants import slow
@@ -96,13 +95,6 @@ def test_the_actions_are_those_of_the_list(returned):
         assert handle.report.fallbacks == handle.report.notes == []
         plan = handle.report.to_dict()["transformers"]["transformer"]["schedule"]
         assert plan.startswith("5 of 12 steps in full, as listed, 3 sparse, likewise, ")
-
-
-def test_a_model_without_an_adapter(returned):
-    pipe = generic.bria()
-    with chipsparse.enable(pipe, LISTED):
-        generic.image(pipe, num_inference_steps=STEPS)
-    assert check(returned, pipe.scheduler.timesteps.double().tolist(), 0.5) == 8
 
 
 def test_a_forecast_that_begins_late(returned):
