@@ -36,7 +36,7 @@ def test_every_layer_of_every_model(name):
     names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
     assert set(data["transformers"]) == {step["transformer"] for step in data["steps"]} == names
     for each in data["transformers"].values():
-        assert each["class"] == type(pipe.transformer).__name__
+        assert each["class_name"] == type(pipe.transformer).__name__
         assert each["layout"]["layers"] == layers
     masked = "chroma" in name
     for step in data["steps"]:

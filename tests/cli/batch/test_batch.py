@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from chipsparse.cli import request
 from chipsparse.cli.batch import job as batch_job
 from chipsparse.cli.batch import worker
 from chipsparse.cli.batch.engine import Failed, Refused
 from chipsparse.cli.batch.entries import file_name
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate import job as generate_job
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media.read import read_clip
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.experiments import clips as denoise
 from tests.cli.conftest import names
 from tests.cli.html_reader import PageReader
 
@@ -28,7 +28,7 @@ TWO = "prompt,seed,steps\na red circle,7,\na blue square,,2\n"
 
 @pytest.fixture
 def no_loading(monkeypatch):
-    monkeypatch.setattr(generate_job, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(request, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
 
 
 def read(ran):
@@ -58,7 +58,7 @@ def test_what_a_batch_makes_and_that_it_makes_it_once(
     made = read_clip(workdir / "out" / circle["file"]).frames
     assert np.array_equal(made, read_clip(workdir / "alone.gif").frames)
     # Nothing is made again.
-    monkeypatch.setattr(generate_job, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(request, "load_pipeline", lambda *_, **__: pytest.fail("loaded"))
     before = (workdir / "out/manifest.jsonl").read_bytes()
     again = batch(*SMALL, "--format", "gif", "--json").fine()
     assert [row["state"] for row in read(again)["rows"]] == ["already there"] * 2
@@ -342,17 +342,17 @@ def test_the_pipeline_is_loaded_once_and_stays_patched_while_settings_are_the_sa
     batch, workdir, monkeypatch
 ):
     (workdir / "prompts.csv").write_text("prompt,steps\na,3\nb,3\nc,2\n")
-    counts = {"load": 0, "opened": 0}
-    for name in counts:
-        function = getattr(worker, name)
+    counts = {"load_pipeline": 0, "opened": 0}
+    for module, name in zip((request, worker), counts, strict=True):
+        function = getattr(module, name)
 
-        def counting(*given, function=function, name=name):
+        def counting(*given, function=function, name=name, **named):
             counts[name] += 1
-            return function(*given)
+            return function(*given, **named)
 
-        monkeypatch.setattr(worker, name, counting)
+        monkeypatch.setattr(module, name, counting)
     batch("--frames", "1").fine()
-    assert counts == {"load": 1, "opened": 2}
+    assert counts == {"load_pipeline": 1, "opened": 2}
 
 
 def test_images(batch, flux_folder, workdir):

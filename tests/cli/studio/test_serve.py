@@ -49,7 +49,7 @@ def test_a_free_port_is_found():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--port", "65536"], "--port 65536 is out of range"),
+        (["--port", "65536"], "--port 65536 is too large"),
         (["--model", "/nowhere"], "the model folder /nowhere does not exist"),
         (["--device", "tpu"], "--device tpu is no device"),
     ],

@@ -9,13 +9,13 @@ import yaml
 
 from chipsparse import load_profile
 from chipsparse.cli.commands.studio import StudioOptions
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.studio import view
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Shown
 from chipsparse.cli.studio.maker import STOPPED, Result
 from chipsparse.cli.studio.studio import BrokenOff, Studio
+from chipsparse.experiments import clips as denoise
 from tests.tiny_models import PROMPT
 
 SECONDS = 120
@@ -64,7 +64,7 @@ def test_clips_are_those_of_generate(made, generate, flux_folder, workdir):
     assert result.comparison.psnr_db == outcome["comparison"]["psnr_db"]
     assert result.comparison.ssim == outcome["comparison"]["ssim"]
     assert [run.actions for run in result.runs] == [ACTIONS, ("dense",) * 4]
-    assert {"--compare", "--seed", PROMPT} <= set(result.request["command"])
+    assert {"--compare", "--seed", PROMPT} <= set(result.request.command)
 
 
 def test_every_step_is_shown_with_its_action_and_a_preview(made):
@@ -133,14 +133,14 @@ def test_what_is_sparse_stays_where_the_dense_run_is_stopped(studio, chosen, mon
     end = news(studio.start(chosen(seed=5)))[-1]
     assert isinstance(end, Result)
     assert end.dense is None
-    assert STOPPED in end.request["warnings"]
+    assert STOPPED in end.request.warnings
     assert "stopped" in view.result(end)
 
 
 def test_a_new_generation_takes_the_place_of_the_last(studio, chosen):
     first, second = studio.start(chosen(seed=6)), studio.start(chosen(seed=7))
     assert isinstance(news(first)[-1], BrokenOff)
-    assert news(second)[-1].request["seed"] == 7
+    assert news(second)[-1].request.seed == 7
 
 
 def test_warming_up_can_be_stopped(studio, chosen, monkeypatch):
@@ -163,7 +163,7 @@ def test_warming_up_can_be_stopped(studio, chosen, monkeypatch):
     [
         ({"height": 33}, "--height 33 does not fit this model"),
         ({"steps": 0}, "--steps 0 is too small"),
-        ({"seed": -1}, "--seed -1 is out of range"),
+        ({"seed": -1}, "--seed -1 is too small"),
         ({"frames": 5}, "has no num_frames; leave --frames out"),
         ({"model": "/nowhere"}, "the model folder /nowhere does not exist"),
     ],
@@ -179,7 +179,9 @@ def test_a_prompt_cannot_write_the_page(made):
     import dataclasses
 
     result = made[-1]
-    evil = dataclasses.replace(result, request={**result.request, "warnings": ["<b>x</b>"]})
+    evil = dataclasses.replace(
+        result, request=result.request.model_copy(update={"warnings": ["<b>x</b>"]})
+    )
     assert "&lt;b&gt;x" in view.result(evil)
     assert "<b>x" not in view.result(evil)
     assert "<b>x" not in view.moment(Shown("<b>x</b>"))
