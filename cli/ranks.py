@@ -24,6 +24,7 @@ import typer
 from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, user_errors
 from chipsparse.cli.options import SHOWING, GenerationOptions, command_words, option_name
 from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.experiments.progress import Ranks
 from chipsparse.parallel.degrees import Parallel
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Rank:
+class Rank(Ranks):
     """A process of a launch; by default one that is alone.
 
     Attributes:

@@ -184,7 +184,7 @@ class TuneLab:
             patched(self.pipe, config, parallel=parallel) as report,
             maker.progress.denoising(title, count, plain_lines=1) as display,
         ):
-            timed, _ = time_steps(
+            timed = time_steps(
                 self.pipe, arguments, seed=sample.seed, display=display, report=report
             )
         medians = {
