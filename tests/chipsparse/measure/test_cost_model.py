@@ -55,7 +55,7 @@ def time_of(action, layer=1, plan=PLAN, **given):
 
 
 # Tokens, heads, their size, and how much faster full attention was in 8 bits, rounding included:
-# benchmarks/notes/fp8_attention.md.
+# benchmarks/notes/fp8.md.
 IN_8_BITS = [
     (4_352, 24, 128, 0.98),
     (6_144, 24, 128, 1.11),
