@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GenerationOptions, generation_option, seed_option
-from chipsparse.cli.option_checks import (
+from chipsparse.cli.options import (
     DEFAULT_FPS,
+    Check,
+    GenerationOptions,
+    argument,
     check_fps,
     check_model,
     check_positive,
+    generation_option,
+    option,
+    output_option,
     read_fps,
+    seed_option,
 )
-from chipsparse.cli.options import argument, option, output_option
 from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
@@ -52,7 +57,7 @@ class CompareOptions(GenerationOptions):
         "command goes on.",
         shown=False,
         metavar="MODEL",
-        check=check_model,
+        check=Check(check_model),
     )
     with_prompts: bool = suite_option(
         help="Also the texts of the prompts in suite.json, the file to send.", default=False
@@ -76,15 +81,14 @@ class CompareOptions(GenerationOptions):
         read=read_fps,
     )
     prompts: Path | None = generation_option(
-        help="File with one prompt a line.", shown="bundled ones", before="height"
+        help="File with one prompt a line.", shown="bundled ones"
     )
     count: int | None = generation_option(
         "--num",
         help="How many of the prompts; of two configs at least 2.",
         shown="all of the file, 8 of the bundled ones, 12 in a suite",
-        before="height",
     )
-    seed: int = seed_option(before="height")
+    seed: int = seed_option()
     negative_prompt: None = None
     config: Path | None = None
     quality: str | None = None
@@ -116,7 +120,6 @@ class CompareOptions(GenerationOptions):
 
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
-        super().check()
         if self.output is None and self.suite is None:
             for name in ("--amplify", "--fps"):
                 self.refuse(name, why="is about --output, and there is none")
@@ -137,14 +140,13 @@ class CompareOptions(GenerationOptions):
             raise UserError(f"--suite MODEL compares what it compares; leave {senseless[0]} out")
         if (self.gpus or 1) > 1 or self.guidance_parallel is not None:
             raise UserError("--suite compares methods that one GPU runs; leave --gpus out")
-        if self.count is not None:
-            check_positive("--count", self.count)
+        if self.count is not None and self.count < 1:
+            raise UserError(f"--count {self.count} must be at least 1")
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"--output {self.folder} is a file; a suite fills a folder")
 
     def _check_configs(self) -> None:
-        from chipsparse.cli.media.output_names import check_inputs_stay
-        from chipsparse.cli.media.write import check_output
+        from chipsparse.cli.media.write import check_inputs_stay, check_output
         from chipsparse.experiments.statistics import LEAST_VALUES
 
         if self.count is not None and self.count < LEAST_VALUES:
@@ -183,7 +185,7 @@ def compare(options: CompareOptions) -> None:
 
 
 def _compare_suite(options: CompareOptions) -> None:
-    from chipsparse.cli.ranks.joined import check_alone
+    from chipsparse.cli.ranks import check_alone
     from chipsparse.cli.suite.job import run_suite, to_send
     from chipsparse.cli.suite.text import print_suite
 
@@ -206,15 +208,11 @@ def _compare_files(options: CompareOptions) -> None:
 
 
 def _compare_configs(options: CompareOptions) -> None:
-    from chipsparse.cli.compare.configs import check_configs_shared, compare_configs
+    from chipsparse.cli.compare.configs import compare_configs
     from chipsparse.cli.compare.text import print_configs
-    from chipsparse.cli.ranks.several import taking_part
+    from chipsparse.cli.ranks import this_rank
 
-    process = taking_part("compare", options, check_configs_shared)
-    if process is None:
-        return
-    with results_alone(), process.after_first():
-        configs = compare_configs(options, process)
+    configs = compare_configs(options, this_rank(options))
     if configs is None:  # the first process tells
         return
     tell(configs, print_configs, as_json=options.json)

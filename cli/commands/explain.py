@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_device, check_positive
-from chipsparse.cli.options import model_option
+from chipsparse.cli.options import (
+    Check,
+    GenerationOptions,
+    check_device,
+    check_positive,
+    model_option,
+)
 from chipsparse.cli.results import results_alone, tell
 
 EXAMPLE = (
@@ -21,7 +25,7 @@ class ExplainOptions(GenerationOptions):
     device: str = model_option(
         help="cpu, cuda, cuda:N, or auto: a GPU, be it one that is not here.",
         default="auto",
-        check=check_device,
+        check=Check(check_device),
     )
     gpus: int | None = model_option(
         help="GPUs that make it together, be they here or not.", shown="1", check=check_positive
@@ -38,8 +42,9 @@ def explain(options: ExplainOptions) -> None:
     from chipsparse.cli.explain.explanation import explain as gather
     from chipsparse.cli.explain.text import print_explanation
     from chipsparse.cli.model.description import quiet_libraries
-    from chipsparse.cli.planning.request import look_up, required_profile
+    from chipsparse.cli.profiles import required_profile
     from chipsparse.cli.progress import ProgressDisplay
+    from chipsparse.cli.request import look_up
 
     with results_alone(), ProgressDisplay() as display, quiet_libraries(debug=options.debug):
         found = look_up(options, display)

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_positive
-from chipsparse.cli.options import REQUIRED, option, option_name, output_option, panel_options
-from chipsparse.cli.results import results_alone, tell
+from chipsparse.cli.options import (
+    REQUIRED,
+    GenerationOptions,
+    check_positive,
+    option,
+    option_name,
+    output_option,
+    panel_options,
+)
+from chipsparse.cli.results import tell
 
 if TYPE_CHECKING:
     from chipsparse.profiles.tuned_range import TunedTarget
@@ -52,18 +58,15 @@ class TuneOptions(GenerationOptions):
         help="Text file with one prompt per line; the first ones calibrate, the next ones "
         "verify, and the seed of each is its number from 0.",
         shown="bundled prompts",
-        before="height",
     )
     calibration_prompts: int = measuring_option(
-        help="Prompts to calibrate with.", default=2, before="height", check=check_positive
+        help="Prompts to calibrate with.", default=2, check=check_positive
     )
     held_out_prompts: int = measuring_option(
-        help="Other prompts to verify on.", default=4, before="height", check=check_positive
+        help="Other prompts to verify on.", default=4, check=check_positive
     )
     budget: float = measuring_option(
-        help="What the search may take, in the time of dense generations.",
-        default=30,
-        before="height",
+        help="What the search may take, in the time of dense generations.", default=30
     )
     results: Path | None = output_option(
         help="JSON file that keeps every measurement: an interrupted run goes on from it, and "
@@ -93,11 +96,9 @@ class TuneOptions(GenerationOptions):
 
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
-        super().check()
         self._check_targets()
         # Imported here so that --help does not wait for torch.
-        from chipsparse.cli.media.output_names import check_inputs_stay
-        from chipsparse.cli.media.report_file import check_file
+        from chipsparse.cli.media.write import check_file, check_inputs_stay
         from chipsparse.cli.tune.lab import check_dense_folder
         from chipsparse.tuning.search import least_budget
 
@@ -141,14 +142,11 @@ def tune(options: TuneOptions) -> None:
     prompts.
     """
     # Imported here so that --help does not wait for torch and diffusers.
-    from chipsparse.cli.ranks.several import check_profile_shared, taking_part
+    from chipsparse.cli.ranks import this_rank
     from chipsparse.cli.tune.job import run
     from chipsparse.cli.tune.summary import print_summary
 
-    process = taking_part("tune", options, check_profile_shared)
-    if process is None:
-        return
-    with results_alone(), process.after_first():
-        tuned = run(options, process)
-    if process.writes:
+    rank = this_rank(options)
+    tuned = run(options, rank)
+    if tuned is not None and rank.writes:
         tell(tuned, print_summary, as_json=options.json)

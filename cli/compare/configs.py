@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,28 +18,15 @@ from chipsparse.cli.compare.statistics import statistics
 from chipsparse.cli.compare.subjects import Subject
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.model.description import ModelDescription, load_pipeline
-from chipsparse.cli.model.schedulers import shifted_scheduler
-from chipsparse.cli.planning import profile_range
-from chipsparse.cli.planning.request import (
-    check_prompt_is_enough,
-    look_up,
-    requested,
-    required_profile,
-)
-from chipsparse.cli.planning.settings import (
-    OPTION_OF,
-    GenerationSettings,
-    resolve_settings,
-)
-from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.profiles import out_of_range_text
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
-from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.several import check_shared, met
+from chipsparse.cli.ranks import Rank, called, meet, start_others
+from chipsparse.cli.request import Request, Work, resolve, working
 from chipsparse.cli.results import fields_json
+from chipsparse.cli.settings import OPTION_OF, GenerationSettings
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.experiments.statistics import LEAST_VALUES, LEVEL, RESAMPLES
@@ -110,39 +97,34 @@ class ConfigsComparison:
         }
 
 
-def compare_configs(options: CompareOptions, process: Joined) -> ConfigsComparison | None:
+def compare_configs(options: CompareOptions, process: Rank) -> ConfigsComparison | None:
     """Checks all that is cheap to check, then generates, compares and writes.
 
     Args:
         process: this one, of those that make the clips together. The first one compares and
             writes; the others return None.
     """
-    with requested(options, process) as request:
-        model, device, dtype, display = request
-        check_prompt_is_enough(model, "configs are compared on prompts alone")
-        profiles = profiles_of(options, model)
-        settings = _common_settings(options, model, profiles)
-        scheduler = shifted_scheduler(model, options.flow_shift)
-        video = model.accepts("num_frames")
+    with working(options, process) as work:
+        model, device, dtype, display = work
+        requests = _requests(options, work, process.parallel)
+        profiles = {side: None if each is None else each.profile for side, each in requests.items()}
+        asked = [each for each in requests.values() if each is not None]
+        _check_settings(asked)
+        settings, video = asked[0].settings, model.accepts("num_frames")
         prompts = _prompts(options, video=video)
         if options.output is not None:
             media.check_kind(options.output, video=video)
+        if process.starts:
+            start_others("compare", options, process.ranks)
+            return None
         range_notes: dict[Side, str] = {}
-        for side, profile in profiles.items():
-            if profile is None:
-                continue
-            differences = profile_range.out_of_range(
-                profile, model, settings, device, dtype, flow_shift=options.flow_shift
-            )
-            if differences:
-                range_notes[side] = profile_range.sentence(profile, differences)
+        for side, each in requests.items():
+            if each is not None and each.profile is not None and each.out_of_range:
+                range_notes[side] = out_of_range_text(each.profile, each.out_of_range)
                 display.tell(f"chipsparse: warning: {range_notes[side]}")
-        generator = Generator(
-            lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
-            settings,
-            WorkProgress(display),
-        )
-        process = met(process, options, request, profiles.values(), prompts)
+        generator = Generator(asked[0].load, settings, WorkProgress(display))
+        facts = called(options, *profiles.values(), prompts=[each.text for each in prompts])
+        process = meet(process, device, facts)
         runs = run_prompts(generator, profiles, prompts, process)
         if runs is None:
             return None
@@ -185,35 +167,27 @@ def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
     return found
 
 
-def check_configs_shared(
-    options: CompareOptions, parallel: Parallel, display: ProgressDisplay
-) -> None:
-    """Raises `UserError` where so many processes cannot share it; loads no weight."""
-    model = look_up(options, display)
-    _ = shifted_scheduler(model, options.flow_shift)  # which raises where it has no flow shift
-    for profile in profiles_of(options, model).values():
-        check_shared(options, model, profile, parallel)
-
-
-def profiles_of(options: CompareOptions, model: ModelDescription) -> dict[Side, Profile | None]:
-    """The profiles of A and B; None for the stock model."""
-    found: dict[Side, Profile | None] = {}
+def _requests(
+    options: CompareOptions, work: Work, parallel: Parallel | None
+) -> dict[Side, Request | None]:
+    """The requests of A and B; None for the stock model."""
+    found: dict[Side, Request | None] = dict.fromkeys(SIDES)
     for side, subject in zip(SIDES, options.subjects, strict=True):
-        taken = dataclasses.replace(options, config=subject.path, quality=subject.quality)
-        found[side] = None if subject.kind == "dense" else required_profile(taken, model)
+        if subject.kind != "dense":
+            found[side] = resolve(
+                dataclasses.replace(options, config=subject.path, quality=subject.quality),
+                model=work.model,
+                device=work.device,
+                dtype=work.dtype,
+                parallel=parallel,
+                instead="configs are compared on prompts alone",
+            )
     return found
 
 
-def _common_settings(
-    options: GenerationOptions, model: ModelDescription, profiles: dict[Side, Profile | None]
-) -> GenerationSettings:
-    """The settings that both configs ask for; raises `UserError` where they ask for others."""
-    found = [
-        resolve_settings(options, model, profile.generation)
-        for profile in profiles.values()
-        if profile is not None
-    ]
-    first, last = (dataclasses.asdict(settings) for settings in (found[0], found[-1]))
+def _check_settings(requests: Sequence[Request]) -> None:
+    """Raises `UserError` where both configs ask for other settings."""
+    first, last = (dataclasses.asdict(requests[place].settings) for place in (0, -1))
     for name, value in first.items():
         if value != last[name]:
             option = OPTION_OF.get(name)
@@ -222,7 +196,6 @@ def _common_settings(
                 f"A generates with {name} {value} and B with {last[name]}; clips of other "
                 f"settings do not compare: {way}"
             )
-    return found[0]
 
 
 def _write_clip(worst: WorstClips, output: Path, options: CompareOptions) -> ComparisonClip:

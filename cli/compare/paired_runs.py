@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 from chipsparse.cli.compare.clip_json import clip_json
+from chipsparse.cli.errors import exit_code
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator, in_turn
 from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.generation.patching import patched, stock
 from chipsparse.cli.prompts import Prompt
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks import Rank
 from chipsparse.cli.results import NO_JSON, fields_json
-from chipsparse.cli.signals import exit_code
 from chipsparse.experiments.quality import ClipComparison, compare_clips
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.parallel.degrees import Parallel
@@ -105,7 +105,7 @@ def run_prompts(
     generator: Generator,
     profiles: dict[Side, Profile | None],
     prompts: list[Prompt],
-    process: Joined,
+    process: Rank,
 ) -> PairedRuns | None:
     """Generates every prompt with the stock model and under both configs, and compares.
 
@@ -163,7 +163,7 @@ def _generate(
     ways: Mapping[str, Profile | None],
     prompt: Prompt,
     count: int,
-    process: Joined,
+    process: Rank,
 ) -> dict[str, Generation]:
     """The generations of one of so many prompts by the names "dense", "A" and "B"."""
     made = {}

@@ -10,6 +10,7 @@ import torch
 import chipsparse
 from chipsparse.cache.memory_plan import BudgetError, MemoryPlan
 from chipsparse.cache.table import KindBytes, bytes_by_kind
+from chipsparse.cli import profiles as profile_range
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.explain.outlook import Outlook, Target, look_ahead
 from chipsparse.cli.explain.records import (
@@ -20,18 +21,15 @@ from chipsparse.cli.explain.records import (
     most,
 )
 from chipsparse.cli.explain.shared import SharedOutlook, share_out
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.model.dense_layers import QUANTIZED
 from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
-from chipsparse.cli.model.schedulers import shifted_scheduler
+from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import ComponentWeights, count_weights
-from chipsparse.cli.planning import profile_range
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, too_few_steps
 from chipsparse.cli.planning.layer_budgets import LayerGroup
-from chipsparse.cli.planning.planned import PlannedGeneration
-from chipsparse.cli.planning.settings import unused_defaults
-from chipsparse.cli.planning.sparse_steps import too_few_steps
-from chipsparse.cli.ranks.joined import shared_by
+from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.results import fields_json
+from chipsparse.cli.settings import unused_defaults
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import MemoryConfig
 from chipsparse.kernels.checks import block_count
@@ -151,7 +149,9 @@ def _estimate_json(estimate: RunEstimate) -> dict[str, Any]:
 def explain(options: GenerationOptions, model: ModelDescription, profile: Profile) -> Explanation:
     """Explains the generation that these options ask for; raises `UserError`."""
     target = choose_target(options)
-    _ = shifted_scheduler(model, options.flow_shift)  # which raises where it has no flow shift
+    _ = choose_scheduler(
+        model, None, sparse=False, flow_shift=options.flow_shift
+    )  # which raises where it has no flow shift
     weights = count_weights(model, target.dtype)
     weight_bytes = sum(component.nbytes or 0 for component in weights)
 
@@ -177,7 +177,7 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
     )
     notes = [
         too_few_steps(plan),
-        profile_range.sentence(profile, out_of_range) if out_of_range else None,
+        profile_range.out_of_range_text(profile, out_of_range) if out_of_range else None,
         profile.instead,
         profile.standing_note,
         *unused_defaults(model, profile),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +18,13 @@ from chipsparse.cache.memory_plan import (
     plan_memory,
     working_bytes,
 )
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.model.dense_layers import dense_layers, fp8_weights
+from chipsparse.cli.explain.dense_layers import dense_layers
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.plan import PlannedGeneration, fp8_weights, plan_generation
 from chipsparse.cli.planning.work_share import planned_share
-from chipsparse.cli.ranks.sharing import check_sharing, sharing_of
+from chipsparse.cli.ranks import check_sharing
+from chipsparse.cli.settings import patch_sizes, resolve_settings
 from chipsparse.config import Part
 from chipsparse.measure.capture_gain import may_capture
 from chipsparse.measure.cost_model import Rates
@@ -131,7 +133,10 @@ def look_ahead(
         weights: bytes of them all.
         parallel: the processes that share it; None for one.
     """
-    planned, sharing = plan_generation(options, model, profile), None
+    planned, sharing = (
+        plan_generation(resolve_settings(options, model, profile.generation), model, profile),
+        None,
+    )
     check_sharing(model, planned, parallel)
     if parallel is not None:
         sharing = sharing_of(model, planned, parallel, target.dtype)
@@ -167,6 +172,21 @@ def look_ahead(
         sharing = replace(sharing, dense=frozenset(dense["attention"]))
     estimate, why = _estimate(planned, memory, dense, target, sharing)
     return Outlook(planned, working, memory, times, dense, estimate, why, sharing)
+
+
+def sharing_of(
+    model: ModelDescription, planned: PlannedGeneration, parallel: Parallel, dtype: torch.dtype
+) -> Sharing:
+    """How processes share a planned generation that `check_sharing` has nothing against."""
+    config = model.transformer_config
+    channels = config.get("out_channels") or config.get("in_channels", 0)
+    return Sharing(
+        planned.plan,
+        parallel,
+        planned.branches,
+        dtype,
+        output_channels=channels * math.prod(patch_sizes(config)),
+    )
 
 
 def _largest(sharing: Sharing) -> SparsityPlan:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from chipsparse.cli.generation import denoise
-from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.progress import PLAIN_LINES_PER_GENERATION
+from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.report.generation import GenerationReport
 

@@ -1,4 +1,4 @@
-"""How clips are written, and what their files say of how they were made.
+"""Facts in the files of clips about how they were made.
 
 `parameters` is the form that viewers and other programs for image generation read: the prompt, the
 negative prompt, and one line of ``Name: value`` pairs.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,8 @@ NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Ver
 TEXTS = ("prompt", "negative_prompt")
 
 
-@dataclass(frozen=True)
-class Style:
-    """How clips are written.
-
-    Attributes:
-        crf: the constant rate factor of a video's encoder; None for visually lossless.
-    """
-
-    fps: float
-    crf: int | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
 def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
-    """The facts about a generation, without any folder: a file may be sent to others.
+    """Return the facts about a generation, without any folder: a file may be sent to others.
 
     Args:
         request: as ``--json`` has it.
@@ -68,7 +54,7 @@ def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
 
 
 def parameters(facts: Mapping[str, str]) -> str:
-    """The facts for people and other programs."""
+    """Return the facts for people and other programs."""
     lines = [facts["prompt"]] if "prompt" in facts else []
     if facts.get("negative_prompt"):
         lines.append(f"Negative prompt: {facts['negative_prompt']}")
@@ -77,7 +63,7 @@ def parameters(facts: Mapping[str, str]) -> str:
 
 
 def as_json(facts: Mapping[str, str]) -> str:
-    """The facts for chipsparse."""
+    """Return the facts for chipsparse."""
     return json.dumps(dict(facts), ensure_ascii=False)
 
 
@@ -92,7 +78,7 @@ def _value(name: str, value: str) -> str:
 
 
 def _without_folder(location: str | None) -> str | None:
-    """The name of a model or a profile; that of a model on the hub has no folder."""
+    """Return the name of a model or a profile; that of a model on the hub has no folder."""
     if location is None:
         return None
     path = Path(location).expanduser()

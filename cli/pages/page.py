@@ -117,7 +117,6 @@ def _templates() -> Environment:
         counted=counted,
         decibels=decibels,
         file_name=file_name,
-        milliseconds=lambda value: seconds_text(value / 1e3),
         name=name_of,
         percent=percent,
         refused_rows=refused_rows,

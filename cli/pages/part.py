@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.pages.benchmark_record import Benchmark
 from chipsparse.cli.pages.comparison_record import ConfigsComparison, FilesComparison
 from chipsparse.cli.pages.generation_record import Generation
 from chipsparse.cli.pages.records import FileRecord, read_record
@@ -23,11 +22,10 @@ KINDS: tuple[type[FileRecord], ...] = (
     ConfigsComparison,
     Suite,
     FilesComparison,
-    Benchmark,
 )
 KNOWN = (
-    "generate --report, a results file of tune, compare --json, the suite.json of compare --suite "
-    "and bench --json are what it reads"
+    "generate --report, a results file of tune, compare --json and the suite.json of "
+    "compare --suite are what it reads"
 )
 
 

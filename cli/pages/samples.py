@@ -13,8 +13,8 @@ from PIL import Image
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
-from chipsparse.cli.media.images import numbered
 from chipsparse.cli.media.read import read_clip
+from chipsparse.cli.media.write import numbered
 from chipsparse.cli.pages.records import Clips
 
 FRAMES, LARGEST_SIDE = 6, 320

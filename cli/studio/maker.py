@@ -15,17 +15,21 @@ import numpy as np
 import torch
 from PIL import Image
 
-from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.generate.job import load, opened, prompt_warnings
-from chipsparse.cli.generate.prepared import Job
-from chipsparse.cli.generate.runner import Runner, work_name
-from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generate.job import (
+    Runner,
+    opened,
+    prompt_warnings,
+    request_facts,
+    work_name,
+)
 from chipsparse.cli.generate.summary import Comparison, compare
 from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.media.images import beside
 from chipsparse.cli.media.metadata import generation_metadata
-from chipsparse.cli.media.write import write_media
-from chipsparse.cli.planning.profile_file import write_profile
+from chipsparse.cli.media.write import beside, write_media
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.prompts import Item
+from chipsparse.cli.request import Request
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
@@ -86,7 +90,7 @@ class Maker:
         folder: for what is made; an empty one.
     """
 
-    def __init__(self, settle: Callable[[Choices, Path], Job], folder: Path) -> None:
+    def __init__(self, settle: Callable[[Choices, Path], Request], folder: Path) -> None:
         self._settle = settle
         self._folder = folder
         self._count = 0
@@ -130,7 +134,7 @@ class Maker:
         if sparse.nothing_sparse is not None and job.too_few_steps is None:
             warnings = [*warnings, sparse.nothing_sparse]
         feed.show(stage="comparing and writing", clock="", preview=None)
-        request = job.as_json(item, warnings)
+        request = request_facts(job, item, warnings)
         return Result(
             request=request,
             sparse=sparse,
@@ -149,7 +153,7 @@ class Maker:
         folder.mkdir()
         return folder
 
-    def _opened(self, job: Job, feed: Feed) -> Runner:
+    def _opened(self, job: Request, feed: Feed) -> Runner:
         """What generates; the one of before where nothing but prompt, seed and file differ."""
         progress = WorkProgress(feed)
         which = dataclasses.replace(job.options, prompt="", seed=0, output=Path())
@@ -161,18 +165,18 @@ class Maker:
         runner.generator.progress = progress
         return runner
 
-    def _pipe(self, job: Job) -> Any:
+    def _pipe(self, job: Request) -> Any:
         """The pipeline of a job's model; that of another one is let go first."""
         if self._location != job.model.location:
             self._location = self._loaded = self._dense = None
             gc.collect()
             if job.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._loaded, self._colours = load(job), Colours()
+            self._loaded, self._colours = job.load(), Colours()
             self._location = job.model.location
         return self._loaded
 
-    def _run(self, way: Way, job: Job, item: Item, runner: Runner, feed: Feed) -> Generation:
+    def _run(self, way: Way, job: Request, item: Item, runner: Runner, feed: Feed) -> Generation:
         grid, planned = None, ["dense"] * job.steps
         if job.planned is not None and len(job.planned.plan.layout.grids) == 1:
             grid = job.planned.plan.layout.grids[0]
@@ -189,14 +193,14 @@ class Maker:
         preview.learn(made.frames)
         return made
 
-    def _dense_of(self, job: Job, item: Item) -> Any:
+    def _dense_of(self, job: Request, item: Item) -> Any:
         """All that a dense clip depends on."""
         options = job.options
         return job.model.location, job.settings, options.negative_prompt, item.prompt, item.seed
 
 
 def _written(
-    job: Job, request: dict[str, Any], sparse: Generation, dense: Generation | None
+    job: Request, request: dict[str, Any], sparse: Generation, dense: Generation | None
 ) -> dict[Way, Path]:
     """Writes the clips, and returns their files."""
     output = job.options.output
@@ -209,7 +213,7 @@ def _written(
     return clips
 
 
-def _profile(job: Job) -> Path:
+def _profile(job: Request) -> Path:
     """Writes the profile that was used: one quality, for these settings."""
     assert job.profile is not None
     model = name_of(job.model.location)

@@ -8,28 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.command_line import command_words
 from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
-from chipsparse.cli.model.description import ModelDescription, load_pipeline
-from chipsparse.cli.model.schedulers import shifted_scheduler
-from chipsparse.cli.model.weight_files import weights_digest
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.model.weights import weights_digest
+from chipsparse.cli.options import command_words
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
-from chipsparse.cli.planning.request import check_prompt_is_enough, choose_profile, requested
-from chipsparse.cli.planning.settings import resolve_settings
 from chipsparse.cli.progress import ProgressDisplay, duration
 from chipsparse.cli.prompts import Prompt, first_prompts, shapes
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks import Rank
+from chipsparse.cli.request import resolve, working
 from chipsparse.cli.suite.lab import SuiteLab
 from chipsparse.cli.suite.record import environment, suite_json
 from chipsparse.cli.suite.rows import suite_rows
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.finished_files import write_whole
-from chipsparse.profiles.profile import GenerationDefaults
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 
 MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"
@@ -74,12 +71,16 @@ def run_suite(options: CompareOptions) -> Suite:
 
 def _run(options: CompareOptions) -> Suite:
     check_library()
-    with requested(options, Joined()) as (model, device, dtype, display):
-        check_prompt_is_enough(model, "a suite generates from prompts alone")
-        profile = choose_profile(options, model, optional=True)
-        defaults = GenerationDefaults() if profile is None else profile.generation
-        settings = resolve_settings(options, model, defaults)
-        scheduler = shifted_scheduler(model, options.flow_shift)
+    with working(options, Rank()) as (model, device, dtype, display):
+        request = resolve(
+            options,
+            model=model,
+            device=device,
+            dtype=dtype,
+            instead="a suite generates from prompts alone",
+            optional=True,
+        )
+        settings = request.settings
         video = model.accepts("num_frames")
         prompts = suite_prompts(options, model)
         rows = suite_rows(options, model)
@@ -89,7 +90,7 @@ def _run(options: CompareOptions) -> Suite:
         results = ResultsFile(folder / MEASURED, _about(common, model))
         progress = WorkProgress(display)
         generator = Generator(
-            lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
+            request.load,
             settings,
             progress,
             options.negative_prompt,

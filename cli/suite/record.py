@@ -12,9 +12,9 @@ import torch
 
 import chipsparse
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.planning.profile_range import device_name
-from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.cli.profiles import device_name
 from chipsparse.cli.prompts import Prompt
+from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.suite.lab import SuiteLab
 from chipsparse.cli.suite.rows import OURS, Row
 from chipsparse.cli.views.names import name_of, without_folders

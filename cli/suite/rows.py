@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.planning.request import choose_profile, required_profile
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.profiles import choose_profile, required_profile
 from chipsparse.cli.views.names import name_of
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, mag, sea

@@ -16,18 +16,15 @@ from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.lpips import find_lpips
-from chipsparse.cli.model.description import ModelDescription, load_pipeline
-from chipsparse.cli.model.schedulers import shifted_scheduler
-from chipsparse.cli.model.weight_files import weights_digest
-from chipsparse.cli.planning.planned import called_steps, planned_if_known
-from chipsparse.cli.planning.profile_file import write_profile
-from chipsparse.cli.planning.profile_range import range_of
-from chipsparse.cli.planning.request import check_prompt_is_enough, requested, required_profile
-from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.model.weights import weights_digest
+from chipsparse.cli.plan import called_steps
+from chipsparse.cli.profiles import range_of, write_profile
 from chipsparse.cli.prompts import Prompt, read_prompts, shapes
-from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.several import met
+from chipsparse.cli.ranks import Rank, called, meet, start_others
+from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.results import NO_JSON, fields_json
+from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune.lab import TuneLab, config_digest
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
@@ -71,7 +68,7 @@ class Tuned:
         }
 
 
-def run(options: TuneOptions, process: Joined) -> Tuned:
+def run(options: TuneOptions, process: Rank) -> Tuned | None:
     """Checks all that is cheap to check, then measures, searches and writes.
 
     Args:
@@ -86,24 +83,33 @@ def run(options: TuneOptions, process: Joined) -> Tuned:
         raise UserError(text) from error
 
 
-def _run(options: TuneOptions, process: Joined) -> Tuned:
-    with requested(options, process) as request:
-        model, device, dtype, display = request
-        profile = required_profile(options, model)
-        settings = resolve_settings(options, model, profile.generation)
-        check_prompt_is_enough(model, "a schedule is tuned on prompts alone")
-        scheduler = shifted_scheduler(model, options.flow_shift)
+def _run(options: TuneOptions, process: Rank) -> Tuned | None:
+    with working(options, process) as (model, device, dtype, display):
+        request = resolve(
+            options,
+            model=model,
+            device=device,
+            dtype=dtype,
+            parallel=process.parallel,
+            instead="a schedule is tuned on prompts alone",
+        )
+        profile, settings = request.profile, request.settings
+        assert profile is not None
+        if process.starts:
+            start_others("tune", options, process.ranks)
+            return None
         steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
         prompts = choose_prompts(options, video=model.accepts("num_frames"))
         lpips = _lpips(options, settings)
         tuned = _tuned_for(options, model, settings, device, dtype)
-        process = met(process, options, request, [profile], prompts)
+        facts = called(options, profile, prompts=[prompt.text for prompt in prompts])
+        process = meet(process, device, facts)
         common = about(tuned, model, profile, options, process.parallel)
         results = SharedResults(options.results_file, common, process)
         generator = Generator(
-            lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
+            request.load,
             settings,
             WorkProgress(display),
             options.negative_prompt,
@@ -118,7 +124,7 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             options.budget,
             lpips,
             settings.num_inference_steps - steps,
-            _capture_mode(options, model, profile, dtype),
+            _capture_mode(request, profile),
             process,
         )
         _keep(results, options, prompts, None)
@@ -155,17 +161,17 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
     return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
 
 
-def _capture_mode(
-    options: TuneOptions, model: ModelDescription, profile: Profile, dtype: torch.dtype
-) -> CaptureMode:
+def _capture_mode(request: Request, profile: Profile) -> CaptureMode:
     """The mode in which a few sparse steps run as those of such generations do."""
-    planned = planned_if_known(options, model, profile)
+    planned = request.planned
     if planned is None:
         return profile.sparsity.cuda_graphs
     config = planned.plan.config.override(
         {"attention.enabled": True, "schedule": {"actions": ["dense", "refresh", "sparse"]}}
     )
-    return as_of_many(config, dataclasses.replace(planned.plan, config=config), dtype).cuda_graphs
+    return as_of_many(
+        config, dataclasses.replace(planned.plan, config=config), request.dtype
+    ).cuda_graphs
 
 
 def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:

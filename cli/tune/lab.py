@@ -19,10 +19,10 @@ from chipsparse.cli.generation.against_dense import keep_frames, quality
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.generation.patching import patched, stock
-from chipsparse.cli.media.output_names import check_writable
+from chipsparse.cli.media.write import check_writable
 from chipsparse.cli.progress import duration
 from chipsparse.cli.prompts import Prompt
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks import Rank
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
 from chipsparse.config import CaptureMode, SparsityConfig
 from chipsparse.experiments.quality import PerceptualDistance
@@ -69,7 +69,7 @@ class TuneLab:
     lpips: PerceptualDistance | None = None
     uncalled_steps: int = 0
     cuda_graphs: CaptureMode = "auto"
-    process: Joined = Joined()
+    process: Rank = Rank()
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
     _estimated: bool = field(default=False, init=False)
 

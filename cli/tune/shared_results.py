@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks import Rank
 from chipsparse.tuning.results_file import ResultsFile
 
 
 class SharedResults(ResultsFile):
     """See `ResultsFile`. What the first process measured counts for all, so all go on alike."""
 
-    def __init__(self, path: Path, about: Mapping[str, Any], process: Joined) -> None:
+    def __init__(self, path: Path, about: Mapping[str, Any], process: Rank) -> None:
         self._process = process
         super().__init__(path, about)
         if process.peers is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from chipsparse.cli.media.output_names import check_inputs_stay
-from chipsparse.cli.media.report_file import check_file, staged_file
+from chipsparse.cli.media.write import check_file, check_inputs_stay, written_whole
 from chipsparse.cli.views.files import read_result
 from chipsparse.cli.views.frames import read_sample
 from chipsparse.cli.views.names import name_of
@@ -26,6 +25,6 @@ def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -
     results = [(source, read_result(source)) for source in sources]
     samples = [read_sample(path, name_of(str(path))) for path in media]
     text = page(results, samples=samples)
-    with staged_file("--output", output, text):
-        pass
+    with written_whole("--output", output) as file:
+        file.write_text(text, encoding="utf-8")
     return len(text.encode("utf-8"))

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from chipsparse.cli import option_checks
-from chipsparse.cli.commands.bench import BenchOptions
 from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.commands.explain import ExplainOptions
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.options import GenerateOptions
 from chipsparse.profiles.profile import ASSETS
 
 # What is wrong with each of these is seen from the command line and the file system alone.
@@ -36,7 +35,6 @@ MISTAKES = [
     ["explain", "--flow-shift", "0"],
     ["tune", "-o", "p.yaml", "--min-psnr", "30", "--height", "0"],
     ["compare", "dense", "profile", "--guidance-scale", "-1"],
-    ["bench", "--vram", "much"],
     ["studio", "--port", "65536"],
     ["studio", "--seed", "-1"],
 ]
@@ -58,7 +56,7 @@ WITHOUT_EFFECT = [
     ),
 ]
 MISTAKES += [given.split() for given, _ in WITHOUT_EFFECT]
-NAMES = "generate batch explain tune compare bench report models studio"
+NAMES = "generate batch explain tune compare report models studio"
 HELP = [[name, "--help"] for name in NAMES.split()]
 
 
@@ -108,7 +106,7 @@ def test_seeds_that_it_does_not(seed, count):
         option_checks.check_seed("--seed", seed, count=count)
 
 
-COMMANDS = [BenchOptions, CompareOptions, ExplainOptions, GenerateOptions, TuneOptions]
+COMMANDS = [CompareOptions, ExplainOptions, GenerateOptions, TuneOptions]
 
 
 @pytest.mark.parametrize("kind", COMMANDS)

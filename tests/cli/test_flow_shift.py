@@ -15,8 +15,8 @@ from PIL import Image
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation import denoise
-from chipsparse.cli.planning.profile_file import write_profile
-from chipsparse.cli.planning.settings import GenerationSettings
+from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.settings import GenerationSettings
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import bundled_model, load_profile
 from chipsparse.profiles.tuned_range import TunedFor
@@ -189,14 +189,13 @@ def test_noise_that_is_none_of_flow_matching(generate, broken_model, loads_nothi
 
 
 def test_several_processes_are_not_started_for_it(broken_model, prompts, monkeypatch):
-    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *_: pytest.fail("started"))
     folder = with_scheduler(broken_model, DDIMScheduler())
     for name in ("generate", "compare", "tune"):
         said = run(name, folder, "--flow-shift", 6, "--gpus", 2).refused()
         assert "DDIMScheduler has no flow shift" in said
 
 
-def test_explain_takes_it_and_bench_has_no_use_for_it(model_folder, workdir):
+def test_explain_takes_it(model_folder, workdir):
     given = ("--model", model_folder, "--flow-shift", 6)
     command("explain", *given, "--device", "cpu").fine()
-    assert "No such option" in command("bench", *given).refused()

@@ -288,7 +288,7 @@ def test_as_a_program(model_folder, workdir):
 
 def test_help_and_version(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for name in ("", "generate", "explain", "compare", "bench"):
+    for name in ("", "generate", "explain", "compare"):
         shown = command(*name.split(), "--help").fine().stdout
         assert max(len(line) for line in shown.splitlines()) <= 80
         assert f"Example: chipsparse {name or 'generate'}" in shown

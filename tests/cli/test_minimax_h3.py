@@ -6,7 +6,6 @@ import diffusers
 import pytest
 
 from tests.cli.conftest import command
-from tests.pipelines.families.minimax_h3 import H3_CONFIG, VAE_CONFIG
 
 CLASSES = {
     "transformer": "MiniMaxH3Transformer3DModel",
@@ -77,16 +76,3 @@ def test_explain_knows_the_released_sizes(folder, frames, latents, sound):
 def test_frames_that_its_vae_does_not_make_are_refused_with_those_that_it_does(folder):
     error = command("explain", "--model", folder(), "--frames", "121").refused()
     assert "needs a multiple of 17 plus 5; use 107 or 124" in " ".join(error.split())
-
-
-def test_bench_measures_a_layer_from_the_configs(folder):
-    model = folder({**H3_CONFIG, "num_layers": 2}, VAE_CONFIG)
-    size = ("--height", "128", "--width", "192", "--frames", "22", "--quality", "published")
-    found = read("bench", "--kernels", "--model", model, "--device", "cpu", *size)
-    assert found["tokens"] == 7 * 4 * 6 + 74
-    attention, mlp = found["layers"]
-    assert (attention["part"], attention["total"]) == ("attention", 242)
-    assert attention["kept"] >= 74  # the sound's columns, and they are more than 10 %
-    assert attention["error"] < 1e-4
-    assert (mlp["part"], mlp["total"], mlp["kept"]) == ("mlp", 40, 12)
-    assert mlp["error"] < 1e-4

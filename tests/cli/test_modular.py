@@ -11,9 +11,7 @@ from PIL import Image
 
 import chipsparse
 from chipsparse.cache.memory_plan import BudgetError
-from chipsparse.cli.model.description import describe_model
 from chipsparse.cli.model.modular import call_pipeline
-from chipsparse.cli.model.random_pipeline import random_pipeline
 from chipsparse.session import Session
 from tests.cli.conftest import IMAGE_PROFILE, command, names
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
@@ -136,19 +134,6 @@ def test_an_error_in_the_loop_is_a_sentence(generate, folder, workdir, monkeypat
     assert "Error in block" not in seen
     assert "Traceback" not in seen
     assert list(workdir.iterdir()) == []
-
-
-def test_random_weights_are_the_same_at_every_call(folder):
-    model = describe_model(str(folder))
-    first, second = (
-        random_pipeline(model, device=torch.device("cpu"), dtype=torch.float32) for _ in range(2)
-    )
-    assert isinstance(first, diffusers.FluxModularPipeline)
-    weights = zip(first.transformer.parameters(), second.transformer.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in weights)
-    assert (
-        first.tokenizer_2("a red circle").input_ids == flux().tokenizer_2("a red circle").input_ids
-    )
 
 
 def test_a_guidance_scale_is_given_to_the_guiders():

@@ -10,13 +10,13 @@ import typer
 from typer.testing import CliRunner
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.option_checks import check_positive
 from chipsparse.cli.options import (
     REQUIRED,
     LastCounts,
     PrintOptions,
     argument,
     as_command,
+    check_positive,
     option,
     output_option,
     panel_options,

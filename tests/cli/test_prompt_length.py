@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from chipsparse.cli.generation.prompt_length import cut_text
+from chipsparse.cli.prompts import cut_text
 from tests.tiny_models import WORDS, tiny_tokenizer
 
 

@@ -68,7 +68,6 @@ def made(model_folder, tmp_path_factory):
             )
         )
         Path("files.json").write_text(as_made("compare", "o-dense.gif", "o.gif", "--json"))
-        Path("bench.json").write_text(as_made("bench", *wan, "--json"))
         as_made(
             *("tune", "--model", "flux", "--prompts", "flux.txt", "--min-psnr", 25, "-o", "p.yaml"),
             *("--calibration-prompts", 1, "--held-out-prompts", 2),
@@ -157,7 +156,7 @@ def changed(name, change, to="changed.json"):
     return to
 
 
-KINDS = ("r.json", "hostile.json", "configs.json", "files.json", "bench.json", "p.tune.json")
+KINDS = ("r.json", "hostile.json", "configs.json", "files.json", "p.tune.json")
 
 
 # Every page.
@@ -186,7 +185,7 @@ def test_every_chart_says_what_it_shows(page_of, name):
     assert [each["aria-label"] for each in wide] == [each["aria-label"] for each in narrow]
     assert all(each["role"] == "img" and each["aria-label"] for each in wide)
     assert len(page.all("svg")) == 2 * len(wide)
-    assert bool(wide) == (name != "bench.json")
+    assert wide
     for each in page.all("path"):
         assert set(each["d"]) <= set("MLCQz 0123456789.-")  # no NaN, no infinity
     # All colours are those of the style sheet, for a dark screen, too.
@@ -747,27 +746,11 @@ def test_two_files(page_of, read):
     assert len(pictures(page)) == 15
 
 
-def test_a_benchmark(report, page_of, read):
-    data, page = read("bench.json"), page_of("bench.json")
-    for each in data["layers"]:
-        shown = f"{each['speedup']:.2f}\N{MULTIPLICATION SIGN}"
-        assert shown in page.sections["One layer"]
-    words = shlex.split(data["command"])
-    words[words.index("--model") + 1] = "tiny"  # the folder's name alone
-    assert f"\n{shlex.join(words)}\n" in page.sections["Run it again"]
-
-    def kernels(content):
-        content["steps"] = None
-
-    page = report(changed("bench.json", kernels))
-    assert "measured by bench without its --kernels" in page.sections["Not on this page"]
-
-
 def test_several_files_make_one_page(report):
     changed("r.json", lambda content: content["comparison"].update(speedup=3.25, psnr_db=20.0))
     # The measured speed-up would decide which numbers the axis has.
     changed("r.json", lambda content: content["comparison"].update(speedup=0.8), "r.json")
-    page = report("r.json", "changed.json", "bench.json", drawn=["Quality over speed"])
+    page = report("r.json", "changed.json", "files.json", drawn=["Quality over speed"])
     assert [each["href"] for each in page.all("a")] == ["#part-1", "#part-2", "#part-3"]
     assert [each["id"] for each in page.all("article")] == ["part-1", "part-2", "part-3"]
     made = f"{PROMPT[:37]}..., seed 0"
@@ -777,7 +760,7 @@ def test_several_files_make_one_page(report):
     assert f"\n2: changed, {made}\n3.25{chr(215)}\n20.00 dB\n1: r, {made}\n" in shown
     assert shown.count("\n1\n2\n") == 2  # beside the dots, wide and narrow
     assert "changed.json: " in page.text
-    assert "All files" not in report("r.json", "bench.json").headings
+    assert "All files" not in report("r.json", "files.json").headings
 
 
 # What is refused.

@@ -6,9 +6,9 @@ import diffusers
 import pytest
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model import description as models
-from chipsparse.cli.planning import settings
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli import settings
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 

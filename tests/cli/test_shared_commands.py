@@ -1,4 +1,4 @@
-"""`bench`, `compare` and `tune` on several processes: what they start, refuse and find."""
+"""`compare` and `tune` on several processes: what they start, refuse and find."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.ranks import Rank
 from chipsparse.cli.ranks import joined as joining
-from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsError, ResultsFile
@@ -34,14 +34,13 @@ def small(flux_folder, workdir):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("bench", ("--config", "small.yaml")),
         ("compare", ("dense", "small.yaml")),
         ("tune", (*TARGET, "--config", "small.yaml")),
     ],
 )
 def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name, arguments):
     started = []
-    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *given: started.append(given))
+    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *given: started.append(given))
     ran = command(name, *arguments, *small, "--gpus", 2)
     assert (ran.exit_code, ran.stdout) == (0, ""), ran.stderr
     ((words, count),) = started
@@ -56,8 +55,6 @@ def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("bench", "--kernels", "--gpus", 2), "--kernels measures one GPU; leave --gpus 2 out"),
-        (("bench", "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
         (("tune", *TARGET, "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
         (("compare", "dense", "profile", "--gpus", 3), "this model has 2 attention heads, fewer"),
         (
@@ -68,7 +65,7 @@ def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name,
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(small, workdir, monkeypatch, words, said):
-    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *_: pytest.fail("started"))
     with nothing_written(workdir):
         ran = command(*words, *small)
     assert said in ran.sentence()
@@ -96,9 +93,10 @@ def test_comparisons_that_no_processes_share(workdir, words, said):
     ("words", "said"),
     [
         (("compare", "--suite", "tiny"), "--suite runs on one GPU, and a launcher started 2"),
-        (("bench", "--kernels"), "--kernels runs on one GPU, and a launcher started 2 processes"),
-        (("bench", "--gpus", 4), "--gpus 4, but torchrun started 2 processes; leave --gpus out"),
-        (("tune", *TARGET, "--gpus", 4), "--gpus 4, but torchrun started 2 processes"),
+        (
+            ("tune", *TARGET, "--gpus", 4),
+            "--gpus 4, but torchrun started 2 processes; leave --gpus",
+        ),
     ],
 )
 def test_under_torchrun(workdir, monkeypatch, words, said):
@@ -111,12 +109,12 @@ def test_under_torchrun(workdir, monkeypatch, words, said):
 
 def says(value):
     """A process beside the first one, which says this."""
-    return Joined(1, 2, peers=SimpleNamespace(first=lambda _own: value))
+    return Rank(1, 2, peers=SimpleNamespace(first=lambda _own: value))
 
 
 def test_what_the_first_process_measured_counts(tmp_path):
     path = tmp_path / "results.json"
-    first = SharedResults(path, {"steps": 4}, Joined())
+    first = SharedResults(path, {"steps": 4}, Rank())
     assert first.measured("a", lambda: {"seconds": 1.5}) == {"seconds": 1.5}
     assert ResultsFile(path, {"steps": 4}).get("a") == {"seconds": 1.5}
     before = path.read_text()
@@ -132,10 +130,10 @@ def test_what_the_first_process_measured_counts(tmp_path):
 
 
 def test_the_first_process_makes_and_the_others_hear():
-    assert Joined().first(lambda: 3) == 3
+    assert Rank().first(lambda: 3) == 3
     assert says(5).first(lambda: pytest.fail("made")) == 5
     failed = []
-    first = Joined(0, 2, peers=SimpleNamespace(failed=failed.append))
+    first = Rank(0, 2, peers=SimpleNamespace(failed=failed.append))
     with pytest.raises(OSError, match="disk is full"):
         first.first(lambda: (_ for _ in ()).throw(OSError("disk is full")))
     assert [str(error) for error in failed] == ["disk is full"]
@@ -144,7 +142,7 @@ def test_the_first_process_makes_and_the_others_hear():
 def test_the_others_let_the_first_one_tell(monkeypatch):
     waited = []
     monkeypatch.setattr(joining.time, "sleep", waited.append)
-    for process in (Joined(0, 2), Joined(1, 2)):
+    for process in (Rank(0, 2), Rank(1, 2)):
         with pytest.raises(UserError), process.after_first():
             raise UserError("no")
     assert waited == [joining.QUIET_SECONDS]
@@ -161,7 +159,6 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
         "tests.cli.ranks:commands",
         str(workdir),
         ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"],
-        ["bench", *given],
         [*compare, "-o", "shared.png"],
         ["tune", *given, *few, *TARGET, "--budget", "12"],
         folder=tmp_path_factory.mktemp("ranks"),
@@ -170,16 +167,12 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     for ran in (first.pop(0), other.pop(0)):
         assert (ran["exit"], ran["made"]) == (2, [])
         assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(ran["stderr"])
-    assert [ran["exit"] for ran in (*first, *other)] == [0] * 6, (first, other)
-    assert [ran["stdout"] for ran in other] == [""] * 3
-    bench, compared, tuned = (json.loads(ran["stdout"]) for ran in first)
-    assert bench["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
-    assert bench["layers"] == []
-    assert {"dense", "refresh", "sparse"} <= set(bench["steps"]["patched"])
-    assert first[0]["made"] == []
+    assert [ran["exit"] for ran in (*first, *other)] == [0] * 4, (first, other)
+    assert [ran["stdout"] for ran in other] == [""] * 2
+    compared, tuned = (json.loads(ran["stdout"]) for ran in first)
     # The results are those of one process, dense ones too.
     found = json.loads(alone.stdout)
-    assert first[1]["made"] == ["shared.png"]
+    assert first[0]["made"] == ["shared.png"]
     assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
     for own, together in zip(found["prompts"], compared["prompts"], strict=True):
         for side in ("A", "B"):
@@ -187,7 +180,7 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
                 assert own[side][metric] == together[side][metric]
     assert compared["parallel"] == {"ulysses": 2, "guidance": 1, "ring": 1}
     assert "both configs ran on the same GPUs" in " ".join(compared["notes"])
-    assert {"p.yaml", "p.tune.json"} <= set(first[2]["made"])
+    assert {"p.yaml", "p.tune.json"} <= set(first[1]["made"])
     profile = load_profile(workdir / "p.yaml")
     assert (
         profile.tuned.measured.psnr_db_worst is None or profile.tuned.measured.psnr_db_worst >= 25
@@ -199,10 +192,9 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("command", ["bench", "compare", "tune"])
+@pytest.mark.parametrize("command", ["compare", "tune"])
 def test_on_two_gpus(small, workdir, command):
     own = {
-        "bench": (),
         "compare": ("dense", "small.yaml", "--prompts", "prompts.txt", "--num", "2"),
         "tune": ("--prompts", "prompts.txt", *TARGET, "--held-out-prompts", "2", "--budget", "12"),
     }

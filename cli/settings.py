@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.options import GenerationOptions
 from chipsparse.layout import Grid
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
 OPTION_OF = {
@@ -52,10 +55,20 @@ class GenerationSettings:
 
 
 def resolve_settings(
-    options: GenerationOptions, model: ModelDescription, defaults: GenerationDefaults
+    options: GenerationOptions,
+    model: ModelDescription,
+    defaults: GenerationDefaults,
+    image: Image | None = None,
 ) -> GenerationSettings:
-    """Each value from the options, else the profile, else the pipeline's own default."""
-    asked: dict[str, float | None] = {
+    """Return each value from the options, else the profile, else the pipeline's own default.
+
+    Args:
+        image: that it starts from, whose shape decides the size as far as the options do not.
+
+    Raises:
+        UserError: the pipeline has no such argument, or the model cannot make such a size.
+    """
+    asked: dict[str, Any] = {
         "height": options.height,
         "width": options.width,
         "num_frames": options.frames,
@@ -77,11 +90,55 @@ def resolve_settings(
         values[name] = chosen if model.accepts(name) else None
     if not isinstance(values["num_inference_steps"], int):
         raise UserError(f"{model.pipeline_class.__name__} has no default for --steps; give --steps")
+    if image is not None:
+        own = (image.height, image.width)
+        usual = usual_size(GenerationSettings(**values), model, default=default_latents(model))
+        values["height"], values["width"] = size_like(
+            image,
+            asked=(options.height, options.width),
+            usual=usual or own,
+            multiples=size_multiples(model),
+        )
     settings = GenerationSettings(**values)
     if options.negative_prompt is not None:
         _check_guided(settings, model)
     check_sizes(settings, model)
     return settings
+
+
+def default_latents(model: ModelDescription) -> int | None:
+    """Return the rows and columns of latents where neither settings nor configs name some."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    return None if adapter is None else adapter.default_latents
+
+
+def size_like(
+    image: Image,
+    *,
+    asked: tuple[int | None, int | None],
+    usual: tuple[int, int],
+    multiples: tuple[int, int],
+) -> tuple[int, int]:
+    """Return the height and width to make of an image: its shape, unless others are asked for.
+
+    Args:
+        asked: height and width that the user typed; one alone fixes the other by the shape.
+        usual: what the profile or the pipeline makes, which fixes how many pixels there are where
+            neither is asked for.
+        multiples: of which height and width must be.
+    """
+
+    def rounded(length: float, multiple: int) -> int:
+        return max(1, round(length / multiple)) * multiple
+
+    shape = image.width / image.height
+    height, width = asked
+    if height is None and width is None:
+        wide = math.sqrt(usual[0] * usual[1] * shape)
+        return rounded(wide / shape, multiples[0]), rounded(wide, multiples[1])
+    if height is None:
+        return rounded(asked[1] / shape, multiples[0]), asked[1]  # type: ignore[operator, return-value]
+    return height, rounded(height * shape, multiples[1]) if width is None else width
 
 
 def guiding_argument(model: ModelDescription) -> str | None:
