@@ -20,6 +20,7 @@ from chipsparse.old_names import nested, reads_old_names, renewed, tell
 from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
+PARTS: tuple[Part, ...] = ("attention", "mlp")
 DeltaRule = Literal["merge", "difference", "pooled"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
@@ -27,7 +28,6 @@ BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
 CachePrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
-WhereSlower = Literal["dense", "sparse"]
 Dense = Literal["dense"]
 
 
@@ -441,14 +441,9 @@ class SparsityConfig(Validated):
     seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: CaptureMode = option(
         "auto",
-        "auto: sparse steps are captured once and then replayed, where they wait for the host, "
-        "enough are to come for that to pay, and their caches are on the GPU; always: from the "
-        "second one on, whatever it saves",
-    )
-    where_slower: WhereSlower = option(
-        "dense",
-        "what a part of a layer does on a GPU whose sparse step saves next to nothing of a dense "
-        "one, as measured there: dense, which the report notes; or sparse all the same",
+        "auto: sparse steps are captured once and then replayed, where they are expected to wait "
+        "for the host, enough are to come for that to pay, and their caches are on the GPU; "
+        "always: whatever it saves",
     )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
     # What is taken where nobody asks for anything else, which is not noted where it has no effect;

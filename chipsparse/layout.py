@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from chipsparse.old_names import reads_old_names
 
 Grid = tuple[int, int, int]
+# What linears in FP8 round.
+Fp8Form = Literal["weights", "weights and inputs"]
 
 
 @reads_old_names("LayerKind")

@@ -11,13 +11,13 @@ import torch
 from bitarray import frozenbitarray
 
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
 from chipsparse.graphs.sparse_calls import SparseCalls
 from chipsparse.graphs.step_graph import ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
@@ -30,11 +30,9 @@ from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
-from chipsparse.measure.capture_gain import may_capture
-from chipsparse.measure.slower_parts import notes_on, part_seconds, slower_parts
-from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
@@ -76,7 +74,7 @@ class _Branch:
         last_step: at which it was called.
         refreshed_at: step of its last refresh; -1 before the first.
         dense: see `StepState`.
-        may_capture: likewise.
+        captures: likewise.
         conditioning: of its last call, where that is known.
     """
 
@@ -85,7 +83,7 @@ class _Branch:
     last_step: int = -1
     refreshed_at: int = -1
     dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
-    may_capture: bool = False
+    captures: bool = False
     conditioning: Conditioning | None = None
 
 
@@ -148,7 +146,8 @@ class Session:
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
         agreement: with other processes that run the same calls; by default there are none.
-        clock: tells what is slower sparse than dense; by default one that measures GPUs.
+        rates_of: the rates of a device in a dtype, by which it leaves dense what may be slower
+            sparse; None where they are not known. By default `known_rates`.
 
     Attributes:
         state: the open call, which its layers are handed; None where there is none.
@@ -166,14 +165,14 @@ class Session:
         static_bits: frozenbitarray | None = None,
         observer: LayerObserver | None = None,
         agreement: Agreement | None = None,
-        clock: StepClock | None = None,
+        rates_of: Callable[[torch.device, torch.dtype], Rates | None] | None = None,
     ) -> None:
         self.config = config
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
         self._agreement = Agreement() if agreement is None else agreement
-        self._clock = clock_of_this_machine(report.note) if clock is None else clock
+        self._rates_of = known_rates if rates_of is None else rates_of
         self._caches = CacheStore(
             config, self._pool, report.note, report.fall_back, self._agreement.capacity
         )
@@ -325,7 +324,7 @@ class Session:
             branch.refreshed_at,
             branch.dense,
             generation.budgets,
-            branch.may_capture,
+            branch.captures,
             why_not_cached is None and self._replaces_attention(plan, has_faster_attention),
         )
         if self._agreement.columns is not None:
@@ -372,10 +371,22 @@ class Session:
         generation, branch = self._generation, self._generation.branches[name]
         plan, layers = branch.plan, range(branch.plan.layout.layers)
         self.report.dtype = demand.dtype
-        branch.may_capture = may_capture(plan, demand.dtype)
-        demand = replace(demand, captures=demand.captures and branch.may_capture)
-        slower = self._slower_parts(plan, device, demand)
-        for note in notes_on(slower, len(layers)):
+        rates = self._rates_of(device, demand.dtype)
+        branch.captures = demand.captures and captures(plan, demand.dtype, rates)
+        demand = replace(demand, captures=branch.captures)
+        slower: dict[tuple[int, Part], str] = {}
+        if rates is not None:
+            times = part_times(
+                plan,
+                rates=rates,
+                dtype=demand.dtype,
+                captured=branch.captures,
+                dense=demand.dense,
+                fp8_mlps=demand.fp8_mlps,
+            )
+            slower = slower_parts(times, rates)
+        notes = dense_notes(slower, len(layers))
+        for note in notes:
             self.report.note(note)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
@@ -389,26 +400,7 @@ class Session:
         branch.dense = {part: reason for part, reason in reasons.items() if reason is not None}
         can_be_sparse = set(parts) - branch.dense.keys() - demand.dense
         if is_first and not can_be_sparse and not plan.schedule.skips_any:
-            generation.all_dense = notes_on(slower, len(layers))
-
-    def _slower_parts(
-        self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
-    ) -> dict[tuple[int, Part], str]:
-        """What is better left dense, and why: the same on all processes, whatever each measured."""
-        if self.config.where_slower == "sparse":
-            return {}
-        times = part_seconds(
-            plan,
-            device,
-            demand.dtype,
-            self._clock,
-            dense=demand.dense,
-            fp8_mlps=demand.fp8_mlps,
-            captures=demand.captures,
-        )
-        slower = slower_parts(plan, times)
-        found = [(layer, part, reason) for (layer, part), reason in slower.items()]
-        return {(layer, part): reason for layer, part, reason in self._agreement.first(found)}
+            generation.all_dense = notes
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""

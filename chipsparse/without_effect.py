@@ -171,7 +171,6 @@ def _of_memory(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
         "memory.ram": dense or (None if on_cpu else never),
         "memory.offload": dense,
         "cuda_graphs": dense or cpu,
-        "where_slower": dense,
         "backend": None if plan.config.attention.uses_fp8 else dense,
     }
 

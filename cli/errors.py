@@ -13,6 +13,11 @@ from typing import Any, NoReturn
 
 import typer
 
+from chipsparse.common.errors import UserError as UserError
+from chipsparse.common.errors import first_line as first_line
+from chipsparse.common.errors import reason as reason
+from chipsparse.common.errors import user_errors as user_errors
+
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
@@ -20,10 +25,6 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 # What Typer refuses itself: options that do not exist or are missing, no numbers.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class UserError(Exception):
-    """What the user can put right; the text says what is wrong and what would be right."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -81,34 +82,6 @@ def usage_errors() -> Iterator[None]:
         sys.exit(EXIT_USER_ERROR)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
-
-
-@contextmanager
-def user_errors(*kinds: type[Exception], what: str | None = None) -> Iterator[None]:
-    """Make a `UserError` of what is the user's to put right; one that is raised stays as it is.
-
-    Args:
-        what: failed, which stands in front of why it did; None where the error says all of it.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except kinds as error:
-        if what is None:
-            raise UserError(str(error)) from error
-        raise UserError(f"{what}: {reason(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, without its final stop."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
-
-
-def reason(error: Exception) -> str:
-    """Return why something failed: of a file, the system's word without the file's name."""
-    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
 
 def described(error: Exception) -> str:

@@ -560,6 +560,9 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
         return _adapter(kind, name).validate_python(value)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
+        cause = wrong.get("ctx", {}).get("error")
+        if isinstance(cause, UserError):
+            raise cause from None
         why = wrong["msg"].removeprefix("Value error, ").replace("Input should", "must")
         if wrong["type"] in LIMITS:
             side, key = LIMITS[wrong["type"]]

@@ -31,12 +31,12 @@ from chipsparse.cli.plan import (
     planned_if_known,
     too_few_steps,
 )
-from chipsparse.cli.planning.work_share import step_costs
 from chipsparse.cli.profiles import choose_profile, out_of_range, out_of_range_text
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank, check_sharing
 from chipsparse.cli.results import results_alone
 from chipsparse.cli.settings import GenerationSettings, resolve_settings, unused_defaults
+from chipsparse.experiments.work_share import step_costs
 from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model
 
 if TYPE_CHECKING:

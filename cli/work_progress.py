@@ -123,6 +123,14 @@ class WorkProgress:
         """Shows something else."""
         return self.display.stage(text, clock=lambda _: self.clock_text())
 
+    def tell(self, text: str) -> None:
+        """Shows a line that stays."""
+        self.display.tell(text)
+
+    def check(self) -> None:
+        """Raises where the display wants the work to stop."""
+        self.display.check()
+
 
 def _rate(rates: Mapping[str, tuple[float, float]], kind: str) -> float:
     """Seconds of a dense generation, of this kind or of the latest; 0 where none is known."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.computed_work import WorkCounter
+from chipsparse.cost_model.layer_times import kept_columns
 from chipsparse.kernels.checks import block_count
-from chipsparse.measure.cost_model import kept_columns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord
 

@@ -233,7 +233,6 @@ def _call(draw: random.Random, family: str, fixed: Collection[str], *, looked_at
 
 def _settings(draw: random.Random) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "where_slower": "sparse",
         "attention.density": draw.choice((0.1, 0.25, 0.5)),
         "attention.random_fraction": draw.choice((0.0, 0.05)),
         "attention.block_size_q": draw.choice((16, 16, 32)),

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
+from chipsparse.config import PARTS as PARTS
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import padded_rows
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-
-PARTS: tuple[Part, ...] = ("attention", "mlp")
 
 SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model computes in
 

@@ -11,9 +11,7 @@ import torch
 
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import (
-    PARTS,
     ROUNDED,
-    Part,
     keeping_in_fp8,
     kept_kinds,
     kind_bytes,
@@ -22,14 +20,14 @@ from chipsparse.cache.kinds import (
     written_kinds,
 )
 from chipsparse.cache.placement import PartNeed, Placement, place
+from chipsparse.cache.tensors import CAPACITY_MULTIPLE, LISTS_BYTES
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
-from chipsparse.config import ConfigError, MemoryConfig
+from chipsparse.config import PARTS, ConfigError, MemoryConfig, Part
+from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
-from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
-from chipsparse.layers.mlp_weights import Fp8Form
-from chipsparse.measure.cost_model import Rates, layer_time
+from chipsparse.layout import Fp8Form
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import dense_notes
 

@@ -11,6 +11,12 @@ import torch
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import Part, SparsityConfig
 
+# A layer's lists of columns are kept between steps where they take no more. To make them costs a
+# large layer nothing beside its attention; a small one waits for the host to launch it.
+LISTS_BYTES = 4 << 20
+# Of the entries in a list whose length is not read back: rows of the table stay aligned.
+CAPACITY_MULTIPLE = 16
+
 
 class CachedTensor:
     """A tensor that a layer keeps between steps: the one owner, who knows whether it is there.

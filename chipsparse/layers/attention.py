@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chipsparse.cache.tensors import AttentionCache
+from chipsparse.cache.tensors import LISTS_BYTES, AttentionCache
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import AttentionConfig, Precision
 from chipsparse.kernels.attention_residual import attention_residual
@@ -30,7 +30,7 @@ from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.attention_inputs import AttentionInputs
-from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
 from chipsparse.layers.other_text import budget_of, columns_of, fits, with_rows_before

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from bitarray import frozenbitarray
 
+from chipsparse.cache.tensors import CAPACITY_MULTIPLE
 from chipsparse.config import AttentionConfig, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
@@ -16,11 +17,6 @@ from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.step import StepContext
 
-# A layer's lists of columns are kept between steps where they take no more. To make them costs a
-# large layer nothing beside its attention; a small one waits for the host to launch it.
-LISTS_BYTES = 4 << 20
-# Of the entries in a list whose length is not read back: rows of the table stay aligned.
-CAPACITY_MULTIPLE = 16
 # Frames, rows and columns of a region of kept columns where tokens have no tiles.
 REGION = (4, 4, 8)
 
@@ -101,12 +97,6 @@ def static_columns(
     return text | (((column - rows.start) // size - block).abs() <= config.local_blocks)
 
 
-def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
-    """Upper bound of the `static_columns` of a block, known without asking a device."""
-    window = 0 if config.local_blocks is None else 2 * config.local_blocks + 1
-    return min(tokens, text_tokens + always + window * config.block_size_q)
-
-
 class ColumnBudgets:
     """The budgets of one generation's refreshes.
 
@@ -149,11 +139,8 @@ class ColumnBudgets:
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns[layout],
             seed=zlib.crc32(seed.encode()),
-            static_count=static_count(
-                tokens,
-                config,
-                text_tokens=layout.text_tokens,
-                always=0 if self._static_bits is None else self._static_bits.count(),
+            static_count=plan.attention_static_count(
+                0 if self._static_bits is None else self._static_bits.count()
             ),
             first_head=0 if share is None else share.first_head,
             first_block=0 if share is None else share.first_row // config.block_size_q,

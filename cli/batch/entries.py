@@ -14,7 +14,7 @@ import torch
 from chipsparse.cli.batch.prompt_file import Line, check_lines
 from chipsparse.cli.commands.batch import BatchOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate.job import request_facts
+from chipsparse.cli.generate.job import record_of
 from chipsparse.cli.media.write import check_kind, check_style
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
@@ -25,7 +25,7 @@ from chipsparse.cli.request import Request, resolve
 from chipsparse.cli.results import json_values
 
 DIGITS = 16  # of a digest: 2^64 of them
-# What decides about a result, of the facts that `request_facts` has.
+# What decides about a result, of the facts that `RequestRecord` has.
 DECISIVE = (
     "mode",
     "negative_prompt",
@@ -74,9 +74,8 @@ class Entry:
 
     def facts(self, folder: Path) -> dict[str, Any]:
         """What is to be made, in which file: as `generate --json` has it."""
-        request = request_facts(
-            self.group.job, Item(self.prompt, self.seed, folder / self.name, None)
-        )
+        item = Item(self.prompt, self.seed, folder / self.name, None)
+        request = record_of(self.group.job, item).model_dump(mode="json")
         return {"file": self.name, "lines": list(self.lines), **request}
 
 
@@ -177,7 +176,7 @@ class _Groups:
             raise UserError(
                 f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"
             )
-        request = request_facts(job, Item("", 0, options.output, None))
+        request = record_of(job, Item("", 0, options.output, None)).model_dump(mode="json")
         shift = options.flow_shift  # left out, as it is of files that were made before it was known
         decisive = {
             **{name: request[name] for name in DECISIVE},

@@ -85,17 +85,18 @@ class PipelineWorker:
         # Not the command's folder: a worker may be on another machine.
         with scratch_folder(Path(tempfile.gettempdir())) as folder:
             item = Item(task.prompt, task.seed, folder / task.name, None)
-            outcome = make(runner, item, prompt_warnings(runner, item))
+            result, frames = make(runner, item, prompt_warnings(runner, item))
             if not self._place.writes:
                 return Made(b"", b"", 0.0, (), ())
             content = item.output.read_bytes()
-        made = outcome.made
+        made = result.made
+        assert made is not None
         return Made(
             content,
-            thumbnail(made.frames),
+            thumbnail(frames),
             made.total_seconds,
             # Those of the job are shown once, by the command.
-            [each for each in outcome.request["warnings"] if each not in runner.request.warnings],
+            [each for each in result.request.warnings if each not in runner.request.warnings],
             [*made.fallbacks, *made.notes],
         )
 

@@ -11,7 +11,7 @@ from chipsparse.cli.options import (
     check_positive,
     model_option,
 )
-from chipsparse.cli.results import results_alone, tell
+from chipsparse.cli.results import results_alone
 
 EXAMPLE = (
     "Example: [bold]chipsparse explain --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --vram 24G[/bold]"
@@ -39,14 +39,11 @@ def explain(options: ExplainOptions) -> None:
     Reads the model's configs only; no weight is loaded.
     """
     # Imported here so that --help does not wait for torch and diffusers.
-    from chipsparse.cli.explain.explanation import explain as gather
-    from chipsparse.cli.explain.text import print_explanation
+    from chipsparse.cli.explain.explanation import explain as explained
     from chipsparse.cli.model.description import quiet_libraries
-    from chipsparse.cli.profiles import required_profile
     from chipsparse.cli.progress import ProgressDisplay
-    from chipsparse.cli.request import look_up
+    from chipsparse.cli.views.terminal import print_result
 
     with results_alone(), ProgressDisplay() as display, quiet_libraries(debug=options.debug):
-        found = look_up(options, display)
-        explanation = gather(options, found, required_profile(options, found))
-    tell(explanation, print_explanation, as_json=options.json)
+        explanation = explained(options, display)
+    print_result(explanation, as_json=options.json)

@@ -17,7 +17,6 @@ from chipsparse.cli.compare.paired_runs import SIDES, PairedRuns, Side, WorstCli
 from chipsparse.cli.compare.statistics import statistics
 from chipsparse.cli.compare.subjects import Subject
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.model.description import ModelDescription
@@ -29,6 +28,7 @@ from chipsparse.cli.results import fields_json
 from chipsparse.cli.settings import OPTION_OF, GenerationSettings
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.statistics import LEAST_VALUES, LEVEL, RESAMPLES
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
@@ -122,7 +122,12 @@ def compare_configs(options: CompareOptions, process: Rank) -> ConfigsComparison
             if each is not None and each.profile is not None and each.out_of_range:
                 range_notes[side] = out_of_range_text(each.profile, each.out_of_range)
                 display.tell(f"chipsparse: warning: {range_notes[side]}")
-        generator = Generator(asked[0].load, settings, WorkProgress(display))
+        generator = ClipMaker(
+            asked[0].load,
+            lambda prompt: settings.pipeline_call(prompt, negative_prompt=None),
+            settings.num_inference_steps,
+            WorkProgress(display),
+        )
         facts = called(options, *profiles.values(), prompts=[each.text for each in prompts])
         process = meet(process, device, facts)
         runs = run_prompts(generator, profiles, prompts, process)

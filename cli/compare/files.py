@@ -10,11 +10,11 @@ import chipsparse
 from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.compare.clip_json import clip_json
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation.lpips import Lpips, find_lpips
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import ClipComparison, compare_clips
 
 

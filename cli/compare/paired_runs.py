@@ -12,13 +12,11 @@ import numpy as np
 
 from chipsparse.cli.compare.clip_json import clip_json
 from chipsparse.cli.errors import exit_code
-from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.generation.generator import Generator, in_turn
-from chipsparse.cli.generation.lpips import Lpips, find_lpips
-from chipsparse.cli.generation.patching import patched, stock
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.results import NO_JSON, fields_json
+from chipsparse.experiments.clips import ClipMaker, Generation, in_turn, patched, stock
+from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import ClipComparison, compare_clips
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.parallel.degrees import Parallel
@@ -102,7 +100,7 @@ class PairedRuns:
 
 
 def run_prompts(
-    generator: Generator,
+    generator: ClipMaker,
     profiles: dict[Side, Profile | None],
     prompts: list[Prompt],
     process: Rank,
@@ -159,7 +157,7 @@ class _Compared:
 
 
 def _generate(
-    generator: Generator,
+    generator: ClipMaker,
     ways: Mapping[str, Profile | None],
     prompt: Prompt,
     count: int,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 import typer
 
-import chipsparse
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
-from chipsparse.cli.generate import summary
-from chipsparse.cli.generate.summary import Outcome
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.patching import REFUSED, patched
+from chipsparse.cli.generate.record import (
+    Comparison,
+    GenerationResult,
+    LoraRecord,
+    RequestRecord,
+    Run,
+    SeriesResult,
+    Settings,
+)
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
@@ -28,10 +31,19 @@ from chipsparse.cli.options import GenerateOptions, command_words
 from chipsparse.cli.prompts import Item, cut_text
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
-from chipsparse.cli.results import json_values, tell
-from chipsparse.cli.wording import seconds_text
+from chipsparse.cli.views.terminal import print_result
+from chipsparse.cli.views.units import seconds_text
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import (
+    REFUSED,
+    ClipMaker,
+    Generation,
+    patched,
+    peak_process_bytes,
+)
+from chipsparse.experiments.quality import ClipComparison, compare_clips
 from chipsparse.report.generation import GenerationReport
+from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
@@ -42,8 +54,9 @@ def run(options: GenerateOptions) -> None:
 
     In a series, a clip that fails is shown and noted, and the others are made.
     """
-    rank, outcomes = this_rank(options), []
-    with reported_errors(debug=options.debug, kept=lambda: _kept(outcomes, many=options.many)):
+    rank = this_rank(options)
+    results: list[GenerationResult] = []
+    with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
         try:
             with working(options, rank) as (model, device, dtype, display):
                 request = resolve(
@@ -62,27 +75,19 @@ def run(options: GenerateOptions) -> None:
                 with opened(request, WorkProgress(display), request.load, rank) as runner:
                     runner.generator.progress.plan(_work(options))
                     for item in options.items:
-                        outcomes.append(_outcome(runner, item))
+                        results.append(_result(runner, item))
         finally:  # what was made of a series that is broken off
-            if outcomes and rank.writes:
-                _tell(outcomes, options)
-        if any(outcome.error is not None for outcome in outcomes):
+            if results and rank.writes:
+                many = SeriesResult(asked=len(options.items), clips=results)
+                told = many if options.many else results[0]
+                print_result(told, as_json=options.json, verbose=options.verbose)
+        if any(result.error is not None for result in results):
             raise typer.Exit(EXIT_FAILED)
 
 
-def _tell(outcomes: list[Outcome], options: GenerateOptions) -> None:
-    if options.many:
-        asked = len(options.items)
-        page = functools.partial(summary.print_series, asked=asked, verbose=options.verbose)
-        tell(outcomes, page, as_json=options.json)
-    else:
-        alone = functools.partial(summary.print_summary, verbose=options.verbose)
-        tell(outcomes[0], alone, as_json=options.json)
-
-
-def _kept(outcomes: list[Outcome], *, many: bool) -> str:
+def _kept(results: list[GenerationResult], *, many: bool) -> str:
     """Return what an interruption leaves, in words."""
-    written = sum(outcome.error is None for outcome in outcomes)
+    written = sum(result.error is None for result in results)
     if not written:
         return "nothing was written"
     if not many:
@@ -103,36 +108,33 @@ def work_name(name: str, label: str) -> str:
     return f"{name}, {label}"
 
 
-def request_facts(
-    request: Request, item: Item, warnings: list[str] | None = None
-) -> dict[str, Any]:
-    """Return the request part of `--json` and of the report, with ``warnings`` about this clip."""
+def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> RequestRecord:
+    """Return what was asked for, with ``warnings`` about this clip."""
     options = request.options
     assert isinstance(options, GenerateOptions)
-    return {
-        "chipsparse": chipsparse.__version__,
-        "mode": options.mode,
-        "prompt": item.prompt,
-        "negative_prompt": options.negative_prompt,
-        "image": None if options.image is None else str(options.image),
-        "strength": options.strength,
-        "model": request.model.location,
-        "loras": [{"file": str(lora.file), "scale": lora.scale} for lora in options.loras],
-        "scheduler": None if options.scheduler is None else type(request.scheduler).__name__,
-        "flow_shift": options.flow_shift,
-        "pipeline_class": request.model.pipeline_class.__name__,
-        "transformer_class": request.model.transformer_class,
-        "profile": None if request.profile is None else request.profile.source,
-        "quality": None if request.profile is None else request.profile.quality,
-        "out_of_range": request.out_of_range,
-        "warnings": [*request.warnings, *(warnings or [])],
-        "device": str(request.device),
-        "dtype": str(request.dtype).removeprefix("torch."),
-        "seed": item.seed,
-        "fps": options.fps,
-        "settings": dataclasses.asdict(request.settings),
-        "command": _command(request, options, item),
-    }
+    return RequestRecord(
+        mode=options.mode,
+        prompt=item.prompt,
+        negative_prompt=options.negative_prompt,
+        image=None if options.image is None else str(options.image),
+        strength=options.strength,
+        model=request.model.location,
+        loras=[LoraRecord(file=str(lora.file), scale=lora.scale) for lora in options.loras],
+        scheduler=None if options.scheduler is None else type(request.scheduler).__name__,
+        flow_shift=options.flow_shift,
+        pipeline_class=request.model.pipeline_class.__name__,
+        transformer_class=request.model.transformer_class,
+        profile=None if request.profile is None else request.profile.source,
+        quality=None if request.profile is None else request.profile.quality,
+        out_of_range=request.out_of_range,
+        warnings=[*request.warnings, *warnings],
+        device=str(request.device),
+        dtype=str(request.dtype).removeprefix("torch."),
+        seed=item.seed,
+        fps=options.fps,
+        settings=Settings(**dataclasses.asdict(request.settings)),
+        command=_command(request, options, item),
+    )
 
 
 def _command(request: Request, options: GenerateOptions, item: Item) -> list[str]:
@@ -162,14 +164,13 @@ def opened(
     request: Request, progress: WorkProgress, load: Callable[[], Any], rank: Rank | None = None
 ) -> Iterator[Runner]:
     """Give what makes the images or clips of a request; the pipeline is restored at the end."""
-    generator = Generator(
-        load,
-        request.settings,
-        progress,
-        request.options.negative_prompt,
-        also=request.image_arguments,
-        steps=request.steps,
-    )
+    negative = request.options.negative_prompt
+
+    def arguments(prompt: str) -> dict[str, Any]:
+        call = request.settings.pipeline_call(prompt, negative_prompt=negative)
+        return {**call, **request.image_arguments}
+
+    generator = ClipMaker(load, arguments, request.steps, progress)
     _ = generator.pipe  # loaded before anything is timed
     with Runner(request, generator, rank or Rank()) as runner:
         yield runner
@@ -189,7 +190,7 @@ class Runner:
     """
 
     request: Request
-    generator: Generator
+    generator: ClipMaker
     rank: Rank = Rank()
     report: GenerationReport | None = field(default=None, init=False)
     _held: GenerationReport | None = field(default=None, init=False)
@@ -209,11 +210,11 @@ class Runner:
         assert isinstance(self.request.options, GenerateOptions)
         return self.request.options
 
-    def dense(self, item: Item) -> denoise.Generation:
+    def dense(self, item: Item) -> Generation:
         """Return a generation of the pipeline as it was."""
         return self._make("dense", item, None)
 
-    def sparse(self, item: Item) -> denoise.Generation:
+    def sparse(self, item: Item) -> Generation:
         """Return a patched one."""
         held = self._patch() if self._held is None else nullcontext(self._held)
         with held as report, user_errors(*REFUSED):
@@ -235,7 +236,7 @@ class Runner:
             parallel=self.rank.parallel,
         )
 
-    def _make(self, name: str, item: Item, report: GenerationReport | None) -> denoise.Generation:
+    def _make(self, name: str, item: Item, report: GenerationReport | None) -> Generation:
         return self.generator.make(
             item.prompt,
             seed=item.seed,
@@ -257,19 +258,19 @@ def _empty(report: GenerationReport) -> GenerationReport:
     )
 
 
-def _outcome(runner: Runner, item: Item) -> Outcome:
+def _result(runner: Runner, item: Item) -> GenerationResult:
     request, display = runner.request, runner.generator.progress.display
     warnings = prompt_warnings(runner, item)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
     try:
-        return make(runner, item, warnings)
+        return make(runner, item, warnings)[0]
     except Exception as error:
         if not item.label or runner.rank.ranks > 1:  # the others wait for this one
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
-        return Outcome(request_facts(request, item, warnings), error=sentence)
+        return GenerationResult(request=record_of(request, item, warnings), error=sentence)
 
 
 def prompt_warnings(runner: Runner, item: Item) -> list[str]:
@@ -282,8 +283,8 @@ def prompt_warnings(runner: Runner, item: Item) -> list[str]:
     return [] if cut is None else [cut]
 
 
-def make(runner: Runner, item: Item, warnings: list[str]) -> Outcome:
-    """Generate and write one image or clip."""
+def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
+    """Generate and write one image or clip; return the result and the frames."""
     request, progress = runner.request, runner.generator.progress
     options = request.options
     assert isinstance(options, GenerateOptions)
@@ -301,48 +302,56 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> Outcome:
     assert made is not None
     runner.rank.gather_fallbacks(runner.report)
     if not runner.rank.writes:
-        return Outcome(request_facts(request, item, warnings), sparse=sparse, dense=dense)
+        return GenerationResult(request=record_of(request, item, warnings)), made.frames
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
         progress.display.tell(WARNING + made.nothing_sparse)
-    comparison = summary.compare(dense, sparse) if dense and sparse else None
+    comparison = None
+    if dense is not None and sparse is not None:
+        comparison = compared(compare_clips(dense.frames, sparse.frames), dense, sparse)
     clips = _clips(item.output, dense, sparse)
-    facts = request_facts(request, item, warnings)
-    metadata = generation_metadata(facts)
+    record = record_of(request, item, warnings)
+    metadata = generation_metadata(record)
     with progress.stage(f"writing {item.output}"):
         frames_of = dict(clips.values())
         written = media.write_media(frames_of, fps=options.fps, crf=options.crf, metadata=metadata)
-    files = {kind: written[path] for kind, (path, _) in clips.items()}
+    files = {kind: [str(file) for file in written[path]] for kind, (path, _) in clips.items()}
     if item.report is not None:
-        results = {
-            "files": {kind: [str(file) for file in paths] for kind, paths in files.items()},
-            "denoising_seconds": {
-                name: each.denoising_seconds
-                for name, each in (("dense", dense), ("sparse", sparse))
-                if each is not None
-            },
-            "comparison": json_values(comparison),
-        }
-        _write_report(item.report, {"request": facts, **results}, runner.report)
-        files["report"] = [item.report]
-    return Outcome(facts, files, sparse, dense, comparison)
+        files["report"] = [str(item.report)]
+    result = GenerationResult(
+        request=record,
+        files=files,
+        sparse=None if sparse is None else Run.model_validate(sparse),
+        dense=None if dense is None else Run.model_validate(dense),
+        comparison=comparison,
+        peak_process_bytes=peak_process_bytes(),
+    )
+    _write_report(item.report, result, runner.report)
+    return result, made.frames
+
+
+def compared(clip: ClipComparison, dense: Generation, sparse: Generation) -> Comparison:
+    """Return how far sparse is from dense, and how much faster."""
+    identical = math.isinf(clip.psnr_db)
+    return Comparison(
+        speedup=dense.denoising_seconds / sparse.denoising_seconds,
+        psnr_db=None if identical else clip.psnr_db,
+        ssim=clip.ssim,
+        identical=identical,
+    )
 
 
 def _write_report(
-    path: Path | None, facts: dict[str, Any], report: GenerationReport | None
+    path: Path | None, result: GenerationResult, report: GenerationReport | None
 ) -> None:
-    """Write the file of ``--report``, where one is asked for.
-
-    Beside the report it holds the request and, of a run that came to its end, the files, the times
-    of the denoising and how far sparse is from dense.
-    """
+    """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None or report is None:
         return
-    content = {**facts, **report.to_dict()}
+    content = result.model_copy(update={"report": report_record(report)}).to_json()
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     with media.written_whole("--report", path) as file:
-        file.write_text(text + "\n", encoding="utf-8", errors="replace")
+        file.write_text(text + "\n", encoding="utf-8")
 
 
 def _report_failure(
@@ -352,11 +361,12 @@ def _report_failure(
     if report is not None and report.error is None:
         report.fail(error)
     with suppress(Exception):
-        _write_report(item.report, {"request": request_facts(request, item)}, report)
+        result = GenerationResult(request=record_of(request, item), error=described(error))
+        _write_report(item.report, result, report)
 
 
 def _clips(
-    output: Path, dense: denoise.Generation | None, sparse: denoise.Generation | None
+    output: Path, dense: Generation | None, sparse: Generation | None
 ) -> dict[str, tuple[Path, np.ndarray]]:
     """Return what is to be written, by kind."""
     made = sparse or dense

@@ -10,47 +10,46 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from chipsparse.common.finished_files import readable
+import chipsparse
+
+if TYPE_CHECKING:
+    from chipsparse.cli.generate.record import RequestRecord
 
 # What others call these; what is not here begins with a capital letter.
 NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
 TEXTS = ("prompt", "negative_prompt")
 
 
-def generation_metadata(request: Mapping[str, Any]) -> dict[str, str]:
+def generation_metadata(request: RequestRecord) -> dict[str, str]:
     """Return the facts about a generation, without any folder: a file may be sent to others.
 
-    Args:
-        request: as ``--json`` has it.
-
-    Returns:
-        Texts by name, in the order in which they are to be shown.
+    They are in the order in which they are to be shown.
     """
-    settings = request["settings"]
-    guidance = settings["true_cfg_scale"]
-    sides = (settings["width"], settings["height"])
+    settings, dense = request.settings, request.mode == "dense"
+    guidance = settings.true_cfg_scale
+    sides = (settings.width, settings.height)
     facts = {
-        "prompt": request["prompt"],
-        "negative_prompt": request["negative_prompt"],
-        "steps": settings["num_inference_steps"],
-        "guidance_scale": settings["guidance_scale"] if guidance is None else guidance,
-        "seed": request["seed"],
+        "prompt": request.prompt,
+        "negative_prompt": request.negative_prompt,
+        "steps": settings.num_inference_steps,
+        "guidance_scale": settings.guidance_scale if guidance is None else guidance,
+        "seed": request.seed,
         "size": None if None in sides else "x".join(map(str, sides)),
-        "frames": settings["num_frames"],
-        "model": _without_folder(request["model"]),
-        "lora": ", ".join(map(_lora, request["loras"])) or None,
-        "scheduler": request["scheduler"],
-        "flow_shift": request["flow_shift"],
-        "strength": request["strength"],
-        "dtype": request["dtype"],
-        "mode": request["mode"],
-        "profile": None if request["mode"] == "dense" else _without_folder(request["profile"]),
-        "quality": None if request["mode"] == "dense" else request["quality"],
-        "chipsparse": request["chipsparse"],
+        "frames": settings.num_frames,
+        "model": _without_folder(request.model),
+        "lora": ", ".join(f"{_without_folder(e.file)}:{e.scale:g}" for e in request.loras) or None,
+        "scheduler": request.scheduler,
+        "flow_shift": request.flow_shift,
+        "strength": request.strength,
+        "dtype": request.dtype,
+        "mode": request.mode,
+        "profile": None if dense else _without_folder(request.profile),
+        "quality": None if dense else request.quality,
+        "chipsparse": chipsparse.__version__,
     }
-    return {name: readable(str(value)) for name, value in facts.items() if value is not None}
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def parameters(facts: Mapping[str, str]) -> str:
@@ -84,7 +83,3 @@ def _without_folder(location: str | None) -> str | None:
     path = Path(location).expanduser()
     here = path.is_absolute() or path.exists()
     return os.path.basename(os.path.abspath(path)) if here else location
-
-
-def _lora(lora: Mapping[str, Any]) -> str:
-    return f"{_without_folder(lora['file'])}:{lora['scale']:g}"

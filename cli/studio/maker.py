@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,13 @@ from PIL import Image
 
 from chipsparse.cli.generate.job import (
     Runner,
+    compared,
     opened,
     prompt_warnings,
-    request_facts,
+    record_of,
     work_name,
 )
-from chipsparse.cli.generate.summary import Comparison, compare
-from chipsparse.cli.generation.denoise import Generation
+from chipsparse.cli.generate.record import Comparison, RequestRecord
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.write import beside, write_media
 from chipsparse.cli.options import GenerateOptions
@@ -35,6 +35,8 @@ from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.experiments.clips import Generation
+from chipsparse.experiments.quality import compare_clips
 
 STOPPED = "the dense run was stopped, so there is nothing to compare with"
 
@@ -49,11 +51,12 @@ class Result:
         kept: whether that one is an earlier generation's, from which it would not differ.
     """
 
-    request: dict[str, Any]
+    request: RequestRecord
     sparse: Generation
     dense: Generation | None
     kept: bool
     comparison: Comparison | None
+    psnr_per_frame: Sequence[float]
     clips: dict[Way, Path]
     profile: Path
     runs: tuple[Run, ...]
@@ -66,9 +69,7 @@ class Result:
     @property
     def worst_frame(self) -> int:
         """The frame in which sparse is furthest from dense; 0 where there is no dense one."""
-        if self.comparison is None:
-            return 0
-        return int(np.argmin(self.comparison.psnr_per_frame))
+        return int(np.argmin(self.psnr_per_frame)) if self.psnr_per_frame else 0
 
     def still(self, way: Way, frame: int) -> Path:
         """A frame as a PNG beside its clip, which is written once: a browser may be reading it."""
@@ -134,13 +135,15 @@ class Maker:
         if sparse.nothing_sparse is not None and job.too_few_steps is None:
             warnings = [*warnings, sparse.nothing_sparse]
         feed.show(stage="comparing and writing", clock="", preview=None)
-        request = request_facts(job, item, warnings)
+        request = record_of(job, item, warnings)
+        clip = None if dense is None else compare_clips(dense.frames, sparse.frames)
         return Result(
             request=request,
             sparse=sparse,
             dense=dense,
             kept=dense is not None and dense is kept,
-            comparison=None if dense is None else compare(dense, sparse),
+            comparison=None if clip is None or dense is None else compared(clip, dense, sparse),
+            psnr_per_frame=[] if clip is None else clip.psnr_per_frame,
             clips=_written(job, request, sparse, dense),
             profile=_profile(job),
             runs=feed.now.runs,
@@ -200,7 +203,7 @@ class Maker:
 
 
 def _written(
-    job: Request, request: dict[str, Any], sparse: Generation, dense: Generation | None
+    job: Request, request: RequestRecord, sparse: Generation, dense: Generation | None
 ) -> dict[Way, Path]:
     """Writes the clips, and returns their files."""
     output = job.options.output

@@ -245,7 +245,7 @@ class Page:
                 visible=not video and not dense,
             ),
             self._profile: str(made.profile),
-            self._command: shlex.join(made.request["command"]),
+            self._command: shlex.join(made.request.command),
         }
 
     def _at(self, frame: int) -> tuple[str, str] | None:

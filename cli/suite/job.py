@@ -10,7 +10,6 @@ from typing import Any
 
 from chipsparse.cli.commands.compare import CompareOptions
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation.generator import Generator
 from chipsparse.cli.media import write as media
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
@@ -27,6 +26,7 @@ from chipsparse.cli.suite.rows import suite_rows
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.finished_files import write_whole
+from chipsparse.experiments.clips import ClipMaker
 from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 
 MEASURED, TO_SEND, PAGE = "measured.json", "suite.json", "suite.html"
@@ -89,11 +89,11 @@ def _run(options: CompareOptions) -> Suite:
         common = environment(model, settings, options.flow_shift, device, dtype)
         results = ResultsFile(folder / MEASURED, _about(common, model))
         progress = WorkProgress(display)
-        generator = Generator(
+        generator = ClipMaker(
             request.load,
-            settings,
+            lambda prompt: settings.pipeline_call(prompt, negative_prompt=options.negative_prompt),
+            settings.num_inference_steps,
             progress,
-            options.negative_prompt,
             plain_lines=1,
         )
         lab = SuiteLab(generator, rows, prompts, results, suffix, options.rate)

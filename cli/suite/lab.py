@@ -13,13 +13,11 @@ import numpy as np
 
 from chipsparse.cli.errors import UserError, described, user_errors
 from chipsparse.cli.generation.against_dense import keep_frames, quality
-from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.generation.generator import Generator, in_turn
-from chipsparse.cli.generation.lpips import Lpips, find_lpips
-from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.media import write as media
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.suite.rows import DENSE, FLOOR, MAG, Row
+from chipsparse.experiments.clips import ClipMaker, Generation, in_turn, patched
+from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.pipelines.diffusers_caches import CacheRun, cached, calibrated_ratios
 from chipsparse.pipelines.other_attention import other_attention
 from chipsparse.pipelines.stacked_caches import transformers_of
@@ -49,7 +47,7 @@ class SuiteLab:
             clips to look at in ``clips``.
     """
 
-    generator: Generator
+    generator: ClipMaker
     rows: Sequence[Row]
     prompts: Sequence[Prompt]
     results: ResultsFile
@@ -164,7 +162,7 @@ class SuiteLab:
         elif row.cache is not None:
             measured = self.results.get(CALIBRATION) if row.method == MAG else None
             ratios = tuple(measured["ratios"]) if measured else ()
-            run = CacheRun(self.generator.pipe, self.generator.settings.num_inference_steps, ratios)
+            run = CacheRun(self.generator.pipe, self.generator.steps, ratios)
             with cached(run, row.cache) as warnings:
                 yield None, lambda: warnings
         else:
@@ -176,7 +174,7 @@ class SuiteLab:
         """Measures MagCache's ratios on this model, once."""
 
         def measure() -> dict[str, Any]:
-            steps = self.generator.settings.num_inference_steps
+            steps = self.generator.steps
             prompt = Prompt(0, self.prompts[0].text, CALIBRATION_SEED)
             row = Row(DENSE, "MagCache's calibration")
             make = partial(self._generate, row, prompt, warm=False)

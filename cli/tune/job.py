@@ -14,8 +14,6 @@ import torch
 import chipsparse
 from chipsparse.cli.commands.tune import TuneOptions
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.lpips import find_lpips
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.plan import called_steps
@@ -30,8 +28,10 @@ from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.config import CaptureMode
+from chipsparse.cost_model.layer_times import as_of_many
+from chipsparse.experiments.clips import ClipMaker
+from chipsparse.experiments.lpips import find_lpips
 from chipsparse.experiments.quality import PerceptualDistance
-from chipsparse.measure.capture_gain import as_of_many
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
 from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
@@ -108,11 +108,11 @@ def _run(options: TuneOptions, process: Rank) -> Tuned | None:
         process = meet(process, device, facts)
         common = about(tuned, model, profile, options, process.parallel)
         results = SharedResults(options.results_file, common, process)
-        generator = Generator(
+        generator = ClipMaker(
             request.load,
-            settings,
+            lambda prompt: settings.pipeline_call(prompt, negative_prompt=options.negative_prompt),
+            settings.num_inference_steps,
             WorkProgress(display),
-            options.negative_prompt,
             plain_lines=1,
         )
         lab = TuneLab(

@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.generation.against_dense import keep_frames, quality
-from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.patching import patched, stock
 from chipsparse.cli.media.write import check_writable
 from chipsparse.cli.progress import duration
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
 from chipsparse.config import CaptureMode, SparsityConfig
+from chipsparse.experiments import clips as denoise
+from chipsparse.experiments.clips import ClipMaker, Generation, patched, stock
 from chipsparse.experiments.quality import PerceptualDistance
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.report.generation import GenerationReport
@@ -60,7 +58,7 @@ class TuneLab:
             files and compares.
     """
 
-    generator: Generator
+    generator: ClipMaker
     config: SparsityConfig
     prompts: Sequence[Prompt]
     calibrating: int
@@ -105,7 +103,7 @@ class TuneLab:
         return made
 
     def _tell_the_time(self, seconds: float) -> None:
-        self.generator.progress.display.tell(
+        self.generator.progress.tell(
             f"a dense generation takes {duration(seconds)} here: the search ends within "
             f"{self.budget:g} times that, {duration(self.budget * seconds)}"
         )
@@ -163,7 +161,7 @@ class TuneLab:
         )
 
     def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
-        steps = self.generator.settings.num_inference_steps - self.uncalled_steps
+        steps = self.generator.steps - self.uncalled_steps
         share = len(TIMED_ACTIONS) / steps
         name = times_name(keep, sparse_mlp=sparse_mlp)
         timed: dict[str, float] = self._measured(

@@ -11,8 +11,8 @@ import pytest
 
 from chipsparse.cli.compare import text as compare_text
 from chipsparse.cli.compare.statistics import METRICS, Summary
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media.panels import GAP_PIXELS
+from chipsparse.experiments import clips as denoise
 from chipsparse.experiments import quality
 from chipsparse.experiments.statistics import Interval, draws, interval
 from chipsparse.profiles.profile import ASSETS

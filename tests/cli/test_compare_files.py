@@ -113,7 +113,7 @@ def test_the_same_pixels(compare, pair):
 
 
 def test_lpips_where_it_is_available(compare, pair, monkeypatch):
-    from chipsparse.cli.generation.lpips import Lpips
+    from chipsparse.experiments.lpips import Lpips
 
     def measure(a, b):
         return float((a - b).abs().max())

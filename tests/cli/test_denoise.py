@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cli.generation import denoise
+from chipsparse.experiments import clips as denoise
 from tests.pipelines.families.sections import PIPELINES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media import write as media
+from chipsparse.experiments import clips as denoise
 from chipsparse.pipelines.generic import UnservedModelError
 from tests.cli.conftest import change_index, nothing_written
 from tests.pipelines.test_families import FAMILIES
@@ -321,7 +321,7 @@ def test_values_that_are_not_finite(dtype, advice):
 # The command, whose second denoising step does not end.
 ENDLESS = """
 import sys, time
-from chipsparse.cli.generation import denoise
+from chipsparse.experiments import clips as denoise
 from chipsparse.cli.main import main
 
 action_of = denoise._action_of

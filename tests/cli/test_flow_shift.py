@@ -14,10 +14,10 @@ from diffusers import (
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.config import SparsityConfig
+from chipsparse.experiments import clips as denoise
 from chipsparse.profiles.profile import bundled_model, load_profile
 from chipsparse.profiles.tuned_range import TunedFor
 from tests.cli.conftest import change_index, command, names

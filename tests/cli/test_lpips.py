@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from chipsparse.cli.generation.lpips import find_lpips
+from chipsparse.experiments.lpips import find_lpips
 
 URL = "https://example.org/models/alexnet-owt-7be5be79.pth"
 

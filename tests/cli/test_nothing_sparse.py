@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.planning.sparse_steps import too_few_steps
 from chipsparse.config import SparsityConfig
+from chipsparse.experiments import clips as denoise
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 

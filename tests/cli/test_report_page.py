@@ -24,10 +24,10 @@ from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.pages.comparison_record import ConfigsComparison
 from chipsparse.cli.pages.generation_charts import HELD
-from chipsparse.cli.views.names import command_text, name_of
 from chipsparse.cli.pages.page import page
 from chipsparse.cli.pages.records import read_record
 from chipsparse.cli.pages.samples import FRAMES, LARGEST_SIDE, SAME_RUN_SECONDS
+from chipsparse.cli.views.names import command_text, name_of
 from tests.cli.conftest import PROFILE, command, names, nothing_written
 from tests.cli.html_reader import PageReader
 from tests.cli.test_tune import PROFILE as FLUX_PROFILE

@@ -9,8 +9,8 @@ from chipsparse.cli import option_checks
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
 from chipsparse.cli.generate.series import series
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.prompts import read_prompts, typed_prompt
+from chipsparse.experiments import clips as denoise
 from tests.cli.conftest import names
 
 SMALL = ("--frames", "1", "--steps", "3")

@@ -5,10 +5,10 @@ import dataclasses
 import diffusers
 import pytest
 
+from chipsparse.cli import settings
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model import description as models
 from chipsparse.cli.options import GenerationOptions
-from chipsparse.cli import settings
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 

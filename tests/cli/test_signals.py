@@ -14,10 +14,10 @@ import typer
 from chipsparse.cli import signals
 from chipsparse.cli.errors import reported_errors
 from chipsparse.cli.generate import job
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media import report_file
 from chipsparse.cli.media import write as media
 from chipsparse.common import finished_files
+from chipsparse.experiments import clips as denoise
 from tests.cli.conftest import command
 from tests.variants import slow
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.pages.records import read_record
@@ -21,6 +20,7 @@ from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.suite import lab as suite_lab
 from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
+from chipsparse.experiments import clips as denoise
 from chipsparse.experiments import quality
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import IMAGE_PROFILE, PROFILE, command, names
@@ -30,7 +30,6 @@ PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
 CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
 OURS = ["chipsparse faithful", "chipsparse balanced", "chipsparse fast"]
 QUALITIES = """\
-sparsity: {where_slower: sparse}
 qualities:
   faithful: {schedule: {warmup_steps: 3, refresh_every: 10}}
   balanced: {schedule: {warmup_steps: 2, refresh_every: 10}}

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from chipsparse.cli.generate import summary
-from chipsparse.cli.generation.denoise import Generation, StepResult
 from chipsparse.cli.results import json_values
 from chipsparse.cli.wording import seconds_text
+from chipsparse.experiments.clips import Generation, StepResult
 
 
 @pytest.mark.parametrize(

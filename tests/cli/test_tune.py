@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation.denoise import StepResult
-from chipsparse.cli.generation.lpips import Lpips
 from chipsparse.cli.tune import lab as tune_lab
 from chipsparse.cli.tune import unreachable
 from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.names import pair_of
 from chipsparse.common import finished_files
+from chipsparse.experiments.clips import StepResult
+from chipsparse.experiments.lpips import Lpips
 from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsFile
 from tests.cli.conftest import change_index, command
@@ -506,7 +506,7 @@ def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypat
 
     monkeypatch.setattr("chipsparse.pipelines.flux.FluxAdapter.uncalled_steps", 1)
     monkeypatch.setattr("chipsparse.cli.tune.job.Search", Searching)
-    monkeypatch.setattr("chipsparse.cli.generation.denoise.time_steps", timed)
+    monkeypatch.setattr("chipsparse.experiments.clips.time_steps", timed)
     assert tune("--min-psnr", "30").stderr.splitlines()[-1].endswith("enough")
     assert asked == [5, len(TIMED_ACTIONS) + 1]
 

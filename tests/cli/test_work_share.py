@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from chipsparse.cli.planning.work_share import step_costs, work_share
 from chipsparse.config import SparsityConfig
+from chipsparse.experiments.work_share import step_costs, work_share
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 from tests.cli.test_nothing_sparse import LAYOUT

@@ -663,35 +663,15 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 
 
 @pytest.mark.parametrize(
-    ("pays", "expected"), [(True, ([4, 6], [2])), (False, ([], [2]))], ids=["pays", "does not pay"]
+    ("pays", "expected"), [(True, [3, 4, 6]), (False, [])], ids=["pays", "does not pay"]
 )
-def test_a_step_is_recorded_where_that_was_measured_to_pay(pays, expected, pipe, monkeypatch):
-    """The first may compile, the second is timed, and the third is asked about, once."""
-    asked = []
-
-    def measured(*, host, call, device, calls):
-        assert 0 < host <= call or pipe.device.type == "cuda"
-        assert device > 0
-        asked.append(calls)
-        return pays
-
-    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", measured)
+def test_steps_are_recorded_where_the_plan_says_that_it_pays(pays, expected, pipe, monkeypatch):
+    monkeypatch.setattr("chipsparse.session.captures", lambda *_: pays)
     usual, _ = generate(pipe, NEVER)
     found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}))
-    assert (replayed(report), asked) == expected
+    assert replayed(report) == expected
     assert same(found, usual)
     assert not report.notes
-
-
-@pytest.mark.slow
-def test_each_branch_is_recorded_where_it_pays(pipe, monkeypatch):
-    answers = iter((True, False))  # the branches are asked in turn, once each
-    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", lambda **_: next(answers))
-    expected, _ = generate(pipe, NEVER, **GUIDED)
-    found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}), **GUIDED)
-    branches = dict.fromkeys(record.branch for record in report.steps)
-    assert [replayed(report, branch) for branch in branches] == [[4, 6], []]
-    assert same(found, expected)
 
 
 def test_a_plan_says_whether_steps_can_be_recorded():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chipsparse.cache.tensors import AttentionCache
-from chipsparse.config import AttentionConfig
+from chipsparse.config import AttentionConfig, SparsityConfig
 from chipsparse.kernels.attention_residual import reference as residual_reference
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layers import attention
@@ -18,7 +18,9 @@ from chipsparse.layers.attention import (
     sparse_step,
 )
 from chipsparse.layers.attention_inputs import AttentionInputs
-from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
+from chipsparse.layers.column_budget import AttentionBudget, static_columns
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.plan import SparsityPlan
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
@@ -299,7 +301,8 @@ def test_lists_exceed_their_budget_only_for_nan(keep, local_blocks):
     config = AttentionConfig(block_size_q=ROWS, local_blocks=local_blocks)
     text = 0 if local_blocks is None else 2
     static = static_columns(TOKENS, config, text_tokens=text, device=CPU)
-    count = static_count(TOKENS, config, text_tokens=text)
+    layout = ModelLayout((LayerKind("block", 1, 8),), 2, 4, 1, ((1, 1, TOKENS - text),), text)
+    count = SparsityPlan(SparsityConfig(attention=config), layout).attention_static_count()
     assert count >= (0 if static is None else static.sum(-1).max())
     budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=count)
     cache = AttentionCache()

@@ -1,6 +1,5 @@
 """The rule without a cache: means of columns stand for those that are dropped."""
 
-import pytest
 import torch
 
 from chipsparse import SparsityConfig
@@ -10,9 +9,6 @@ from chipsparse.layers.attention import refresh_step, sparse_step
 from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layers.pooled_columns import POOLED, means, pooled_attention
-from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.cost_model import Rates, layer_time
-from chipsparse.plan import Action, SparsityPlan
 from tests.chipsparse.layers.test_attention import (
     RANDOM,
     ROWS,
@@ -89,16 +85,3 @@ def test_a_later_refresh_takes_no_cache_either():
     refresh_step(cache, given(3), config=settings, budget=budget)
     assert row_mask(cache).sum(-1).max() == 30 + RANDOM < TOKENS
     assert sparse_step(cache, given(3), config=config).isfinite().all()
-
-
-def test_the_means_cost_their_share_of_a_dense_attention():
-    layout = ModelLayout((LayerKind("block", 2, 8960),), 12, 128, 1, ((21, 30, 52),))
-
-    def attention(rule, action):
-        config = SparsityConfig().override({"attention.delta_rule": rule})
-        plan = SparsityPlan(config, layout, 50)
-        time = layer_time(0, action, plan=plan, rates=Rates(), dtype=torch.bfloat16)
-        return time.attention
-
-    more = attention("pooled", Action.SPARSE) - attention("merge", Action.SPARSE)
-    assert more == pytest.approx(attention("merge", Action.DENSE) / POOLED)

@@ -1,23 +1,28 @@
-"""One generation, watched: frames, action and time of each step, and memory."""
+"""Clips that a pipeline makes, watched: frames, action and time of each step, and memory."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from chipsparse.cli.errors import UserError
-from chipsparse.cli.model.modular import call_pipeline
-from chipsparse.cli.planning.work_share import work_share
-from chipsparse.cli.progress import StepDisplay
-from chipsparse.cli.results import fields_json
+import chipsparse
+from chipsparse.common.errors import UserError, user_errors
+from chipsparse.config import ConfigError, SparsityConfig
+from chipsparse.experiments.work_share import work_share
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.pipelines.call import call_pipeline
+from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport, StepRecord
 
 WARM_UP_DENSE_STEPS = 2
@@ -28,6 +33,79 @@ WAYS_OUT = {
     torch.bfloat16: "use --dtype float32, or a lower --guidance-scale",
     torch.float32: "a lower --guidance-scale may help; if it does not, the weights are damaged",
 }
+# Every step in full, over nothing that could be cut in fewer pieces than there are tokens.
+IN_FULL = SparsityConfig().override(
+    {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
+)
+# Errors of the first call of a patched pipeline that cannot run so.
+REFUSED = (ConfigError, UnservedModelError)
+
+Item = TypeVar("Item")
+
+
+class StepsShown(Protocol):
+    """The display of one denoising loop."""
+
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        """Shows that a step, from 0, is finished."""
+
+
+class Progress(Protocol):
+    """The display of a command that makes many clips."""
+
+    def plan(self, work: Mapping[str, float]) -> None:
+        """Replaces the planned work: names with costs in dense generations."""
+
+    def working(
+        self, name: str, *, step_costs: Sequence[float] = ()
+    ) -> AbstractContextManager[None]:
+        """The time in which a planned work is done."""
+
+    def stage(self, text: str) -> AbstractContextManager[None]:
+        """The time in which something of unknown length is done."""
+
+    def denoising(
+        self, title: str, steps: int, *, plain_lines: int = 5
+    ) -> AbstractContextManager[StepsShown]:
+        """The time of one denoising loop, with at most so many lines where there is no bar."""
+
+    def tell(self, text: str) -> None:
+        """Shows a line that stays."""
+
+    def check(self) -> None:
+        """Raises where the work is to be stopped; called between steps that are not shown."""
+
+
+class NoProgress:
+    """A `Progress` that shows nothing."""
+
+    def plan(self, work: Mapping[str, float]) -> None:
+        """Ignores the plan."""
+
+    def working(
+        self, name: str, *, step_costs: Sequence[float] = ()
+    ) -> AbstractContextManager[None]:
+        """Shows nothing."""
+        return nullcontext()
+
+    def stage(self, text: str) -> AbstractContextManager[None]:
+        """Shows nothing."""
+        return nullcontext()
+
+    def denoising(
+        self, title: str, steps: int, *, plain_lines: int = 5
+    ) -> AbstractContextManager[StepsShown]:
+        """Shows nothing."""
+        return nullcontext(self)
+
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        """Shows nothing."""
+
+    def tell(self, text: str) -> None:
+        """Shows nothing."""
+
+    def check(self) -> None:
+        """Stops nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +115,8 @@ class StepResult:
     Attributes:
         step: from 0; of a pipeline that denoises in sections, from 0 in each of them.
         action: "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
-        seconds: from the end of the step before to the end of this one, what shows the steps left
-            out.
+        seconds: from the end of the step before to the end of this one, without the time of the
+            display.
         attention_kept: mean share of attention columns computed; None where nothing ran sparse.
         mlp_kept: the same of MLP neurons.
         predicted_change: see `StepRecord`; the same in all branches.
@@ -64,7 +142,7 @@ class Generation:
         total_seconds: with text encoding and decoding.
         peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
         cache_bytes: largest size of the caches; 0 when dense.
-        host_bytes: how much of it was in host memory beside a GPU.
+        host_bytes: the part of the caches that was in host memory beside a GPU.
         backends: the kernel backend of each op.
         backend_reasons: one line for every set of backends passed over, and why.
         fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
@@ -86,21 +164,117 @@ class Generation:
     notes: list[str]
     nothing_sparse: str | None = None
     work_share: float | None = None
-    also_in_json: ClassVar = ("height", "width")
 
     @property
     def height(self) -> int:
-        """Of the frames, in pixels."""
+        """The height of the frames, in pixels."""
         return int(self.frames.shape[1])
 
     @property
     def width(self) -> int:
-        """Of the frames, in pixels."""
+        """The width of the frames, in pixels."""
         return int(self.frames.shape[2])
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the pixels."""
-        return {**fields_json(self), "frames": len(self.frames)}
+        """Everything but the pixels; their number and size instead."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        shape = {"height": self.height, "width": self.width}
+        return {**fields, **shape, "frames": len(self.frames)}
+
+
+@dataclass
+class ClipMaker:
+    """Makes clips of one pipeline, dense or patched, whose times can be compared.
+
+    Attributes:
+        load: loads the pipeline; called once, when the pipeline is needed first.
+        arguments: the arguments of the pipeline's call for a prompt.
+        steps: denoising steps of a clip.
+        progress: shows the work.
+        plain_lines: lines for each clip where the progress has no bar.
+    """
+
+    load: Callable[[], Any]
+    arguments: Callable[[str], dict[str, Any]]
+    steps: int
+    progress: Progress = NoProgress()
+    plain_lines: int = 5
+    _warm: set[str] = field(default_factory=set, init=False)
+
+    @functools.cached_property
+    def pipe(self) -> Any:
+        """The pipeline; whoever patches it restores it."""
+        with self.progress.stage("loading the model"):
+            return self.load()
+
+    def make(
+        self,
+        prompt: str,
+        *,
+        seed: int,
+        title: str,
+        report: GenerationReport | None = None,
+        way: str | None = None,
+        work: str = "",
+        step_costs: Sequence[float] = (),
+    ) -> Generation:
+        """Makes one clip.
+
+        Args:
+            report: of the patched pipeline; None where it is not patched.
+            way: the name of how it generates; each way is warmed up before its first clip. None:
+                without a warm-up.
+            work: its name in the plan of the progress.
+            step_costs: the relative times of the denoising steps; none: all alike.
+        """
+        pipe, arguments = self.pipe, self.arguments(prompt)
+        if way is not None and way not in self._warm:
+            with self.progress.stage(f"{title}: warming up"):
+                warm_up(pipe, arguments, seed=seed, report=report, check=self.progress.check)
+        with (
+            self.progress.working(work, step_costs=step_costs),
+            self.progress.denoising(title, self.steps, plain_lines=self.plain_lines) as display,
+        ):
+            made = generate(pipe, arguments, seed=seed, display=display, report=report)
+        if way is not None and made.host_bytes == 0:  # else patching takes and pins memory anew
+            self._warm.add(way)
+        return made
+
+
+def in_turn(ways: Sequence[Item], index: int) -> list[Item]:
+    """The ways in an order that begins with another one for each index.
+
+    A machine that slows down or warms up then favours none.
+    """
+    first = index % len(ways) if ways else 0
+    return [*ways[first:], *ways[:first]]
+
+
+@contextmanager
+def patched(
+    pipe: Any,
+    config: SparsityConfig | Profile,
+    *,
+    strict: bool = False,
+    layer_times: bool = False,
+    parallel: Parallel | None = None,
+) -> Iterator[GenerationReport]:
+    """Patches a pipeline, yields its report, and restores the pipeline at the end.
+
+    Raises:
+        UserError: the pipeline cannot run with this config.
+    """
+    with user_errors(ValueError):
+        handle = chipsparse.enable(
+            pipe, config, strict=strict, layer_times=layer_times, parallel=parallel
+        )
+    with handle, user_errors(*REFUSED):
+        yield handle.report
+
+
+def stock(pipe: Any, parallel: Parallel | None) -> AbstractContextManager[object]:
+    """The stock pipeline: as it is, or computed in full by several processes together."""
+    return nullcontext() if parallel is None else patched(pipe, IN_FULL, parallel=parallel)
 
 
 def generate(
@@ -108,15 +282,15 @@ def generate(
     arguments: dict[str, Any],
     *,
     seed: int,
-    display: StepDisplay,
+    display: StepsShown,
     report: GenerationReport | None,
 ) -> Generation:
-    """Runs the pipeline once.
+    """Makes one clip with one call of the pipeline.
 
     Args:
         arguments: what to call it with, without generator, callback and output type.
         seed: of the noise, drawn on the CPU so that it is the same on every device.
-        display: gets each finished step; its own time is nobody's.
+        display: gets each finished step; its own time is not counted.
         report: of the patched pipeline; None where it is not patched.
     """
     run = _run(pipe, arguments, seed, display, report, output_type="np")
@@ -143,10 +317,10 @@ def time_steps(
     arguments: dict[str, Any],
     *,
     seed: int,
-    display: StepDisplay,
+    display: StepsShown,
     report: GenerationReport | None,
 ) -> tuple[list[StepResult], int | None]:
-    """As `generate`, but decodes nothing.
+    """Runs the pipeline once without decoding.
 
     Returns:
         The denoising steps, and the largest amount of memory allocated on the GPU.
@@ -169,7 +343,7 @@ def _run(
     pipe: Any,
     arguments: dict[str, Any],
     seed: int,
-    display: StepDisplay,
+    display: StepsShown,
     report: GenerationReport | None,
     *,
     output_type: str,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cli.errors import first_line
+from chipsparse.common.errors import first_line
 from chipsparse.experiments.quality import PerceptualDistance
 
 INSTALL = "pip install 'chipsparse[lpips]'"
