@@ -12,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import chipsparse
-from chipsparse.cli.batch.record import Batch
 from chipsparse.cli.compare.paired_runs import SIDES
 from chipsparse.cli.compare.statistics import METRICS
 from chipsparse.cli.errors import UserError
@@ -20,7 +19,7 @@ from chipsparse.cli.pages.part import Part
 from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.views.names import command_text, file_name, name_of, without_folders
 from chipsparse.cli.views.units import TIMES, decibels, percent, shortened, times
-from chipsparse.cli.wording import PART_NAMES, bundled_name, counted, refused_rows, seconds_text
+from chipsparse.cli.wording import PART_NAMES, counted, refused_rows, seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -74,29 +73,6 @@ def numbered(files: Sequence[Sequence[QualityPoint]]) -> dict[str, QualityPoint]
         for place, point in enumerate(points, 1):
             found[str(number) if len(points) == 1 else f"{number}.{place}"] = point
     return found
-
-
-def batch_page(batch: Batch, source: Path) -> str:
-    """The page of a batch, which lies beside its files: a thumbnail of each, with its prompt.
-
-    Args:
-        source: the file of prompts.
-    """
-    made = [row for row in batch.rows if row.state in ("made", "already there")]
-    return (
-        _templates()
-        .get_template("batch_page.html")
-        .render(
-            batch=batch,
-            source=source.name,
-            model=bundled_name(batch.model) or name_of(batch.model),
-            made=made,
-            failed=[row for row in batch.rows if row.state == "failed"],
-            missing=[row for row in batch.rows if row.state == "missing"],
-            settings=list(dict.fromkeys(row.settings for row in batch.rows)),
-            seconds=sorted(row.seconds for row in made if row.seconds is not None),
-        )
-    )
 
 
 @functools.cache
