@@ -1,4 +1,8 @@
-"""chipsparse: faster diffusion transformers, without training, on stock diffusers pipelines."""
+"""Faster diffusion transformers, without training, on stock diffusers pipelines.
+
+>>> with chipsparse.enable(pipe, quality="balanced"):
+...     video = pipe("a cat walks on the grass").frames[0]
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,6 @@ from chipsparse.config import (
     ScheduleConfig,
     SparsityConfig,
 )
-from chipsparse.old_names import CLASSES, OldNameWarning, old_class
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import (
     GenerationDefaults,
@@ -51,7 +54,6 @@ __all__ = [
     "LayerRecord",
     "MLPConfig",
     "MemoryConfig",
-    "OldNameWarning",
     "Parallel",
     "PeerError",
     "Profile",
@@ -65,7 +67,7 @@ __all__ = [
     "load_profile",
 ]
 
-# What needs PyTorch or diffusers, which take seconds to import, comes when it is used.
+# Names whose modules import PyTorch or diffusers, which takes seconds: imported at first use.
 _LATER = {
     "Action": "plan",
     "BudgetError": "cache.memory_plan",
@@ -81,8 +83,6 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in CLASSES:
-        return old_class(name)
     if name not in _LATER:
         raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
     return getattr(importlib.import_module(f"chipsparse.{_LATER[name]}"), name)

@@ -36,7 +36,6 @@ from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
-from chipsparse.schedule.step_cache import StepCache
 from chipsparse.step import StepContext
 
 
@@ -99,7 +98,6 @@ class _Generation:
         plan: of the branch that was called last.
         order: of the video or image tokens and its inverse, int64 ``[N]``; None: unchanged.
         held: outputs that skipped calls are made from.
-        step_cache: skips steps by a threshold; None where the config does not.
         all_dense: notes on why no layer can run sparse, until that is said; None where some can.
         held_bytes: of the caches when they were last counted: all, and those in host memory.
     """
@@ -111,7 +109,6 @@ class _Generation:
     plan: SparsityPlan | None = None
     order: tuple[torch.Tensor, torch.Tensor] | None = None
     held: HeldOutputs = field(default_factory=HeldOutputs)
-    step_cache: StepCache | None = None
     all_dense: list[str] | None = None
     held_bytes: tuple[int, int] = (0, 0)
 
@@ -235,7 +232,6 @@ class Session:
         layout: ModelLayout,
         device: torch.device,
         demand: Callable[[], MemoryDemand] = MemoryDemand,
-        latents: torch.Tensor | None = None,
         why_not_cached: str | None = None,
         *,
         has_faster_attention: bool = False,
@@ -251,7 +247,6 @@ class Session:
             layout: sizes of the model and the call. Branches may differ in text tokens and batch.
             device: where it runs.
             demand: says what it asks of the memory; called once per branch.
-            latents: the transformer's input, of any shape; ``skip_threshold`` needs it.
             why_not_cached: why this call, where it is not skipped, can only run as without
                 chipsparse: in the model's own order of tokens, with nothing recorded or read.
             has_faster_attention: whether full attention is faster as ours than as the model's, so
@@ -283,7 +278,7 @@ class Session:
             changed = conditioning.change(before)
         if changed is not None:
             self._drop(context.branch)
-        action, predicted = self._next_action(branch, context, latents)
+        action = plan.taken(context.step, branch.recorded)
         if changed is not None and action is Action.SKIP:  # of few steps: there is nothing held
             action = Action.DENSE
         caching = generation.caching and why_not_cached is None and context.placed
@@ -298,7 +293,6 @@ class Session:
             context.branch,
             action,
             transformer=self.name,
-            predicted_change=predicted,
             restarted=restarted or changed is not None,
         )
         self.report.begin(context.generation, record)
@@ -343,26 +337,8 @@ class Session:
         if caching and tile is not None:
             tokens = grids_order(plan.layout.grids, tile).to(device)
             order = tokens, inverse_order(tokens)
-        schedule, step_cache = self.config.schedule, None
-        if plan.schedule.skips_by_threshold():
-            step_cache = StepCache(
-                schedule.skip_threshold or 0.0, schedule.max_skips, self._agreement.first
-            )
         budgets = ColumnBudgets(self.config, self._static_bits, None if order is None else order[0])
-        return _Generation(budgets, number, caching, order=order, step_cache=step_cache)
-
-    def _next_action(
-        self, branch: _Branch, context: StepContext, latents: torch.Tensor | None
-    ) -> tuple[Action, float | None]:
-        """What a call does, and how much its output was predicted to have changed, if it was."""
-        step_cache = self._generation.step_cache
-        action = branch.plan.taken(context.step, branch.recorded)
-        if step_cache is None or latents is None:
-            return action, None
-        allowed = branch.plan.may_skip_by_threshold(context.step, branch.recorded)
-        if step_cache.skips(context.step, context.branch, latents, allowed=allowed):
-            action = Action.SKIP
-        return action, step_cache.predicted
+        return _Generation(budgets, number, caching, order=order)
 
     def _admit(
         self, name: str, device: torch.device, demand: MemoryDemand, *, is_first: bool
@@ -446,10 +422,7 @@ class Session:
                     self._finish(name)
         elif plan.schedule.skips_any and record.action is not Action.SKIP and context.placed:
             both = plan.schedule.forecasts_any
-            held = generation.held.hold(context.branch, context.time, output, both=both)
-            if generation.step_cache is not None:
-                sparse = record.action is Action.SPARSE
-                generation.step_cache.computed(context.branch, held, sparse=sparse)
+            generation.held.hold(context.branch, context.time, output, both=both)
         self.state = None
 
     def _count_memory(self, record: StepRecord, device: torch.device) -> None:
@@ -476,8 +449,6 @@ class Session:
         if branch in self._caches:
             self._graphs.drop(branch)
             self._caches.drop(branch)
-        if generation.step_cache is not None:
-            generation.step_cache.release()
         generation.branches[branch].recorded = None
         generation.held.drop(branch)
 

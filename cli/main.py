@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import codecs
 import sys
-import warnings
-from collections.abc import Callable
-from functools import partial
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from chipsparse import OldNameWarning, __version__
+from chipsparse import __version__
 from chipsparse.cli.commands import (
     batch,
     compare,
@@ -70,15 +67,6 @@ def _global_options(
     pass
 
 
-def _warning_text(
-    usual: Callable[..., str], message: Warning | str, category: type[Warning], *where: Any
-) -> str:
-    """As Python shows a warning; but old names are in a profile, and not in a line of Python."""
-    if issubclass(category, OldNameWarning):
-        return f"chipsparse: warning: {message}\n"
-    return usual(message, category, *where)
-
-
 def _take_any_text(stream: TextIOWrapper) -> None:
     """Lets a stream take what prompts and names of files may hold."""
     encoding = codecs.lookup(stream.encoding).name
@@ -96,7 +84,6 @@ def main() -> None:
     if sys.flags.optimize > 1:
         say(f"error: {NO_DOCSTRINGS}")
         sys.exit(EXIT_USER_ERROR)
-    warnings.formatwarning = partial(_warning_text, warnings.formatwarning)
     with usage_errors():
         # As a module, too: a shell completes no `python -m chipsparse`.
         code = app(prog_name="chipsparse", standalone_mode=False)

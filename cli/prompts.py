@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import textwrap
 from collections.abc import Sequence
@@ -14,30 +13,12 @@ from typing import Any
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.wording import counted
 from chipsparse.common import text_files
+from chipsparse.experiments.records import Sample
 from chipsparse.profiles.profile import ASSETS
 
 DIGITS = 3  # at least, of the numbers of a series, so that names sort
 SHOWN = 80  # letters of what a text encoder does not read
 NO_LIMIT = 1_000_000  # a tokenizer without a limit of its own says a number like 1e30
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with its seed."""
-
-    index: int  # from 0, among all that are generated with
-    text: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The name of measurements of it."""
-        return f"seed {self.seed}, {self.text}"
-
-    @property
-    def digest(self) -> str:
-        """The name of its text in files that are not to tell it."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -85,7 +66,7 @@ def shapes(*, video: bool) -> str:
 
 def first_prompts(
     path: Path | None, *, bundled: str, usual: int, count: int | None, seed: int
-) -> list[Prompt]:
+) -> list[Sample]:
     """Return the first prompts of a file; the seed of each is one more than that before.
 
     Args:
@@ -105,7 +86,7 @@ def first_prompts(
         raise UserError(
             f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
         )
-    return [Prompt(i, text, seed + i) for i, text in enumerate(texts[:wanted])]
+    return [Sample(i, text, seed + i) for i, text in enumerate(texts[:wanted])]
 
 
 def read_prompts(path: Path) -> list[str]:

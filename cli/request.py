@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from PIL import ImageOps
 from PIL.Image import Image, Resampling
 
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import (
     ModelDescription,
     choose_device,
@@ -31,13 +34,24 @@ from chipsparse.cli.plan import (
     planned_if_known,
     too_few_steps,
 )
-from chipsparse.cli.profiles import choose_profile, out_of_range, out_of_range_text
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank, check_sharing
-from chipsparse.cli.results import results_alone
 from chipsparse.cli.settings import GenerationSettings, resolve_settings, unused_defaults
-from chipsparse.experiments.work_share import step_costs
-from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model
+from chipsparse.cli.wording import counted
+from chipsparse.common.machine import cpu_model
+from chipsparse.experiments.clips import step_costs
+from chipsparse.profiles.profile import (
+    MODEL_PROFILE_NAME,
+    GenerationDefaults,
+    Profile,
+    bundled_model,
+    default_profile,
+    find_profile,
+    load_profile,
+    profile_classes,
+)
+from chipsparse.profiles.qualities import DEFAULT_QUALITY
+from chipsparse.profiles.tuned_range import digest, outside
 
 if TYPE_CHECKING:
     from chipsparse.parallel.degrees import Parallel
@@ -94,7 +108,8 @@ class Request:
         pipe = load_pipeline(
             self.model, device=self.device, dtype=self.dtype, scheduler=self.scheduler
         )
-        load_loras(pipe, self.options.loras)
+        if self.options.loras:
+            load_loras(pipe, self.options.loras)
         return pipe
 
 
@@ -115,7 +130,7 @@ def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
         UserError: the device or the model is not here.
     """
     with (
-        results_alone(),
+        redirect_stdout(sys.stderr),  # what libraries print is no result
         rank.after_first(),
         ProgressDisplay() if rank.writes else silent_display() as display,
         quiet_libraries(debug=options.debug),
@@ -271,3 +286,111 @@ def _warnings(
         warnings.append(out_of_range_text(profile, differences))
     warnings += [lora.steps_warning(settings.num_inference_steps) for lora in options.loras]
     return [warning for warning in warnings if warning is not None]
+
+
+# The profile.
+
+
+def choose_profile(
+    options: GenerationOptions, model: ModelDescription, *, optional: bool = False
+) -> Profile | None:
+    """Return the profile of ``--config`` or of the model: its ``--quality``, with memory budgets.
+
+    Args:
+        optional: None, not `UserError`, where there is no profile.
+    """
+    with user_errors(ValueError):
+        profile = _profile(options, model)
+        profile = None if profile is None else profile.for_steps(options.steps)
+        if profile is not None and options.quality is not None:
+            profile = profile.of_quality(options.quality)
+    if profile is None:
+        if optional:
+            return None
+        raise UserError(
+            f"there is no profile for the model class {model.transformer_class} (there is for "
+            f"{', '.join(profile_classes())}); give one with --config, or --quality "
+            f"{DEFAULT_QUALITY}, which is made for no model in particular"
+        )
+    if not profile.serves(model.transformer_class):
+        raise UserError(
+            f"{profile.source} is for {profile.model_class}, but the model "
+            f"{model.location} has a {model.transformer_class}"
+        )
+    with user_errors(ValueError):
+        return profile.override(options.memory_budgets())
+
+
+def required_profile(options: GenerationOptions, model: ModelDescription) -> Profile:
+    """Return the profile, where nothing can be done without one; see `choose_profile`."""
+    profile = choose_profile(options, model)
+    assert profile is not None
+    return profile
+
+
+def _profile(options: GenerationOptions, model: ModelDescription) -> Profile | None:
+    """Return the profile that the options mean; None where the model has none."""
+    if options.config is not None:
+        return load_profile(options.config)
+    own = Path(model.location) / MODEL_PROFILE_NAME
+    if model.transformer_class not in profile_classes() and not own.exists():
+        return None if options.quality is None else default_profile()
+    return find_profile(model.location, model.transformer_class)
+
+
+# What a profile was tuned for.
+
+
+def out_of_range(
+    profile: Profile,
+    model: ModelDescription,
+    settings: GenerationSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    flow_shift: float | None,
+    here: bool = True,
+) -> list[str]:
+    """Return how a generation differs from what its profile was tuned for, a phrase each.
+
+    Such as ``30 steps, not 50``; nothing for a profile that was not tuned. A device that is not
+    ``here`` has no name and is not looked at.
+    """
+    if profile.tuned is None:
+        return []
+    facts = range_of(settings, flow_shift, device if here else torch.device("cpu"), dtype)
+    if not here:
+        del facts["device"]
+    return outside(profile.tuned, {**facts, "transformer_config": digest(model.transformer_config)})
+
+
+def out_of_range_text(profile: Profile, differences: list[str]) -> str:
+    """Return one sentence about the differences."""
+    return (
+        f"{profile.source} was tuned for other generations than this one "
+        f"({'; '.join(differences)}): its quality and speed were not measured here"
+    )
+
+
+def range_of(
+    settings: GenerationSettings,
+    flow_shift: float | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Return a generation's part of a profile's range; a flow shift of None is the scheduler's."""
+    values = dataclasses.asdict(settings)
+    del values["max_sequence_length"]
+    return {
+        **values,
+        "flow_shift": flow_shift,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device_name(device),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device in results and profiles."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_model()}, {counted(torch.get_num_threads(), 'thread')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +17,13 @@ import torch
 
 import chipsparse
 from chipsparse.common.errors import UserError, user_errors
-from chipsparse.config import ConfigError, SparsityConfig
-from chipsparse.experiments.work_share import work_share
+from chipsparse.config import PARTS, ConfigError, SparsityConfig
+from chipsparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
-from chipsparse.pipelines.generic import UnservedModelError
 from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport, StepRecord
 
@@ -37,8 +39,6 @@ WAYS_OUT = {
 IN_FULL = SparsityConfig().override(
     {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
 )
-# Errors of the first call of a patched pipeline that cannot run so.
-REFUSED = (ConfigError, UnservedModelError)
 
 Item = TypeVar("Item")
 
@@ -119,7 +119,6 @@ class StepResult:
             display.
         attention_kept: mean share of attention columns computed; None where nothing ran sparse.
         mlp_kept: the same of MLP neurons.
-        predicted_change: see `StepRecord`; the same in all branches.
         section: from 0.
     """
 
@@ -128,7 +127,6 @@ class StepResult:
     seconds: float
     attention_kept: float | None
     mlp_kept: float | None
-    predicted_change: float | None = None
     section: int = 0
 
 
@@ -268,7 +266,7 @@ def patched(
         handle = chipsparse.enable(
             pipe, config, strict=strict, layer_times=layer_times, parallel=parallel
         )
-    with handle, user_errors(*REFUSED):
+    with handle, user_errors(ConfigError):
         yield handle.report
 
 
@@ -480,7 +478,6 @@ def _step_results(
                 seconds=end - start,
                 attention_kept=_mean([record.attention_kept for record in records or ()]),
                 mlp_kept=_mean([record.mlp_kept for record in records or ()]),
-                predicted_change=records[0].predicted_change if records else None,
                 section=results[-1].section + is_new if results else 0,
             )
         )
@@ -502,3 +499,79 @@ def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
 def _mean(values: list[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
+
+
+# The share of a dense generation's arithmetic, where no dense one was timed.
+
+# Rates under which the seconds of the cost model are operations.
+OPERATIONS = Rates(
+    device="operations",
+    attention=1.0,
+    linear=1.0,
+    memory=math.inf,
+    sparse_attention=1.0,
+    sparse_mlp=1.0,
+    refresh_attention=1.0,
+    refresh_seconds=0.0,
+    launch_seconds=0.0,
+)
+
+
+def work_share(report: GenerationReport) -> float | None:
+    """Operations of all transformer calls over those of the same calls dense; None without plans.
+
+    Counts attention, feed-forward layers and projections, not the choice of columns and neurons.
+    """
+    done = whole = 0.0
+    for record in report.steps:
+        if record.plan is None:
+            return None
+        layers = range(record.plan.layout.layers)
+        dense = [_operations(record.plan, layer) for layer in layers]
+        whole += sum(map(sum, dense))
+        done += _done(record, dense)
+    return done / whole if whole else None
+
+
+def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
+    """Operations of each step of a plan from ``first`` on, as far as known beforehand."""
+    costs = _action_costs(plan, {part: {} for part in PARTS})
+    return [costs[action] for action in plan.actions(first)]
+
+
+def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
+    """Operations of a whole generation over those of a dense one, as far as known beforehand."""
+    costs = _action_costs(plan, dense)
+    actions = plan.actions()
+    return sum(costs[action] for action in actions) / (len(actions) * costs[Action.DENSE])
+
+
+def _action_costs(plan: SparsityPlan, dense: DenseParts) -> dict[Action, float]:
+    """Operations of a step of each action."""
+
+    def cost(layer: int, action: Action) -> float:
+        parts = [part for part in PARTS if layer in dense[part]]
+        time = layer_time(
+            layer, action, plan=plan, rates=OPERATIONS, dtype=torch.float32, dense_parts=parts
+        )
+        return time.total
+
+    layers = range(plan.layout.layers)
+    return {action: sum(cost(layer, action) for layer in layers) for action in Action}
+
+
+def _operations(plan: SparsityPlan, layer: int) -> tuple[float, float, float]:
+    """Of a dense layer: its attention, its feed-forward layer, and the rest."""
+    time = layer_time(layer, Action.DENSE, plan=plan, rates=OPERATIONS, dtype=torch.float32)
+    return time.attention, time.mlp, time.rest
+
+
+def _done(record: StepRecord, dense: list[tuple[float, float, float]]) -> float:
+    if record.action is Action.SKIP:
+        return 0.0
+    saved = sum(
+        (1.0 - each.kept) * dense[each.layer][0 if each.part == "attention" else 1]
+        for each in record.layers
+        if each.action is Action.SPARSE
+    )
+    return sum(map(sum, dense)) - saved

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from chipsparse.common.errors import first_line
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments.clips import ClipMaker, Generation, in_turn, patched, stock
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import compare_clips
+from chipsparse.experiments.records import DENSE, ClipRecord, Sample
 from chipsparse.experiments.store import Store, write_frames
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.tuned_range import digest
 from chipsparse.report.generation import GenerationReport
 
-DENSE = "dense"
+SAME = {"identical": True}  # the quality of a dense clip
 
 
 @dataclass(frozen=True)
@@ -63,68 +62,6 @@ class Way:
     refused: str | None = None
     method: str = ""
     setting: str = ""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A prompt with its seed and its number, from 0."""
-
-    index: int
-    prompt: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The name in files and measurements, without the prompt's text."""
-        return f"{self.seed}-{hashlib.sha256(self.prompt.encode()).hexdigest()[:12]}"
-
-
-class ClipRecord(BaseModel):
-    """One clip against the dense clip of the same prompt and seed.
-
-    Attributes:
-        refused: why the clip could not be made; the other values are then empty.
-        seconds: of the denoising loop.
-        total_seconds: with text encoding and decoding.
-        speedup: seconds of the dense loop over these; 1 for a dense clip.
-        identical: whether every pixel is the same as in the dense clip.
-        psnr_db: None where the clips are identical.
-        ssim: None where frames are too small.
-        lpips: None where it was not measured, for the reason in `lpips_missing`.
-        flicker: mean absolute second difference over time; None for fewer than three frames.
-        flicker_change: flicker minus that of the dense clip.
-        largest_difference: of any value of any pixel, of 255.
-        work: estimated operations over dense ones; None where not known.
-        actions: of every step.
-        fallbacks: what ran dense although the config asks otherwise, a sentence each.
-        notes: what else is worth knowing, a sentence each.
-        facts: further values that the way keeps.
-        per_frame: PSNR, SSIM, LPIPS and flicker of each frame, by name; empty where not kept.
-    """
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    way: str
-    prompt: str
-    seed: int
-    refused: str | None = None
-    seconds: float = 0.0
-    total_seconds: float = 0.0
-    speedup: float = 1.0
-    identical: bool = False
-    psnr_db: float | None = None
-    ssim: float | None = None
-    lpips: float | None = None
-    lpips_missing: str | None = None
-    flicker: float | None = None
-    flicker_change: float | None = None
-    largest_difference: int = 0
-    work: float | None = None
-    actions: list[str] = []
-    fallbacks: list[str] = []
-    notes: list[str] = []
-    facts: dict[str, Any] = {}
-    per_frame: dict[str, list[float | None]] = {}
 
 
 @dataclass(frozen=True)
@@ -294,7 +231,7 @@ class Experiment:
                 fallbacks=item.fallbacks,
                 notes=item.notes,
                 facts=item.facts,
-                **({"identical": True} if is_dense else self.quality(frames, made.frames)),
+                **self.quality(frames, made.frames) if self.per_frame or not is_dense else SAME,
             )
             return record.model_dump(mode="json", exclude_defaults=True)
 

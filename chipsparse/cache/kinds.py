@@ -54,8 +54,6 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
     if action is Action.SPARSE:
         return kept - {"lse"}
     if action is Action.REFRESH and part == "attention":
-        if "drift" in kept:  # a refresh also computes what a sparse step would
-            return kept - {"drift"}
         return frozenset({"lse"})
     return frozenset()
 
@@ -99,7 +97,6 @@ def kind_bytes(
         "columns": layout.own_heads * blocks * -(-layout.tokens // 8),
         "residual": layout.own_attention_channels * tokens * residual.itemsize,
         "residual_scale": layout.own_heads * tokens * SOFTMAX_BYTES,
-        "drift": layout.own_attention_channels * tokens * dtype.itemsize,
         "activation": neurons * padded_rows(rows) * activation.itemsize,
         "token_scale": rows * SOFTMAX_BYTES,
         "output": layout.width * rows * dtype.itemsize,

@@ -53,7 +53,7 @@ class RunEstimate:
         to_host: bytes that it writes back.
         similar: the layers of a sparse step.
         stock_run: all steps without chipsparse, on one device.
-        run: all steps, of which ``skip_threshold`` skips none: how many it will is not known.
+        run: all steps.
     """
 
     rates: Rates
@@ -174,9 +174,7 @@ def estimate_run(
     }
     own = replace(
         plan,
-        config=plan.config.override(
-            {"attention.precision": "auto", "attention.refresh_precision": "auto"}
-        ),
+        config=plan.config.override({"attention.precision": "auto"}),
         layout=replace(plan.layout, share=None),
     )
     stock = branches * sum(

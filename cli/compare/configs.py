@@ -3,195 +3,148 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
+import numpy as np
+import typer
 
-import chipsparse
-from chipsparse.cli.commands.compare import CompareOptions
-from chipsparse.cli.compare.files import ComparisonClip
-from chipsparse.cli.compare.paired_runs import SIDES, PairedRuns, Side, WorstClips, run_prompts
-from chipsparse.cli.compare.statistics import statistics
-from chipsparse.cli.compare.subjects import Subject
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.compare.options import CompareOptions, Subject
+from chipsparse.cli.compare.record import (
+    SIDES,
+    Config,
+    ConfigsComparison,
+    ShownClip,
+    Side,
+)
+from chipsparse.cli.errors import UserError, exit_code
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.profiles import out_of_range_text
-from chipsparse.cli.prompts import Prompt, first_prompts, shapes
-from chipsparse.cli.ranks import Rank, called, meet, start_others
-from chipsparse.cli.request import Request, Work, resolve, working
-from chipsparse.cli.results import fields_json
-from chipsparse.cli.settings import OPTION_OF, GenerationSettings
+from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.prompts import first_prompts, shapes
+from chipsparse.cli.ranks import called, meet, start_others, this_rank
+from chipsparse.cli.request import Request, Work, out_of_range_text, resolve, working
+from chipsparse.cli.settings import OPTION_OF
+from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.wording import counted, sharing_text
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.experiments.clips import ClipMaker
-from chipsparse.experiments.statistics import LEAST_VALUES, LEVEL, RESAMPLES
+from chipsparse.experiments.engine import Experiment, sparse_way
+from chipsparse.experiments.records import DENSE, ClipRecord, Sample
+from chipsparse.experiments.statistics import LEAST_VALUES
+from chipsparse.experiments.store import Store
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.profiles.profile import Profile
 
 BUNDLED_COUNT = 8  # prompts, where no file of them is given
 
 
-@dataclass(frozen=True)
-class ConfigsComparison:
-    """What `chipsparse compare` found out about two configs.
+def compare_configs(options: CompareOptions) -> None:
+    """Check all that is cheap to check, then generate, compare, write and tell.
 
-    Attributes:
-        subjects: A and B as they were typed.
-        profiles: of A and B; None for the stock model.
-        flow_shift: of the scheduler; None for its own.
-        range_notes: that the profile of A or B was tuned for other ones, a sentence.
-        parallel: the processes that made all clips together, dense ones too; None for one.
-        clip: of the worst prompt, if one was asked for.
-        unwritten: why the clip could not be written.
+    Keeps what it has where the user interrupts after two prompts: that many give intervals.
     """
-
-    model: ModelDescription
-    device: torch.device
-    dtype: torch.dtype
-    subjects: tuple[Subject, Subject]
-    profiles: dict[Side, Profile | None]
-    settings: GenerationSettings
-    flow_shift: float | None
-    range_notes: dict[Side, str]
-    parallel: Parallel | None
-    runs: PairedRuns
-    clip: ComparisonClip | None
-    unwritten: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Every generation, and means and medians with their intervals."""
-        found = statistics(self.runs.prompts)
-        sides = zip(SIDES, self.subjects, self.profiles.values(), strict=True)
-        shown = None
-        if self.clip is not None:
-            shown = {**fields_json(self.clip), "prompt": self.runs.worst.index}
-        return {
-            "chipsparse": chipsparse.__version__,
-            "mode": "configs",
-            "model": self.model.location,
-            "transformer_class": self.model.transformer_class,
-            "device": self.device,
-            "dtype": self.dtype,
-            "settings": self.settings,
-            "flow_shift": self.flow_shift,
-            "parallel": self.parallel,
-            "configs": {
-                side: {"name": subject.text, "profile": None if profile is None else profile.source}
-                for side, subject, profile in sides
-            },
-            "reference": "dense",
-            "interrupted": self.runs.interrupted,
-            "interval": {"level": LEVEL, "resamples": RESAMPLES, "method": "bootstrap percentile"},
-            "A": found["A"],
-            "B": found["B"],
-            "B - A": found["B - A"],
-            "lpips_missing": self.runs.lpips.why_not,
-            "clip": shown,
-            "notes": list(notes(self)),
-            "prompts": self.runs.prompts,
-        }
-
-
-def compare_configs(options: CompareOptions, process: Rank) -> ConfigsComparison | None:
-    """Checks all that is cheap to check, then generates, compares and writes.
-
-    Args:
-        process: this one, of those that make the clips together. The first one compares and
-            writes; the others return None.
-    """
-    with working(options, process) as work:
-        model, device, dtype, display = work
-        requests = _requests(options, work, process.parallel)
-        profiles = {side: None if each is None else each.profile for side, each in requests.items()}
-        asked = [each for each in requests.values() if each is not None]
+    rank, code = this_rank(options), 0
+    with working(options, rank) as work:
+        requests = _requests(options, work, rank.parallel)
+        asked = list(requests.values())
         _check_settings(asked)
-        settings, video = asked[0].settings, model.accepts("num_frames")
-        prompts = _prompts(options, video=video)
+        samples = _samples(options, video=work.model.accepts("num_frames"))
         if options.output is not None:
-            media.check_kind(options.output, video=video)
-        if process.starts:
-            start_others("compare", options, process.ranks)
-            return None
-        range_notes: dict[Side, str] = {}
-        for side, each in requests.items():
-            if each is not None and each.profile is not None and each.out_of_range:
-                range_notes[side] = out_of_range_text(each.profile, each.out_of_range)
-                display.tell(f"chipsparse: warning: {range_notes[side]}")
-        generator = ClipMaker(
-            asked[0].load,
-            lambda prompt: settings.pipeline_call(prompt, negative_prompt=None),
-            settings.num_inference_steps,
-            WorkProgress(display),
+            media.check_kind(options.output, video=work.model.accepts("num_frames"))
+        if rank.starts:
+            return start_others("compare", options, rank.ranks)
+        notes = {side: note for side, each in requests.items() if (note := _range_note(each))}
+        for note in notes.values():
+            work.display.tell(f"chipsparse: warning: {note}")
+        prompts = [sample.prompt for sample in samples]
+        facts = called(options, *(each.profile for each in asked), prompts=prompts)
+        rank = meet(rank, work.device, facts)
+        settings, progress = asked[0].settings, WorkProgress(work.display)
+        maker = ClipMaker(
+            asked[0].load, settings.pipeline_call, settings.num_inference_steps, progress
         )
-        facts = called(options, *profiles.values(), prompts=[each.text for each in prompts])
-        process = meet(process, device, facts)
-        runs = run_prompts(generator, profiles, prompts, process)
-        if runs is None:
+        experiment = Experiment(maker, samples, Store(ranks=rank), per_frame=True)
+        ways = [
+            sparse_way(side, each.profile, parallel=rank.parallel)
+            for side, each in requests.items()
+            if each.profile is not None
+        ]
+        experiment.plan(ways)
+        records: list[ClipRecord] = []
+        worst: tuple[float, Mapping[str, np.ndarray | None]] | None = None
+        for done, sample in enumerate(samples):
+            try:
+                clips = list(experiment.run(ways, [sample], dense_first=False))
+            except KeyboardInterrupt as error:
+                if done < LEAST_VALUES:
+                    raise
+                code = exit_code(error)
+                break
+            records += [clip.record for clip in clips]
+            lowest = min(
+                np.inf if clip.record.psnr_db is None else clip.record.psnr_db for clip in clips
+            )
+            if worst is None or lowest < worst[0]:
+                worst = lowest, {clip.way.name: clip.frames for clip in clips}
+        if not rank.writes:
             return None
-        clip, unwritten = None, None
+        assert worst is not None
+        shown, unwritten = None, None
         if options.output is not None:
             try:
-                with display.stage(f"writing {options.output}"):
-                    clip = _write_clip(runs.worst, options.output, options)
+                with work.display.stage(f"writing {options.output}"):
+                    shown = _write_clip(worst[1], options.output, options)
             except UserError as error:  # the numbers took longer than the clip
                 unwritten = str(error)
-    return ConfigsComparison(
-        model=model,
-        device=device,
-        dtype=dtype,
-        subjects=options.subjects,
-        profiles=profiles,
-        settings=settings,
+    sides = dict(zip(SIDES, options.subjects, strict=True))
+    result = ConfigsComparison(
+        model=work.model.location,
+        transformer_class=work.model.transformer_class,
+        device=str(work.device),
+        dtype=str(work.dtype).removeprefix("torch."),
+        settings=dataclasses.asdict(settings),
         flow_shift=options.flow_shift,
-        range_notes=range_notes,
-        parallel=process.parallel,
-        runs=runs,
-        clip=clip,
+        sharing="" if rank.parallel is None else sharing_text(rank.parallel),
+        configs={
+            side: Config(name=subject.text, profile=_source(requests.get(side)))
+            for side, subject in sides.items()
+        },
+        range_notes=notes,
+        asked=len(samples),
+        summaries=ConfigsComparison.summarized(
+            records, {side: side if side in requests else DENSE for side in SIDES}
+        ),
+        records=records,
+        clip=shown,
         unwritten=unwritten,
     )
-
-
-def _prompts(options: CompareOptions, *, video: bool) -> list[Prompt]:
-    found = first_prompts(
-        options.prompts,
-        bundled=shapes(video=video),
-        usual=BUNDLED_COUNT,
-        count=options.count,
-        seed=options.seed,
-    )
-    if len(found) < LEAST_VALUES:
-        raise UserError(
-            f"{options.prompts} has {counted(len(found), 'prompt')}; intervals need at least "
-            f"{LEAST_VALUES}, one a line"
-        )
-    return found
+    print_result(result, as_json=options.json)
+    if unwritten is not None:
+        raise UserError(unwritten)
+    if code:
+        raise typer.Exit(code)
 
 
 def _requests(
     options: CompareOptions, work: Work, parallel: Parallel | None
-) -> dict[Side, Request | None]:
-    """The requests of A and B; None for the stock model."""
-    found: dict[Side, Request | None] = dict.fromkeys(SIDES)
-    for side, subject in zip(SIDES, options.subjects, strict=True):
-        if subject.kind != "dense":
-            found[side] = resolve(
-                dataclasses.replace(options, config=subject.path, quality=subject.quality),
-                model=work.model,
-                device=work.device,
-                dtype=work.dtype,
-                parallel=parallel,
-                instead="configs are compared on prompts alone",
-            )
-    return found
+) -> dict[Side, Request]:
+    """Return the requests of the sides that are configs."""
+
+    def request(subject: Subject) -> Request:
+        return resolve(
+            dataclasses.replace(options, config=subject.path, quality=subject.quality),
+            model=work.model,
+            device=work.device,
+            dtype=work.dtype,
+            parallel=parallel,
+            instead="configs are compared on prompts alone",
+        )
+
+    sides = zip(SIDES, options.subjects, strict=True)
+    return {side: request(subject) for side, subject in sides if subject.kind != "dense"}
 
 
 def _check_settings(requests: Sequence[Request]) -> None:
-    """Raises `UserError` where both configs ask for other settings."""
+    """Raise `UserError` where both configs ask for other settings."""
     first, last = (dataclasses.asdict(requests[place].settings) for place in (0, -1))
     for name, value in first.items():
         if value != last[name]:
@@ -203,28 +156,40 @@ def _check_settings(requests: Sequence[Request]) -> None:
             )
 
 
-def _write_clip(worst: WorstClips, output: Path, options: CompareOptions) -> ComparisonClip:
+def _samples(options: CompareOptions, *, video: bool) -> list[Sample]:
+    samples = first_prompts(
+        options.prompts,
+        bundled=shapes(video=video),
+        usual=BUNDLED_COUNT,
+        count=options.count,
+        seed=options.seed,
+    )
+    if len(samples) < LEAST_VALUES:
+        raise UserError(
+            f"{options.prompts} has {counted(len(samples), 'prompt')}; intervals need at least "
+            f"{LEAST_VALUES}, one a line"
+        )
+    return samples
+
+
+def _range_note(request: Request) -> str | None:
+    if request.profile is None or not request.out_of_range:
+        return None
+    return out_of_range_text(request.profile, request.out_of_range)
+
+
+def _source(request: Request | None) -> str | None:
+    return None if request is None or request.profile is None else request.profile.source
+
+
+def _write_clip(
+    frames: Mapping[str, np.ndarray | None], output: Path, options: CompareOptions
+) -> ShownClip:
     others = [
-        (worst.frames[side], f"{side}: {Path(subject.text).stem}")
+        (frames[side], f"{side}: {Path(subject.text).stem}")
         for side, subject in zip(SIDES, options.subjects, strict=True)
         if subject.kind != "dense"
     ]
-    rows, factor = difference_rows((worst.frames["dense"], "dense"), others, factor=options.amplify)
+    rows, factor = difference_rows((frames[DENSE], DENSE), others, factor=options.amplify)
     written = media.write_media({output: stack_panels(rows)}, fps=options.rate)
-    return ComparisonClip(written[output], factor)
-
-
-def notes(comparison: ConfigsComparison) -> Iterator[str]:
-    """What to know beside the numbers, one sentence each."""
-    runs = comparison.runs
-    count = len(runs.prompts)
-    if runs.interrupted:
-        yield f"interrupted: of {runs.asked} prompts, the first {count} are compared"
-    if comparison.parallel is not None:
-        yield f"dense and both configs ran on the same GPUs: {sharing_text(comparison.parallel)}"
-    if count < 10:
-        yield f"intervals from {count} prompts are rough and tend to be too narrow; use more"
-    yield from (f"{side}: {sentence}" for side, sentence in comparison.range_notes.items())
-    for side in SIDES:
-        fallbacks = [line for each in runs.prompts for line in each.sides[side].fallbacks]
-        yield from (f"{side}: {line}" for line in dict.fromkeys(fallbacks))
+    return ShownClip(files=[str(file) for file in written[output]], amplified=factor)

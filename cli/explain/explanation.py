@@ -43,10 +43,6 @@ from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
-AT_MOST = (
-    "counts and times are those of a generation in which skip_threshold skips no step: how many it "
-    "skips is not known beforehand"
-)
 NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
 
 
@@ -115,7 +111,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         attention=Attention(
             query_blocks=block_count(len(layout.query_rows), attention.block_size_q),
             block_size_q=attention.block_size_q,
-            precision={name: attention.precision_of(name) for name in ("dense", "refresh")},
+            precision=attention.precision,
             columns_by_score=_most(map(plan.attention_keep_count, sparse)),
             columns_at_random=plan.attention_random_count(),
             columns=_most(columns),
@@ -264,7 +260,6 @@ def _notes(
         *request.warnings,
         profile.standing_note,
         *unlimited.notes(on_cpu=target.device.type == "cpu"),
-        AT_MOST if plan.schedule.skips_by_threshold() else None,
         forecast.why_untimed,
     ]
     if not target.here and budgets.vram is None:

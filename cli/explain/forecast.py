@@ -36,8 +36,8 @@ from chipsparse.cost_model.layer_times import (
     slower_parts,
 )
 from chipsparse.cost_model.run_times import RunEstimate, estimate_run
+from chipsparse.experiments.clips import planned_share
 from chipsparse.experiments.timing import measure_rates
-from chipsparse.experiments.work_share import planned_share
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import Action, SparsityPlan

@@ -104,11 +104,11 @@ class Tokens(Record):
 
 
 class Attention(Record):
-    """The attention of a layer; ``precision`` is that of dense steps and refreshes."""
+    """The attention of a layer."""
 
     query_blocks: int
     block_size_q: int
-    precision: Mapping[str, str]
+    precision: str
     columns_by_score: int | None
     columns_at_random: int
     columns: int | None
@@ -290,10 +290,8 @@ class Explanation(Result):
                 f"{blocks} of {self.attention.block_size_q} queries, each keeps {columns}",
             ),
         ]
-        names = {"dense": "dense steps", "refresh": "refreshes"}
-        in_fp8 = [names[action] for action, p in self.attention.precision.items() if p == "fp8"]
-        if in_fp8:
-            rows.append(("", f"in 8 bits (int8 and FP8) at {' and '.join(in_fp8)}"))
+        if self.attention.precision == "fp8":
+            rows.append(("", "in 8 bits (int8 and FP8) at dense steps and refreshes"))
         for number, kind in enumerate(self.layers):
             name = f"{kind.name}: " if len(self.layers) > 1 else ""
             of = f"of {kind.mlp.neurons:,} neurons"

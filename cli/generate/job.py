@@ -25,17 +25,17 @@ from chipsparse.cli.generate.record import (
     Settings,
 )
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
+from chipsparse.cli.media.write import generation_metadata
 from chipsparse.cli.options import GenerateOptions, command_words
+from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import Item, cut_text
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import seconds_text
-from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import (
-    REFUSED,
     ClipMaker,
     Generation,
     patched,
@@ -217,7 +217,7 @@ class Runner:
     def sparse(self, item: Item) -> Generation:
         """Return a patched one."""
         held = self._patch() if self._held is None else nullcontext(self._held)
-        with held as report, user_errors(*REFUSED):
+        with held as report, user_errors(ConfigError):
             before, self.report = report.generation, None
             try:
                 return self._make("sparse", item, report)
@@ -311,8 +311,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     if dense is not None and sparse is not None:
         comparison = compared(compare_clips(dense.frames, sparse.frames), dense, sparse)
     clips = _clips(item.output, dense, sparse)
-    record = record_of(request, item, warnings)
-    metadata = generation_metadata(record)
+    metadata = generation_metadata(request, item)
     with progress.stage(f"writing {item.output}"):
         frames_of = dict(clips.values())
         written = media.write_media(frames_of, fps=options.fps, crf=options.crf, metadata=metadata)
@@ -320,7 +319,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     if item.report is not None:
         files["report"] = [str(item.report)]
     result = GenerationResult(
-        request=record,
+        request=record_of(request, item, warnings),
         files=files,
         sparse=None if sparse is None else Run.model_validate(sparse),
         dense=None if dense is None else Run.model_validate(dense),

@@ -5,6 +5,7 @@ Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,14 +14,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.media.metadata import as_json, parameters
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.common.finished_files import readable
 
+if TYPE_CHECKING:
+    from chipsparse.cli.prompts import Item
+    from chipsparse.cli.request import Request
+
+# What others call these; what is not here begins with a capital letter.
+NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
+TEXTS = ("prompt", "negative_prompt")
 GIF_MAX_FPS = 50
 # Where a PNG of several says which frame it is, from 0, and of how many.
 PLACE = "chipsparse frame"
@@ -77,7 +88,7 @@ def check_output(
 def check_style(kind: str, fps: float | None, crf: int | None) -> None:
     """Raise `UserError` for what files of this suffix do not have; None is not asked for."""
     if kind == ".gif" and fps is not None and fps > GIF_MAX_FPS:
-        raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
+        raise UserError(f"--fps {fps:g} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
     if kind == ".png" and fps is not None:
         raise UserError("--fps is about .mp4, .webm and .gif, and .png has none")
     if crf is None:
@@ -109,9 +120,9 @@ def check_writable(option: str, path: Path, longest: Path | None = None) -> None
         longest: the longest name that is written, where it is not this one.
     """
     folder = path.parent
-    if path.is_dir():
+    if os.path.isdir(path):  # which takes any length of a name
         raise UserError(f"{option} {path} is a folder; name a file in it")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         above = next(filter(os.path.exists, path.parents), None)
         if above is not None and not above.is_dir():
             raise UserError(f"{option} {path} is below {above}, which is no folder")
@@ -288,3 +299,72 @@ def _write_pngs(path: Path, frames: np.ndarray, metadata: Mapping[str, str]) -> 
             text.add_text("parameters", parameters(metadata))
             text.add_text("chipsparse", as_json(metadata))
         Image.fromarray(frame).save(file, format="PNG", pnginfo=text)
+
+
+# Facts in the files about how clips were made. `parameters` is the form that viewers and other
+# programs for image generation read: the prompt, the negative prompt, and a line of pairs.
+
+
+def generation_metadata(request: Request, item: Item) -> dict[str, str]:
+    """Return the facts about a generation, without any folder: a file may be sent to others.
+
+    They are in the order in which they are to be shown.
+    """
+    settings, options, profile = request.settings, request.options, request.profile
+    assert isinstance(options, GenerateOptions)
+    profile = None if options.dense else profile
+    guidance = settings.true_cfg_scale
+    sides = (settings.width, settings.height)
+    facts = {
+        "prompt": item.prompt,
+        "negative_prompt": options.negative_prompt,
+        "steps": settings.num_inference_steps,
+        "guidance_scale": settings.guidance_scale if guidance is None else guidance,
+        "seed": item.seed,
+        "size": None if None in sides else "x".join(map(str, sides)),
+        "frames": settings.num_frames,
+        "model": _without_folder(request.model.location),
+        "lora": ", ".join(f"{_without_folder(e.file)}:{e.scale:g}" for e in options.loras) or None,
+        "scheduler": None if options.scheduler is None else type(request.scheduler).__name__,
+        "flow_shift": options.flow_shift,
+        "strength": options.strength,
+        "dtype": str(request.dtype).removeprefix("torch."),
+        "mode": options.mode,
+        "profile": None if profile is None else _without_folder(profile.source),
+        "quality": None if profile is None else profile.quality,
+        "chipsparse": chipsparse.__version__,
+    }
+    return {name: readable(str(value)) for name, value in facts.items() if value is not None}
+
+
+def parameters(facts: Mapping[str, str]) -> str:
+    """Return the facts for people and other programs."""
+    lines = [facts["prompt"]] if "prompt" in facts else []
+    if facts.get("negative_prompt"):
+        lines.append(f"Negative prompt: {facts['negative_prompt']}")
+    pairs = (f"{_name(name)}: {_value(name, v)}" for name, v in facts.items() if name not in TEXTS)
+    return "\n".join([*lines, ", ".join(pairs)])
+
+
+def as_json(facts: Mapping[str, str]) -> str:
+    """Return the facts for chipsparse."""
+    return json.dumps(dict(facts), ensure_ascii=False)
+
+
+def _name(name: str) -> str:
+    return NAMES.get(name, name.replace("_", " ").capitalize())
+
+
+def _value(name: str, value: str) -> str:
+    value = f"chipsparse {value}" if name == "chipsparse" else value
+    quoted = any(mark in value for mark in ',:\n"')
+    return json.dumps(value, ensure_ascii=False) if quoted else value
+
+
+def _without_folder(location: Path | str | None) -> str | None:
+    """Return the name of a model or a profile; that of a model on the hub has no folder."""
+    if location is None:
+        return None
+    path = Path(location).expanduser()
+    here = path.is_absolute() or path.exists()
+    return os.path.basename(os.path.abspath(path)) if here else location

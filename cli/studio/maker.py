@@ -24,17 +24,16 @@ from chipsparse.cli.generate.job import (
     work_name,
 )
 from chipsparse.cli.generate.record import Comparison, RequestRecord
-from chipsparse.cli.media.metadata import generation_metadata
-from chipsparse.cli.media.write import beside, write_media
+from chipsparse.cli.media.write import beside, generation_metadata, write_media
 from chipsparse.cli.options import GenerateOptions
 from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import Item
 from chipsparse.cli.request import Request
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
 from chipsparse.cli.views.names import name_of
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.experiments.clips import Generation
 from chipsparse.experiments.quality import compare_clips
 
@@ -144,7 +143,7 @@ class Maker:
             kept=dense is not None and dense is kept,
             comparison=None if clip is None or dense is None else compared(clip, dense, sparse),
             psnr_per_frame=[] if clip is None else clip.psnr_per_frame,
-            clips=_written(job, request, sparse, dense),
+            clips=_written(job, item, sparse, dense),
             profile=_profile(job),
             runs=feed.now.runs,
         )
@@ -203,7 +202,7 @@ class Maker:
 
 
 def _written(
-    job: Request, request: RequestRecord, sparse: Generation, dense: Generation | None
+    job: Request, item: Item, sparse: Generation, dense: Generation | None
 ) -> dict[Way, Path]:
     """Writes the clips, and returns their files."""
     output = job.options.output
@@ -212,7 +211,7 @@ def _written(
     if dense is not None:
         clips["dense"] = beside(output, "dense")
         frames[clips["dense"]] = dense.frames
-    write_media(frames, fps=job.options.fps, metadata=generation_metadata(request))
+    write_media(frames, fps=job.options.fps, metadata=generation_metadata(job, item))
     return clips
 
 

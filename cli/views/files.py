@@ -19,7 +19,7 @@ KINDS = {
     "series": ("chipsparse.cli.generate.record", "SeriesResult"),
     "comparison": ("chipsparse.cli.compare.record", "ConfigsComparison"),
     "files": ("chipsparse.cli.compare.record", "FilesComparison"),
-    "suite": ("chipsparse.cli.compare.record", "SuiteResult"),
+    "suite": ("chipsparse.cli.compare.suite_record", "SuiteResult"),
     "tuning": ("chipsparse.cli.tune.record", "TuningResult"),
 }
 
@@ -51,6 +51,8 @@ def read_json(path: Path) -> dict[str, Any]:
         if not path.is_file():  # a pipe may never end
             raise UserError(f"{path} is no regular file")
         content = json.loads(read_text(path, str(path)))
+    except UserError:  # which is a ValueError
+        raise
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {first_line(error)}") from error
     if not isinstance(content, dict):

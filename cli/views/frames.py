@@ -13,8 +13,7 @@ from PIL import Image
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
-from chipsparse.cli.media.read import numbered
-from chipsparse.cli.media.read import read_clip
+from chipsparse.cli.media.read import numbered, read_clip
 from chipsparse.cli.views.sections import Clips
 
 # Frames of a file and their largest side in pixels: of one clip, and of clips side by side.

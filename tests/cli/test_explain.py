@@ -445,24 +445,6 @@ def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder):
     )
 
 
-def test_steps_skipped_by_a_threshold_are_said_to_be_unknown(explained, explain, folder, workdir):
-    text = "model_class: WanTransformer3DModel\nsparsity: {schedule: %s}\n"
-    (workdir / "mine.yaml").write_text(text % "{warmup_steps: 3, skip_steps: [1, 4]}")
-    listed = explained("--model", folder("wan"), "--config", "mine.yaml", "--steps", "12")
-    assert listed["schedule"]["counts"] == {"dense": 2, "refresh": 1, "sparse": 8, "skip": 1}
-    assert any(note.startswith("skip_steps 1 are computed") for note in listed["notes"])
-    changes = "{warmup_steps: 3, skip_steps: [4], skip_threshold: 0.05, max_skips: 2}"
-    (workdir / "mine.yaml").write_text(text % changes)
-    found = explained("--model", "wan", "--config", "mine.yaml", "--steps", "12")
-    assert found["schedule"]["counts"] == listed["schedule"]["counts"]
-    assert found["estimate"]["run"] == listed["estimate"]["run"]
-    assert "less than 5%, at most 2 in a row" in found["schedule"]["actions"]
-    assert "how many it skips is not known beforehand" in " ".join(found["notes"])
-    ran = explain("--model", "wan", "--config", "mine.yaml", "--steps", "12")
-    assert "is not known beforehand" in " ".join(ran.stdout.split())
-    assert max(len(line.rstrip()) for line in ran.stdout.splitlines()) <= 80
-
-
 def test_a_schedule_that_lists_its_full_steps(explained, explain, fails, folder, workdir):
     text = "model_class: WanTransformer3DModel\nsparsity: {schedule: {%s}}\n"
     (workdir / "mine.yaml").write_text(text % "full_share: 0.26, forecast: 0.5")

@@ -38,6 +38,7 @@ from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.test_flux import SPARSE as OF_FLUX
 from tests.pipelines.test_flux import generate as generate_image
+from tests.schedules import listed
 from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow, slow_unless
 from tests.wrapped_backends import wrap_backends
@@ -343,7 +344,7 @@ def test_a_model_that_changes_before_a_skipped_step(pipe):
             move_weights(given.transformer)
         return {}
 
-    skips = {"schedule.skip_steps": [4]}
+    skips = listed("DRSSKRS")
     state = {key: value.clone() for key, value in pipe.transformer.state_dict().items()}
     expected, _ = generate(pipe, NEVER.override(skips), between=between)
     restore(pipe.transformer, state)
@@ -541,11 +542,7 @@ def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
 
 
 def test_skipped_steps_stand_between(pipe):
-    skips = {
-        "schedule.skip_steps": [4],
-        "schedule.skip_threshold": 0.0,
-        "schedule.forecast": 0.5,
-    }
+    skips = {**listed("DRSSKRS"), "schedule.forecast": 0.5}
     expected, _ = generate(pipe, NEVER.override(skips))
     found, report = generate(pipe, SPARSE.override(skips))
     assert same(found, expected)
@@ -557,7 +554,6 @@ def test_skipped_steps_stand_between(pipe):
     "settings",
     [
         {"cuda_graphs": "never"},
-        {"attention.forecast": 0.5},
         {"memory.offload": "always"},
     ],
     ids=lambda settings: next(iter(settings)),
@@ -684,10 +680,6 @@ def test_a_plan_says_whether_steps_can_be_recorded():
     assert records()
     assert not records(cuda_graphs="never")
     assert not records(**{"attention.enabled": False, "mlp.enabled": False})
-    always = SPARSE.override({"cuda_graphs": "always", "attention.forecast": 0.5})
-    assert SparsityPlan(always, layout, 7).notes() == [
-        "sparse steps are not captured as a CUDA graph: attention.forecast grows with every step"
-    ]
     plan = SparsityPlan(SPARSE, layout, 7)
     once, twice = (
         working_bytes(plan, dtype=torch.bfloat16, captured=captured) for captured in (False, True)

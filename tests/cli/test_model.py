@@ -1,0 +1,363 @@
+"""A model's files: its weights, schedulers and LoRAs; and `chipsparse models`."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from diffusers import UniPCMultistepScheduler, WanPipeline
+from PIL import Image
+from safetensors.torch import save_file
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.model.description import describe_model
+from chipsparse.cli.model.lora import Lora, read_lora
+from chipsparse.cli.model.schedulers import choose_scheduler
+from chipsparse.cli.model.weights import check_weight_files, files_digest, weights_digest
+from chipsparse.pipelines.registry import ADAPTERS
+from tests.cli.conftest import change_index, command, nothing_written
+
+# Of libraries, as older schedulers are tried with a newer NumPy.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+ONE = ("-o", "o.png", "--frames", "1", "--json")
+
+
+# Weights that are missing, damaged or of another config.
+
+
+def change_config(folder, **entries):
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def weights(folder):
+    (file,) = (folder / "transformer").glob("*.safetensors")
+    return file
+
+
+def check(folder):
+    check_weight_files(describe_model(str(folder)), folder)
+
+
+def test_sound_models(model_folder, broken_model):
+    check(model_folder)
+    change_config(broken_model, num_layers=2, quantization_config={"quant_method": "other"})
+    check(broken_model)  # whose tensors have other names and shapes
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"num_layers": 2}, r"does not fit the weights .* has no place for \d+ tensors that are"),
+        ({"num_layers": 4}, r"it asks for \d+ tensors more than are there, such as blocks\.3\."),
+        ({"num_layers": -1}, "num_layers must be a whole number from 0 to 1000, got -1"),
+        ({"num_layers": 10**6}, "num_layers must be a whole number from 0 to 1000, got 1000000"),
+        ({"num_layers": "ten"}, "num_layers must be a whole number from 0 to 1000, got 'ten'"),
+        ({"ffn_dim": 96}, r"asks for other shapes of \d+ tensors, such as blocks"),
+        ({"attention_head_dim": "wide"}, r"config\.json makes no WanTransformer3DModel: "),
+    ],
+)
+def test_configs_of_another_model(broken_model, entries, sentence):
+    change_config(broken_model, **entries)
+    with pytest.raises(UserError, match=sentence):
+        check(broken_model)
+
+
+def test_downloads_that_broke_off(broken_model):
+    file = weights(broken_model)
+    whole = file.read_bytes()
+    lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+    for content in (*(whole[:keep] for keep in (0, 4, 100, -1)), lfs):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"safetensors is damaged \(incomplete download\?\)"):
+            check(broken_model)
+    index = file.with_name("diffusion_pytorch_model.safetensors.index.json")
+    for content, said in (
+        ('{"weight_map": {"a": "b-2.safetensors"}}', r"has no b-2\.safetensors, which .*json nam"),
+        ("{}", r"index\.json is damaged"),
+    ):
+        index.write_text(content)
+        with pytest.raises(UserError, match=said):
+            check(broken_model)
+    index.unlink()
+    file.unlink()
+    with pytest.raises(UserError, match=r"the transformer of the model .* has no weights: "):
+        check(broken_model)
+
+
+def test_the_command_refuses_before_anything_is_made(generate, broken_model, workdir):
+    change_config(broken_model, num_layers=2)
+    assert "does not fit the weights beside it" in generate(model=broken_model).sentence()
+    assert list(workdir.iterdir()) == []
+
+
+# Which weights they are.
+
+
+def digest(folder):
+    return weights_digest(describe_model(str(folder)))
+
+
+def test_every_tensor_and_its_name_count(tmp_path):
+    def saved(**tensors):
+        save_file(tensors, tmp_path / "a.safetensors")
+        return files_digest({"": tmp_path / "a.safetensors"})
+
+    own = {"a": torch.zeros(3, 4, dtype=torch.bfloat16), "b": torch.zeros(())}
+    found = [saved(**own), saved(a=own["a"], c=own["b"]), saved(**{**own, "b": torch.ones(())})]
+    changed = own["a"].clone()
+    changed[0, 2] = 1
+    found += [saved(**{**own, "a": changed}), saved(**{**own, "a": own["a"].reshape(4, 3)})]
+    assert len(set(found)) == 5
+    assert saved(**own) == found[0]
+
+
+def test_other_files_are_read_whole(tmp_path):
+    file = tmp_path / "a.bin"
+    digests = set()
+    for byte in (0, 1):
+        file.write_bytes(b"\xff" * 1_500_000 + bytes([byte]) + b"\xff" * 1_500_000)
+        digests.add(files_digest({"": file}))
+    assert len(digests) == 2
+    for name in ("no.bin", "a.safetensors"):
+        (tmp_path / "a.safetensors").write_bytes(b"\xff" * 100)
+        with pytest.raises(UserError, match=f"{name} cannot be read: "):
+            files_digest({"": tmp_path / name})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "transformer/config.json",
+        "tokenizer/tokenizer_config.json",
+        "tokenizer/added.model",
+    ],
+)
+def test_configs_and_tokenizers_count(broken_model, name):
+    before = digest(broken_model)
+    with (broken_model / name).open("a") as file:
+        file.write(" ")
+    assert digest(broken_model) != before
+
+
+def test_the_same_content_in_another_folder(model_folder, broken_model):
+    for file in broken_model.rglob("*"):
+        os.utime(file, (0, 0))
+    (broken_model / "chipsparse.yaml").unlink()  # whose settings count by themselves
+    (broken_model / "README.md").write_text("tiny")
+    (broken_model / "transformer/.DS_Store").write_text("seen")
+    assert digest(broken_model) == digest(model_folder)
+    model = dataclasses.replace(describe_model(str(model_folder)), location="owner/tiny")
+    assert weights_digest(model) is None  # a hub model is told by its name
+
+
+# Schedulers.
+
+FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 5.0}
+
+
+@pytest.fixture
+def unipc_model(broken_model):
+    """The tiny Wan with the scheduler that the published ones have."""
+    UniPCMultistepScheduler(**FLOW).save_pretrained(broken_model / "scheduler")
+    change_index(broken_model, scheduler=["diffusers", "UniPCMultistepScheduler"])
+    return broken_model
+
+
+def choose(folder, name, *, sparse=True):
+    return choose_scheduler(describe_model(str(folder)), name, sparse=sparse)
+
+
+def test_short_names_of_schedulers(unipc_model):
+    assert choose(unipc_model, None) is None
+    for name in ("DPMSolverMultistepScheduler", "DPMSolverMultistep", "dpm-solver-multistep"):
+        made = choose(unipc_model, name)
+        assert type(made).__name__ == "DPMSolverMultistepScheduler"
+        assert {key: made.config[key] for key in FLOW} == FLOW
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nonsense", "--scheduler nonsense is none of diffusers' schedulers; for this model there"),
+        ("", "--scheduler is empty; leave it out for the model's own"),
+        ("DPMSolver", "--scheduler DPMSolver may be DPMSolver"),
+        ("DDIM", "--scheduler DDIMScheduler does not work here: prediction_type given"),
+        ("FlowMatchEulerDiscrete", "--scheduler FlowMatchEulerDiscreteScheduler takes another con"),
+        ("Heun", "--scheduler HeunDiscreteScheduler does not work here: "),
+    ],
+)
+def test_schedulers_that_do_not_go_with_the_model(unipc_model, name, sentence):
+    with pytest.raises(UserError) as error:
+        choose(unipc_model, name)
+    assert str(error.value).startswith(sentence)
+
+
+def test_schedulers_that_call_the_model_twice_are_for_dense_runs(unipc_model):
+    UniPCMultistepScheduler().save_pretrained(unipc_model / "scheduler")  # epsilon: Heun can
+    with pytest.raises(UserError, match="calls the transformer 2 times per denoising step"):
+        choose(unipc_model, "HeunDiscrete")
+    assert type(choose(unipc_model, "HeunDiscrete", sparse=False)).__name__.startswith("Heun")
+
+
+def test_the_command_runs_with_another_scheduler(generate, unipc_model):
+    made = generate(*ONE, "--scheduler", "deis", model=unipc_model).json()
+    assert made["request"]["scheduler"] == "DEISMultistepScheduler"
+    assert [step["action"] for step in made["sparse"]["steps"]].count("sparse") == 2
+
+
+# LoRAs.
+
+
+def save_lora(path, model_folder, layer):
+    """A LoRA of one linear of the first block, large enough to be seen."""
+    transformer = WanPipeline.from_pretrained(model_folder).transformer
+    linear = transformer.get_submodule(f"blocks.0.{layer}")
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        "A": torch.randn(2, linear.in_features, generator=generator),
+        "B": torch.randn(linear.out_features, 2, generator=generator),
+    }
+    prefix = f"transformer.blocks.0.{layer}.lora_"
+    save_file({f"{prefix}{name}.weight": tensor for name, tensor in tensors.items()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loras(model_folder, tmp_path_factory):
+    """The file of one of attention, and of one of an MLP."""
+    layers = ("attn1.to_q", "ffn.net.2")
+    folders = [tmp_path_factory.mktemp("lora") for _ in layers]
+    return [
+        save_lora(folder / "style.safetensors", model_folder, layer)
+        for folder, layer in zip(folders, layers, strict=True)
+    ]
+
+
+def test_a_lora_changes_the_image_by_its_scale(generate, loras):
+    pictures = {}
+    for scale in (None, 0, 1, 2):
+        given = () if scale is None else ("--lora", f"{loras[0]}:{scale}")
+        made = generate(*ONE, *given).json()
+        pictures[scale] = np.asarray(Image.open("o.png"))
+    assert (pictures[0] == pictures[None]).all()
+    assert (pictures[1] != pictures[None]).any()
+    assert (pictures[2] != pictures[1]).any()
+    assert made["request"]["loras"] == [{"file": str(loras[0]), "scale": 2.0}]
+    assert made["sparse"]["fallbacks"] == []
+
+
+def test_a_folder_and_several_loras(generate, loras, tmp_path):
+    given = ("--lora", str(loras[0].parent), "--lora", f"{loras[1]}:0.5")
+    ran = generate(*ONE[:-1], *given).fine()
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    assert {f"LoRA {loras[0]} at 1", f"LoRA {loras[1]} at 0.5"} <= set(lines)
+    assert any(line.startswith("fallback MLP runs dense in 1 of 3 layers") for line in lines)
+    named = shutil.copy(loras[0], tmp_path / "tiny-8steps.safetensors")
+    (warning,) = generate(*ONE, "--lora", str(named)).json()["request"]["warnings"]
+    assert "tiny-8steps.safetensors is made for 8 steps by its name, and 4 are" in warning
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "said"),
+    [
+        ("Wan2.2-Lightning-4steps-lora", 50, "made for 4 steps by its name, and 50 are"),
+        ("flux_8-step_turbo", 4, "give --steps 8"),
+        ("h3_4step_or_8step", 6, "made for 4 or 8 steps"),
+        ("h3_4step_or_8step", 8, None),
+        ("style_1000stepsize", 50, None),
+        ("a_doorstep", 50, None),
+        ("checkpoint-20000steps", 50, None),  # of its training
+    ],
+)
+def test_a_lora_that_is_made_for_other_steps_is_noticed(tmp_path, name, steps, said):
+    warning = Lora(tmp_path / f"{name}.safetensors", 1.0).steps_warning(steps)
+    assert (warning is None) is (said is None)
+    assert said is None or said in warning
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("no.safetensors", "--lora no.safetensors does not exist; name a file or folder"),
+        ("l.safetensors:much", "'much' is no number; write PATH or PATH:SCALE"),
+        ("l.safetensors:nan", "the scale must be a finite number"),
+        ("l.txt", "--lora l.txt must end in .safetensors"),
+        ("empty", r"--lora empty must hold one .safetensors file, or name it; it holds none"),
+        ("two", "it holds a.safetensors, b.safetensors"),
+        ("l.safetensors", "--lora l.safetensors cannot be read"),
+        ("weights.safetensors", "holds no LoRA: none of its tensors is named so"),
+    ],
+)
+def test_what_is_no_lora(workdir, text, sentence):
+    for name in ("l.txt", "l.safetensors"):
+        (workdir / name).write_text("x")
+    for folder, files in (("empty", ()), ("two", ("a.safetensors", "b.safetensors"))):
+        (workdir / folder).mkdir()
+        for name in files:
+            (workdir / folder / name).touch()
+    save_file({"weight": torch.zeros(2)}, workdir / "weights.safetensors")
+    with pytest.raises(UserError, match=sentence):
+        read_lora(text)
+
+
+def test_names_of_loras_with_colons_and_a_missing_package(workdir, loras, monkeypatch):
+    (workdir / "a:1.safetensors").write_bytes(loras[0].read_bytes())
+    found = read_lora("a:1.safetensors")
+    assert (found.file.name, found.scale) == ("a:1.safetensors", 1.0)
+    assert read_lora("a:1.safetensors:-0.5").scale == -0.5
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"pip install 'chipsparse\[lora\]'"):
+        read_lora(str(loras[0]))
+
+
+def test_a_lora_of_another_model(generate, tmp_path, workdir):
+    file = tmp_path / "other.safetensors"
+    save_file({"transformer.single.9.lora_A.weight": torch.zeros(2, 4)}, file)
+    with nothing_written(workdir):
+        assert generate(*ONE, "--lora", str(file)).sentence().startswith(f"--lora {file} ")
+
+
+# `chipsparse models`.
+
+
+def test_every_adapter_is_listed_with_what_it_says(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = command("models").fine().stdout
+    content = command("models", "--json").json()
+    rows = {row["transformer_class"]: row for row in content["models"]}
+    assert list(rows) == list(ADAPTERS)
+    assert max(map(len, page.splitlines())) <= 80
+    words = " ".join(page.split())
+    for name, adapter in ADAPTERS.items():
+        row = rows[name]
+        assert row["families"] == adapter.families
+        for key in ("attention", "mlp", "text_columns", "guidance"):
+            assert row[key]
+            assert row[key] in words
+        for part, text in (("attention", adapter.sparse_attention), ("mlp", adapter.sparse_mlp)):
+            reason = adapter.masked_parts.get(part)
+            assert row[part] == (text if reason is None else f"dense: {reason}")
+    assert content["pipelines"] in words
+    for name, line in content["other_classes"].items():
+        assert f"{name} {line}" in words
+    for name, column, text in (
+        ("WanTransformer3DModel", "text_columns", "none in self-attention"),
+        ("FluxTransformer2DModel", "text_columns", "before the image's, always kept"),
+        ("ChromaTransformer2DModel", "text_columns", "before the image's"),
+        ("ChromaTransformer2DModel", "attention", "dense: the pipeline passes an attention mask"),
+        ("WanTransformer3DModel", "guidance", "guidance_scale: a second call per step"),
+        ("FluxTransformer2DModel", "guidance", "true_cfg_scale: a second call per step"),
+        (
+            "LTXVideoTransformer3DModel",
+            "guidance",
+            "guidance_scale: in the same call, as the other half of the batch",
+        ),
+    ):
+        assert rows[name][column] == text
