@@ -26,13 +26,12 @@ from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
-from chipsparse.cli.progress import ProgressDisplay, clock_text, duration
+from chipsparse.cli.progress import ProgressDisplay, WorkProgress, clock_text, duration
 from chipsparse.cli.request import look_up
 from chipsparse.cli.results import results_alone
 from chipsparse.cli.views.page import page
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import shortened
-from chipsparse.cli.work_progress import WorkProgress
 
 
 def run(options: BatchOptions) -> None:
@@ -66,7 +65,6 @@ def run(options: BatchOptions) -> None:
             if folder.is_dir():
                 known = read_manifest(folder)
                 result = BatchResult(
-                    prompts=options.prompts.name,
                     folder=str(folder),
                     manifest=str(folder / MANIFEST),
                     page=str(folder / PAGE),

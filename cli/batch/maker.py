@@ -14,10 +14,9 @@ from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import WARNING, Runner, make, opened, prompt_warnings
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.progress import silent_display
+from chipsparse.cli.progress import WorkProgress, silent_display
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import Request
-from chipsparse.cli.work_progress import WorkProgress
 
 THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
 # Errors of a prompt or its settings: another try would end the same way.

@@ -26,11 +26,10 @@ from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.description import quiet_libraries
-from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.progress import ProgressDisplay, WorkProgress, silent_display
 from chipsparse.cli.ranks import Meeting, Rank, meet
 from chipsparse.cli.request import Request
 from chipsparse.cli.results import results_alone
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.parallel.peers import PeerError
 
 ADDRESS = "RAY_ADDRESS"  # which Ray itself reads

@@ -116,7 +116,6 @@ class BatchResult(Result):
     """A batch, finished or broken off.
 
     Attributes:
-        prompts: the name of the file of prompts.
         manifest: the file that says what each file is.
         page: the file that shows them.
         seconds: that the command took.
@@ -124,7 +123,6 @@ class BatchResult(Result):
     """
 
     kind: Literal["batch"] = "batch"
-    prompts: String
     folder: String
     manifest: String
     page: String
@@ -170,7 +168,6 @@ class BatchResult(Result):
         seconds = [clip.seconds for clip in made if clip.seconds is not None]
         median = seconds_text(statistics.median_low(seconds)) if seconds else ""
         facts = [
-            ("prompts", self.prompts),
             ("model", bundled_name(self.model) or name_of(self.model)),
             ("settings", settings[0] if len(settings) == 1 else ""),
             ("time", f"{median} each, median" if seconds else ""),
