@@ -18,7 +18,6 @@ from benchmarks import attention_curve, full_size, kernel_runs, offload
 from benchmarks.equal_work import command as equal_work
 from benchmarks.records import table
 from benchmarks.run import Run
-from benchmarks.soak import command as soak
 from chipsparse.profiles.profile import ASSETS, bundled_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,14 +26,12 @@ MODULES: dict[str, ModuleType] = {
     "attention_curve": attention_curve,
     "full_size": full_size,
     "offload": offload,
-    "soak": soak,
     "equal_work": equal_work,
     **dict.fromkeys(kernel_runs.OPS, kernel_runs),
 }
 OPS = (*MODULES, *kernel_runs.GROUPS)
 # The dtype on a GPU and on a CPU, where none is asked for; that of kernels is bfloat16.
 DEFAULTS = {
-    "soak": ("bfloat16", "float32"),
     "equal_work": ("float16", "float32"),
 }
 
@@ -73,14 +70,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write the records here")
     parser.add_argument("--figure", type=Path, help="write a PNG of the curves (attention_curve)")
-    for module in (kernel_runs, full_size, offload, soak, equal_work):
+    for module in (kernel_runs, full_size, offload, equal_work):
         module.add_arguments(parser)
     group = parser.add_argument_group("pipelines")
     group.add_argument("--model", type=Path, default=bundled_model())
     group.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     group.add_argument("--count", type=int, default=16, help="how many prompts")
     group.add_argument(
-        "--first", type=int, default=0, help="number of the first one (equal_work, soak), from 0"
+        "--first", type=int, default=0, help="number of the first one (equal_work), from 0"
     )
     group.add_argument(
         "--sheet", type=Path, help="write a contact sheet of a prompt's clips (equal_work)"
