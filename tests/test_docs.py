@@ -276,7 +276,7 @@ def test_command_lines_can_start(page):
         "chipsparse generate --compare",
         "chipsparse generate a -o out.mp4 --steps many",
         "chipsparse paint",
-        "python -m benchmarks --op nothing",
+        "python -m benchmarks nothing",
         "python -m benchmarks.nothing",
         "python nothing.py",
         "make nothing",

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.equal_work.curves import compared
 from benchmarks.equal_work.tables import text_of
-from benchmarks.run import Run
+from benchmarks.records import Run
 
 ROLES = ("calibrating", "compared")
 

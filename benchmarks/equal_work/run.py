@@ -22,14 +22,13 @@ from typing import Any
 import torch
 
 from benchmarks.clips import Clip, Workload, asked_for
-from benchmarks.contact_sheet import contact_sheet
 from benchmarks.equal_work.beneath_hooks import with_cache
 from benchmarks.equal_work.curves import IDENTITY, OP, OURS, SKIPS, chosen, compared, joined
 from benchmarks.equal_work.methods import Entry, dense, entries
 from benchmarks.equal_work.work import DenseWork
-from benchmarks.records import Record, environment, read
-from benchmarks.run import Run
-from benchmarks.transformer_step import COMPILE_OPTIONS, attention_backend
+from benchmarks.figures import contact_sheet
+from benchmarks.records import Record, Run, environment, read
+from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
 from chipsparse.measure.quality import psnr, ssim
 from chipsparse.pipelines.diffusers_caches import CacheRun, calibrated_ratios
 from chipsparse.plan import Action

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.equal_work.curves import TARGETS, Axis
 from benchmarks.equal_work.tables import generation_of, quality_rows
-from benchmarks.full_models import STEPS
+from benchmarks.models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
 from chipsparse.plan import Action
