@@ -38,7 +38,7 @@ COMMANDS = {
     "offload": Command(steps.run_offload, steps, steps.OFFLOAD_COLUMNS),
     "parallel": Command(parallel.run, parallel, dtypes=("bfloat16", "float32")),
     "figure": Command(figures.run, figures),
-    "equal_work": Command(equal_work.run, equal_work, dtypes=("float16", "float32")),
+    "equal-work": Command(equal_work.run, equal_work, dtypes=("float16", "float32")),
 }
 
 

@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.cases import Case
 from benchmarks.kernel_checks import Errors, Sample, samples
 from benchmarks.random_inputs import query_key_value
+from chipsparse.experiments.timing import Timing, time_call
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dispatch import Operation
-from chipsparse.measure.timing import Timing, time_call
 
 CUDA_LIBRARIES = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 DENSE = "dense"  # the baseline of attention: the fastest library kernel

@@ -17,7 +17,7 @@ from benchmarks.cases import CASES, Case
 from benchmarks.kernel_cases import DENSE, KERNELS, Inputs, Kernel, Settings
 from benchmarks.kernel_checks import check_finite
 from benchmarks.records import Record, Run, environment
-from chipsparse.measure.timing import time_call
+from chipsparse.experiments.timing import time_call
 
 __all__ = ["attention_cases", "mlp_cases"]  # they fill the registry
 # Names for several operations at once: attention in 8 bits is to be faster than in 16.

@@ -1,9 +1,12 @@
-"""chipsparse: faster diffusion transformers, without training, on stock diffusers pipelines."""
+"""Faster diffusion transformers, without training, on stock diffusers pipelines.
+
+>>> with chipsparse.enable(pipe, quality="balanced"):
+...     video = pipe("a cat walks on the grass").frames[0]
+"""
 
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.config import (
@@ -17,7 +20,6 @@ from chipsparse.config import (
     ScheduleConfig,
     SparsityConfig,
 )
-from chipsparse.old_names import CLASSES, OldNameWarning, old_class
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import (
     GenerationDefaults,
@@ -52,7 +54,6 @@ __all__ = [
     "LayerRecord",
     "MLPConfig",
     "MemoryConfig",
-    "OldNameWarning",
     "Parallel",
     "PeerError",
     "Profile",
@@ -66,7 +67,7 @@ __all__ = [
     "load_profile",
 ]
 
-# What needs PyTorch or diffusers, which take seconds to import, comes when it is used.
+# Names whose modules import PyTorch or diffusers, which takes seconds: imported at first use.
 _LATER = {
     "Action": "plan",
     "BudgetError": "cache.memory_plan",
@@ -82,12 +83,6 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "quality":  # its name in 0.1
-        said = "chipsparse.quality is now chipsparse.measure.quality"
-        warnings.warn(said, FutureWarning, stacklevel=2)
-        return importlib.import_module("chipsparse.measure.quality")
-    if name in CLASSES:
-        return old_class(name)
     if name not in _LATER:
         raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
     return getattr(importlib.import_module(f"chipsparse.{_LATER[name]}"), name)

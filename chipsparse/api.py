@@ -1,11 +1,10 @@
-"""The public verbs: `enable` patches a pipeline, its handle or `disable` restores it."""
+"""The public verbs: `enable` patches a pipeline; its handle, or `disable`, restores it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,13 @@ from chipsparse.pipelines.denoising_loop import (
     check_scheduler,
     loop_of,
 )
-from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
-from chipsparse.pipelines.registry import ADAPTERS, adapter_class, has_own
+from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
 from chipsparse.profiles.profile import (
-    MODEL_PROFILE_NAME,
     Profile,
-    default_profile,
     find_profile,
     load_profile,
 )
@@ -48,13 +44,11 @@ HANDLE = "chipsparse_handle"
 
 
 class Handle:
-    """A patched pipeline. Use it as a context manager, or call `disable` when done.
-
-    A handle is for one patch: once that is taken back, `enable` makes another one.
+    """One patch of a pipeline: a context manager, or `disable` restores the pipeline.
 
     Attributes:
-        config: what is computed.
-        report: what the current or last generation did.
+        config: the config of the patch.
+        report: the record of the current or last generation.
     """
 
     def __init__(
@@ -69,20 +63,20 @@ class Handle:
 
     @property
     def enabled(self) -> bool:
-        """Whether the pipeline is patched by it."""
+        """True until the patch is taken back."""
         return bool(self._adapters)
 
     def kept_columns(self, layers: Iterable[int] | None = None) -> list[KeptColumns]:
-        """What layers with sparse attention keep now: reads it from the device, and waits.
+        """Read the columns that layers keep now from the device; the host waits for it.
 
-        To be called while a generation goes on, as in diffusers' ``callback_on_step_end``, between
-        its first refresh and its last step, which frees what would be read. The report keeps it.
+        Call it within a generation, between the first refresh and the last step, as in diffusers'
+        ``callback_on_step_end``. The result is also in the report.
 
         Args:
-            layers: numbers of blocks; by default all, which takes seconds for each of a long video.
+            layers: numbers of blocks; by default all, at seconds for each layer of a long video.
 
         Raises:
-            ValueError: nothing is kept now.
+            ValueError: if nothing is kept now.
         """
         wanted = None if layers is None else frozenset(layers)
         found = [kept for each in self._adapters for kept in each.session.kept_columns(wanted)]
@@ -96,23 +90,21 @@ class Handle:
 
     @contextlib.contextmanager
     def generation(self, scheduler: Any = None) -> Iterator[Handle]:
-        """Around a denoising loop of your own that calls the patched transformer.
+        """Make a denoising loop of your own one generation, whose caches are freed at its end.
 
-        It is one generation, as a call of the pipeline is: what is kept belongs to it, and is freed
-        at its end. A call at a timestep that the scheduler does not have next runs dense.
+        >>> with handle.generation():
+        ...     for t in pipe.scheduler.timesteps:
+        ...         velocity = pipe.transformer(latents, timestep=t.expand(1), ...)[0]
+        ...         latents = pipe.scheduler.step(velocity, t, latents)[0]
+
+        A call at a timestep that the scheduler does not have next runs dense.
 
         Args:
-            scheduler: what runs the loop, whose timesteps are set; by default the pipeline's.
+            scheduler: the scheduler of the loop, with its timesteps set; by default the pipeline's.
 
         Raises:
-            RuntimeError: the pipeline is not patched any more, another thread is calling it, or a
-                generation is going on already, as in a callback.
-
-        Example:
-            >>> with handle.generation():
-            ...     for t in pipe.scheduler.timesteps:
-            ...         velocity = pipe.transformer(latents, timestep=t.expand(1), ...)[0]
-            ...         latents = pipe.scheduler.step(velocity, t, latents)[0]
+            RuntimeError: if the handle is used up, another thread calls the pipeline, or a
+                generation is open.
         """
         self._check_enabled()
         assert self._calls is not None
@@ -120,7 +112,7 @@ class Handle:
             yield self
 
     def disable(self) -> None:
-        """Restores every patched model bit for bit and frees all caches; may be called twice."""
+        """Restore every patched model bit for bit and free all caches; may be called twice."""
         self._patches.undo()
         self._calls = None
         while self._adapters:
@@ -151,11 +143,11 @@ class Handle:
         return f"<Handle of {of}, {'enabled' if self.enabled else 'disabled'}: {self.config!r}>"
 
     def summary(self) -> str:
-        """A few lines for people: what is computed, and what the last generation did."""
+        """Return a few lines for people: the config, and the record of the last generation."""
         return as_text(self._facts())
 
     def _repr_html_(self) -> str:
-        """`summary` as a table, for notebooks."""
+        """Return `summary` as a table for notebooks."""
         return as_html(self._facts())
 
     def _facts(self) -> Facts:
@@ -163,7 +155,7 @@ class Handle:
         return [("chipsparse", patch), ("config", repr(self.config)), *facts(self.report)]
 
     def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
-        """Patches the pipeline itself, and leaves word on it of who patched it."""
+        """Patch the pipeline itself, and leave the handle on it."""
         adapters = dict(zip(transformers, self._adapters, strict=True))
         self._calls = PipelineCalls(pipe, adapters, self.report, loop)
         self._calls.patch(self._patches)
@@ -182,60 +174,47 @@ def enable(
     static_columns: StaticColumns | None = None,
     parallel: Parallel | None = None,
 ) -> Handle:
-    """Patches a diffusers pipeline so that it computes sparsely.
+    """Patch a diffusers pipeline so that most of its denoising steps are sparse or skipped.
 
-    On a pipeline that is patched already, as where a notebook's cell runs again, the new patch
-    takes the place of the old one, whose handle is then used up. Inside the ``with`` block of that
-    handle it is refused: the rest of the block would run dense.
+    >>> with chipsparse.enable(pipe, quality="balanced") as handle:
+    ...     video = pipe("a red circle moves left over a blue gradient").frames[0]
+    >>> print(handle.summary())
+
+    On a pipeline that is patched already, the new patch replaces the old one, whose handle is used
+    up. Inside the ``with`` block of that handle this is refused.
 
     Args:
-        pipe: a pipeline, plain or modular, whose transformer class is supported. All its experts
-            (``transformer`` and ``transformer_2`` of Wan 2.2) are patched, each with its own
-            caches. A transformer of another class is served as far as it can be, with a warning:
-            see `GenericAdapter`. Guiders of a modular pipeline may be exchanged afterwards.
-        config: a config, a profile or the path of one. By default the profile in the folder that
-            the pipeline was loaded from, else the one of its transformer class, else (for a class
-            without an adapter) the named qualities as they are in general.
-        quality: which of the profile's named qualities to take: ``"faithful"``, ``"balanced"``,
-            ``"fast"`` or ``"published"``. By default ``"balanced"``, or what a profile without
-            qualities says. A `SparsityConfig` has none.
-        strict: raise `FallbackError` in the first call in which anything would run dense, or denser
-            than the config asks, although the config wants it sparse.
+        pipe: a plain or modular pipeline. All its transformers are patched, each with its own
+            caches.
+        config: a config, a profile, or the path of one. By default the profile in the folder of the
+            pipeline, else that of its transformer's class.
+        quality: a named quality of the profile: ``"faithful"``, ``"balanced"`` (the default),
+            ``"fast"`` or ``"published"``. A `SparsityConfig` has none.
+        strict: raise `FallbackError` where anything would run denser than the config asks.
         layer_times: measure the time of every layer for the report, by events of the device.
-        static_columns: columns of attention that every query block keeps whatever their score, one
-            bool for each video or image token in raster order (frames, rows, columns), as a
-            bitarray, a bool array or tensor ``[N]``, or a list. They count among those of
-            ``density``, and all are kept where they are more. Text columns always are.
-        parallel: spreads a generation over the processes of torch.distributed's group, each of
-            which calls this and then the pipeline with the same arguments and seed. Where
-            diffusers' ``enable_parallelism`` was called with an ``ulysses_degree``, that counts.
+        static_columns: columns of attention that every query block keeps: one bool for each video
+            or image token in raster order (frames, rows, columns), as a bitarray, a bool array or
+            tensor ``[N]``, or a list. They count among ``density``. Text columns are always kept.
+        parallel: the shares of the processes of torch.distributed's group, each of which makes the
+            same calls with the same seed. By default diffusers' own context parallelism, if any.
 
     Returns:
         A handle that is also a context manager.
 
     Raises:
-        ValueError: if ``pipe`` is no pipeline, or a modular one that has no denoising loop or has
-            not loaded its transformer, none of its transformers is supported, one is compiled as a
-            whole or patched already (see above), the scheduler calls it several times per step, or
-            the profile or the static columns are bad, or the profile has no such quality, or there
-            are other processes than ``parallel`` says. The pipeline is then left as it was. A
-            scheduler that is exchanged later is refused likewise by the next call of the pipeline,
-            and so are static columns for another number of tokens than it has.
+        ValueError: if the pipeline, its transformer, its scheduler, the profile, the quality, the
+            static columns or the number of processes cannot be served. The pipeline is then as it
+            was. A later call of the pipeline raises it likewise.
 
     Warns:
-        DenseWarning: once, at the first generation in which nothing is sparse although the config
-            asks for it; with ``strict`` that is a `FallbackError`, before the first step wherever
-            it is known then.
-
-    Example:
-        >>> with chipsparse.enable(pipe) as handle:
-        ...     video = pipe("a red circle moves left over a blue gradient").frames[0]
-        >>> handle.report.actions()
+        DenseWarning: once, at the first generation in which nothing is sparse or skipped although
+            the config asks for it; with ``strict`` that is a `FallbackError`.
     """
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved, taken, note = _resolve(pipe, config, quality, _known_class(transformers[0]))
+    model_class = adapter_class(transformers[0]).transformer_class
+    resolved, taken, note = _resolve(pipe, config, quality, model_class)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
@@ -246,16 +225,16 @@ def enable(
         pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
     )
     handle.report.standing_note = note
-    for name in {type(each).__name__ for each in transformers if not has_own(each)}:
-        warnings.warn(limits(name), stacklevel=2)
     return handle
 
 
 def disable(pipe: Any) -> None:
-    """Restores a patched pipeline without its handle, which is then used up.
+    """Restore a patched pipeline without its handle, which is then used up.
+
+    >>> chipsparse.disable(pipe)
 
     Args:
-        pipe: the pipeline that was passed to `enable`, or another one with a transformer of its.
+        pipe: the pipeline of `enable`, or another one with its transformer.
 
     Raises:
         ValueError: if it is no pipeline, or not patched.
@@ -278,16 +257,16 @@ def attach(
     layer_times: bool = False,
     team: Team | None = None,
 ) -> Handle:
-    """Patches a pipeline as `enable` does, with sessions of another make, such as measuring ones.
+    """Patch a pipeline as `enable` does, with sessions of another make, such as measuring ones.
 
     Args:
-        pipe: as of `enable`, as are the last two.
-        config: what the sessions are made with.
-        make_session: makes the session of one transformer from the config, the report that all of
-            them share, memory for its caches, and the pipeline's name for the transformer.
-        quality: what the config is called, for the report.
-        strict: see `enable`.
-        layer_times: see `enable`.
+        pipe: as for `enable`.
+        config: the config of all sessions.
+        make_session: makes the session of one transformer from the config, the shared report,
+            memory for its caches, and the pipeline's name for the transformer.
+        quality: the name of the config, for the report.
+        strict: as for `enable`.
+        layer_times: as for `enable`.
         team: the processes that run it together; None: this one alone.
 
     Raises:
@@ -331,24 +310,25 @@ def attach(
 
 
 def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.nn.Module]:
-    """The transformers of a pipeline that can be patched.
+    """Return the transformers of a pipeline that can be patched.
 
     Args:
         pipe: the pipeline.
-        replaced: what those are patched by that may be patched; by default none may.
+        replaced: the handle whose patch is to be replaced, if any.
 
     Raises:
-        ValueError: if there is none, or one is patched or compiled as a whole already.
+        ValueError: if there is none, or one is compiled as a whole or patched by another handle.
     """
     components = _components(pipe)
     check_denoises(pipe)
     for name, component in components.items():
         inner = getattr(component, "_orig_mod", component)
-        if (inner is not component or is_compiled(inner)) and (_is_named(name) or has_own(inner)):
+        is_transformer = _is_named(name) or find_adapter(inner) is not None
+        if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
-    found = [item for item in components.values() if has_own(item)]
+    found = [item for item in components.values() if find_adapter(item) is not None]
     if not found:
-        found = _find_others(pipe, components)
+        raise _refusal(pipe, components)
     for item in found:
         if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
             raise ValueError(
@@ -392,37 +372,22 @@ def _replaceable(pipe: Any) -> Handle | None:
     return None if handle is None or handle._is_open else handle
 
 
-def _known_class(transformer: Any) -> str:
-    """The class whose profile is a transformer's: the one whose adapter it has."""
-    own = adapter_class(transformer)
-    return (
-        own.transformer_class if own.transformer_class in ADAPTERS else type(transformer).__name__
-    )
-
-
 def _is_named(name: str) -> bool:
     return name.startswith("transformer")
 
 
-def _find_others(pipe: Any, components: Mapping[str, Any]) -> list[torch.nn.Module]:
-    """Transformers without an adapter that can be served; raises `ValueError` without any."""
-    candidates = {
-        name: item for name, item in components.items() if _is_named(name) and item is not None
-    }
-    reasons = {name: why_not(item) for name, item in candidates.items()}
-    found = [item for name, item in candidates.items() if reasons[name] is None]
-    if found:
-        return found
-    others = {
-        name: "it is no transformer"
+def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
+    """The error for a pipeline without a transformer that has an adapter."""
+    reasons = {
+        name: why_refused(item) if _is_named(name) else "it is no transformer"
         for name, item in components.items()
-        if name.startswith("unet") and item is not None
+        if item is not None and (_is_named(name) or name.startswith("unet"))
     }
     had = "; ".join(
         f"{name} is a {type(components[name]).__name__}, and {reason}"
-        for name, reason in {**reasons, **others}.items()
+        for name, reason in reasons.items()
     )
-    raise ValueError(
+    return ValueError(
         f"{type(pipe).__name__} has no transformer that chipsparse supports "
         f"({had or 'it has none'}); classes with an adapter: {', '.join(ADAPTERS)}"
     )
@@ -461,14 +426,4 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
                 "dict such as {'attention.density': 0.2}"
             )
         return config if isinstance(config, Profile) else load_profile(config)
-    folder = _folder(pipe)
-    if transformer_class not in ADAPTERS and not (
-        folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()
-    ):
-        warnings.warn(
-            f"there is no profile for {transformer_class}: its qualities are those that were made "
-            "for no model in particular",
-            stacklevel=4,  # whoever called enable()
-        )
-        return default_profile()
-    return find_profile(folder, transformer_class)
+    return find_profile(_folder(pipe), transformer_class)

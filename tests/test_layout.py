@@ -10,11 +10,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "chipsparse"
-FOLDERS = ("kernels", "pipelines", "cli")
+FOLDERS = ("kernels", "pipelines", "experiments", "cli")
 MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied often
+# Ceilings: a commit may lower them, none may raise them.
+MOST_SOURCE_LINES = 59_200
+MOST_TEST_SHARE = 0.811  # lines of tests over lines of source
+SOURCE_FOLDERS = ("chipsparse", "kernels", "pipelines", "cli", "benchmarks", "experiments")
 
 # Each layer may import itself and what stands left of it.
-LAYERS = ("kernels", "core", "pipelines", "api", "cli")
+LAYERS = ("kernels", "core", "pipelines", "api", "experiments", "cli")
 
 
 def sources():
@@ -32,7 +36,7 @@ def layer_of(module):
     if module == "chipsparse.__main__":
         return "cli"  # `python -m chipsparse`
     parts = module.split(".")
-    if len(parts) > 1 and parts[1] in ("kernels", "pipelines", "cli", "api"):
+    if len(parts) > 1 and parts[1] in ("kernels", "pipelines", "experiments", "cli", "api"):
         return parts[1]
     return "core"
 
@@ -185,3 +189,31 @@ def test_files_that_are_too_large_together_are_named():
     said = too_large(sizes, 3)
     assert "3.0 MiB, not below 3" in said
     assert said.index("weights") < said.index("picture") < said.index("small.py")
+
+
+def python_lines(*folders):
+    """Return the lines of the Python files in folders; links to other folders are not followed."""
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    own = (file for file in files if not any(parent.is_symlink() for parent in file.parents))
+    return sum(len(file.read_bytes().splitlines()) for file in own)
+
+
+def test_the_project_does_not_grow():
+    source, tests = python_lines(*SOURCE_FOLDERS), python_lines("tests")
+    assert source <= MOST_SOURCE_LINES, "delete what the new code makes unnecessary"
+    assert tests / source <= MOST_TEST_SHARE, f"{tests} lines of tests for {source} of source"
+    # The ceilings follow the code down.
+    assert source > MOST_SOURCE_LINES - 20_000, f"lower MOST_SOURCE_LINES to {source}"
+    assert tests / source > MOST_TEST_SHARE - 0.3, f"lower MOST_TEST_SHARE to {tests / source:.3f}"
+
+
+@pytest.mark.parametrize("name", ["MOST_MEBIBYTES", "MOST_SOURCE_LINES", "MOST_TEST_SHARE"])
+def test_no_ceiling_rises(name):
+    if tracked_sizes() is None:
+        pytest.skip("no checkout of git")
+    for commit in ("HEAD", "HEAD~1"):
+        show = ["git", "show", f"{commit}:tests/test_layout.py"]
+        before = subprocess.run(show, cwd=ROOT, capture_output=True, text=True).stdout
+        ceilings = [line for line in before.splitlines() if line.startswith(f"{name} = ")]
+        if ceilings:
+            assert globals()[name] <= float(ceilings[0].split()[2].replace("_", ""))

@@ -29,7 +29,7 @@ from benchmarks.equal_work.work import DenseWork
 from benchmarks.figures import contact_sheet
 from benchmarks.records import Record, Run, environment, read
 from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
-from chipsparse.measure.quality import psnr, ssim
+from chipsparse.experiments.quality import psnr, ssim
 from chipsparse.pipelines.diffusers_caches import CacheRun, calibrated_ratios
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport

@@ -34,7 +34,7 @@ def fp8_choices(inputs: AttentionInputs, *, block_size_q: int) -> dict[str, Choi
 def fp8_tensors(inputs: AttentionInputs) -> Fp8Attention:
     """Query, key and value in 8 bits, rotated where the channels D are a power of two.
 
-    Rotated, no single large channel decides about the error (benchmarks/notes/fp8_attention.md).
+    Rotated, no single large channel decides about the error (benchmarks/notes/fp8.md).
     """
     head_dim = inputs.query.shape[-1]
     rotate = head_dim & (head_dim - 1) == 0

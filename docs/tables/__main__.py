@@ -6,7 +6,7 @@ from docs.tables import pages, renewed
 
 
 def main() -> None:
-    """Writes the pages that change, and names them."""
+    """Write the pages that change, and print their names."""
     for page in pages():
         before = page.read_text(encoding="utf-8")
         after = renewed(before)

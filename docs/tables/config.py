@@ -1,4 +1,4 @@
-"""Every field of a profile, read from the dataclasses that check it."""
+"""Every field of a profile that people write, read from the dataclasses that check it."""
 
 from __future__ import annotations
 
@@ -8,53 +8,35 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from chipsparse.old_names import GONE, RENAMED
 from chipsparse.profiles.profile import _ProfileFile
-from docs.tables.markdown import code, table
+from docs.tables.markdown import table
 
-COLUMNS = ("field", "type", "default", "allowed", "what it is")
-NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
+WRITTEN_BY_TUNE = ("tuned",)
 
 
 def sections() -> str:
-    """A section with a table for each group of fields, in the order of a profile."""
+    """Return a section with a table for each group of fields, in the order of a profile."""
     return "\n\n".join(section(path, cls) for path, cls in groups(_ProfileFile, ""))
 
 
-def old_names() -> str:
-    """What fields were called before, and which are gone."""
-    rows = [(code(old), f"now {code(new)}") for old, new in RENAMED.items()]
-    rows += [(code(entry.replace(" =", ":")), f"gone: {why}") for entry, why in GONE.items()]
-    return table(("old name", "what became of it"), rows)
-
-
 def groups(cls: type, path: str) -> Iterator[tuple[str, type]]:
-    """A dataclass and all within it, each with its path."""
+    """Yield a dataclass and all within it, each with its path."""
     yield path, cls
     for item, kind in _fields(cls):
         inner = group_of(kind)
-        if inner is not None:
+        if inner is not None and item.name not in WRITTEN_BY_TUNE:
             yield from groups(inner, f"{path}.{item.name}" if path else item.name)
 
 
 def section(path: str, cls: type) -> str:
-    """A heading, what the dataclass says of itself, and its fields."""
-    heading = f"### {code(_short(path))}" if path else "### The file"
+    """Return a heading, the first sentence of the dataclass's docstring, and its fields."""
+    short = path.removeprefix("sparsity.")
+    heading = f"### `{short}`" if short else "### The file"
+    text = " ".join((cls.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
+    text = text if short else "All fields of a profile may be left out."
     rows = [_row(path, item, kind) for item, kind in _fields(cls)]
-    text = _sentences(cls) if path else "A profile has these fields, all of which may be left out."
-    return f"{heading}\n\n{text}\n\n{table(COLUMNS, rows)}"
-
-
-def _short(path: str) -> str:
-    """A path as `SparsityConfig.override` takes it."""
-    return path.removeprefix("sparsity.")
-
-
-def _sentences(cls: type) -> str:
-    """The docstring up to its first section, in Markdown."""
-    paragraphs = (cls.__doc__ or "").split("\n\n")
-    kept = [" ".join(each.split()) for each in paragraphs if not each.strip().startswith("Raises:")]
-    return "\n\n".join(kept).replace("``", "`")
+    return f"{heading}\n\n{text}\n\n{table(rows)}"
 
 
 def _fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
@@ -62,61 +44,49 @@ def _fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     return ((item, hints[item.name]) for item in dataclasses.fields(cls))
 
 
-def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> tuple[str, ...]:
-    help = item.metadata["help"]
+def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> dict[str, str]:
+    value, default = "group", _default(item.default)
     if group_of(kind) is None:
-        return (code(item.name), described(kind), _default(item.default), allowed(kind, item), help)
-    anchor = _short(f"{path}.{item.name}" if path else item.name).replace(".", "")
-    listed = typing.get_origin(kind) is tuple
-    text = "list of groups of fields" if listed else "group of fields"
-    default = "" if dataclasses.is_dataclass(item.default) else _default(item.default)
-    return (code(item.name), text, default, f"[below](#{anchor})", help)
+        value = described(kind, item.metadata["minimum"], item.metadata["maximum"])
+    elif item.name not in WRITTEN_BY_TUNE:
+        short = f"{path}.{item.name}".removeprefix(".").removeprefix("sparsity.")
+        value = f"[group](#{short.replace('.', '')})"
+    return {
+        "field": f"`{item.name}`",
+        "value": value,
+        "default": default,
+        "meaning": item.metadata["help"],
+    }
 
 
 def group_of(kind: Any) -> type | None:
-    """The dataclass that a field holds, one or a list of; None for any other field."""
+    """Return the dataclass that a field holds, one or a list of; None for any other field."""
     if typing.get_origin(kind) is not None:
-        found = (group_of(each) for each in typing.get_args(kind))
-        return next((each for each in found if each is not None), None)
+        inner = (group_of(argument) for argument in typing.get_args(kind))
+        return next((group for group in inner if group is not None), None)
     return kind if dataclasses.is_dataclass(kind) and isinstance(kind, type) else None
 
 
-def described(kind: Any) -> str:
-    """A type in words, as a profile writes its values."""
+def described(kind: Any, low: float | None, high: float | None) -> str:
+    """Return a type in words, null left out, with the bounds of its numbers."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        texts = [described(each) for each in arguments if each is not type(None)]
-        return " or ".join(texts + ["null"] * (type(None) in arguments))
+        kinds = (argument for argument in arguments if argument is not type(None))
+        return " or ".join(described(argument, low, high) for argument in kinds)
     if origin is Literal:
-        return "word"
+        return ", ".join(f"`{word}`" for word in arguments)
     if origin is dict:
-        return "group of fields"
+        return "group"
     if origin is tuple:
-        return f"list of {described(arguments[0])}s"
+        return f"list of: {described(arguments[0], low, high)}"
+    if kind in (int, float) and low is not None:
+        return f"{NAMES[kind]} ≥ {low:g}" + ("" if high is None else f", ≤ {high:g}")
     return NAMES[kind]
 
 
-def allowed(kind: Any, item: dataclasses.Field[Any]) -> str:
-    """The bounds of numbers, and all words."""
-    low, high = item.metadata["minimum"], item.metadata["maximum"]
-    bounds = []
-    if high is not None:
-        bounds = [f"{low:g} to {high:g}"]
-    elif low is not None:
-        bounds = [f"at least {low:g}"]
-    return ", ".join([*bounds, *(code(word) for word in words(kind))])
-
-
-def words(kind: Any) -> list[str]:
-    """All words that a type allows."""
-    if typing.get_origin(kind) is Literal:
-        return list(typing.get_args(kind))
-    return [word for each in typing.get_args(kind) for word in words(each)]
-
-
 def _default(value: Any) -> str:
+    if dataclasses.is_dataclass(value) or value == "":
+        return ""
     if value is None or isinstance(value, bool):
-        return code("null" if value is None else str(value).lower())
-    if isinstance(value, tuple):
-        return code(list(value))
-    return code(value) if value != "" else "empty"
+        return "`null`" if value is None else f"`{value}`".lower()
+    return f"`{list(value) if isinstance(value, tuple) else value}`"

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
-def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int | None = None
-) -> str:
-    """A table of cells that are Markdown themselves.
+def table(rows: Sequence[dict[str, str]], *, texts: int = 0) -> str:
+    """Return a table of rows by column; the cells are Markdown themselves.
 
     Args:
-        columns: their names.
-        rows: a cell for each column.
-        texts: how many first columns hold text; those behind hold numbers, which are aligned to the
-            right. None: all.
+        rows: the cells by the names of the columns, which all rows share.
+        texts: how many first columns hold text; the others hold numbers, which are aligned to the
+            right. 0: all hold text.
     """
-    texts = len(columns) if texts is None else texts
-    rules = ["---"] * texts + ["--:"] * (len(columns) - texts)
-    lines = [list(columns), rules, *([escaped(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def escaped(cell: str) -> str:
-    """A cell whose text has no bars and no line breaks of its own."""
-    return " ".join(cell.split()).replace("|", "\\|")
-
-
-def code(text: object) -> str:
-    """As code."""
-    return f"`{text}`"
+    columns = list(rows[0])
+    rules = ["---" if not texts or index < texts else "--:" for index in range(len(columns))]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (columns, rules, *cells))

@@ -1,18 +1,18 @@
-"""What was measured, from the committed records; nothing here is typed by hand."""
+"""Measurements, from the committed records; no number here is typed by hand."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equal_work.curves import TARGETS, Axis
+from benchmarks.equal_work.curves import OURS, SKIPS, TARGETS
 from benchmarks.equal_work.tables import generation_of, quality_rows
 from benchmarks.models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
-from chipsparse.plan import Action
 from docs.tables.markdown import table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -24,9 +24,9 @@ CASES = {
     "flux_1280x768": "FLUX.1-dev 1280x768",
     "flux_image": "FLUX.1-dev, image tokens",
     "d64_video": "head size 64",
-    "h3_5s": "MiniMax-H3, 5 s (38,222 rows)",
-    "h3_10s": "MiniMax-H3, 10 s (73,898 rows)",
-    "h3_15s": "MiniMax-H3, 15 s (104,478 rows)",
+    "h3_5s": "MiniMax-H3, 5 s",
+    "h3_10s": "MiniMax-H3, 10 s",
+    "h3_15s": "MiniMax-H3, 15 s",
     "z_image": "Z-Image 1024x1024",
     "qwen_image21": "Qwen-Image 2.1 1024x1024",
     "flux3": "FLUX.3 1024x1024",
@@ -40,207 +40,193 @@ CASES = {
     "wan_animate": "Wan Animate 720x1280, 77 frames",
     "framepack": "FramePack, 42,465 tokens",
 }
-RULES = ("merge", "difference")
-
-CELLS = "In brackets behind a speed-up: its share of the ideal, and its TFLOP/s."
-
-
-def of_ideal(record: Record, *, digits: int) -> str:
-    """A speed-up with its share of the ideal and the TFLOP/s that it was reached with."""
-    speedup, share = record["speedup"], record["speedup"] / record["ideal"]
-    return f"{speedup:.{digits}f}x ({share:.0%}, {record['tflops']:.0f})"
-
-
-def dense_tflops(record: Record) -> float:
-    """TFLOP/s of the dense layer: it does 1 over the kept share as much, in its own time."""
-    return record["tflops"] * record["ideal"] / record["speedup"]
-
-
-def dense_of(record: Record) -> str:
-    """Time and TFLOP/s of the dense layer of the same process."""
-    return f"{record['baseline_ms']:.3g} ({dense_tflops(record):.0f})"
+QUALITIES = ("faithful", "balanced", "fast", "published")
+STEP_COLUMNS = ("dense", "refresh", "sparse")
+STOCK = "stock step, ms"
+WORKLOADS = {
+    "tiny-wan 17,408": "equal_work_17408_h200.json",
+    "tiny-wan 57,600": "equal_work_57600_h200.json",
+    "tiny-flux 1,088": "equal_work_flux_h200.json",
+}
+LEAD = "ours ahead of other methods"
+INTERVAL = f"{LEAD}: 95 % of the means"
+NAMES = {OURS: "sparse steps", SKIPS: "nothing sparse", LEAD: "lead", INTERVAL: "95 % interval"}
+USUAL = "NVIDIA H200, torch 2.11.0+cu130, diffusers 0.42.1"
+SHARES = tuple(f"{share:.0%}" for share in TARGETS)
 
 
-def attention_kernels() -> str:
-    """Column-sparse attention and a refresh's attention, against the dense one."""
-    file = "attention_kernels_h200.json"
+def _speedups(file: str, qualities: Sequence[str]) -> list[dict[str, str]]:
+    """Return the stock step and the speed-up of each quality, by model."""
     records = read(file)
-
-    def speedup(case: str, backend: str, rows: int) -> str:
-        """Without a delta rule: it was timed for one backend only."""
-        values = {"case": case, "backend": backend, "block_size": rows, "delta_rule": "none"}
-        found = find(records, op="column_sparse_attention", **values)
-        return of_ideal(found[0], digits=1) if found else "-"
-
     rows = []
     for case in unique(records, "case"):
-        sparse = find(records, op="column_sparse_attention", case=case)[0]
-        refresh = find(
-            records, op="dense_attention_column_sums", case=case, backend="gluon", block_size=128
-        )[0]
-        rows.append(
-            {
-                "case": name_of(case),
-                "tokens": f"{sparse['tokens']:,}",
-                "kept": f"{sparse['density']:.1%}",
-                "cuDNN, ms (TFLOP/s)": dense_of(sparse),
-                "ideal": f"{sparse['ideal']:.1f}x",
-                "Gluon, 128 rows": speedup(case, "gluon", 128),
-                "Gluon, 192": speedup(case, "gluon", 192),
-                "Triton, 128": speedup(case, "triton", 128),
-                "refresh over dense": f"{refresh['latency_ms'] / refresh['baseline_ms']:.2f}",
-            }
-        )
-    return f"{numbers(rows)}\n\n{source(file, records)}. {CELLS}"
+        by_quality = {record["schedule"]: record for record in find(records, case=case)}
+        first = next(iter(by_quality.values()))
+        row = {"model": CASES[case], STOCK: f"{first['baseline_step_ms']:,.0f}"}
+        for quality in qualities:
+            record = by_quality.get(quality)
+            row[f"`{quality}`"] = f"{record['speedup']:.2f}x" if record else ""
+        rows.append(row)
+    return rows
 
 
-def attention_by_share() -> str:
-    """The speed-up over dense attention, by the share of columns kept."""
-    file = "attention_curve_h200.json"
-    records = find(read(file), curve="keep")
-    shares = sorted({round(record["density"], 2) for record in records})
-    rows = []
-    for case in unique(records, "case"):
-        found = {round(each["density"], 2): each for each in find(records, case=case)}
-        first = found[shares[0]]
-        name = f"{first['tokens']:,} tokens, {first['heads']} heads"
-        name = f"{name}, cuDNN at {dense_tflops(first):.0f}"
-        rows.append((name, *(of_ideal(found[share], digits=1) for share in shares)))
-    ideals = [f"{1 / share:.1f}x" for share in shares]
-    rows.append(("ideal", *ideals))
-    columns = ("columns kept", *(f"{share:.0%}" for share in shares))
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}. {CELLS}"
+def large_models() -> str:
+    """Return the README's table: the speed-up and the quality of each named quality."""
+    rows = _speedups("full_size_qualities_h200.json", QUALITIES[:-1])
+    rows = [row for row in rows if all(row.values())]
+    page = (RESULTS.parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
+    psnr = {"model": "PSNR in dB, mean (worst)", STOCK: ""}
+    for name in (
+        f"`{quality}`" for quality in QUALITIES[:-1]
+    ):  # from the page's table of sparse or skipped
+        (line,) = (line for line in page.splitlines() if f"x, {name} | " in line)
+        skipped, sparse = line.split(" | ")[1:3]
+        psnr[name] = skipped if sparse == "-" else sparse
+    return table([*rows, psnr], texts=1)
 
 
-def sparse_mlp() -> str:
-    """The sparse feed-forward layer, choice of neurons included."""
-    file = "sparse_mlp_h200.json"
-    records = find(read(file), op="sparse_mlp")
-    rows = []
-    for case in unique(records, "case"):
-        by_backend = {record["backend"]: record for record in find(records, case=case)}
-        gluon, triton = by_backend["gluon"], by_backend["triton"]
-        rows.append(
-            {
-                "case": name_of(case),
-                "tokens": f"{gluon['mlp_tokens']:,}",
-                "width": f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
-                "neurons kept": f"{gluon['density']:.0%}",
-                "dense, ms (TFLOP/s)": dense_of(gluon),
-                "ideal": f"{gluon['ideal']:.2f}x",
-                "Gluon": of_ideal(gluon, digits=2),
-                "Triton": of_ideal(triton, digits=2),
-            }
-        )
-    return f"{numbers(rows)}\n\n{source(file, records)}. {CELLS}"
+def full_size() -> str:
+    """Return the times of a step of each action and the speed-ups, of full-size transformers.
 
-
-def full_size(file: str) -> str:
-    """Generations of full-size transformers, summed from measured steps.
-
-    Args:
-        file: of records.
+    A dense step is that of the model's first record, the others are those of ``published``.
     """
-    records = read(file)
-    rows = [
-        {
-            "model": name_of(record["case"]),
-            "schedule": record["schedule"],
-            "steps": steps(record),
-            "columns, neurons": shares(record),
-            "stock, ms": f"{record['baseline_step_ms']:,.0f}",
-            **of_actions(record),
-            "all steps": f"{record['speedup']:.2f}x",
-        }
-        for record in records
-    ]
-    return f"{numbers(rows, texts=3)}\n\n{source(file, records)}."
+    files = ("full_size_qualities_h200.json", "full_size_families_h200.json")
+    rows = []
+    for file in files:
+        for row, case in zip(_speedups(file, QUALITIES), unique(read(file), "case"), strict=True):
+            records = find(read(file), case=case)
+            (published,) = find(records, schedule="published")
+            times = {name: published[f"{name}_ms"] for name in STEP_COLUMNS[1:]}
+            times = {"dense": records[0]["dense_ms"], **times}
+            steps = {f"{name}, ms": f"{ms:,.0f}" for name, ms in times.items()}
+            head = {name: row.pop(name) for name in ("model", STOCK)}
+            rows.append({**head, **steps, **row})
+    records = [record for file in files for record in read(file)]
+    return f"{table(rows, texts=1)}\n\n{source(records, *files)}"
 
 
-def of_actions(record: Record) -> dict[str, str]:
-    """What a step of each action took."""
-    return {
-        f"{action}, ms": "-" if (ms := record[f"{action}_ms"]) is None else f"{ms:,.0f}"
-        for action in ("dense", "refresh", "sparse")
-    }
-
-
-def full_size_8_bits(file: str) -> str:
-    """The same with full attention or linears in 8 bits, against both kinds of linears in stock.
-
-    Args:
-        file: of records; the baseline with 16-bit linears is that of another run of the same model.
-    """
+def full_size_8_bits() -> str:
+    """Return the same with full attention or linears in 8 bits, against both kinds in stock."""
+    file = "full_size_fp8_h200.json"
     records = read(file)
     in_16_bits = {record["case"]: record for record in records if record["linears"] != "fp8"}
     rows = []
     for record in records:
+        if record["schedule"] not in QUALITIES:
+            continue
         stock, speedup = f"{record['baseline_step_ms']:,.0f}", f"{record['speedup']:.2f}x"
         other = in_16_bits.get(record["case"]) if record["linears"] == "fp8" else None
         if other is not None:
             stock += f" ({other['baseline_step_ms']:,.0f})"
             speedup += f" ({other['baseline_ms'] / record['latency_ms']:.2f}x)"
-        kept = shares(record)
-        attention = "fp8" if record["precision"] == "fp8" else record["dtype"]
         rows.append(
             {
-                "model": name_of(record["case"]),
-                "linears, full attention": f"{record['linears']}, {attention}".replace(
-                    "bfloat", "bf"
-                ),
-                "schedule": record["schedule"] + (f" ({kept})" if kept != "-" else ""),
-                "steps": steps(record),
-                "stock, ms": stock,
-                **of_actions(record),
+                "model": CASES[record["case"]],
+                "linears": record["linears"].replace("bfloat", "bf"),
+                "schedule": record["schedule"],
+                STOCK: stock,
+                **{f"{name}, ms": _ms(record[f"{name}_ms"]) for name in STEP_COLUMNS},
                 "all steps": speedup,
             }
         )
-    note = "In brackets behind a schedule: shares of columns and neurons; behind the others: stock "
-    note += "with 16-bit linears, of another run, and the speed-up over it."
-    return f"{numbers(rows, texts=4)}\n\n{source(file, records)}. {note}"
+    return f"{table(rows, texts=3)}\n\n{source(records, file)}"
 
 
-def several_gpus(file: str) -> str:
-    """Steps and generations on several GPUs against one, times as of all blocks.
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
-    Args:
-        file: of records.
-    """
+
+def several_gpus() -> str:
+    """Return steps and generations on several GPUs against one, times as of all blocks."""
+    file = "parallel_h200.json"
     records = read(file)
     rows = []
     for record in records:
         scale, alone = record["blocks"] / record["measured_blocks"], record["alone"]
         for together in record["together"]:
-            ms, over_stock = together["ms"], "-"
-            if stock := record.get("stock_ms"):
-                over_stock = f"{STEPS * stock / together['generation_ms']['sparse']:.2f}x"
-            rows.append(
-                {
-                    "model": name_of(record["case"]),
-                    "GPUs": f"{together['ulysses']} of the heads"
-                    if together["guidance"] == 1
-                    else f"{together['guidance']} of the branches",
-                    **{
-                        f"{action}, s": f"{scale * alone['ms'][action] / 1e3:.2f} to "
-                        f"{scale * ms[action] / 1e3:.2f} ({together['speedup'][action]:.2f}x)"
-                        for action in ("dense", "refresh", "sparse")
-                    },
-                    "50 steps": f"{together['generation_speedup']['sparse']:.2f}x",
-                    "over stock": over_stock,
-                    "exchange": f"{together['exposed_share']['sparse']:.0%}",
-                    "off by": f"{together['rel_l2']:.1e}",
-                }
-            )
-    return f"{numbers(rows, texts=2)}\n\n{source(file, records)}."
+            ms, stock = together["ms"], record.get("stock_ms")
+            over = STEPS * stock / together["generation_ms"]["sparse"] if stock else None
+            heads = together["guidance"] == 1
+            row = {
+                "model": CASES[record["case"]],
+                "split": f"{together['ulysses']}x heads" if heads else "2x branches",
+            }
+            for name in STEP_COLUMNS:
+                before, after = (scale * value[name] / 1e3 for value in (alone["ms"], ms))
+                row[f"{name}, s"] = f"{before:.2f} to {after:.2f}"
+            row["50 steps"] = f"{together['generation_speedup']['sparse']:.2f}x"
+            row["over stock"] = f"{over:.2f}x" if over else "-"
+            row["exchange"] = f"{together['exposed_share']['sparse']:.0%}"
+            rows.append(row)
+    return f"{table(rows, texts=2)}\n\n{source(records, file)}"
+
+
+def _of_ideal(record: Record, digits: int) -> str:
+    """Return a speed-up with its share of the ideal and the TFLOP/s that it was reached with."""
+    speedup, share = record["speedup"], record["speedup"] / record["ideal"]
+    return f"{speedup:.{digits}f}x ({share:.0%}, {record['tflops']:.0f})"
+
+
+def _dense_tflops(record: Record) -> float:
+    """Return the TFLOP/s of the dense layer: 1 over the kept share of the work, in its own time."""
+    return record["tflops"] * record["ideal"] / record["speedup"]
+
+
+def _dense(record: Record) -> str:
+    return f"{record['baseline_ms']:.3g} ({_dense_tflops(record):.0f})"
+
+
+def attention_kernels() -> str:
+    """Return the speed-ups of column-sparse attention over dense, and the cost of a refresh."""
+    file = "attention_kernels_h200.json"
+    records = read(file)
+    rows = []
+    for case in unique(records, "case"):
+        sparse = find(records, op="column_sparse_attention", case=case, delta_rule="none")
+        sums = find(records, op="dense_attention_column_sums", case=case, backend="gluon")
+        (refresh,) = find(sums, block_size=128)
+        row = {
+            "case": CASES[case],
+            "tokens": f"{sparse[0]['tokens']:,}",
+            "kept": f"{sparse[0]['density']:.1%}",
+            "cuDNN, ms": _dense(sparse[0]),
+        }
+        for backend, block in (("gluon", 128), ("gluon", 192), ("triton", 128)):
+            kernels = find(sparse, backend=backend, block_size=block)
+            row[f"{backend.title()}, {block}"] = _of_ideal(kernels[0], 1) if kernels else "-"
+        row["refresh / dense"] = f"{refresh['latency_ms'] / refresh['baseline_ms']:.2f}"
+        rows.append(row)
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
+
+
+def sparse_mlp() -> str:
+    """Return the speed-ups of the sparse feed-forward layer, choice of neurons included."""
+    file = "sparse_mlp_h200.json"
+    records = find(read(file), op="sparse_mlp")
+    rows = []
+    for case in unique(records, "case"):
+        by_backend = {record["backend"]: record for record in find(records, case=case)}
+        gluon = by_backend["gluon"]
+        row = {
+            "case": CASES[case],
+            "tokens": f"{gluon['mlp_tokens']:,}",
+            "width": f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
+            "kept": f"{gluon['density']:.0%}",
+            "dense, ms": _dense(gluon),
+        }
+        for backend in ("gluon", "triton"):
+            row[backend.title()] = _of_ideal(by_backend[backend], 2)
+        rows.append(row)
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
 def host_memory() -> str:
-    """Sparse steps with all caches in host memory, against all of them on the GPU."""
+    """Return sparse steps with all caches in host memory, against all of them on the GPU."""
     file = "offload_h200.json"
     records = read(file)
     rows = [
         {
-            "case": name_of(record["case"]),
+            "case": CASES[record["case"]],
             "layers": str(record["layers"]),
             "MLP": record["mlp"],
             "to the GPU": f"{record['to_device_bytes'] / 1e9:.1f} GB",
@@ -251,186 +237,133 @@ def host_memory() -> str:
         }
         for record in records
     ]
-    return f"{numbers(rows)}\n\n{source(file, records)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
 def tiny_wan_time() -> str:
-    """Whole generations of tiny-wan on a CPU."""
+    """Return time and quality of whole generations of tiny-wan on a CPU: median, least, most."""
     file = "end_to_end_cpu.json"
-    records = read(file)
+    records = [record for record in read(file) if not record["case"].startswith("median")]
+    values = {
+        "dense, s": ([record["baseline_ms"] / 1e3 for record in records], 1),
+        "`balanced`, s": ([record["latency_ms"] / 1e3 for record in records], 1),
+        "speed-up": ([record["speedup"] for record in records], 2),
+        "PSNR, dB": ([record["psnr"] for record in records], 1),
+        "SSIM": ([record["ssim"] for record in records], 3),
+    }
     rows = [
-        {
-            "prompt": record["case"],
-            "dense, s": f"{record['baseline_ms'] / 1e3:.1f}",
-            "balanced, s": f"{record['latency_ms'] / 1e3:.1f}",
-            "speed-up": f"{record['speedup']:.2f}x",
-            "PSNR, dB": f"{record['psnr']:.1f}",
-            "SSIM": f"{record['ssim']:.3f}",
-        }
-        for record in records
+        {name: function.__name__}
+        | {key: f"{function(column):.{digits}f}" for key, (column, digits) in values.items()}
+        for name, function in (("of 8 prompts", f) for f in (statistics.median, min, max))
     ]
-    made = steps({"actions": records[0]["schedule"]})
-    return f"{numbers(rows)}\n\nSteps: {made}. {source(file, records)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
 def tiny_wan_quality() -> str:
-    """Both delta rules by the share of columns, with controls, on tiny-wan."""
+    """Return the PSNR of both delta rules by the share of columns, with controls, on tiny-wan."""
     by_share = {
         f"`{rule}`, {parts}": f"{rule}, keep {{}}, {parts}"
         for parts in ("attention", "attention + MLP")
-        for rule in RULES
+        for rule in ("merge", "difference")
     }
     by_share["kept columns, no cache"] = "control: kept columns only, keep {}, attention"
     others = {
-        "64 queries a block, `merge`": "merge, keep 10%, attention, groups of 64 rows",
-        "192 queries a block, `merge`": "merge, keep 10%, attention, groups of 192 rows",
-        "256 queries a block, `merge`": "merge, keep 10%, attention, groups of 256 rows",
-        "raster order, `merge`": "control: raster order, merge, keep 10%, attention",
-        "random columns, `merge`": "control: random columns, merge, keep 10%, attention",
-        "random columns, `difference`": "control: random columns, difference, keep 10%, attention",
+        "64 queries a block": "merge, keep 10%, attention, groups of 64 rows",
+        "192 queries a block": "merge, keep 10%, attention, groups of 192 rows",
+        "raster order": "control: raster order, merge, keep 10%, attention",
+        "random columns": "control: random columns, merge, keep 10%, attention",
         "cached attention output only": "control: cached output only, attention",
         "MLP alone, 30 % of the neurons": "control: MLP only",
-        "tile order alone, nothing sparse": "control: token order alone, all layers dense",
     }
-    headings = ("columns kept", "what, at 10 % of the columns")
-    return qualities("quality_h200.json", headings, ("5%", "10%", "20%", "30%"), by_share, others)
-
-
-def captured_mass() -> str:
-    """The softmax mass of a query block's best columns, by layer of tiny-wan, mean over steps."""
-    file = "captured_mass_h200.json"
-    records = [record for record in read(file) if record.get("layer") is not None]
-    shares = ("5%", "10%", "20%")
-    rows = []
-    for layer in unique(records, "layer"):
-        found = find(records, layer=layer)
-        means = (statistics.fmean(each[f"top_{share}"] for each in found) for share in shares)
-        rows.append((str(layer), *(f"{mean:.0%}" for mean in means)))
-    columns = ("layer", *(f"best {share} of the columns" for share in shares))
-    return f"{table(columns, rows, texts=1)}\n\n{source(file, records)}"
+    return _psnr("quality_h200.json", ("5%", "10%", "20%", "30%"), by_share, others)
 
 
 def tiny_flux_quality() -> str:
-    """Shares of columns and neurons on tiny-flux, with and without refreshes."""
-    by_share = {each: f"keep {{}}, {each}" for each in ("MLP", "attention", "attention + MLP")}
+    """Return the PSNR by the shares of columns and neurons on tiny-flux, with controls."""
+    by_share = {part: f"keep {{}}, {part}" for part in ("MLP", "attention", "attention + MLP")}
     others = {
-        "cached outputs only, MLP": "control: cached output only, MLP",
-        "cached outputs only, attention": "control: cached output only, attention",
-        "random columns, 10 %": "control: random columns, keep 10%, attention",
-        "random columns, 30 %": "control: random columns, keep 30%, attention",
-        "all but two steps sparse, 30 %, MLP": "drift over 50 steps, keep 30%, MLP",
-        "all but two steps sparse, 30 %, attention": "drift over 50 steps, keep 30%, attention",
+        "cached MLP output only": "control: cached output only, MLP",
+        "cached attention output only": "control: cached output only, attention",
+        "random columns": "control: random columns, keep 10%, attention",
     }
-    shares = ("10%", "20%", "30%", "40%", "50%")
-    return qualities(
-        "quality_flux_h200.json", ("kept of each", "control"), shares, by_share, others
-    )
+    return _psnr("quality_flux_h200.json", ("10%", "20%", "30%", "50%"), by_share, others)
 
 
-def qualities(
-    file: str,
-    headings: tuple[str, str],
-    shares: Sequence[str],
-    by_share: dict[str, str],
-    others: dict[str, str],
+def _psnr(
+    file: str, shares: Sequence[str], by_share: dict[str, str], others: dict[str, str]
 ) -> str:
-    """Two tables: PSNR by the share kept, then that of the profile and of other cases.
+    """Return two tables: PSNR by the share kept, and that of other cases.
 
     Args:
         file: of records.
-        headings: of the first column of each.
-        shares: of the first table's other columns.
-        by_share: its rows: the case of each, with a place for the share.
-        others: the second table's rows: the case of each.
+        shares: the first table's columns.
+        by_share: its rows, each the name of a case with a place for the share.
+        others: the second table's rows, each the name of a case.
     """
     records = read(file)
+
+    def cell(case: str) -> str:
+        (record,) = find(records, case=case)
+        return f"{record['psnr_median']:.1f} ({record['psnr_min']:.1f})"
+
     rows = [
-        {headings[0]: name, **{share: quality(records, case.format(share)) for share in shares}}
+        {"kept": name, **{share: cell(case.format(share)) for share in shares}}
         for name, case in by_share.items()
     ]
-    (profile,) = find(records, case="profile")
-    others = {f"the profile, attention + MLP ({steps(profile)})": "profile", **others}
-    single = [
-        {headings[1]: name, "PSNR, median (worst)": quality(records, case)}
-        for name, case in others.items()
-    ]
-    (first, *_) = find(records, case=next(iter(by_share.values())).format("10%"))
-    made = f"Steps, where nothing else is said: {steps(first)}; {first['prompts']} prompts."
-    return f"{numbers(rows)}\n\n{numbers(single)}\n\n{made} {source(file, records)}"
+    single = [{"10 % kept": name, "PSNR": cell(case)} for name, case in others.items()]
+    return f"{table(rows, texts=1)}\n\n{table(single, texts=1)}\n\n{source(records, file)}"
 
 
-def equal_work(workload: str) -> str:
-    """Quality at equal work and at equal time of one model and size, and how far ours is ahead.
-
-    Args:
-        workload: as in the name of the file of records.
-    """
-    file = f"equal_work_{workload}_h200.json"
-    clips = read_records(RESULTS / file)
-    shares = [f"{share:.0%}" for share in TARGETS]
-
-    def rows(axis: Axis) -> list[tuple[str, ...]]:
-        found = quality_rows(clips, axis)
-        known = [row for row in found if any(row[share] != "-" for share in shares)]
-        return [(row["method"], *(row[share] for share in shares)) for row in known]
-
-    by_work = table(("at equal work", *shares), rows("work"), texts=1)
-    by_time = table(("at equal time", *shares), rows("time"), texts=1)
-    prompts = len({clip["prompt"] for clip in clips})
-    made = f"{generation_of(clips[0])}; {prompts} prompts, PSNR in dB: mean (worst)."
-    return f"{by_work}\n\n{by_time}\n\n{made} {source(file, clips)}"
+def equal_work() -> str:
+    """Return the quality of every method at equal work, and the lead of ours, by workload."""
+    parts = []
+    for name, file in WORKLOADS.items():
+        clips = read(file)
+        rows = []
+        for row in quality_rows(clips, "work"):
+            if "ahead" not in row["method"] or row["method"] in (LEAD, INTERVAL):
+                rows.append({name: NAMES.get(row["method"], row["method"]), **_by_share(row)})
+        prompts = len({clip["prompt"] for clip in clips})
+        made = f"{generation_of(clips[0])}; {prompts} prompts"
+        parts.append(f"{table(rows, texts=1)}\n\n{made}; {source(clips, file)}")
+    return "\n\n".join(parts)
 
 
-def numbers(rows: Sequence[dict[str, str]], *, texts: int = 1) -> str:
-    """A table of rows by column; the first columns hold text."""
-    return table(list(rows[0]), [list(row.values()) for row in rows], texts=texts)
+def equal_time() -> str:
+    """Return the quality of ours at equal time and its lead, of all workloads."""
+    rows = []
+    for name, file in WORKLOADS.items():
+        for row in quality_rows(read(file), "time"):
+            cells = _by_share(row)
+            if row["method"] in (OURS, SKIPS, LEAD) and set(cells.values()) != {"-"}:
+                rows.append({"workload": f"{name}, {NAMES[row['method']]}", **cells})
+    return table(rows, texts=1)
+
+
+def _by_share(row: dict[str, str]) -> dict[str, str]:
+    """Return the cells of the shares, a lead without the name of the best other method."""
+    cells = {share: row[share] for share in SHARES}
+    return {share: re.sub(r" \([A-Za-z].*\)", "", cell) for share, cell in cells.items()}
 
 
 def read(file: str) -> list[Record]:
-    """The records of a file of results."""
+    """Return the records of a file of results."""
     return read_records(RESULTS / file)
 
 
 def find(records: Iterable[Record], **values: Any) -> list[Record]:
-    """The records that have these values."""
-    return [each for each in records if all(each.get(k) == v for k, v in values.items())]
-
-
-def name_of(case: str) -> str:
-    """A case as people know it."""
-    return CASES.get(case, case)
+    """Return the records that have these values."""
+    return [record for record in records if all(record.get(k) == v for k, v in values.items())]
 
 
 def unique(records: Iterable[Record], name: str) -> Sequence[str]:
-    """The values of a field that are known, in the order in which they come first."""
-    return list(dict.fromkeys(each[name] for each in records if each.get(name) is not None))
+    """Return the values of a field that are known, in the order in which they come first."""
+    return list(dict.fromkeys(record[name] for record in records if record.get(name) is not None))
 
 
-def quality(records: Iterable[Record], case: str) -> str:
-    """Median and worst PSNR of a case in dB."""
-    (record,) = find(records, case=case)
-    return f"{record['psnr_median']:.1f} ({record['psnr_min']:.1f})"
-
-
-def steps(record: Record) -> str:
-    """How many steps took each action, as in ``1 dense, 5 refresh, 44 sparse``."""
-    counts = record["actions"]
-    names = [action.value for action in Action if action.value in counts]
-    return ", ".join(f"{counts[name]} {name}" for name in names)
-
-
-def shares(record: Record) -> str:
-    """The shares of columns and neurons at sparse steps, where a generation has any."""
-    if not record["actions"].get("sparse"):
-        return "-"
-    return f"{record['density']:.3g}, {record['mlp_density']:.2g}"
-
-
-def source(file: str, records: Iterable[Record]) -> str:
-    """Where and with what it was measured, from the records themselves."""
+def source(records: Iterable[Record], *files: str) -> str:
+    """Return the links of records, and device and versions where they are not the usual ones."""
     facts = {name: "/".join(unique(records, name)) for name in ("device", "torch", "diffusers")}
-    triton = "" if "cpu" in facts["torch"] else f", Triton {'/'.join(unique(records, 'triton'))}"
-    return (
-        f"{facts['device']}, torch {facts['torch']}{triton}, diffusers {facts['diffusers']}; "
-        f"[records](../benchmarks/results/{file})"
-    )
+    links = ", ".join(f"[records](../benchmarks/results/{file})" for file in files)
+    made = f"{facts['device']}, torch {facts['torch']}, diffusers {facts['diffusers']}"
+    return links if made == USUAL else f"{made}; {links}"

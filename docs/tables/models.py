@@ -1,46 +1,49 @@
-"""What can be patched: what ``chipsparse models`` prints, as tables."""
+"""The models that can be patched: the output of ``chipsparse models``, as tables."""
 
 from __future__ import annotations
 
 from chipsparse.cli.commands import models as command
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles.profile import ASSETS
-from docs.tables.markdown import code, table
+from docs.tables.markdown import table
+
+# Phrases of many adapters, and their shorter form: notes below the table say the rest.
+SHORTER = {
+    "; cross-attention is left": "",
+    " of double and single blocks": "",
+    " (gated)": "",
+    "feed-forward of the ": "",
+    "feed-forward of ": "",
+    "of all tokens in single ones": "all in single ones",
+}
 
 
 def models() -> str:
-    """The transformer classes, their models, and what of them runs sparse."""
-    rows = [
-        (code(row["transformer_class"]), row["families"], row["attention"], row["mlp"])
-        for row in _rows()
-    ]
-    return table(("class of the transformer", "models", "attention", "MLP"), rows)
-
-
-def details() -> str:
-    """Where the text stands, how guidance is called, and which profile there is."""
+    """Return a row for each transformer class: its models and the parts that run sparse."""
     rows = []
-    for row in _rows():
-        name = row["transformer_class"]
-        file = f"profiles/{name}.yaml"
-        profile = f"[profile](../assets/{file})" if (ASSETS / file).is_file() else "none"
-        argument, colon, calls = row["guidance"].partition(": ")
-        guidance = f"{code(argument)}: {calls}" if colon else argument
-        rows.append((code(name), row["text_columns"], guidance, profile))
-    columns = ("class of the transformer", "text columns", "guidance", "profile")
-    return table(columns, rows)
-
-
-def others() -> str:
-    """A sentence about models of other classes."""
-    return f"Other classes: {command.others()}."
+    for adapter in ADAPTERS.values():
+        facts = command.describe(adapter)
+        argument, colon, calls = facts["guidance"].partition(": ")
+        guidance = f"`{argument}`" if colon else "none"
+        attention, mlp = facts["attention"], facts["mlp"]
+        for phrase, shorter in SHORTER.items():
+            attention, mlp = attention.replace(phrase, shorter), mlp.replace(phrase, shorter)
+        rows.append(
+            {
+                "class of the transformer": f"`{adapter.transformer_class}`",
+                "models": facts["families"],
+                "attention": attention,
+                "MLP": mlp,
+                "text columns": facts["text_columns"].partition(" ")[0],
+                "guidance": guidance + (", in the batch" if "same call" in calls else ""),
+            }
+        )
+    return table(rows)
 
 
 def other_classes() -> str:
-    """What becomes of each class of diffusers without an adapter."""
-    rows = [(code(name), line) for name, line in command.other_classes().items()]
-    return table(("class of the transformer", "what becomes of it"), rows)
-
-
-def _rows() -> list[dict[str, str]]:
-    return [command.describe(adapter) for adapter in ADAPTERS.values()]
+    """Return the classes of diffusers without an adapter, by the reason for which."""
+    by_reason: dict[str, list[str]] = {}
+    for name, line in command.other_classes().items():
+        by_reason.setdefault(line.removeprefix("refused: "), []).append(f"`{name}`")
+    reasons = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    return "\n".join(f"- {', '.join(names)}: {reason}." for reason, names in reasons)

@@ -26,7 +26,7 @@ LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(math.log(2.0))
 
 # BLOCK_M is the largest tile of rows; smaller blocks take smaller tiles. Others were measured and
-# left out: benchmarks/notes/triton_attention.md.
+# left out: benchmarks/notes/column_sparse_attention.md.
 CONFIGS: dict[str, dict[str, int]] = {
     name: {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "STAGES": stages}
     for name, m, n, warps, stages in (

@@ -146,16 +146,13 @@ def test_a_refresh_need_not_wait_for_the_length_of_its_lists(density, capacity, 
     assert {cache.attention.capacity for cache in session._caches.values()} == {capacity}
 
 
-@pytest.mark.parametrize("forecast", [0.0, 0.5])
-def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(forecast, request):
-    config = CONFIG.override({"attention.forecast": forecast})
-
+def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(request):
     def spoil(step, layer):
         return step == 1 and layer == 1
 
-    expected = run(Session(config, GenerationReport()), spoil=spoil)
+    expected = run(Session(CONFIG, GenerationReport()), spoil=spoil)
     request.getfixturevalue("slow_device")
-    session = Session(config, GenerationReport())
+    session = Session(CONFIG, GenerationReport())
     found = run(session, spoil=spoil)
     (once_more,) = session.report.fallbacks
     assert once_more == (
@@ -170,7 +167,7 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(fore
     assert actions[2] == ["sparse", "refresh"]
     assert actions[4] == ["sparse", "sparse"]
     in_full = ["dense", "refresh", "refresh", "refresh", "sparse"]
-    full = run(Session(config.override({"schedule.actions": in_full}), GenerationReport()))
+    full = run(Session(CONFIG.override({"schedule.actions": in_full}), GenerationReport()))
     for step in (0, 1, 3):
         places = slice(4 * step, 4 * step + 4)
         torch.testing.assert_close(found[places], expected[places])
@@ -235,19 +232,14 @@ def outputs_that_live():
     return sum(torch.is_tensor(each) and each.shape == (3, 1009) for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("changes", [{"skip_threshold": 0.5}, {"forecast": 0.5}])
-def test_no_output_is_kept_after_the_last_step(changes):
+def test_no_output_is_kept_after_the_last_step():
     """Where a branch is called again after all, it is computed: what it would give is gone."""
-    listed = {"actions": ["dense", "dense", "skip"], "forecast_after": 0.0}
-    schedule = listed if "forecast" in changes else {"actions": None, "refresh_every": 2}
-    session = Session(
-        CONFIG.override({f"schedule.{k}": v for k, v in {**schedule, **changes}.items()}),
-        GenerationReport(),
-    )
+    changes = {"schedule.actions": ["dense", "dense", "skip"], "schedule.forecast": 0.5}
+    session = Session(CONFIG.override(changes), GenerationReport())
     for step in range(3):
         for branch in ("cond", "uncond"):
             context = StepContext(1, step, branch, 3, timestep=3.0 - step)
-            state = session.begin(context, LAYOUT, CPU, latents=torch.randn(3, 1009))
+            state = session.begin(context, LAYOUT, CPU)
             if step < 2 or branch == "uncond":
                 assert state.action is not Action.SKIP
             session.end(torch.randn(3, 1009), is_last_branch=step == 2)
@@ -295,15 +287,13 @@ def masks_of(session, branch, layout):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("local_blocks", [None, 0])
 @pytest.mark.parametrize("text_first", [False, True])
-def test_branches_whose_prompts_differ_in_length(local_blocks, text_first, waits, request):
+def test_branches_whose_prompts_differ_in_length(text_first, waits, request):
     """The first chooses for both; each keeps its text, and neither makes the other start anew."""
     if not waits:
         request.getfixturevalue("slow_device")
     config = CONFIG.override(
         {
-            "attention.local_blocks": local_blocks,
             "attention.density": 0.4,
             "memory.offload": "always",
             "mlp.enabled": False,
@@ -342,9 +332,7 @@ def test_branches_whose_prompts_differ_in_length(local_blocks, text_first, waits
     # Blocks of 16 rows: 4 of the first branch, 7 of the other; 3 of them are of text.
     blocks = [0, 0, 0, 0, 1, 2, 3] if text_first else [0, 1, 2, 3, 3, 3, 3]
     chosen = video[:, :, blocks]
-    assert (chosen <= other_video).all()
-    if local_blocks is None:
-        assert torch.equal(chosen, other_video)
+    assert torch.equal(chosen, other_video)
 
 
 OTHER_PROMPT, OTHER_SIZE = replace(LAYOUT, text_tokens=5), replace(LAYOUT, grids=((3, 4, 6),))

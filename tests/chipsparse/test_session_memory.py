@@ -129,7 +129,7 @@ def equal(first, second):
 # The same results.
 
 
-@pytest.mark.parametrize("rule", [*RULES, "pooled"])
+@pytest.mark.parametrize("rule", RULES)
 def test_offloaded_caches_give_the_same_bits(rule):
     overrides = {"attention.delta_rule": rule}
     here, hosted = session_with(overrides), session_with(overrides | HOSTED)
@@ -201,19 +201,6 @@ def test_a_branch_that_changes_its_sizes_starts_anew():
     actions = [record.action.value for record in session.report.steps]
     assert actions == ["dense", "refresh", "sparse", "dense", "skip", "dense"]
     assert session.plan.layout.batch == 2
-
-
-@pytest.mark.parametrize("rule", [slow("merge"), "difference"])
-def test_a_forecast_from_host_memory_gives_the_same_bits(rule):
-    overrides = {"attention.delta_rule": rule, "attention.forecast": 0.5}
-    held, here = session_with({"attention.delta_rule": rule}), session_with(overrides)
-    hosted = session_with(overrides | HOSTED, poison=True)
-    expected = generate(here)
-    assert equal(generate(hosted), expected)
-    assert not equal(generate(held), expected)
-    # Until the second refresh, two steps from the end, nothing is known of the error.
-    calls = 2 * 2 * layout_of().layers
-    assert equal(generate(held, generation=2)[:-calls], expected[:-calls])
 
 
 def test_no_released_slot_is_used():
@@ -304,7 +291,6 @@ def test_activations_are_rounded_where_that_keeps_layers_sparse_and_the_report_s
     [
         slow({"attention.delta_rule": "merge"}),
         {"attention.delta_rule": "difference"},
-        {"attention.forecast": 0.5},
     ],
 )
 def test_no_copy_can_overtake_a_layer(overrides):
@@ -346,7 +332,7 @@ def test_each_layer_is_fetched_once_and_before_it_is_due():
 @pytest.mark.parametrize(("batch", "precision"), [(1, "full"), (3, "full"), (2, "fp8")])
 def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, precision):
     precisions = {"memory.residuals": precision, "memory.activations": precision}
-    session = session_with({"attention.forecast": 0.5, **precisions})
+    session = session_with(precisions)
     layout = layout_of(batch=batch)
     generate(session, layout=layout)
     seen = set()

@@ -23,29 +23,11 @@ def plan_of(steps, first_dense_layers=0, **schedule):
         (
             6,
             {"warmup_steps": 8},
-            "6 steps are too few for the schedule, which needs at least 9; take more steps, or "
+            "6 steps are too few for the schedule, which needs at least 11; take more steps, or "
             "lower schedule.warmup_steps (now 8)",
         ),
         (2, {}, "2 steps are too few for the schedule, which needs at least 3; take more steps"),
         (1, {}, "1 step is too few for the schedule, which needs at least 3; take more steps"),
-        (
-            5,
-            {"warmup_steps": 4, "final_dense_steps": 2},
-            "5 steps are too few for the schedule, which needs at least 7; take more steps, or "
-            "lower schedule.warmup_steps (now 4) or lower schedule.final_dense_steps (now 2)",
-        ),
-        (
-            4,
-            {"warmup_steps": 4, "final_dense_steps": 2},
-            "4 steps are too few for the schedule, which needs at least 7; take more steps, or "
-            "lower schedule.warmup_steps (now 4) and lower schedule.final_dense_steps (now 2)",
-        ),
-        (
-            4,
-            {"dense_steps": [2, 3], "refresh_steps": [4]},
-            "4 steps are too few for the schedule, which needs at least 6; take more steps, or "
-            "shorten schedule.dense_steps (now 2, 3)",
-        ),
         (
             50,
             {"refresh_every": 1},
@@ -103,7 +85,7 @@ def test_reasons(steps, schedule, reason):
     [
         (50, {}),
         (3, {}),
-        (9, {"warmup_steps": 8}),
+        (11, {"warmup_steps": 8}),
         (None, {"warmup_steps": 80}),
         (50, {"full_share": 0.3, "first_dense_layers": 9}),  # steps are skipped
     ],
@@ -112,11 +94,10 @@ def test_nothing_to_say_where_a_step_is_sparse_or_nobody_knows(steps, schedule):
     assert why_nothing(plan_of(steps, **schedule)) is None
 
 
-@pytest.mark.parametrize("warmup", [2, 5])
-@pytest.mark.parametrize("final", [0, 3])
-@pytest.mark.parametrize("more", [{}, {"refresh_every": 2}, {"dense_steps": [4, 5, 6]}])
-def test_the_fewest_steps_are_enough_and_one_less_is_not(warmup, final, more):
-    schedule = {"warmup_steps": warmup, "final_dense_steps": final, **more}
+@pytest.mark.parametrize("warmup", [2, 5, 9])
+@pytest.mark.parametrize("more", [{}, {"refresh_every": 2}])
+def test_the_fewest_steps_are_enough_and_one_less_is_not(warmup, more):
+    schedule = {"warmup_steps": warmup, **more}
     sparse = [
         n
         for n in range(1, 20)
@@ -152,8 +133,6 @@ def test_layers_that_are_all_named_dense():
         ({}, True),
         (OFF, False),
         ({"mlp.enabled": False}, True),
-        ({**OFF, "schedule.skip_steps": [5]}, True),
-        ({**OFF, "schedule.skip_threshold": 0.1}, True),
         ({"schedule.actions": ["dense"]}, False),
         ({"schedule.actions": ["dense", "refresh"]}, False),
         ({"schedule.actions": ["dense", "refresh", "sparse"]}, True),
@@ -170,16 +149,5 @@ def test_what_a_config_wants(changes, wanted):
         assert why_nothing(SparsityPlan(config, LAYOUT, 1)) is None
 
 
-def test_a_threshold_may_skip_steps_that_nobody_knows_beforehand():
-    config = SparsityConfig().override({**OFF, "schedule.skip_threshold": 0.05})
-    plan = SparsityPlan(config, LAYOUT, 9)
-    assert why_nothing(plan) is None
-    assert why_nothing_was(plan, 9) == (
-        "nothing runs sparse: no step was predicted to change the output by less than "
-        "schedule.skip_threshold (0.05); raise it"
-    )
-    assert "2 steps are too few" in why_nothing(SparsityPlan(config, LAYOUT, 2))
-
-
 def test_behind_a_generation_whose_number_of_steps_was_not_known():
-    assert "needs at least 9" in why_nothing_was(plan_of(None, warmup_steps=8), 6)
+    assert "needs at least 11" in why_nothing_was(plan_of(None, warmup_steps=8), 6)

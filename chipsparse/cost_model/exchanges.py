@@ -1,0 +1,195 @@
+"""What the processes of one generation send each other, and how long that takes: from sizes alone.
+
+In every call of the transformer that computes something, whatever its layers do: around the
+attention of each layer query, key and value in one exchange and the output in another, and the
+video or image tokens once behind the last layer (`chipsparse.parallel.head_exchange`). Where
+guidance branches are on different processes, they swap their outputs at the end of every step, and
+at a refresh the first one sends the columns that it chose. Decisions, some bytes each, are left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from chipsparse.cost_model.layer_times import Rates
+from chipsparse.kernels.checks import block_count
+from chipsparse.layout import ModelLayout, Share
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
+from chipsparse.plan import Action, SparsityPlan
+
+# Reads and writes of what is exchanged, where it is packed and unpacked.
+PACKING_PASSES = 4
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What all processes send each other at one point of a step.
+
+    Attributes:
+        times: how often in a step.
+        sent: bytes that leave each process, each time.
+        received: bytes that come to each process, each time.
+        packed: bytes that the largest one packs and unpacks, each time.
+    """
+
+    times: int
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    packed: int = 0
+
+    def seconds(self, rates: Rates) -> float:
+        """All of them, as if nothing was computed meanwhile; the one with the most counts."""
+        wire = rates.peer_seconds + max(*self.sent, *self.received) / rates.peer_link
+        return self.times * (wire + PACKING_PASSES * self.packed / rates.memory)
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """What one process has of a generation.
+
+    Attributes:
+        branch: the guidance branch that it computes; None where it computes all.
+        tokens: of a call, outside of attention, those of the text included.
+        text_tokens: how many of them are text.
+        share: the same for a layout; None where it has all of a call.
+    """
+
+    branch: int | None
+    tokens: int
+    text_tokens: int
+    share: Share | None
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How processes share a generation.
+
+    Attributes:
+        plan: of the whole generation: its layout has nobody's share.
+        parallel: over how many processes, by what; without a ring, which the commands do not make.
+        branches: transformer calls per step, on all processes.
+        dtype: of the hidden states.
+        output_channels: that the transformer returns for each video or image token.
+        dense: layers whose attention never runs sparse although the plan has it so.
+
+    Raises:
+        ValueError: of ``cut``, where there are fewer blocks of tokens than processes.
+    """
+
+    plan: SparsityPlan
+    parallel: Parallel
+    branches: int
+    dtype: torch.dtype
+    output_channels: int
+    dense: Collection[int] = ()
+
+    @cached_property
+    def cut(self) -> SequenceCut:
+        """The tokens of those that share a call."""
+        mlp = self.plan.config.mlp
+        rows = mlp.block_size if mlp.enabled else 1
+        return cut_sequence(self.plan.layout, self.parallel.ulysses, rows)
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The attention heads of those that share a call."""
+        return shares(self.plan.layout.heads, self.parallel.ulysses)
+
+    @property
+    def calls(self) -> int:
+        """Transformer calls per step of one process."""
+        return max(1, self.branches // self.parallel.guidance)
+
+    def ranks(self) -> list[RankShare]:
+        """What each process has. Those that share the tokens of a call follow each other."""
+        whole = self.parallel.ulysses == 1
+        return [
+            RankShare(
+                branch if self.parallel.guidance > 1 else None,
+                self.cut.tokens[place],
+                self.cut.text[place],
+                None if whole else self._share(place),
+            )
+            for branch in range(self.parallel.guidance)
+            for place in range(self.parallel.ulysses)
+        ]
+
+    def _share(self, place: int) -> Share:
+        share = on_rank(self.plan.layout, self.cut, place).share
+        assert share is not None
+        tokens, grid_tokens = self.cut.tokens[place], self.cut.grid[place]
+        return replace(share, heads=self.heads[place], tokens=tokens, grid_tokens=grid_tokens)
+
+    def exchanges(self, action: Action) -> list[Exchange]:
+        """What is sent in a step of this action."""
+        found = [] if self.parallel.guidance == 1 else self._of_branches(action)
+        if self.parallel.ulysses > 1 and action is not Action.SKIP:
+            found += self._of_calls()
+        return found
+
+    def _of_calls(self) -> list[Exchange]:
+        layout, ranks = self.plan.layout, self.parallel.ulysses
+        unit = layout.batch * layout.head_dim * self.dtype.itemsize
+        places = list(zip(self.cut.tokens, self.heads, strict=True))
+        # Each process's own tokens of the others' heads, and the others' tokens of its own heads.
+        given = [unit * tokens * (layout.heads - heads) for tokens, heads in places]
+        taken = [unit * (layout.tokens - tokens) * heads for tokens, heads in places]
+        packed = unit * max(max(n * layout.heads, layout.tokens * h) for n, h in places)
+        row = layout.batch * layout.width * self.dtype.itemsize
+        gathered = [(ranks - 1) * max(self.cut.grid) * row] * ranks  # all send as much
+        layers = self.calls * layout.layers
+        return [
+            self._everywhere(layers, [3 * n for n in given], [3 * n for n in taken], 3 * packed),
+            self._everywhere(layers, taken, given, packed),
+            self._everywhere(self.calls, gathered, gathered),
+        ]
+
+    def _everywhere(
+        self, times: int, sent: list[int], received: list[int], packed: int = 0
+    ) -> Exchange:
+        """The same on the processes of each guidance branch."""
+        groups = self.parallel.guidance
+        return Exchange(times, (*sent,) * groups, (*received,) * groups, packed)
+
+    def _of_branches(self, action: Action) -> list[Exchange]:
+        layout, dtype, ranks = self.plan.layout, self.dtype, self.parallel.ulysses
+        output = layout.batch * layout.grid_tokens * self.output_channels * dtype.itemsize
+        swapped = (output,) * self.parallel.ranks
+        found = [Exchange(1, swapped, swapped)]
+        layers = [
+            layer
+            for layer in range(layout.layers)
+            if self.plan.is_sparse(layer, "attention") and layer not in self.dense
+        ]
+        if action is Action.REFRESH and layers:
+            chosen = [self._column_bytes(self.layout_of(rank)) for rank in self.ranks()[:ranks]]
+            none = [0] * ranks
+            found.append(Exchange(len(layers), (*chosen, *none), (*none, *chosen)))
+        return found
+
+    def _column_bytes(self, layout: ModelLayout) -> int:
+        """Bytes of the columns that a layer keeps, a bit for each."""
+        blocks = block_count(layout.own_query_rows, self.plan.config.attention.block_size_q)
+        return layout.batch * layout.own_heads * blocks * -(-layout.tokens // 8)
+
+    def layout_of(self, rank: RankShare) -> ModelLayout:
+        """The layout with what one process has of it."""
+        return replace(self.plan.layout, share=rank.share)
+
+    def sent_bytes(self, action: Action) -> list[int]:
+        """Bytes that leave each process in a step."""
+        found = self.exchanges(action)
+        return [
+            sum(each.times * each.sent[rank] for each in found)
+            for rank in range(self.parallel.ranks)
+        ]
+
+    def seconds(self, action: Action, rates: Rates) -> float:
+        """What the exchanges of a step take, as if none of them was hidden."""
+        return sum(each.seconds(rates) for each in self.exchanges(action))

@@ -1,0 +1,234 @@
+"""The expected time of a generation's steps, with caches in host memory, on several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from chipsparse.config import PARTS, Part
+from chipsparse.cost_model.exchanges import Sharing
+from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
+from chipsparse.plan import Action, SparsityPlan
+
+SLOTS = 2  # for tensors that come from host memory: one layer loads while another computes
+
+# Bytes that a part of a layer brings from host memory in a step, and that it writes there.
+Moved = Callable[[int, Part, Action], tuple[int, int]]
+DenseParts = Mapping[Part, Mapping[int, str]]  # layers that never run sparse, and why
+
+
+@dataclass(frozen=True)
+class SimilarLayers:
+    """Layers of one kind that do and move the same at a sparse step.
+
+    Attributes:
+        name: their kind.
+        layers: how many there are.
+        time: what one of them computes.
+        to_device: bytes of caches that one of them reads from host memory.
+        to_host: bytes that it writes back.
+    """
+
+    name: str
+    layers: int
+    time: LayerTime
+    to_device: int
+    to_host: int
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """Seconds and bytes of denoising steps, all guidance branches of a process together.
+
+    Attributes:
+        rates: what they were computed from.
+        stock: a step of the model without chipsparse, on one device.
+        steps: one step of each action, transfers and exchanges included.
+        exchanging: what of each action's step processes take to send each other what they need.
+        computing: the computation of a sparse step alone.
+        moving: the transfers of a sparse step alone.
+        to_device: bytes that a sparse step brings from host memory.
+        to_host: bytes that it writes back.
+        similar: the layers of a sparse step.
+        stock_run: all steps without chipsparse, on one device.
+        run: all steps.
+    """
+
+    rates: Rates
+    stock: float
+    steps: Mapping[Action, float]
+    exchanging: Mapping[Action, float]
+    computing: float
+    moving: float
+    to_device: int
+    to_host: int
+    similar: tuple[SimilarLayers, ...]
+    stock_run: float
+    run: float
+
+    @property
+    def stock_layer(self) -> float:
+        """The mean time of a layer without chipsparse, all branches together."""
+        return self.stock / sum(similar.layers for similar in self.similar)
+
+    @property
+    def speedup_sparse_step(self) -> float:
+        """A step without chipsparse over a sparse one."""
+        return self.stock / self.steps[Action.SPARSE]
+
+    @property
+    def speedup_run(self) -> float:
+        """All steps without chipsparse over all steps with it; of the denoising alone."""
+        return self.stock_run / self.run
+
+    @property
+    def hidden(self) -> float:
+        """The share of a sparse step's transfers that takes no time of its own."""
+        waiting = self.steps[Action.SPARSE] - self.exchanging[Action.SPARSE] - self.computing
+        return 1.0 if self.moving == 0 else max(0.0, 1 - waiting / self.moving)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a piece of a layer computes and moves.
+
+    Attributes:
+        seconds: its computation.
+        part: whose slots it uses.
+        to_device: bytes that must have arrived before.
+        to_host: bytes that leave behind it.
+    """
+
+    seconds: float
+    part: Part = "attention"
+    to_device: int = 0
+    to_host: int = 0
+
+
+def estimate_run(
+    plan: SparsityPlan,
+    *,
+    moved: Moved,
+    captured: bool,
+    dense_parts: DenseParts,
+    dtype: torch.dtype,
+    branches: int,
+    rates: Rates,
+    sharing: Sharing | None = None,
+) -> RunEstimate:
+    """Estimates a generation whose number of steps the plan knows.
+
+    Args:
+        plan: what is sparse, for which sizes and steps; of several processes with what the one has
+            that has most.
+        moved: what a branch moves between the device and host memory.
+        captured: whether sparse steps are replays of a CUDA graph.
+        dense_parts: what runs dense all the time.
+        dtype: of the hidden states.
+        branches: transformer calls per step; at a refresh the first of them chooses the columns.
+        rates: of the device.
+        sharing: of several processes; None for one.
+    """
+    assert plan.steps is not None
+    calls = branches if sharing is None else sharing.calls
+    layers = range(plan.layout.layers)
+
+    def time_of(layer: int, action: Action, chooses: bool = True) -> LayerTime:
+        return layer_time(
+            layer,
+            action,
+            plan=plan,
+            rates=rates,
+            dtype=dtype,
+            dense_parts=[part for part in PARTS if layer in dense_parts[part]],
+            chooses=chooses,
+        )
+
+    launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
+
+    def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:
+        time = time_of(layer, action, chooses)
+        patched = any(layer not in dense_parts[part] for part in PARTS)
+        least = rates.launch_seconds if patched and action in launched else 0.0
+        return [
+            Load(time.attention, "attention", *moved(layer, "attention", action)),
+            Load(time.rest + max(0.0, least - time.total)),
+            Load(time.mlp, "mlp", *moved(layer, "mlp", action)),
+        ]
+
+    def loads(action: Action, chooses: bool = True) -> list[Load]:
+        return [piece for layer in layers for piece in pieces(layer, action, chooses)]
+
+    sparse = loads(Action.SPARSE)
+    up, down = sum(load.to_device for load in sparse), sum(load.to_host for load in sparse)
+    exchanging = {
+        action: 0.0 if sharing is None else sharing.seconds(action, rates) for action in Action
+    }
+    steps = {
+        action: exchanging[action]
+        + step_seconds(loads(action), rates)
+        + (calls - 1) * step_seconds(loads(action, chooses=False), rates)
+        for action in Action
+    }
+    own = replace(
+        plan,
+        config=plan.config.override({"attention.precision": "auto"}),
+        layout=replace(plan.layout, share=None),
+    )
+    stock = branches * sum(
+        layer_time(layer, Action.DENSE, plan=own, rates=rates, dtype=dtype, dense_parts=PARTS).total
+        for layer in layers
+    )
+    similar: dict[tuple[str, LayerTime, int, int], int] = {}
+    for layer in layers:
+        moves = [moved(layer, part, Action.SPARSE) for part in PARTS]
+        moved_in, moved_out = (sum(sizes) for sizes in zip(*moves, strict=True))
+        time = time_of(layer, Action.SPARSE)
+        key = (plan.layout.kind(layer).name, time, moved_in, moved_out)
+        similar[key] = similar.get(key, 0) + 1
+    return RunEstimate(
+        rates=rates,
+        stock=stock,
+        steps=steps,
+        exchanging=exchanging,
+        computing=calls * sum(load.seconds for load in sparse),
+        moving=calls * max(up, down) / rates.link_rate(up, down),
+        to_device=calls * up,
+        to_host=calls * down,
+        similar=tuple(
+            SimilarLayers(name, count, time, moved_in, moved_out)
+            for (name, time, moved_in, moved_out), count in similar.items()
+        ),
+        stock_run=plan.steps * stock,
+        run=sum(steps[action] for action in plan.actions()),
+    )
+
+
+def step_seconds(loads: Iterable[Load], rates: Rates) -> float:
+    """The time of pieces that run one behind the other while the link fetches ahead.
+
+    A piece's tensors are fetched from when the one before that uses the same slots begins, into the
+    slot that was emptied longest ago; what changed goes back in the other direction of the link.
+    """
+    loads = list(loads)
+    up, down = sum(load.to_device for load in loads), sum(load.to_host for load in loads)
+    link = rates.link_rate(up, down)
+    end = fetched = written = 0.0
+    asked: dict[Part, float] = {}
+    emptied: dict[Part, list[float]] = {}  # when each of the two slots was free again
+    for load in loads:
+        start = end
+        free = emptied.setdefault(load.part, [0.0] * SLOTS)
+        moves = load.to_device > 0 or load.to_host > 0
+        if moves:
+            fetched = max(fetched, asked.get(load.part, 0.0), free[0])
+            fetched += load.to_device / link
+            start = asked[load.part] = max(end, fetched)
+        end = start + load.seconds
+        if load.to_host:
+            written = max(written, end) + load.to_host / link
+        if moves:
+            emptied[load.part] = [*free[1:], written if load.to_host else end]
+    return end

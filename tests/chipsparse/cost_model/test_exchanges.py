@@ -1,0 +1,83 @@
+"""What processes send each other: against sums by hand, and against what real ones send."""
+
+import pytest
+import torch
+
+from chipsparse.config import SparsityConfig
+from chipsparse.cost_model.exchanges import Sharing
+from chipsparse.cost_model.layer_times import Rates
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.plan import Action, SparsityPlan
+from tests.chipsparse.cost_model.ranks import CONFIG
+from tests.ranks import run_ranks
+
+# 10 blocks of 4 tokens, the last one short, and a prompt behind them.
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("block", 3, 32),),
+    heads=5,
+    head_dim=8,
+    batch=2,
+    grids=((1, 3, 13),),
+    text_tokens=3,
+)
+SMALL = SparsityConfig().override(
+    {"mlp.block_size": 4, "attention.block_size_q": 16, "schedule.first_dense_layers": 1}
+)
+PLAN = SparsityPlan(SMALL, LAYOUT, 4)
+BF16 = torch.bfloat16
+
+
+def test_tokens_for_heads_by_hand():
+    sharing = Sharing(PLAN, Parallel(ulysses=2), 2, BF16, output_channels=4)
+    first, last = sharing.ranks()
+    # 42 tokens are cut in the middle of 11 blocks; 3 and 2 heads.
+    assert (first.tokens, first.text_tokens, first.share.heads) == (20, 0, 3)
+    assert (last.tokens, last.text_tokens, last.share.heads) == (22, 3, 2)
+    token_of_head = 2 * 8 * 2  # batch, head size, bytes
+    forth = [token_of_head * 20 * 2, token_of_head * 22 * 3]  # own tokens, the other's heads
+    rows = 2 * 20 * 40 * 2  # batch, the most video tokens of a rank, channels, bytes
+    layers = 2 * 3  # of two calls
+    expected = [layers * (3 * forth[0] + forth[1]) + 2 * rows]
+    expected.append(layers * (3 * forth[1] + forth[0]) + 2 * rows)
+    for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
+        assert sharing.sent_bytes(action) == expected
+    assert sharing.sent_bytes(Action.SKIP) == [0, 0]
+    rates = Rates(peer_link=1e6, peer_seconds=1.0, memory=1e7)
+    packed = token_of_head * max(22 * 5, 42 * 3)
+    seconds = layers * (2 + 4 * forth[1] / 1e6 + 4 * 4 * packed / 1e7) + 2 * (1 + rows / 1e6)
+    assert sharing.seconds(Action.SPARSE, rates) == pytest.approx(seconds)
+
+
+def test_guidance_branches_by_hand():
+    sharing = Sharing(PLAN, Parallel(guidance=2), 2, BF16, output_channels=4)
+    assert sharing.calls == 1
+    assert [(rank.branch, rank.share) for rank in sharing.ranks()] == [(0, None), (1, None)]
+    output = 2 * 39 * 4 * 2  # batch, video tokens, channels, bytes
+    columns = 2 * 5 * 3 * 6  # batch, heads, blocks of 16 queries, bits of 42 columns
+    for action in (Action.DENSE, Action.SPARSE, Action.SKIP):
+        assert sharing.sent_bytes(action) == [output, output]
+    assert sharing.sent_bytes(Action.REFRESH) == [output + 2 * columns, output]
+    rates = Rates(peer_link=1e3, peer_seconds=0.0)
+    assert sharing.seconds(Action.REFRESH, rates) == pytest.approx((output + 2 * columns) / 1e3)
+
+
+def test_what_no_process_shares_is_not_sent():
+    alone = Sharing(PLAN, Parallel(), 2, BF16, output_channels=4)
+    assert alone.exchanges(Action.REFRESH) == []
+    assert [rank.tokens for rank in alone.ranks()] == [42]
+
+
+@pytest.mark.slow
+def test_it_is_what_real_processes_send(tmp_path):
+    ended = run_ranks(4, "tests.chipsparse.cost_model.ranks:counted", 2, 2, folder=tmp_path)
+    layout = ModelLayout(
+        kinds=(LayerKind("block", 3, 128),), heads=2, head_dim=32, batch=1, grids=((3, 3, 4),)
+    )
+    plan, parallel = SparsityPlan(CONFIG, layout, 4), Parallel(ulysses=2, guidance=2)
+    sharing = Sharing(plan, parallel, 2, torch.float32, output_channels=4 * 4)
+    for rank, each in enumerate(ended):
+        assert each.result == {
+            action.value: sharing.sent_bytes(action)[rank]
+            for action in (Action.DENSE, Action.REFRESH, Action.SPARSE, Action.SKIP)
+        }

@@ -1,0 +1,145 @@
+"""Times computed by hand, and those that were measured on the device of the default rates."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.records import read
+from chipsparse.config import SparsityConfig
+from chipsparse.cost_model.layer_times import (
+    ELEMENTWISE_PASSES,
+    Rates,
+    kept_columns,
+    layer_time,
+)
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.profiles.profile import find_profile
+
+UNIT = Rates(
+    attention=1.0,
+    linear=1.0,
+    memory=1.0,
+    link=1.0,
+    both_ways=1.0,
+    sparse_attention=0.5,
+    sparse_mlp=0.25,
+    refresh_attention=2.0,
+    refresh_seconds=7.0,
+)
+CONFIG = SparsityConfig().override(
+    {"attention.density": 0.4, "attention.random_fraction": 0.1, "mlp.density": 0.5}
+)
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("double", 1, 32, mlp_sees_text=False), LayerKind("single", 1, 32)),
+    heads=2,
+    head_dim=4,
+    batch=1,
+    grids=((1, 2, 8),),
+    text_tokens=4,
+)
+PLAN = SparsityPlan(CONFIG, LAYOUT, 10)
+ATTENTION = 4 * 20 * 20 * 8
+REST = 2 * 20 * 8 * 4 * 8 + ELEMENTWISE_PASSES * 20 * 8 * 2
+IMAGE_MLP, TEXT_MLP = 4 * 16 * 8 * 32, 4 * 4 * 8 * 32
+
+
+def time_of(action, layer=1, plan=PLAN, **given):
+    return layer_time(layer, action, plan=plan, rates=UNIT, dtype=torch.bfloat16, **given)
+
+
+# Tokens, heads, their size, and how much faster full attention was in 8 bits, rounding included:
+# benchmarks/notes/fp8.md.
+IN_8_BITS = [
+    (4_352, 24, 128, 0.98),
+    (6_144, 24, 128, 1.11),
+    (8_192, 24, 128, 1.20),
+    (16_384, 24, 128, 1.30),
+    (32_256, 24, 128, 1.37),
+]
+
+
+@pytest.mark.parametrize(("tokens", "heads", "head_dim", "measured"), IN_8_BITS)
+def test_attention_in_8_bits(tokens, heads, head_dim, measured):
+    layout = ModelLayout((LayerKind("", 1, 1),), heads, head_dim, 1, ((1, 1, tokens),))
+    times = []
+    for precision in ("bf16", "fp8"):
+        config = SparsityConfig().override({"attention.precision": precision})
+        plan = SparsityPlan(config, layout, 10)
+        found = layer_time(0, Action.DENSE, plan=plan, rates=Rates(), dtype=torch.bfloat16)
+        times.append(found.attention)
+    assert times[0] / times[1] == pytest.approx(measured, rel=0.07)
+
+
+def test_a_dense_layer():
+    found = time_of(Action.DENSE)
+    assert (found.attention, found.mlp, found.rest) == (ATTENTION, IMAGE_MLP + TEXT_MLP, REST)
+    assert found.total == ATTENTION + IMAGE_MLP + TEXT_MLP + REST
+
+
+def test_a_gated_layer_has_one_linear_more():
+    gated = tuple(dataclasses.replace(kind, mlp_linears=3) for kind in LAYOUT.kinds)
+    plan = dataclasses.replace(PLAN, layout=dataclasses.replace(LAYOUT, kinds=gated))
+    for action in (Action.DENSE, Action.SPARSE):
+        for layer in (0, 1):
+            found, plain = time_of(action, layer, plan), time_of(action, layer)
+            assert found.mlp == pytest.approx(1.5 * plain.mlp)
+            assert (found.attention, found.rest) == (plain.attention, plain.rest)
+
+
+def test_a_refresh_computes_more_attention_than_a_dense_layer():
+    assert time_of(Action.REFRESH).attention == 2 * ATTENTION + 7
+    assert time_of(Action.REFRESH).mlp == time_of(Action.DENSE).mlp
+
+
+def test_a_sparse_layer_computes_what_it_keeps():
+    found = time_of(Action.SPARSE)
+    assert found.attention == pytest.approx(ATTENTION * (8 + 2) / 20 / 0.5)
+    assert found.mlp == pytest.approx((IMAGE_MLP + TEXT_MLP) * 0.5 / 0.25)
+    assert found.rest == REST
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns"),
+    [
+        ({}, 8 + 2),
+        ({"attention.density": 0.1}, 4 + 2),  # every text column is kept
+        ({"attention.density": 1.0}, 20),
+    ],
+)
+def test_columns_that_a_group_computes(changes, columns):
+    assert kept_columns(dataclasses.replace(PLAN, config=CONFIG.override(changes)), 0) == columns
+
+
+def test_more_samples_take_longer():
+    twice = dataclasses.replace(PLAN, layout=dataclasses.replace(LAYOUT, batch=2))
+    for action in (Action.DENSE, Action.SPARSE):
+        assert time_of(action, plan=twice).total == pytest.approx(2 * time_of(action).total)
+
+
+def test_the_measured_transformer():
+    results = Path(__file__).parents[3] / "benchmarks/results/transformer_step_h200.json"
+    (measured,) = read(results)
+    config = {
+        "num_layers": 19,
+        "num_single_layers": 38,
+        "num_attention_heads": 24,
+        "attention_head_dim": 128,
+    }
+    layout = FluxAdapter.planned_layout(config, latents=(1, 96, 160), text_tokens=512)
+    assert layout.tokens == measured["tokens"]
+    profile = find_profile(None, "FluxTransformer2DModel")
+    plan = SparsityPlan(profile.qualities["published"], layout, 20)
+    for action, milliseconds in [
+        (Action.DENSE, measured["baseline_ms"]),
+        (Action.REFRESH, measured["refresh_ms"]),
+        (Action.SPARSE, measured["latency_ms"]),
+    ]:
+        found = sum(
+            layer_time(layer, action, plan=plan, rates=Rates(), dtype=torch.bfloat16).total
+            for layer in range(layout.layers)
+        )
+        assert found * 1e3 == pytest.approx(milliseconds, rel=0.03)

@@ -1,0 +1,145 @@
+"""No part of a layer that runs sparse would be faster dense, whatever the sizes."""
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from chipsparse import SparsityConfig
+from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.cache.tensors import MLPCache
+from chipsparse.config import PARTS, MLPConfig
+from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times
+from chipsparse.experiments.timing import time_in_turn
+from chipsparse.layers.mlp import dense_step
+from chipsparse.layers.mlp_weights import MLPWeights
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.plan import Action
+from chipsparse.report.generation import GenerationReport
+from chipsparse.session import Session
+from chipsparse.step import StepContext
+
+MOST_SLOWER = 1.05
+STEPS = 40  # most of them sparse, so that those of short sequences are captured
+
+
+class OneLayer:
+    """The sparse step of a model of one layer, its sizes and shares drawn at random.
+
+    Args:
+        seed: of the draw.
+        largest: tokens, up to so many.
+        rates: of its session; None where nothing is left dense.
+        device: where it runs.
+        dtype: of its tensors.
+    """
+
+    def __init__(self, seed, *, largest, rates, device, dtype):
+        draw = random.Random(seed)
+        tokens = round(2 ** draw.uniform(6, largest.bit_length() - 1)) + draw.randrange(64)
+        heads, head_dim = draw.choice((1, 2, 4, 8, 16)), draw.choice((64, 128))
+        channels, neurons = heads * head_dim, heads * head_dim * draw.choice((1, 2, 4))
+        shape = draw.choice((1, 1, 2)), heads, tokens, head_dim
+        kind = LayerKind("block", 1, neurons)
+        layout = ModelLayout((kind,), heads, head_dim, shape[0], ((1, 1, tokens),))
+        options = {
+            "attention.density": draw.choice((0.05, 0.1, 0.3, 0.6)),
+            "mlp.density": draw.choice((0.1, 0.3, 0.6)),
+            "cuda_graphs": draw.choice(("auto", "never")),
+            "tile": None,
+            "schedule.actions": ["dense", "refresh", "sparse"],
+        }
+        self.config = SparsityConfig().override(options)
+        self.report = GenerationReport()
+        self.session = Session(self.config, self.report, rates_of=lambda *_: rates)
+        normal = partial(torch.randn, device=device, dtype=dtype)
+        self.query, self.key, self.value = normal(3, *shape)
+        self.hidden = normal(shape[0], tokens, channels)
+        self.weights = MLPWeights(
+            normal(neurons, channels) / channels**0.5,
+            None,
+            (normal(neurons, channels) / neurons**0.5).t(),
+            None,
+            "gelu-tanh",
+        )
+        self.steps = {"attention": self.attend, "mlp": self.feed_forward}
+        for step in range(3):
+            context = StepContext(1, step, "cond", STEPS)
+            self.session.begin(context, layout, device, lambda: MemoryDemand(dtype))
+            for run in self.steps.values():
+                run()
+            if step < 2:
+                self.session.end(self.hidden)
+        self.sparse = {
+            entry.part
+            for entry in self.report.steps[-1].layers
+            if entry.action is Action.SPARSE and entry.reason is None
+        }
+
+    def attend(self):
+        state, tensors = self.session.state, (self.query, self.key, self.value)
+        dense = lambda *tensors: F.scaled_dot_product_attention(*tensors[:3])  # noqa: E731
+        return self.session.attention[0](state, *tensors, scale=None, unpatched=dense)
+
+    def feed_forward(self):
+        return self.session.mlp[0](self.session.state, self.hidden, self.weights)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@torch.inference_mode()
+def test_what_the_rates_say_is_done(seed):
+    """A device so slow that launches take no time beside its work, or so fast that nothing pays."""
+    make = partial(OneLayer, seed, largest=256, device=torch.device("cpu"), dtype=torch.float32)
+    known = Rates()
+    slow = replace(known, attention=1e7, linear=1e7, memory=1e12, multiprocessors=1)
+    for rates in (slow, known):
+        layer = make(rates=rates)
+        plan, dtype = layer.session.plan, torch.float32
+        times = part_times(plan, rates=rates, dtype=dtype, captured=captures(plan, dtype, rates))
+        pays = {part for (_, part), seconds in times.items() if seconds.pays}
+        assert layer.sparse == pays
+        assert (pays == set()) == (rates is known)
+        notes = [note.split(" runs dense")[0].lower() for note in layer.report.notes]
+        assert set(notes) == set(PARTS) - pays
+    assert make(rates=None).sparse == set(PARTS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(24))
+@torch.inference_mode()
+def test_no_sparse_step_is_slower(seed):
+    device, dtype = torch.device("cuda", 0), torch.bfloat16
+    rates = known_rates(device, dtype)
+    if rates is None:
+        pytest.skip("the rates of this GPU are not known")
+    make = partial(OneLayer, seed, largest=40_000, device=device, dtype=dtype)
+    layer = make(rates=rates)
+    plain = make(rates=replace(rates, attention=1e20, linear=1e20, memory=1e20))  # nothing pays
+    assert plain.sparse == set()
+    plan = layer.session.plan
+    captured = captures(plan, dtype, rates)
+    times = part_times(plan, rates=rates, dtype=dtype, captured=captured)
+    for part in layer.sparse:
+        calls = (layer.steps[part], plain.steps[part])
+        sparse_ms, dense_ms = time_in_turn(calls, device, captured=captured)
+        assert sparse_ms <= MOST_SLOWER * dense_ms, (part, plan.layout, times[0, part])
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_recorded_dense_step_is_as_fast_with_any_count_of_tokens():
+    device = torch.device("cuda", 0)
+    normal = partial(torch.randn, device=device, dtype=torch.bfloat16)
+    weights = MLPWeights(
+        normal(8192, 2048) / 45, normal(8192), normal(2048, 8192) / 90, normal(2048), "gelu-tanh"
+    )
+
+    def full(tokens):
+        hidden = normal(1, tokens, 2048)
+        return partial(dense_step, MLPCache(), hidden, weights, config=MLPConfig(), backend=None)
+
+    odd, even = time_in_turn([full(16_381), full(16_384)], device, captured=False)
+    assert odd <= 1.15 * even

@@ -1,0 +1,187 @@
+"""What layers move, against what a real generation moves; steps, against sums by hand."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.cache.kinds import PARTS
+from chipsparse.cache.placement import Placement
+from chipsparse.config import SparsityConfig
+from chipsparse.cost_model.layer_times import Rates
+from chipsparse.cost_model.run_times import Load, estimate_run, step_seconds
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.plan import Action, SparsityPlan
+from tests.tiny_models import PROMPT, tiny_wan_pipeline
+
+CONFIG = SparsityConfig().override(
+    {
+        "attention.block_size_q": 16,
+        "mlp.block_size": 16,
+        "schedule.actions": ["dense", "dense", "refresh", "sparse", "sparse", "sparse"],
+        "memory.offload": "always",
+    }
+)
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("block", 3, 32),), heads=2, head_dim=4, batch=1, grids=((1, 4, 8),)
+)
+UNIT = Rates(link=1.0, both_ways=1.0)
+NOTHING: dict = {part: {} for part in PARTS}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention.delta_rule": "difference"},
+        {"schedule.first_dense_layers": 1},
+    ],
+)
+def test_bytes_moved_are_those_of_a_real_generation(changes):
+    pipe, config, moved = tiny_wan_pipeline(), CONFIG.override(changes), []
+
+    def look(_pipe, step, _t, tensors):
+        (record,) = (record for record in handle.report.steps if record.step == step)
+        store = handle._adapters[0].session._caches
+        if not store._branches:
+            return tensors  # after the last step
+        (placement,) = (branch.memory.placement for branch in store._branches.values())
+        planned = [
+            placement.moved(config, layer, part, record.action)
+            for layer in range(3)
+            for part in PARTS
+        ]
+        moved.append(
+            (
+                record.action.value,
+                (record.bytes_to_device, record.bytes_to_host),
+                tuple(map(sum, zip(*planned, strict=True))),
+            )
+        )
+        return tensors
+
+    with chipsparse.enable(pipe, config) as handle:
+        pipe(
+            PROMPT,
+            height=64,
+            width=64,
+            num_frames=9,
+            num_inference_steps=6,
+            guidance_scale=1.0,
+            max_sequence_length=16,
+            output_type="latent",
+            callback_on_step_end=look,
+        )
+    # The first step of an action may find nothing to read yet, and a list of neurons that no step
+    # will read again is not written back.
+    assert {action for action, _, _ in moved} == {"dense", "refresh", "sparse"}
+    for action, _, planned in moved:
+        assert max(real for name, real, _ in moved if name == action) == planned
+
+
+def estimate(plan, placement, *, captured=True, dense=NOTHING, branches=1, rates=None):
+    return estimate_run(
+        plan,
+        moved=partial(placement.moved, plan.config),
+        captured=captured,
+        dense_parts=dense,
+        dtype=torch.bfloat16,
+        branches=branches,
+        rates=rates or Rates(launch_seconds=0.0, refresh_seconds=0.0),
+    )
+
+
+def plan_of(**changes):
+    actions = ["dense", "refresh", "sparse", "skip", "sparse"]
+    config = SparsityConfig().override({"schedule.actions": actions, **changes})
+    return SparsityPlan(config, LAYOUT, 5)
+
+
+def test_a_run_is_the_sum_of_its_steps():
+    found = estimate(plan_of(), Placement(), branches=2)
+    steps = found.steps
+    assert steps[Action.SKIP] == 0
+    assert steps[Action.DENSE] == pytest.approx(found.stock)
+    total = steps[Action.DENSE] + steps[Action.REFRESH] + 2 * steps[Action.SPARSE]
+    assert found.run == pytest.approx(total)
+    assert found.stock_run == pytest.approx(5 * found.stock)
+    assert found.speedup_run == pytest.approx(5 * found.stock / total)
+    assert found.speedup_sparse_step == pytest.approx(found.stock / steps[Action.SPARSE])
+    assert found.stock_layer == pytest.approx(found.stock / 3)
+    single = estimate(plan_of(), Placement())
+    assert found.stock == pytest.approx(2 * single.stock)
+    assert (found.moving, found.hidden) == (0, 1)
+    assert [(layers.name, layers.layers) for layers in found.similar] == [("block", 3)]
+
+
+def test_of_the_branches_the_first_alone_sums_columns_at_a_refresh():
+    rates = Rates(launch_seconds=0.0, refresh_seconds=0.0, refresh_attention=2.0)
+    one, three = (
+        estimate(plan_of(), Placement(), branches=branches, rates=rates) for branches in (1, 3)
+    )
+    assert one.steps[Action.REFRESH] > one.stock
+    assert three.steps[Action.REFRESH] == pytest.approx(one.steps[Action.REFRESH] + 2 * one.stock)
+    assert three.steps[Action.SPARSE] == pytest.approx(3 * one.steps[Action.SPARSE])
+
+
+def test_layers_that_run_dense_take_as_long_as_stock_ones():
+    all_layers = dict.fromkeys(range(3), "why")
+    found = estimate(plan_of(), Placement(), dense=dict.fromkeys(PARTS, all_layers))
+    for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
+        assert found.steps[action] == pytest.approx(found.stock)
+    one = estimate(plan_of(), Placement(), dense={"attention": {0: "why"}, "mlp": {0: "why"}})
+    assert sorted(layers.layers for layers in one.similar) == [1, 2]
+
+
+def test_slow_transfers_decide_how_long_a_step_takes():
+    host = {(layer, "activation"): 1 << 20 for layer in range(3)}
+    rates = Rates(launch_seconds=0.0, link=1e6)
+    found = estimate(plan_of(), Placement(host=host), branches=2, rates=rates)
+    assert found.to_device == found.to_host == 2 * 3 << 20
+    assert found.moving == pytest.approx(found.to_device / (rates.both_ways * 1e6))
+    assert found.steps[Action.SPARSE] > found.moving > 100 * found.computing
+    assert found.hidden == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_no_sparse_layer_is_faster_than_its_launch(captured):
+    found = estimate(plan_of(), Placement(), captured=captured, rates=Rates(launch_seconds=1.0))
+    if captured:
+        assert found.steps[Action.SPARSE] < 0.1
+    else:
+        assert found.steps[Action.SPARSE] == pytest.approx(3.0)
+    assert found.steps[Action.REFRESH] == pytest.approx(3.0)
+    assert found.steps[Action.DENSE] == pytest.approx(found.stock)
+    assert found.stock < 1.0
+
+
+@pytest.mark.parametrize(
+    ("loads", "seconds"),
+    [
+        ([], 0),
+        ([Load(3), Load(4)], 7),
+        # the first layer waits for its own tensors
+        ([Load(3, "mlp", 2)], 2 + 3),
+        # later ones arrive while the layer before computes
+        ([Load(3, "mlp", 2)] * 3, 2 + 9),
+        # or the link decides
+        ([Load(1, "mlp", 5)] * 3, 15 + 1),
+        # layers that fetch nothing give time to the others
+        ([Load(1, "mlp", 3), Load(1), Load(1), Load(1, "mlp", 3)], 3 + 4),
+        # what must leave a slot before it is filled again
+        ([Load(1, "mlp", 1, 9), Load(1, "mlp", 1), Load(1, "mlp", 1)], 11 + 1 + 1),
+        # parts have slots of their own, but share the link
+        ([Load(1, "attention", 1), Load(1, "mlp", 1, 9)] * 2, 1 + 4),
+        ([Load(1, "attention", 4), Load(1, "mlp", 4)], 8 + 1),
+    ],
+)
+def test_computation_and_transfers_overlap(loads, seconds):
+    assert step_seconds(loads, UNIT) == pytest.approx(seconds)
+
+
+def test_a_link_that_is_used_both_ways_carries_less_each_way():
+    rates = dataclasses.replace(UNIT, both_ways=0.5)
+    assert step_seconds([Load(1, "mlp", 3)] * 2, rates) == 3 + 3 + 1
+    assert step_seconds([Load(1, "mlp", 3, 1), Load(1, "mlp", 3)], rates) == 6 + 6 + 1
