@@ -57,6 +57,7 @@ RARE = {
 SCHEDULES = (
     {"schedule.refresh_every": 4},
     {"schedule.refresh_every": 6, "schedule.warmup_steps": 3},
+    {"schedule.refresh_every": 8},
     {"schedule.actions": ["dense", "dense", "refresh", "sparse", "skip", "sparse"]},
     {"schedule.full_share": 0.5, "schedule.between": "middle"},
     {"schedule.full_steps": [0, 1, 4], "schedule.between": "all"},
@@ -358,7 +359,7 @@ def test_random_rounds_leave_no_trace(soak, first):
     soak.replayed = soak.struck = 0
     wrong = {number: soak.play(round_) for number, round_ in rounds.items()}
     assert {number: (rounds[number], each) for number, each in wrong.items() if each} == {}
-    assert soak.replayed > 10  # recorded steps and faults are among them
+    assert soak.replayed > 5  # recorded steps and faults are among them
     assert soak.struck > 2
 
 
