@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,138 +13,79 @@ from typing import Any, NoReturn
 
 import typer
 
-from chipsparse.cli.signals import exit_code, stop_signals, verb
+from chipsparse.common.errors import UserError as UserError
+from chipsparse.common.errors import first_line as first_line
+from chipsparse.common.errors import reason as reason
+from chipsparse.common.errors import user_errors as user_errors
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
-FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
-# What Typer finds wrong itself: options that do not exist or are missing, no numbers.
+# What asks a program to stop besides Ctrl-C: `kill`, a closed terminal. Windows has no SIGHUP.
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+# What Typer refuses itself: options that do not exist or are missing, no numbers.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-class UserError(Exception):
-    """What the user can put right; the text says what is wrong and what would be right."""
+class Stopped(KeyboardInterrupt):
+    """A signal that asks to stop; it cleans up on its way, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.signal = signal.Signals(number)
 
 
 @contextmanager
 def reported_errors(
     *, debug: bool, kept: Callable[[], str] = lambda: "nothing was written"
 ) -> Iterator[None]:
-    """Ends the command with one line on stderr instead of a traceback, or with both under `debug`.
+    """End the command with one line on stderr in place of a traceback, or with both.
 
     ``kept`` says, asked behind an interruption, what that leaves. Exit codes: 2 for what the user
     can put right, 130, 143 and 129 for SIGINT (Ctrl-C), SIGTERM and SIGHUP, 1 for everything else.
     A reader of the output that went away, such as ``head``, ends it with 1 and no word.
     """
     try:
-        with stop_signals():
+        with _stop_signals():
             yield
-            _flush()
+            if sys.stdout is not None:  # as where a shell closed it
+                sys.stdout.flush()
     except typer.Exit:
         raise
     except UserError as error:
         _end(f"error: {described(error)}", EXIT_USER_ERROR, error, debug)
     except KeyboardInterrupt as error:
-        _end(f"{verb(error)}, {kept()}", exit_code(error), error, debug)
+        _end(f"{_verb(error)}, {kept()}", exit_code(error), error, debug)
+    except BrokenPipeError as error:
+        with suppress(OSError, ValueError):  # else Python complains of what is left, as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILED) from error
     except Exception as error:
-        if isinstance(error, OSError) and _of_stdout(error):
-            _end_without_stdout(error, debug)
         hint = "" if debug or _is_out_of_memory(error) else " (--debug shows the traceback)"
         _end(f"error: {described(error)}{hint}", EXIT_FAILED, error, debug)
 
 
 @contextmanager
-def written_output() -> Iterator[None]:
-    """Ends the program where its standard output cannot take what was printed outside a command."""
-    try:
-        try:
-            yield
-        finally:
-            _flush()
-    except OSError as error:
-        try:
-            _end_without_stdout(error, debug=False)
-        except typer.Exit as end:
-            sys.exit(end.exit_code)
-
-
-@contextmanager
 def usage_errors() -> Iterator[None]:
-    """Ends the program with a sentence, as for all other errors, where Typer would draw a box."""
+    """End the program with a sentence, as for all other errors, where Typer would draw a box."""
     try:
         yield
     except UsageError as raised:
         error: Any = raised
-        with suppress(OSError):  # the terminal may be gone
-            if type(error).__name__ == "NoArgsIsHelpError":
-                if error.format_message():  # help, where it is not shown already
-                    error.show()
-            else:
-                say(f"error: {_usage_sentence(error)}")
+        if type(error).__name__ == "NoArgsIsHelpError":
+            if error.format_message():  # help, where it is not shown already
+                error.show()
+        else:
+            wrong = " ".join(error.format_message().split()).rstrip(".")
+            where = "chipsparse" if error.ctx is None else error.ctx.command_path
+            say(f"error: {wrong[:1].lower()}{wrong[1:]}; {where} --help tells more")
         sys.exit(EXIT_USER_ERROR)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
 
 
-def _usage_sentence(error: Any) -> str:
-    wrong = " ".join(error.format_message().split()).rstrip(".")
-    where = "chipsparse" if error.ctx is None else error.ctx.command_path
-    return f"{wrong[:1].lower()}{wrong[1:]}; {where} --help tells more"
-
-
-@contextmanager
-def user_errors(*kinds: type[Exception], what: str | None = None) -> Iterator[None]:
-    """Makes a `UserError` of what is the user's to put right; one that is raised stays as it is.
-
-    Args:
-        what: failed, which stands in front of why it did; None where the error says all of it.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except kinds as error:
-        if what is None:
-            raise UserError(str(error)) from error
-        why = reason(error) if isinstance(error, OSError) else first_line(error)
-        raise UserError(f"{what}: {why}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, without its final stop."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
-
-
-def reason(error: OSError) -> str:
-    """Why a file could not be read or written, without the name of the file."""
-    return error.strerror or first_line(error)
-
-
-def _flush() -> None:
-    if sys.stdout is not None:  # as where a shell closed it
-        sys.stdout.flush()
-
-
-def _of_stdout(error: OSError) -> bool:
-    """Whether an error is about the standard output: those about files name a file."""
-    return isinstance(error, BrokenPipeError) or (error.filename is None and error.errno in FULL)
-
-
-def _end_without_stdout(error: OSError, debug: bool) -> NoReturn:
-    with suppress(OSError, ValueError):  # else Python complains of what is left, as it ends
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    if isinstance(error, BrokenPipeError):
-        raise typer.Exit(EXIT_FAILED) from error
-    line = f"error: the standard output could not be written: {reason(error)}"
-    _end(line, EXIT_USER_ERROR, error, debug)
-
-
 def described(error: Exception) -> str:
-    """One sentence about an error."""
+    """Return one sentence about an error."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if _is_out_of_memory(error):
@@ -157,8 +99,22 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """Return what shells expect of a program that was stopped: 130 for Ctrl-C, 143, 129."""
+    return 128 + getattr(interrupt, "signal", signal.SIGINT)
+
+
+def say(line: str) -> None:
+    """Print a line for the user, which starts with what kind of line it is."""
+    print(f"chipsparse: {line}", file=sys.stderr, flush=True)
+
+
+def _verb(interrupt: KeyboardInterrupt) -> str:
+    return f"ended by {interrupt}" if isinstance(interrupt, Stopped) else "interrupted"
+
+
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether a device or the machine had too little; PyTorch has no type of its own for a CPU."""
+    """Return whether memory was missing; PyTorch has no type of its own for a CPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
@@ -172,6 +128,22 @@ def _end(line: str, code: int, error: BaseException, debug: bool) -> NoReturn:
     raise typer.Exit(code) from error
 
 
-def say(line: str) -> None:
-    """Prints a line for the user, which starts with what kind of line it is."""
-    print(f"chipsparse: {line}", file=sys.stderr, flush=True)
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Raise `Stopped` in the main thread for SIGTERM and SIGHUP; ignored signals stay ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: object) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import codecs
-import os
 import sys
 from io import TextIOWrapper
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -21,8 +20,8 @@ from chipsparse.cli.commands import (
     studio,
     tune,
 )
-from chipsparse.cli.errors import EXIT_USER_ERROR, usage_errors, written_output
-from chipsparse.cli.options import LastCounts, as_command
+from chipsparse.cli.errors import EXIT_USER_ERROR, say, usage_errors
+from chipsparse.cli.options import as_command
 
 NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
 
@@ -47,7 +46,7 @@ for command, example in (
     (studio.studio, studio.EXAMPLE),
     (models.models, None),
 ):
-    app.command(cls=LastCounts, epilog=example)(as_command(command))
+    app.command(epilog=example)(as_command(command))
 
 
 def _print_version(asked: bool) -> None:
@@ -68,11 +67,6 @@ def _global_options(
     pass
 
 
-def _nowhere() -> TextIO:
-    """In place of a stream that is closed, so that no file that is opened later gets its number."""
-    return open(os.devnull, "w", encoding="utf-8")
-
-
 def _take_any_text(stream: TextIOWrapper) -> None:
     """Lets a stream take what prompts and names of files may hold."""
     encoding = codecs.lookup(stream.encoding).name
@@ -84,15 +78,13 @@ def _take_any_text(stream: TextIOWrapper) -> None:
 
 def main() -> None:
     """Entry point of the `chipsparse` command."""
-    # A shell may have closed them (`>&-`).
-    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             _take_any_text(stream)
     if sys.flags.optimize > 1:
-        print(f"chipsparse: error: {NO_DOCSTRINGS}", file=sys.stderr)
+        say(f"error: {NO_DOCSTRINGS}")
         sys.exit(EXIT_USER_ERROR)
-    with written_output(), usage_errors():
+    with usage_errors():
         # As a module, too: a shell completes no `python -m chipsparse`.
         code = app(prog_name="chipsparse", standalone_mode=False)
         if code:

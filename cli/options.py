@@ -1,7 +1,8 @@
-"""Options as fields of a dataclass: each is declared once, with its help, default and check.
+"""Options of the commands: each is declared once, as a field of a dataclass.
 
-A command takes one such record, and `as_command` makes of it the function that typer reads. A
-field that `option` and `argument` did not make is none: so a command leaves out what it inherits.
+`option` gives a field its help and its check, `as_command` makes of the dataclass the function that
+typer reads, and pydantic checks what was typed. A field without `option` is none: so a command
+leaves out what it inherits. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -9,36 +10,79 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections import Counter
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from fractions import Fraction
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
-import typer.core
+from annotated_types import Interval
 
-from chipsparse.cli.errors import UserError, reported_errors, say
+from chipsparse.cli.errors import UserError, reported_errors, user_errors
+from chipsparse.cli.prompts import Item, numbered_items, read_prompts, typed_prompt
+from chipsparse.common.byte_sizes import parse_bytes
+from chipsparse.profiles.profile import MOST_STEPS, load_profile
+from chipsparse.profiles.qualities import check_quality
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+    from chipsparse.cli.model.lora import Lora
 
 REQUIRED: Any = dataclasses.MISSING
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
+DEFAULT_FPS = 16
+SEEDS = 2**64  # that PyTorch's generator takes
+MOST_CLIPS = 1_000_000  # of a command, listed beforehand
+FROM_PROFILE = "from the profile"
+LIMITS = {  # pydantic's errors, in words
+    "greater_than": ("is too small; it must be above", "gt"),
+    "greater_than_equal": ("is too small; it must be at least", "ge"),
+    "less_than_equal": ("is too large; it must be at most", "le"),
+}
+# What shows or hides something and changes no result.
+SHOWING = frozenset({"json", "debug", "verbose"})
 
-# Raises `UserError` for a wrong value of the option of this name; is not asked about None.
-Check = Callable[[str, Any], None]
-Read = Callable[[Any], Any]
+
+@dataclass(frozen=True)
+class Check:
+    """A check of an option's value for pydantic.
+
+    Attributes:
+        function: returns the value; raises `ValueError` with the words that follow the option and
+            its value in the error, or `UserError` with a whole sentence.
+        before: whether it gets what was typed, in place of a value of the field's type.
+    """
+
+    function: Callable[[Any], Any]
+    before: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        make = core_schema.no_info_after_validator_function
+        if self.before:
+            make = core_schema.no_info_before_validator_function
+        return make(self.function, handler(source))
 
 
 @dataclass(frozen=True)
 class _Declared:
-    """What a field says besides its name, type and default; see `option`."""
-
     make: Callable[..., Any]
     names: tuple[str, ...]
-    words: Mapping[str, Any]
-    before: str | None = None
-    check: Check | None = None
-    read: Read | None = None
+    words: dict[str, Any]
+    checks: tuple[Any, ...]
 
-    def value_of(self, typed: Any) -> Any:
-        return typed if self.read is None or typed is None else self.read(typed)
+    @property
+    def reads(self) -> bool:
+        """Whether a check makes the value of the text that was typed."""
+        return any(isinstance(check, Check) and check.before for check in self.checks)
 
 
 def option(
@@ -48,45 +92,146 @@ def option(
     default: Any = None,
     shown: str | bool = True,
     metavar: str | None = None,
-    before: str | None = None,
-    check: Check | None = None,
-    read: Read | None = None,
+    check: Any = None,
+    read: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """A field that is an option, called as the field is with dashes for underscores.
+    """Return a field that is an option, called as the field is with dashes for underscores.
 
     Args:
         also: further names, such as ``-o``.
-        panel: of the help under which it stands.
-        default: what the field is where the option is left out.
-        shown: as the default, in words; True shows the value, False nothing.
+        panel: the part of the help that has it.
+        default: the field's value where the option is left out.
+        shown: the default in words; True shows the value, False nothing.
         metavar: stands for its value in the help.
-        before: the option in front of which the help has it. Without it, a command's own options
-            lead, as they are declared, and those that it inherits follow.
-        check: of its value.
-        read: makes the field's value of what was typed; raises `UserError`.
+        check: a constraint of annotated_types, or a `Check`.
+        read: returns the value of a text; raises `ValueError` or `UserError`.
     """
     words = {"help": help, "rich_help_panel": panel, "show_default": shown, "metavar": metavar}
-    declared = _Declared(typer.Option, also, words, before, check, read)
+    checks = (*([] if check is None else [check]), *([] if read is None else [Check(read, True)]))
+    declared = _Declared(typer.Option, also, words, checks)
     return dataclasses.field(default=default, metadata={"declared": declared})
 
 
 def argument(
-    *, help: str, default: Any = None, metavar: str | None = None, read: Read | None = None
+    *,
+    help: str,
+    default: Any = None,
+    metavar: str | None = None,
+    read: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """A field that is an argument; see `option`."""
+    """Return a field that is an argument; see `option`."""
     words = {"help": help, "show_default": False, "metavar": metavar}
-    declared = _Declared(typer.Argument, (), words, read=read)
+    checks = () if read is None else (Check(read, True),)
+    declared = _Declared(typer.Argument, (), words, checks)
     return dataclasses.field(default=default, metadata={"declared": declared})
 
 
 # Those of the parts of the help that several commands have.
-model_option = functools.partial(option, panel="Model")
-output_option = functools.partial(option, panel="Output")
+model_option = partial(option, panel="Model")
+generation_option = partial(option, panel="Generation")
+sparsity_option = partial(option, panel="Sparsity")
+output_option = partial(option, panel="Output")
+
+# Checks.
+
+check_positive = Interval(ge=1)
+check_fps = Interval(ge=1, le=1000)  # beyond it, timestamps fall together
+check_seed = Interval(ge=0, le=SEEDS - 1)
+
+
+def one_of(*names: str) -> Check:
+    """Return a check for one of several names."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"is not known; use one of {', '.join(names)}")
+        return name
+
+    return Check(check)
+
+
+def read_fps(text: str | float) -> float:
+    """Return the rate of ``24``, ``23.976`` or ``24000/1001``; whole ones as a whole number."""
+    try:
+        rate = Fraction(text)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise ValueError("is no rate; give a number such as 24 or 23.976, or 24000/1001") from None
+    return rate.numerator if rate.denominator == 1 else float(rate)
+
+
+def check_model(location: str) -> str:
+    """Return the name of a model; one that can only be a folder must be here."""
+    if not location.strip():
+        raise UserError("--model is empty; leave it out for the bundled tiny model")
+    if not is_here(location) and not could_be_hub_name(location):
+        raise UserError(f"the model folder {location} does not exist")
+    return location
+
+
+def check_device(name: str) -> str:
+    """Return a device that is spelled right, be it here or not."""
+    if not DEVICE.fullmatch(name):
+        raise ValueError("is no device for this; use auto, cpu, cuda or cuda:N")
+    return name
+
+
+def _check_memory(text: str) -> str:
+    try:
+        parse_bytes(text)
+    except ValueError:
+        raise ValueError("is no amount of memory such as 24G or 512M") from None
+    return text
+
+
+def _check_profile(path: Path) -> Path:
+    with user_errors(ValueError):
+        load_profile(path)
+    return path
+
+
+def _check_quality(name: str) -> str:
+    with user_errors(ValueError, what="--quality"):
+        check_quality(name)
+    return name
+
+
+def check_count(what: str, count: int) -> None:
+    """Raise `UserError` where one command is to make too many clips."""
+    if count > MOST_CLIPS:
+        raise UserError(f"{what} asks for {count} clips; one command makes at most {MOST_CLIPS}")
+
+
+def check_readable(name: str, path: Path) -> None:
+    """Raise `UserError` where an option's file cannot be read."""
+    if path.is_dir():
+        raise UserError(f"{name} {path} is a folder; name a file")
+    if not path.exists():
+        raise UserError(f"{name} {path} does not exist")
+    if not path.is_file():  # a pipe may never end, and cannot be read twice
+        raise UserError(f"{name} {path} is no regular file")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{name} {path} cannot be read")
+
+
+def is_here(location: str) -> bool:
+    """Return whether a model's folder is on this machine."""
+    return Path(location).expanduser().exists()
+
+
+def could_be_hub_name(location: str) -> bool:
+    """Return whether a model's name has the form ``owner/name``."""
+    owner, slash, name = location.partition("/")
+    return bool(slash and owner and name) and "/" not in name and owner[0] not in ".~"
+
+
+# The options of commands.
+
+AnyOptions = TypeVar("AnyOptions", bound="PrintOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
-    """What every command has; a subclass adds its own options."""
+    """The options of every command; a subclass adds its own, and leads in the help."""
 
     json: bool = output_option(help="Print one JSON object instead.", default=False)
     debug: bool = output_option(
@@ -94,64 +239,300 @@ class PrintOptions:
     )
 
     def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        for name, declared in _declared(type(self)).items():
-            value = getattr(self, name)
-            if declared.check is not None and value is not None:
-                declared.check(option_name(name), value)
+        """Raise `UserError` for options that do not go together, with any model and device."""
+
+    def checked(self: AnyOptions) -> AnyOptions:
+        """Return the same options, each of them checked as if it was typed; raise `UserError`."""
+        fields = dataclasses.fields(self)
+        return read_options(type(self), {field.name: getattr(self, field.name) for field in fields})
 
     def given(self) -> list[str]:
-        """Names of the options and arguments that are not as if they were left out."""
+        """Return the options and arguments that are not as if they were left out."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return [
-            declared.words["metavar"] if declared.make is typer.Argument else option_name(name)
-            for name, declared in _declared(type(self)).items()
+            item.words["metavar"] if item.make is typer.Argument else option_name(name)
+            for name, item in _declared(type(self)).items()
             if getattr(self, name) != defaults[name]
         ]
 
     def refuse(self, *names: str, why: str) -> None:
-        """Raises `UserError` where an option is given that would be without effect."""
+        """Raise `UserError` where an option is given that would be without effect."""
         for name in self.given():
             if name in names:
                 raise UserError(f"{name} {why}")
 
     def kept(self) -> str:
-        """What an interruption leaves."""
+        """Return what an interruption leaves, in words."""
         return "nothing was written"
 
 
-class LastCounts(typer.core.TyperCommand):
-    """A command that says where an option stands twice which takes one value: the last counts."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As usual, and says it."""
-        if not ctx.resilient_parsing:  # else a shell completes the line
-            _, _, order = self.make_parser(ctx).parse_args(args=[*args])
-            for found, count in Counter(order).items():
-                option = found if isinstance(found, typer.core.TyperOption) else None
-                if count > 1 and option and not (option.multiple or option.is_flag):
-                    say(f"warning: {option.opts[0]} is given {count} times; the last one counts")
-        return super().parse_args(ctx, args)
+def seed_option() -> Any:
+    """Return the field of ``--seed``."""
+    return generation_option(
+        help="Seed of the noise; the same one gives the same result.", default=0, check=check_seed
+    )
 
 
-AnyOptions = TypeVar("AnyOptions", bound=PrintOptions)
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(PrintOptions):
+    """The options of every command about a generation; None where one was left out."""
+
+    model: str | None = model_option(
+        help="Model folder in diffusers format, or a Hugging Face hub name.",
+        shown="the bundled tiny model",
+        check=Check(check_model),
+    )
+    lora: list[str] | None = None
+    scheduler: str | None = None
+    device: str = model_option(
+        help="cpu, cuda, cuda:N, or auto: a GPU if there is one.",
+        default="auto",
+        check=Check(check_device),
+    )
+    dtype: str = model_option(
+        help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
+        default="auto",
+        check=one_of(*DTYPES),
+    )
+    gpus: int | None = model_option(
+        help="GPUs of this machine that make it together; with --device cpu so many processes.",
+        shown="1, or as many as torchrun started",
+        check=check_positive,
+    )
+    guidance_parallel: int | None = model_option(
+        help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
+        "guidance is two calls per step.",
+        shown="1",
+        check=Interval(ge=1, le=2),
+    )
+    image: Path | None = None
+    strength: float | None = None
+    height: int | None = generation_option(
+        help="Height in pixels.", shown=FROM_PROFILE, check=check_positive
+    )
+    width: int | None = generation_option(
+        help="Width in pixels.", shown=FROM_PROFILE, check=check_positive
+    )
+    frames: int | None = generation_option(
+        help="Number of frames; models of images have none.",
+        shown=FROM_PROFILE,
+        check=check_positive,
+    )
+    steps: int | None = generation_option(
+        help="Number of denoising steps.",
+        shown=FROM_PROFILE,
+        check=Interval(ge=1, le=MOST_STEPS),
+    )
+    guidance_scale: float | None = generation_option(
+        help="How closely to follow the prompt; 1 turns guidance off.",
+        shown=FROM_PROFILE,
+        check=Interval(ge=0, le=1000),
+    )
+    flow_shift: float | None = generation_option(
+        help="Shift of the noise levels towards the noisy end, of schedulers of flow matching; "
+        "larger sizes want more.",
+        shown="the scheduler's own",
+        check=Interval(gt=0, le=1000),
+    )
+    negative_prompt: str | None = generation_option(
+        help="What not to show.", shown="none", read=typed_prompt
+    )
+    config: Path | None = sparsity_option(
+        help="Profile (YAML) that says what is computed when.",
+        shown="the model's own",
+        check=Check(_check_profile),
+    )
+    quality: str | None = sparsity_option(
+        help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
+        "(few full steps, all others sparse).",
+        shown="balanced",
+        check=Check(_check_quality),
+    )
+    vram: str | None = sparsity_option(
+        help="GPU memory for all, weights included, such as 24G.",
+        shown="what is free",
+        check=Check(_check_memory),
+    )
+    ram: str | None = sparsity_option(
+        help="Host memory for caches, such as 64G.",
+        shown="most of what is free",
+        check=Check(_check_memory),
+    )
+    dense: bool = False
+    strict: bool = False
+
+    def check_vram(self, device: torch.device) -> None:
+        """Raise `UserError` for a budget of GPU memory on a CPU."""
+        if self.vram is not None and device.type != "cuda":
+            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
+
+    def memory_budgets(self) -> dict[str, int]:
+        """Return what ``--vram`` and ``--ram`` change in a `SparsityConfig`."""
+        budgets = {"memory.vram": self.vram, "memory.ram": self.ram}
+        return {name: parse_bytes(text) for name, text in budgets.items() if text is not None}
+
+    @cached_property
+    def input_image(self) -> Image | None:
+        """The image of ``--image``, in its own size; raises `UserError`."""
+        from chipsparse.cli.media.read import read_image
+
+        return None if self.image is None else read_image(self.image)
+
+    @cached_property
+    def loras(self) -> list[Lora]:
+        """The adapters of ``--lora``; raises `UserError`."""
+        from chipsparse.cli.model.lora import read_lora
+
+        return [read_lora(text) for text in self.lora or ()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(GenerationOptions):
+    """The options of `generate`; None where one was left out."""
+
+    prompt: str | None = argument(
+        help="What to show, in words; or give --prompts.", read=typed_prompt
+    )
+    output: Path = output_option(
+        "-o",
+        help="File to write: .mp4, .webm, .gif, or .png (numbered files for several frames). "
+        "Models of images write .png.",
+        default=REQUIRED,
+        shown=False,
+    )
+    lora: list[str] | None = model_option(
+        help="LoRA to load: a .safetensors file or a folder with one; may be given several times.",
+        shown="none",
+        metavar="PATH[:SCALE]",
+    )
+    scheduler: str | None = model_option(
+        help="Another scheduler of diffusers, such as UniPC or DPMSolverMultistep, with the "
+        "model's config.",
+        shown="the model's own",
+    )
+    prompts: Path | None = generation_option(
+        help="File of prompts, a line each; empty lines and those with # in front are left "
+        "out. NAME-000, NAME-001, ... are written, in the order of the file.",
+        shown="none",
+    )
+    num: int | None = generation_option(
+        help="Seeds for each prompt, from --seed on: all of the first prompt, then those of the "
+        "next one.",
+        shown="1",
+        check=Interval(ge=1, le=100_000),
+    )
+    seed: int = seed_option()
+    image: Path | None = generation_option(
+        help="Image to start from, where the model takes one; it is scaled and cut to the "
+        "size that is made, which has its shape unless --height and --width say otherwise.",
+        shown="none",
+    )
+    strength: float | None = generation_option(
+        help="How far to go from the image of --image: 1 is all the way.",
+        shown="the pipeline's own",
+        check=Interval(gt=0, le=1),
+    )
+    dense: bool = sparsity_option(help="Run the unpatched model.", default=False)
+    compare: bool = sparsity_option(
+        help="Also run the unpatched model with the same seed; report speed-up, PSNR and SSIM, "
+        "and write NAME-dense and, side by side, NAME-compare beside the output.",
+        default=False,
+    )
+    strict: bool = sparsity_option(
+        help="Fail, before anything is written, where anything would run dense although the "
+        "profile wants it sparse.",
+        default=False,
+    )
+    report: Path | None = output_option(
+        help="JSON file for all that each step and layer of the sparse run did, with its time; "
+        "written also where the run fails.",
+        shown="none",
+    )
+    fps: float = output_option(
+        help="Frames per second of a video.", default=DEFAULT_FPS, check=check_fps, read=read_fps
+    )
+    crf: int | None = output_option(
+        help="Constant rate factor of the encoder of a video, 0 to 51 for .mp4 and to 63 for "
+        ".webm: less is better and larger.",
+        shown="visually lossless",
+    )
+    verbose: bool = output_option(
+        "-v", help="Also tell which kernels ran, and why others did not.", default=False
+    )
+
+    @property
+    def mode(self) -> Literal["dense", "sparse", "compare"]:
+        """The clips that are made: the dense one, the sparse one, or both."""
+        return "dense" if self.dense else "compare" if self.compare else "sparse"
+
+    @property
+    def given_fps(self) -> float | None:
+        """The rate of ``--fps``; None where it is as if left out."""
+        return None if self.fps == DEFAULT_FPS else self.fps
+
+    @property
+    def many(self) -> bool:
+        """Whether a series is asked for, be it one of a single clip."""
+        return self.prompts is not None or self.num is not None
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """The clips to make; raises `UserError`."""
+        if (self.prompt is None) == (self.prompts is None):
+            both = "not both" if self.prompt is not None else "got neither"
+            raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
+        texts = [self.prompt or ""] if self.prompts is None else read_prompts(self.prompts)
+        check_count(f"--prompts {self.prompts}", len(texts) * (self.num or 1))
+        pairs = [(text, self.seed + i) for text in texts for i in range(self.num or 1)]
+        if not self.many:
+            return [Item(*pairs[0], self.output, self.report)]
+        return numbered_items(pairs, self.output, self.report)
+
+    def check(self) -> None:
+        """Raise `UserError` for what is wrong with any model and on any device."""
+        # Imported here so that --help does not wait for numpy and PIL.
+        from chipsparse.cli.media.write import check_file, check_inputs_stay, check_output
+
+        if self.dense and self.compare:
+            raise UserError(
+                "--dense and --compare exclude each other: --compare makes the dense video too"
+            )
+        if self.dense:
+            sparse = ("--quality", "--strict", "--report", "--vram", "--ram")
+            self.refuse(*sparse, why="is about the sparse run, which --dense leaves out")
+        if self.seed + (self.num or 1) > SEEDS:
+            raise UserError(f"--seed {self.seed}: {self.num} seeds from there go beyond 2^64 - 1")
+        if self.dense and (self.gpus or 1) > 1:
+            raise UserError("several GPUs share the sparse run, which --dense leaves out")
+        if self.image is None:
+            self.refuse("--strength", why="is about the image of --image, and there is none")
+        also = ("dense", "compare") if self.compare else ()
+        inputs = [self.config, self.prompts, self.image, *(lora.file for lora in self.loras)]
+        for item in self.items:
+            check_output(item.output, fps=self.given_fps, crf=self.crf, also=also)
+            check_inputs_stay("--output", item.output, inputs)
+            if item.report is not None:
+                check_file("--report", item.report, ".json")
+                check_inputs_stay("--report", item.report, inputs)
+        _ = self.input_image  # which raises where it cannot be read
+
+
+# From the declarations to typer, and from what was typed to the options.
 
 
 def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
-    """The function that typer makes a command of: what is typed is checked, then `run` gets it.
+    """Return the function that typer makes a command of: ``run`` gets the checked options.
 
     Args:
         run: takes ``options``, whose annotation says which.
     """
     kind = get_type_hints(run)["options"]
-    declared = _declared(kind)
 
     @functools.wraps(run)
     def command(**typed: Any) -> None:
         debug = bool(typed.get("debug"))
         with reported_errors(debug=debug):
-            options = kind(**{name: declared[name].value_of(typed[name]) for name in typed})
-            options.check()
+            options = read_options(kind, typed)
         with reported_errors(debug=debug, kept=options.kept):
             run(options)
 
@@ -159,58 +540,111 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
     return command
 
 
+def read_options(kind: type[AnyOptions], values: dict[str, Any]) -> AnyOptions:
+    """Return the options with these values; raise `UserError` where they are wrong."""
+    declared = _declared(kind)
+    checked = {
+        name: read_value(kind, name, value) if name in declared and value is not None else value
+        for name, value in values.items()
+    }
+    options = kind(**checked)
+    options.check()
+    return options
+
+
+def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
+    """Return the value of an option, checked; raise `UserError` where it is wrong."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind, name).validate_python(value)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        cause = wrong.get("ctx", {}).get("error")
+        if isinstance(cause, UserError):
+            raise cause from None
+        why = wrong["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        if wrong["type"] in LIMITS:
+            side, key = LIMITS[wrong["type"]]
+            limit = wrong["ctx"][key]
+            why = f"{side} {'2^64 - 1' if limit == SEEDS - 1 else f'{limit:g}'}"
+        text = f"{value:g}" if isinstance(value, float) else value
+        raise UserError(f"{option_name(name)} {text} {why}") from None
+
+
+@functools.cache
+def _adapter(kind: type[PrintOptions], name: str) -> Any:
+    from pydantic import ConfigDict, TypeAdapter
+
+    checks = _declared(kind)[name].checks
+    checked = Annotated[(value_type(kind, name), *checks)] if checks else value_type(kind, name)
+    return TypeAdapter(checked, config=ConfigDict(allow_inf_nan=False))
+
+
+def value_type(kind: type[PrintOptions], name: str) -> Any:
+    """Return the type of an option that is given."""
+    hint = get_type_hints(kind)[name]
+    given = [each for each in get_args(hint) if each is not type(None)]
+    return given[0] if type(None) in get_args(hint) else hint
+
+
 def option_name(field: str) -> str:
-    """``--guidance-scale`` of ``guidance_scale``."""
+    """Return ``--guidance-scale`` for ``guidance_scale``."""
     return f"--{field.replace('_', '-')}"
 
 
-def reader(kind: type[PrintOptions], field: str) -> Read | None:
-    """What makes a field's value of the text that was typed; None where its type tells."""
-    return _declared(kind)[field].read
-
-
 def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
-    """The fields whose options stand under one heading of the help."""
+    """Return the fields whose options stand under one heading of the help."""
     declared = _declared(kind).items()
-    return [name for name, each in declared if each.words.get("rich_help_panel") == panel]
+    return [name for name, item in declared if item.words.get("rich_help_panel") == panel]
 
 
-def argument_names(kind: type[PrintOptions]) -> list[str]:
-    """The fields that are arguments, in their order."""
-    return [name for name, each in _declared(kind).items() if each.make is typer.Argument]
+def command_words(command: str, options: PrintOptions, resolved: dict[str, Any]) -> list[str]:
+    """Return the words of the command that does the same again, for `shlex.join`.
+
+    Args:
+        resolved: values in place of those that were typed, by the names of the fields.
+    """
+    names = [field.name for field in dataclasses.fields(options)]
+    values = {**{name: getattr(options, name) for name in names}, **resolved}
+    declared = _declared(type(options)).items()
+    arguments = [name for name, item in declared if item.make is typer.Argument]
+    places = [str(values.pop(name)) for name in arguments if values[name] is not None]
+    words: list[str] = []
+    for name, value in values.items():
+        if value is None or value is False or name in SHOWING or name in arguments:
+            continue
+        if value is True:
+            words.append(option_name(name))
+            continue
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            words += [option_name(name), str(item)]
+    if any(place.startswith("-") for place in places):  # else it would be taken for an option
+        return ["chipsparse", command, *words, "--", *places]
+    return ["chipsparse", command, *places, *words]
 
 
+@functools.cache
 def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
-    """The options and arguments by their fields, in the order of the help."""
-    fields = {field.name: field.metadata for field in dataclasses.fields(kind)}
-    # Those of the class first, then those of the class that it extends.
-    kinds = enumerate(kind.__mro__)
-    first_in = {name: i for i, each in kinds for name in inspect.get_annotations(each)}
-    found = {
-        name: fields[name]["declared"]
-        for name in sorted(fields, key=first_in.__getitem__)
-        if "declared" in fields[name]
-    }
-    order = list(found)
-    for name, declared in found.items():
-        if declared.before is not None:
-            order.remove(name)
-            order.insert(order.index(declared.before), name)
-    return {name: found[name] for name in order}
+    """Return the options and arguments by field, in the order of the help."""
+    fields = [field for field in dataclasses.fields(kind) if "declared" in field.metadata]
+    last = {field.name for field in dataclasses.fields(PrintOptions)}
+    fields.sort(key=lambda field: field.name in last)
+    return {field.name: field.metadata["declared"] for field in fields}
 
 
 def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
     types = get_type_hints(kind)
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     parameters = []
-    for name, each in _declared(kind).items():
-        names = (option_name(name), *each.names) if each.make is typer.Option else ()
-        typed = types[name] if each.read is None else str if defaults[name] else str | None
+    for name, item in _declared(kind).items():
+        names = (option_name(name), *item.names) if item.make is typer.Option else ()
+        typed = types[name] if not item.reads else str if defaults[name] else str | None
         parameters.append(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                annotation=Annotated[typed, each.make(*names, **each.words)],
+                annotation=Annotated[typed, item.make(*names, **item.words)],
                 default=inspect.Parameter.empty if defaults[name] is REQUIRED else defaults[name],
             )
         )

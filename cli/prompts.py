@@ -1,47 +1,73 @@
-"""Prompts, as they were typed or stand in a file."""
+"""Prompts, as they were typed or stand in a file, and the clips that are made of them."""
 
 from __future__ import annotations
 
-import hashlib
 import os
+import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.wording import counted
 from chipsparse.common import text_files
+from chipsparse.experiments.records import Sample
 from chipsparse.profiles.profile import ASSETS
+
+DIGITS = 3  # at least, of the numbers of a series, so that names sort
+SHOWN = 80  # letters of what a text encoder does not read
+NO_LIMIT = 1_000_000  # a tokenizer without a limit of its own says a number like 1e30
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A prompt with its seed."""
+class Item:
+    """One clip of a command; sparse, dense or both.
 
-    index: int  # from 0, among all that are generated with
-    text: str
+    Attributes:
+        output: the file that ``--output`` names, with the item's number in a series.
+        report: likewise of ``--report``; None where none is asked for.
+        label: what the user sees in front of what is said of it; empty where it is the only one.
+    """
+
+    prompt: str
     seed: int
+    output: Path
+    report: Path | None
+    label: str = ""
 
-    @property
-    def name(self) -> str:
-        """What measurements of it are called."""
-        return f"seed {self.seed}, {self.text}"
 
-    @property
-    def digest(self) -> str:
-        """What files and measurements call its text where they are not to tell it."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+def numbered_items(
+    pairs: Sequence[tuple[str, int]], output: Path, report: Path | None
+) -> list[Item]:
+    """Return the clips of prompts with seeds, whose files are numbered: ``out-000.mp4``, ..."""
+    digits = max(DIGITS, len(str(len(pairs) - 1)))
+
+    def numbered(path: Path, number: int) -> Path:
+        return path.with_name(f"{path.stem}-{number:0{digits}}{path.suffix}")
+
+    return [
+        Item(
+            text,
+            seed,
+            numbered(output, number),
+            None if report is None else numbered(report, number),
+            f"{number + 1} of {len(pairs)}",
+        )
+        for number, (text, seed) in enumerate(pairs)
+    ]
 
 
 def shapes(*, video: bool) -> str:
-    """The bundled prompts about what the bundled models were trained on."""
+    """Return the file of bundled prompts about what the bundled models were trained on."""
     return "shapes.txt" if video else "images.txt"
 
 
 def first_prompts(
     path: Path | None, *, bundled: str, usual: int, count: int | None, seed: int
-) -> list[Prompt]:
-    """The first prompts of a file; the seed of each is one more than that of the one before.
+) -> list[Sample]:
+    """Return the first prompts of a file; the seed of each is one more than that before.
 
     Args:
         path: of ``--prompts``; None for bundled ones.
@@ -60,23 +86,23 @@ def first_prompts(
         raise UserError(
             f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
         )
-    return [Prompt(i, text, seed + i) for i, text in enumerate(texts[:wanted])]
+    return [Sample(i, text, seed + i) for i, text in enumerate(texts[:wanted])]
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: a line each; empty lines and those that begin with ``#`` are left out.
+    """Return the prompts of a file: a line each, without empty lines and those with ``#`` in front.
 
     Raises `UserError` for a file that cannot be read, or has no prompt.
     """
-    found = [line.strip() for line in read_text(path, f"--prompts {path}").splitlines()]
-    prompts = [line for line in found if line and not line.startswith("#")]
+    lines = [line.strip() for line in read_text(path, f"--prompts {path}").splitlines()]
+    prompts = [line for line in lines if line and not line.startswith("#")]
     if not prompts:
         raise UserError(f"--prompts {path} has no prompt; write one a line")
     return prompts
 
 
 def read_text(path: Path, name: str) -> str:
-    """What a text file says; raises `UserError`, which calls it ``name``."""
+    """Return the text of a file; raise `UserError`, which calls it ``name``."""
     try:
         return text_files.read_text(path)
     except (OSError, UnicodeError) as error:
@@ -85,7 +111,7 @@ def read_text(path: Path, name: str) -> str:
 
 
 def typed_prompt(text: str) -> str:
-    """The prompt that a user typed, also where the locale takes UTF-8 for ASCII.
+    """Return the prompt that a user typed, also where the locale takes UTF-8 for ASCII.
 
     Raises `UserError` where its bytes are no UTF-8.
     """
@@ -99,3 +125,38 @@ def typed_prompt(text: str) -> str:
             "the prompt holds bytes that are no text in UTF-8; set the terminal to UTF-8, or give "
             "the prompt in a file with --prompts"
         ) from error
+
+
+def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | None:
+    """Return one sentence about what is cut from a prompt; None where all of it is read.
+
+    Of several text encoders the one that reads most counts.
+
+    Args:
+        pipe: loaded; its tokenizers are asked.
+        max_sequence_length: what the pipeline's call is given, or its default.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    longest: tuple[int, str] | None = None
+    for tokenizer in pipe.components.values():
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            continue
+        limits = [getattr(tokenizer, "model_max_length", None), max_sequence_length]
+        limit = min((number for number in limits if number and number < NO_LIMIT), default=None)
+        if limit is None:
+            return None
+        words = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+        read = limit - tokenizer.num_special_tokens_to_add()
+        if len(words) <= read:
+            return None
+        lost = tokenizer.decode(words[read:], skip_special_tokens=True).strip()
+        if longest is None or limit > longest[0]:
+            longest = limit, lost or counted(len(words) - read, "unknown word")
+    if longest is None:
+        return None
+    shown = textwrap.shorten(longest[1], SHOWN, placeholder=" ...")
+    return (
+        f"the prompt is longer than the {longest[0]} tokens that the text encoder reads; cut: "
+        f'"{shown}"'
+    )

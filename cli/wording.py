@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from chipsparse.config import Part
@@ -39,9 +40,9 @@ def short_place(place: str) -> str:
     return place if name is None else f"{name}, bundled"
 
 
-def files_text(files: list[Path]) -> str:
-    """The names of one clip's files: one, or the first and the last of numbered ones."""
-    return str(files[0]) if len(files) == 1 else f"{files[0]} to {files[-1].name}"
+def files_text(files: Sequence[Path | str]) -> str:
+    """Return the names of one clip's files: one, or the first and the last of numbered ones."""
+    return str(files[0]) if len(files) == 1 else f"{files[0]} to {Path(files[-1]).name}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -8,8 +8,9 @@ seed and size) compare fairly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -170,6 +171,34 @@ class ClipComparison:
         if self.flicker_a is None or self.flicker_b is None:
             return None
         return self.flicker_b - self.flicker_a
+
+    def to_json(self, *, per_frame: bool = True) -> dict[str, Any]:
+        """The values of B against A as JSON values; None for an infinite PSNR."""
+        values: dict[str, Any] = {
+            "identical": self.identical,
+            "psnr_db": _finite(self.psnr_db),
+            "ssim": self.ssim,
+            "lpips": self.lpips,
+            "flicker": self.flicker_b,
+            "flicker_change": self.flicker_change,
+            "largest_difference": self.largest_difference,
+        }
+        if per_frame:
+            # Flicker belongs to frames that have two neighbours.
+            curves: dict[str, Sequence[float | None] | None] = {
+                "psnr_db": [_finite(value) for value in self.psnr_per_frame],
+                "ssim": self.ssim_per_frame,
+                "lpips": self.lpips_per_frame,
+            }
+            if self.flicker_a is not None:
+                curves["flicker_dense"] = [None, *self.flicker_a_per_frame, None]
+                curves["flicker"] = [None, *self.flicker_b_per_frame, None]
+            values["per_frame"] = {name: each for name, each in curves.items() if each}
+        return values
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def compare_clips(

@@ -93,7 +93,7 @@ def sparsity(steps: Steps | None, reuse: Reuse, **schedule: Any) -> dict[str, An
     """A profile's sparsity; without sparse steps for a list of skips."""
     is_sparse = steps is None or bool(steps.sparse)
     if steps is not None:
-        schedule |= {"full_steps": list(steps.full), "between": reuse.between}
+        schedule |= {"full_steps": list(steps.full), "between": "none"}
         schedule |= {"forecast": reuse.forecast, "forecast_after": reuse.forecast_after}
         schedule["correct"] = reuse.correct
     if is_sparse:

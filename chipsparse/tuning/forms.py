@@ -1,21 +1,30 @@
-"""What a search chooses from: forms of a schedule, each of any number of full steps."""
+"""The schedules to choose from: forms, each of any number of full steps."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.schedule.text import list_text
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, best_lists, drift, jump_costs
 from chipsparse.tuning.placed_steps import Placed, Steps
-from chipsparse.tuning.step_search import best_lists
 
 USUAL_GROWTH, USUAL_DENSITY = 1.0, 0.2
+# The likeliest first: where there is no time for all, the last ones are left out.
+GROWTHS = (1.0, 2.0)
+DENSITIES = (0.2, 0.1, 0.3)
+# Shares, each with the places from which on it begins.
+FORECASTS = [
+    (share, after)
+    for share in (0.5, 0.75, 0.0, 0.25, 1.0)
+    for after in ((0.0, 0.25, 0.5) if share else (0.0,))
+]
+SPARSE_ERRORS = (0.3, 0.1, 0.6)
 
 
 @dataclass(frozen=True)
@@ -24,11 +33,11 @@ class Form:
 
     Attributes:
         growth: of errors in the search for its lists, see `jump_costs`.
-        reuse: what stands for the steps that are not full.
+        reuse: the outputs of skipped steps.
         density: of the columns of sparse steps.
         sparse_mlp: whether the MLPs of sparse steps are sparse, too.
-        sparse_error: sparse steps are placed one by one, taken to leave such an error behind; see
-            `Placed`. None: where ``reuse`` says.
+        sparse_error: the error that a sparse step leaves behind, by which sparse steps are placed;
+            see `Placed`. None: nothing is sparse.
     """
 
     growth: float = USUAL_GROWTH
@@ -40,11 +49,11 @@ class Form:
     @property
     def is_sparse(self) -> bool:
         """Whether any step may be sparse."""
-        return self.reuse.between != "none" or self.sparse_error is not None
+        return self.sparse_error is not None
 
     def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
         """The base with this schedule instead of its own, whatever form that has."""
-        schedule = dataclasses.replace(
+        schedule = replace(
             self.schedule(steps), first_dense_layers=base.schedule.first_dense_layers
         )
         return base.override(
@@ -57,7 +66,9 @@ class Form:
 
     def schedule(self, steps: Steps) -> ScheduleConfig:
         """The schedule with these steps."""
-        return ScheduleConfig(full_steps=steps.full, sparse_steps=steps.sparse, **vars(self.reuse))
+        return ScheduleConfig(
+            full_steps=steps.full, sparse_steps=steps.sparse, between="none", **vars(self.reuse)
+        )
 
     def describe(self, config: SparsityConfig, steps: int) -> str:
         """One line for people about one of its configs."""
@@ -68,30 +79,62 @@ class Form:
         return f"{text} (list by growth {self.growth:g})"
 
 
+@dataclass(frozen=True)
+class ActionSeconds:
+    """The times of this model's steps on this machine, all guidance branches together.
+
+    Attributes:
+        dense: a dense one.
+        refresh: a refresh.
+        sparse: a sparse one, by share of columns and whether MLPs are sparse.
+        skipped: a skipped one.
+        other: all but the steps: text, decoding.
+        measuring: the time of measuring them, beside the dense generations.
+    """
+
+    dense: float
+    refresh: float
+    sparse: dict[tuple[float, bool], float]
+    skipped: float
+    other: float
+    measuring: float = 0.0
+
+    def generation(self, form: Form, computed: Steps, steps: int) -> float:
+        """Seconds of a generation of a form in which these of so many steps are computed."""
+        seconds = {
+            Action.DENSE: self.dense,
+            Action.REFRESH: self.refresh,
+            Action.SPARSE: self.sparse[form.density, form.sparse_mlp],
+            Action.SKIP: self.skipped,
+        }
+        schedule = Schedule(form.schedule(computed), steps)
+        return self.other + sum(seconds[schedule.action(step)] for step in range(steps))
+
+
 class Lists:
-    """The steps of every form, and what the calibration says they cost.
+    """The steps of every form, and their costs by the calibration.
 
     Args:
         trajectories: one of each calibrating prompt, of the same number of steps.
-        seconds: what steps take.
+        seconds: the times of steps.
     """
 
     def __init__(self, trajectories: Sequence[Trajectory], seconds: ActionSeconds) -> None:
         self._steps = trajectories[0].steps
         self._seconds = seconds
         self._trajectories = trajectories
-        self._costs: dict[tuple[Reuse, float], np.ndarray] = {}
-        self._searched: dict[tuple[Reuse, float], dict[int, tuple[int, ...]]] = {}
+        self._lists: dict[tuple[Reuse, float], dict[int, tuple[int, ...]]] = {}
         self._placed: dict[Form, Placed] = {}
 
     def steps(self, form: Form, count: float) -> Steps:
-        """Those with so many full steps; where sparse ones are placed, in the time of so many."""
+        """The steps with so many full ones, or in the time of so many where some are sparse."""
         if form.sparse_error is not None:
             return self._place(form, form.sparse_error).steps(count)
         key = form.reuse, form.growth
-        if key not in self._searched:
-            self._searched[key] = best_lists(self.costs(*key))
-        return Steps(self._searched[key][max(1, int(count))])
+        if key not in self._lists:
+            costs = [jump_costs(each, *key) for each in self._trajectories]
+            self._lists[key] = best_lists(np.mean(costs, axis=0))
+        return Steps(self._lists[key][max(1, int(count))])
 
     def _place(self, form: Form, error: float) -> Placed:
         if form not in self._placed:
@@ -107,50 +150,40 @@ class Lists:
         return self._placed[form]
 
     def drift(self, form: Form, count: float) -> float:
-        """How far those of `steps` lead astray, as of `drift`; the mean over the prompts."""
+        """The drift of the form's steps, see `jump_costs.drift`; the mean over the prompts."""
         schedule = Schedule(form.schedule(self.steps(form, count)), self._steps)
         steps = range(self._steps)
         computed = [step for step in steps if schedule.action(step) is not Action.SKIP]
-        found = [drift(each, form.reuse, form.growth, computed) for each in self._trajectories]
-        return float(np.mean(found))
+        drifts = [drift(each, form.reuse, form.growth, computed) for each in self._trajectories]
+        return float(np.mean(drifts))
 
-    def costs(self, reuse: Reuse, growth: float) -> np.ndarray:
-        """Of all jumps, as of `jump_costs`; the mean over the prompts."""
-        key = reuse, growth
-        if key not in self._costs:
-            found = [jump_costs(each, reuse, growth) for each in self._trajectories]
-            self._costs[key] = np.mean(found, axis=0)
-        return self._costs[key]
+    # Rivals, one choice after the other. The calibration foretells the best forecast; the rest is
+    # for generations to tell.
 
+    def first(self, count: int, *, correct: bool = True) -> Form:
+        """The form with the best forecast for so many full steps, nothing sparse."""
+        forms = (
+            Form(reuse=Reuse(forecast=share, forecast_after=after, correct=correct))
+            for share, after in FORECASTS
+        )
+        return min(forms, key=lambda form: self.drift(form, count))
 
-@dataclass(frozen=True)
-class ActionSeconds:
-    """What the steps of this model take on this machine, all guidance branches together.
+    def of_skips(self, form: Form, count: int) -> Iterator[Form]:
+        """Other lists of full steps, and skipped steps that are not corrected."""
+        for growth in GROWTHS:
+            yield replace(self.first(count), growth=growth)
+        yield self.first(count, correct=False)
 
-    Attributes:
-        dense: a dense one.
-        refresh: a refresh.
-        sparse: a sparse one, by share of columns and whether MLPs are sparse.
-        skipped: a skipped one.
-        other: all but the steps: text, decoding.
-        measuring: what it took to time them, beside the dense generations.
-    """
+    def of_sparse_steps(self, form: Form, count: int) -> Iterator[Form]:
+        """Sparse steps of other shares of columns, placed by other errors."""
+        for density in DENSITIES:
+            yield replace(form, sparse_error=SPARSE_ERRORS[0], density=density)
+        for error in SPARSE_ERRORS[1:]:
+            yield replace(form, sparse_error=error)
 
-    dense: float
-    refresh: float
-    sparse: dict[tuple[float, bool], float]
-    skipped: float
-    other: float
-    measuring: float = 0.0
-
-    def generation(self, form: Form, computed: Steps, steps: int) -> float:
-        """Seconds of a generation of a form in which these of so many steps are computed."""
-        sparse = self.sparse[form.density, form.sparse_mlp]
-        seconds = {
-            Action.DENSE: self.dense,
-            Action.REFRESH: self.refresh,
-            Action.SPARSE: sparse,
-            Action.SKIP: self.skipped,
-        }
-        schedule = Schedule(form.schedule(computed), steps)
-        return self.other + sum(seconds[schedule.action(step)] for step in range(steps))
+    def of_sparse_mlps(self, form: Form, count: int) -> Iterator[Form]:
+        """Sparse MLPs, where sparse steps are faster so."""
+        seconds = self._seconds.sparse
+        fast = seconds.get((form.density, True))
+        if form.is_sparse and fast is not None and fast < seconds[form.density, False]:
+            yield replace(form, sparse_mlp=True)

@@ -1,22 +1,21 @@
-"""What it costs to leave steps out, scored on the outputs of a dense generation, for nothing.
+"""The cost of leaving steps out, computed from the outputs of a dense generation.
 
-Between two full steps b and c some outputs are sparse. The others are held or forecast and, where
-they are corrected once c is known, end up on the line between the outputs computed around them.
-Their errors, each times what the scheduler lets it do to the latents, add up to one vector for the
-gap. The vectors of different gaps have little to do with each other, so that the square of its
-length is the cost of the jump from b to c. All such vectors are linear in the outputs: the outputs'
-inner products are all that must be kept of a generation.
+Between two full steps b and c the outputs are held or forecast. Where they are corrected once c is
+known, they end up on the line between the outputs of b and c. Their errors, each times its effect
+on the latents, add up to one vector for the gap. The vectors of different gaps are nearly
+unrelated, so the square of its length is the cost of the jump from b to c. All such vectors are
+linear in the outputs, so the outputs' inner products are all that is kept of a generation.
+
+The best list of full steps follows by dynamic programming over these costs, as in DPCache (Cui et
+al. 2026, arXiv 2602.22654) and BudCache (arXiv 2606.13496).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-
-from chipsparse.schedule.step_lists import Between, sparse_between
 
 # What counts of a gap's error before it is corrected: the full step behind it is computed there.
 BEFORE_CORRECTION = 0.5
@@ -44,12 +43,11 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Reuse:
-    """What stands for the outputs of the steps that are not full; see `ScheduleConfig`.
+    """The outputs that stand for those of skipped steps; see `ScheduleConfig`.
 
-    Where the scheduler is none whose steps can be corrected, ``correct`` changes the lists alone.
+    Where the scheduler's steps cannot be corrected, ``correct`` changes the lists alone.
     """
 
-    between: Between = "none"
     forecast: float = 0.0
     forecast_after: float = 0.0
     correct: bool = True
@@ -58,11 +56,9 @@ class Reuse:
 def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarray:
     """The cost of every jump; infinite where there is none.
 
-    Sparse outputs are taken to be exact: how good they are is for generations to tell.
-
     Args:
-        trajectory: what the outputs are.
-        reuse: what stands for them.
+        trajectory: the outputs.
+        reuse: the outputs of skipped steps.
         growth: an error at step i counts ``((i + 1) / N) ** -growth`` times, since those of early
             steps grow until the end.
 
@@ -75,24 +71,22 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
     costs = np.full((steps, steps, steps + 1), np.inf)
     for b in range(steps):
         befores = list(range(b)) or [0]
-        computed = [_last_computed(reuse.between, a, b) for a in befores]
         # What a forecast from step b adds to its output: so much of ``change`` a unit of time.
         change = np.zeros((len(befores), steps))
-        for row, before in enumerate(computed):
+        for row, before in enumerate(befores):
             if times[before] != times[b]:  # of equal ones, as of one step, the output is held
                 change[row, [b, before]] = np.array([1.0, -1.0]) / (times[b] - times[before])
         change_products = change @ products
         change_squares = np.einsum("ij,ij->i", change_products, change)
         for c in range(b + 1, steps + 1):
-            sparse = sparse_between(b, c, reuse.between)
-            error, slope = _gap(trajectory, reuse, weights, (b, *sparse), c)
+            error, slope = _gap(trajectory, reuse, weights, [b], c)
             squares = (
                 error @ products @ error
                 - 2 * slope * (change_products @ error)
                 + slope**2 * change_squares
             )
             if reuse.correct and c < steps:
-                off = _off_lines(times, weights, [b, *sparse, c])
+                off = _off_line(times, weights, b, c)
                 squares = BEFORE_CORRECTION * squares + off @ products @ off
             costs[befores, b, c] = squares.clip(0)
     return costs
@@ -134,14 +128,13 @@ def _gap(
     return error, slope
 
 
-def _off_lines(times: np.ndarray, weights: np.ndarray, computed: Sequence[int]) -> np.ndarray:
-    """The weighted sum of what outputs differ by from the lines between computed steps, ``[N]``."""
+def _off_line(times: np.ndarray, weights: np.ndarray, old: int, new: int) -> np.ndarray:
+    """The weighted sum of the outputs' distances from the line between two steps, ``[N]``."""
     error = np.zeros(len(times))
-    for old, new in pairwise(computed):
-        inner, share = along_line(times, old, new)
-        error[inner] += weights[inner]
-        error[old] -= weights[inner] @ (1 - share)
-        error[new] -= weights[inner] @ share
+    inner, share = along_line(times, old, new)
+    error[inner] = weights[inner]
+    error[old] = -(weights[inner] @ (1 - share))
+    error[new] = -(weights[inner] @ share)
     return error
 
 
@@ -152,20 +145,15 @@ def along_line(times: np.ndarray, old: int, new: int) -> tuple[np.ndarray, np.nd
     return inner, (times[inner] - times[old]) / span if span else np.zeros(len(inner))
 
 
-def _last_computed(between: Between, a: int, b: int) -> int:
-    """The step computed last before the full step b, where a was the full one before."""
-    return max([a, *sparse_between(a, b, between)])
-
-
 def drift(trajectory: Trajectory, reuse: Reuse, growth: float, computed: Sequence[int]) -> float:
-    """How far a list leads astray before anything is corrected: the errors of all gaps together.
+    """The error of a list before anything is corrected: that of all gaps together.
 
-    What is held lags behind in every gap, to the same side, which the costs of jumps do not know
-    of each other. So this tells one forecast from another, as those do one list from another.
+    A held output lags behind in every gap, to the same side, which the costs of single jumps cannot
+    show. So drift compares forecasts, as the costs compare lists.
 
     Args:
-        trajectory: what the outputs are.
-        reuse: what stands for them.
+        trajectory: the outputs.
+        reuse: the outputs of skipped steps.
         growth: of errors, see `jump_costs`.
         computed: all steps that are, from 0, in order.
 
@@ -176,3 +164,34 @@ def drift(trajectory: Trajectory, reuse: Reuse, growth: float, computed: Sequenc
     # Before the first step there is none that a forecast could start from.
     error, _ = _gap(trajectory, reuse, weights, computed, trajectory.steps)
     return float(error @ trajectory.products @ error)
+
+
+def best_lists(costs: np.ndarray) -> dict[int, tuple[int, ...]]:
+    """The list of least cost for every number of full steps.
+
+    The cost of a jump depends on the full step before it, so a state is the last two full steps.
+
+    Args:
+        costs: ``[N, N, N + 1]``, as of `jump_costs`.
+
+    Returns:
+        For each number from 1 to N the full steps, the first of which is 0.
+    """
+    steps = costs.shape[0]
+    # The cost of the best list that ends with the full steps a and b, at [a, b].
+    ending = np.full((steps, steps), np.inf)
+    ending[0, 0] = 0.0
+    origins: list[np.ndarray] = []
+    lists = {}
+    for count in range(1, steps + 1):
+        whole = ending + costs[:, :, steps]
+        a, b = (int(place) for place in np.unravel_index(int(whole.argmin()), whole.shape))
+        traced = [b]
+        for origin in reversed(origins):
+            a, b = int(origin[a, b]), a
+            traced.append(b)
+        lists[count] = tuple(reversed(traced))
+        longer = ending[:, :, None] + costs[:, :, :steps]  # [a, b, c]
+        origins.append(longer.argmin(axis=0))
+        ending = longer.min(axis=0)
+    return lists

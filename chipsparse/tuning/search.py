@@ -1,28 +1,28 @@
-"""The search of `chipsparse tune`: which form of a schedule, and how many full steps.
+"""The search of `chipsparse tune`: the form of a schedule, and its number of full steps.
 
-Whatever is asked for, forms are compared at one time of a generation: the one that is asked for, or
-the one at which the first form meets the quality that is asked for. Each gets as many full steps as
-fit into that time, by what its steps take on this machine, and the best quality wins.
+Forms are compared at one time of a generation: the time that is asked for, or the one at which the
+first form meets the quality that is asked for. Each gets as many full steps as fit into that time,
+by the times of its steps on this machine, and the best quality wins.
 
-All that is decided follows from what the lab measured, so that a search that goes on from measured
-things takes the same way again.
+All decisions follow from the lab's measurements, so that a search that goes on from kept ones takes
+the same way again.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.schedule.schedule import Action, Schedule
-from chipsparse.tuning.boundary import largest, smallest
 from chipsparse.tuning.forms import ActionSeconds, Form, Lists
-from chipsparse.tuning.halving import halve
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.placed_steps import Steps
-from chipsparse.tuning.rivals import Rivals
 from chipsparse.tuning.targets import (
     Pair,
     fast_enough,
@@ -31,6 +31,8 @@ from chipsparse.tuning.targets import (
     quality,
     wants_quality,
 )
+
+Rival = TypeVar("Rival")
 
 LEAST_FULL_STEPS = 2
 
@@ -113,7 +115,6 @@ class Search:
         self._tried: list[Tried] = []
         self._lists: Lists
         self._seconds: ActionSeconds
-        self._rivals: Rivals
 
     def run(self) -> Tried:
         """The best candidate, on all held-out prompts.
@@ -124,8 +125,7 @@ class Search:
         trajectories = [self._lab.trajectory(prompt) for prompt in self._calibrating]
         self._seconds = self._lab.step_seconds()
         self._lists = Lists(trajectories, self._seconds)
-        self._rivals = Rivals(self._lists, self._seconds)
-        form = self._rivals.first(self._usual_count)
+        form = self._lists.first(self._usual_count)
         if wants_quality(self._target):
             count = self._count_for_quality(form, self._calibrating[:1])
             limit = self._predicted(form, count)
@@ -159,8 +159,9 @@ class Search:
 
     def _fitting(self, form: Form, limit: float) -> int | None:
         """The number of full steps with which a form takes no longer."""
-        most = self._steps - 1
-        return largest(LEAST_FULL_STEPS, most, lambda count: self._predicted(form, count) <= limit)
+        counts = range(LEAST_FULL_STEPS, self._steps)
+        too_slow = bisect_left(counts, True, key=lambda n: self._predicted(form, n) > limit)
+        return counts[too_slow - 1] if too_slow else None
 
     def _pair(self, candidate: Candidate, prompt: int) -> Pair:
         pair = self._lab.pair(candidate.config, prompt, candidate.describe)
@@ -178,11 +179,9 @@ class Search:
     def _best_form(self, form: Form, limit: float) -> Form:
         """The form with the best quality of those that take so long, choice by choice."""
         choices: Sequence[Callable[[Form, int], Iterator[Form]]] = (
-            self._rivals.of_forecast,
-            self._rivals.of_correction,
-            self._rivals.of_lists,
-            self._rivals.of_sparse_steps,
-            self._rivals.of_sparse_mlps,
+            self._lists.of_skips,
+            self._lists.of_sparse_steps,
+            self._lists.of_sparse_mlps,
         )
         # Enough to verify twice is left for later.
         share = min(1.0, limit / self._dense_seconds)
@@ -301,3 +300,49 @@ class Search:
         if wants_quality(self._target):
             return min(quality(self._target, pair) for pair in tried.pairs)
         return -max(pair.seconds for pair in tried.pairs)
+
+
+def halve(
+    rivals: Sequence[Rival], prompts: Sequence[int], score: Callable[[Rival, int], float]
+) -> Rival:
+    """The rival with the best mean score by successive halving.
+
+    All rivals are scored on the first prompt, the better half on the next one, and so on.
+
+    Args:
+        rivals: at least one; of equal ones the first wins.
+        prompts: at least one.
+        score: the larger, the better; asked once for each rival and prompt that come together.
+    """
+    scores: dict[int, list[float]] = {place: [] for place in range(len(rivals))}
+    for turn, prompt in enumerate(prompts):
+        if len(scores) == 1:
+            break
+        for place, own in scores.items():
+            own.append(score(rivals[place], prompt))
+        best = sorted(scores, key=lambda place: -statistics.fmean(scores[place]))
+        kept = 1 if turn == len(prompts) - 1 else math.ceil(len(best) / 2)
+        scores = {place: scores[place] for place in best[:kept]}
+    return rivals[next(iter(scores))]
+
+
+def smallest(
+    low: int, high: int, start: int, passes: Callable[[int], bool], may_go_on: Callable[[], bool]
+) -> int | None:
+    """The smallest number that passes, where all above it pass, too; None where none is known to.
+
+    Looks from the start on in growing strides, then by bisection.
+    """
+    failed, passed = low - 1, high + 1
+    place, stride = min(high, max(low, start)), 1
+    while failed + 1 < passed and may_go_on():
+        if passes(place):
+            passed = place
+        else:
+            failed = place
+        if failed >= low and passed <= high:
+            place = (failed + passed) // 2
+        else:
+            place = max(low, passed - stride) if passed <= high else min(high, failed + stride)
+            stride *= 2
+    return passed if passed <= high else None

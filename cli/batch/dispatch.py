@@ -24,8 +24,8 @@ from chipsparse.cli.batch.engine import (
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.folder import Folder
 from chipsparse.cli.batch.live import LiveLine
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.options import GenerateOptions
 
 POLL_SECONDS = 1.0
 # How long a worker that cannot be reached is left alone, and how often, before it is given up.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.ranks import Rank
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Worker(Protocol):
 
 # Makes a worker where it is to run, and is pickled on its way there: of a worker's options, the
 # number of threads on a CPU, and its place where several processes are one worker.
-MakeWorker = Callable[[GenerateOptions, int | None, Joined], Worker]
+MakeWorker = Callable[[GenerateOptions, int | None, Rank], Worker]
 
 
 class Engine(Protocol):

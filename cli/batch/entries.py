@@ -13,18 +13,19 @@ import torch
 
 from chipsparse.cli.batch.prompt_file import Line, check_lines
 from chipsparse.cli.commands.batch import BatchOptions
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate.prepared import Job, check_shared, settle
-from chipsparse.cli.generate.series import Item
-from chipsparse.cli.media.write import check_style
+from chipsparse.cli.generate.job import record_of
+from chipsparse.cli.media.write import check_kind, check_style
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.model.weight_files import files_digest, weights_digest
-from chipsparse.cli.ranks.joined import shared_by
+from chipsparse.cli.model.weights import files_digest, weights_digest
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.prompts import Item
+from chipsparse.cli.ranks import shared_by
+from chipsparse.cli.request import Request, resolve
 from chipsparse.cli.results import json_values
 
 DIGITS = 16  # of a digest: 2^64 of them
-# What decides about a result, of the facts that `Job.as_json` has.
+# What decides about a result, of the facts that `RequestRecord` has.
 DECISIVE = (
     "mode",
     "negative_prompt",
@@ -47,7 +48,7 @@ class Group:
     """
 
     options: GenerateOptions
-    job: Job
+    job: Request
     decisive: Mapping[str, Any]
 
 
@@ -73,7 +74,8 @@ class Entry:
 
     def facts(self, folder: Path) -> dict[str, Any]:
         """What is to be made, in which file: as `generate --json` has it."""
-        request = self.group.job.as_json(Item(self.prompt, self.seed, folder / self.name, None))
+        item = Item(self.prompt, self.seed, folder / self.name, None)
+        request = record_of(self.group.job, item).model_dump(mode="json")
         return {"file": self.name, "lines": list(self.lines), **request}
 
 
@@ -163,14 +165,18 @@ class _Groups:
         }
         options = self._options.of_line({**own, **settled})
         check_style(self.suffix, options.given_fps, options.crf)
-        job = settle(options, self._model, self._device, self._dtype)
+        parallel = None
         if options.gpus is not None:
-            check_shared(job, shared_by(options.gpus, options.guidance_parallel))
+            parallel = shared_by(options.gpus, options.guidance_parallel)
+        job = resolve(
+            options, model=self._model, device=self._device, dtype=self._dtype, parallel=parallel
+        )
+        check_kind(options.output, video=job.model.accepts("num_frames"))
         if self.suffix == ".png" and (job.settings.num_frames or 1) > 1:
             raise UserError(
                 f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"
             )
-        request = job.as_json(Item("", 0, options.output, None))
+        request = record_of(job, Item("", 0, options.output, None)).model_dump(mode="json")
         shift = options.flow_shift  # left out, as it is of files that were made before it was known
         decisive = {
             **{name: request[name] for name in DECISIVE},

@@ -25,15 +25,15 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generate.job import WARNING
 from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
 from chipsparse.cli.pages.page import batch_page
-from chipsparse.cli.planning.request import look_up
-from chipsparse.cli.ranks.gpus import check_gpus
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.ranks import Rank, check_gpus
+from chipsparse.cli.request import look_up
 from chipsparse.common.finished_files import write_whole
 
 Some = TypeVar("Some")
 
 
-def run_batch(options: BatchOptions, here: Joined) -> Batch:
+def run_batch(options: BatchOptions, here: Rank) -> Batch:
     """Checks all lines, then makes the files that are missing.
 
     Args:
@@ -66,13 +66,13 @@ def run_batch(options: BatchOptions, here: Joined) -> Batch:
     return batch
 
 
-def in_turn(things: Sequence[Some], here: Joined) -> list[Some]:
+def in_turn(things: Sequence[Some], here: Rank) -> list[Some]:
     """This process's share first, then the others', which it takes over where it is done early."""
     shares = [things[rank :: here.ranks] for rank in range(here.ranks)]
     return [each for share in shares[here.rank :] + shares[: here.rank] for each in share]
 
 
-def _engine(options: BatchOptions, here: Joined) -> Engine:
+def _engine(options: BatchOptions, here: Rank) -> Engine:
     count = options.gpus_per_job
     if count > 1 and here.ranks > 1:
         raise UserError(
@@ -84,7 +84,7 @@ def _engine(options: BatchOptions, here: Joined) -> Engine:
 
         return RayActors(options.device, options.workers, PipelineWorker, per_worker=count)
     if count > 1:
-        check_gpus(count, options.device, option="--gpus-per-job")
+        check_gpus(count, choose_device(options.device), option="--gpus-per-job")
     device = choose_device(options.device)
     if device.type == "cuda" and here.ranks > 1:
         device = choose_device(f"cuda:{here.local_rank}")
@@ -94,11 +94,14 @@ def _engine(options: BatchOptions, here: Joined) -> Engine:
     return Processes(devices, PipelineWorker, per_worker=count)
 
 
-def _entries(options: BatchOptions, engine: Engine, here: Joined) -> list[Entry]:
+def _entries(options: BatchOptions, engine: Engine, here: Rank) -> list[Entry]:
     device = torch.device(engine.device)
     options.check_vram(device)
     dtype = choose_dtype(options.dtype, device)
-    with here.display() as display, quiet_libraries(debug=options.debug):
+    with (
+        ProgressDisplay() if here.writes else silent_display() as display,
+        quiet_libraries(debug=options.debug),
+    ):
         model = look_up(options, display)
         entries = find_entries(options, options.lines, model, device, dtype)
         warnings = [text for each in entries for text in each.group.job.warnings]
@@ -118,7 +121,7 @@ def _make(
     missing: Sequence[Entry],
     made: set[str],
     given_up: set[str],
-    here: Joined,
+    here: Rank,
 ) -> None:
     workers = min(options.workers or engine.most, len(missing))
     on_cpu = engine.device == "cpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from chipsparse.cli.batch.engine import Answer, Died, Failed, Loaded, Made, Refused, Unavailable
-from chipsparse.cli.ranks.joined import Joined, Meeting
+from chipsparse.cli.ranks import Meeting, Rank
 
 
 @dataclass
@@ -16,10 +16,10 @@ class Meetings:
     _store: object = field(default=None, init=False)
     _met: int = field(default=0, init=False)
 
-    def places(self, count: int, guidance: int | None) -> list[Joined]:
+    def places(self, count: int, guidance: int | None) -> list[Rank]:
         """The places of the processes of a worker that is started."""
         if count == 1:
-            return [Joined()]
+            return [Rank()]
         import torch.distributed as dist
 
         if self._store is None:
@@ -27,7 +27,7 @@ class Meetings:
         assert isinstance(self._store, dist.TCPStore)
         self._met += 1
         meeting = Meeting(self.host, self._store.port, f"worker {self._met}")
-        return [Joined(rank, count, rank, guidance or 1, meeting=meeting) for rank in range(count)]
+        return [Rank(rank, count, rank, guidance or 1, meeting=meeting) for rank in range(count)]
 
 
 @dataclass

@@ -18,8 +18,8 @@ from typing import Any
 
 from chipsparse.cli.batch.engine import Answer, Died, MakeWorker, Task
 from chipsparse.cli.batch.members import Answers, Meetings
-from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.ranks.joined import Joined, forget_launcher
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.ranks import Rank, forget_launcher
 
 SECONDS_TO_END = 5.0
 
@@ -73,7 +73,7 @@ class Processes:
         self._running[worker] = _Running(processes, connections, Answers(self._per_worker))
 
     def _started(
-        self, options: GenerateOptions, threads: int | None, place: Joined
+        self, options: GenerateOptions, threads: int | None, place: Rank
     ) -> tuple[SpawnProcess, Connection]:
         context = multiprocessing.get_context("spawn")  # CUDA survives no fork
         ours, theirs = context.Pipe()
@@ -154,7 +154,7 @@ def _serve(
     make_worker: MakeWorker,
     options: GenerateOptions,
     threads: int | None,
-    place: Joined,
+    place: Rank,
 ) -> None:
     """A worker's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the command ends this one

@@ -12,9 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.options import reader
+from chipsparse.cli.options import GenerateOptions, read_value
 from chipsparse.cli.prompts import read_text
 
 # Options of `generate` that a line can have; the others are about the model, which is loaded once.
@@ -240,15 +239,13 @@ def _value(name: str, value: Any) -> Any:
 
     wanted_type = _types()[name]
     kind: TypeAdapter[Any] = TypeAdapter(wanted_type)
-    read = reader(GenerateOptions, name)
     try:
-        if isinstance(value, _Text) and read is not None:
-            return read(str(value))
+        if isinstance(value, _Text) and name == "fps":
+            return read_value(GenerateOptions, name, str(value))
         if isinstance(value, _Text):
             decimal = float in get_args(wanted_type)  # with a comma where separators are semicolons
             return kind.validate_strings(value.replace(",", ".") if decimal else str(value))
-        found = kind.validate_json(json.dumps(value), strict=True)
-        return found if read is None else read(str(found))
+        return kind.validate_json(json.dumps(value), strict=True)
     except UserError as error:
         raise LineError(str(error)) from None
     except ValidationError as error:

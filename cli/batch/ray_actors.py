@@ -21,9 +21,9 @@ from chipsparse.cli.batch.engine import (
     Unavailable,
 )
 from chipsparse.cli.batch.members import Answers, Meetings
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError, first_line, user_errors
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.ranks import Rank
 
 ADDRESS = "RAY_ADDRESS"  # which Ray itself reads
 SECONDS_TO_CONNECT = 10.0
@@ -210,7 +210,7 @@ class _Actor:
     """A worker where Ray runs it."""
 
     def __init__(
-        self, make_worker: MakeWorker, options: GenerateOptions, threads: int | None, place: Joined
+        self, make_worker: MakeWorker, options: GenerateOptions, threads: int | None, place: Rank
     ) -> None:
         self._worker = make_worker(options, threads, place)
 

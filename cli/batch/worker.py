@@ -17,18 +17,15 @@ from PIL import Image
 
 import chipsparse
 from chipsparse.cli.batch.engine import Failed, Loaded, Made, NotLoaded, Refused, Task
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate.job import load, make, opened, prompt_warnings
-from chipsparse.cli.generate.prepared import prepare
-from chipsparse.cli.generate.runner import Runner
-from chipsparse.cli.generate.series import Item
+from chipsparse.cli.generate.job import Runner, make, opened, prompt_warnings
 from chipsparse.cli.model.description import quiet_libraries
-from chipsparse.cli.progress import silent_display
-from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.meeting import meet
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.progress import WorkProgress, silent_display
+from chipsparse.cli.prompts import Item
+from chipsparse.cli.ranks import Rank, meet
+from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.results import results_alone
-from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.common.scratch import scratch_folder
 from chipsparse.parallel.peers import PeerError
 
@@ -45,11 +42,11 @@ class PipelineWorker:
     """
 
     def __init__(
-        self, options: GenerateOptions, threads: int | None, place: Joined | None = None
+        self, options: GenerateOptions, threads: int | None, place: Rank | None = None
     ) -> None:
         self._options = options
         self._threads = threads
-        self._place = place or Joined()
+        self._place = place or Rank()
         self._display = silent_display()
         self._stack = ExitStack()
         self._open: tuple[GenerateOptions, Runner] | None = None
@@ -59,11 +56,11 @@ class PipelineWorker:
         """Meets the others and loads the pipeline."""
         try:
             with self._quiet():
-                job = prepare(self._options, self._display)
+                job = self._resolved(self._options)
                 self._place = meet(self._place, job.device)
                 if self._threads is not None:
                     torch.set_num_threads(self._threads)
-                self._pipe = load(job)
+                self._pipe = job.load()
         except UserError as error:
             return NotLoaded(described(error))
         return Loaded(chipsparse.__version__, f"{self._options.device} of {platform.node()}")
@@ -87,17 +84,18 @@ class PipelineWorker:
         # Not the command's folder: a worker may be on another machine.
         with scratch_folder(Path(tempfile.gettempdir())) as folder:
             item = Item(task.prompt, task.seed, folder / task.name, None)
-            outcome = make(runner, item, prompt_warnings(runner, item))
+            result, frames = make(runner, item, prompt_warnings(runner, item))
             if not self._place.writes:
                 return Made(b"", b"", 0.0, (), ())
             content = item.output.read_bytes()
-        made = outcome.made
+        made = result.made
+        assert made is not None
         return Made(
             content,
-            thumbnail(made.frames),
+            thumbnail(frames),
             made.total_seconds,
             # Those of the job are shown once, by the command.
-            [each for each in outcome.request["warnings"] if each not in runner.job.warnings],
+            [each for each in result.request.warnings if each not in runner.request.warnings],
             [*made.fallbacks, *made.notes],
         )
 
@@ -106,12 +104,17 @@ class PipelineWorker:
         if self._open is None or self._open[0] != options:
             self._open = None
             self._stack.close()
-            job = prepare(options, self._display)
+            job = self._resolved(options)
             runner = self._stack.enter_context(
                 opened(job, WorkProgress(self._display), lambda: self._pipe, self._place)
             )
             self._open = options, runner
         return self._open[1]
+
+    def _resolved(self, options: GenerateOptions) -> Request:
+        device, dtype = device_and_dtype(options)
+        model = look_up(options, self._display)
+        return resolve(options, model=model, device=device, dtype=dtype)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import EXIT_FAILED, UserError
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_count, check_one_of, check_positive
-from chipsparse.cli.options import REQUIRED, argument, option, output_option
+from chipsparse.cli.options import (
+    REQUIRED,
+    Check,
+    GenerateOptions,
+    argument,
+    check_count,
+    check_positive,
+    one_of,
+    option,
+    output_option,
+)
 from chipsparse.cli.results import results_alone, tell
 
 if TYPE_CHECKING:
@@ -28,13 +35,12 @@ FORMATS = ("mp4", "webm", "gif", "png")
 worker_option = partial(option, panel="Workers")
 
 
-def _check_engine(name: str, engine: str) -> None:
+def _check_engine(engine: str) -> str:
     if engine not in ENGINES:
-        raise UserError(f"{name} {engine} is not known; use {' or '.join(ENGINES)}")
+        raise ValueError(f"is not known; use {' or '.join(ENGINES)}")
     if engine == RAY and importlib.util.find_spec("ray") is None:
-        raise UserError(
-            f"{name} ray needs Ray, which is not installed: pip install 'chipsparse[ray]'"
-        )
+        raise ValueError("needs Ray, which is not installed: pip install 'chipsparse[ray]'")
+    return engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +62,13 @@ class BatchOptions(GenerateOptions):
     format: str | None = output_option(
         help="mp4, webm or gif for videos; images are png.",
         shown="mp4, or png of images",
-        check=partial(check_one_of, names=FORMATS),
+        check=one_of(*FORMATS),
     )
     engine: str = worker_option(
         help="accelerate: processes of this machine, or of `accelerate launch`. ray: actors of the "
         "Ray cluster that RAY_ADDRESS names, else of this machine.",
         default=ACCELERATE,
-        check=_check_engine,
+        check=Check(_check_engine),
     )
     workers: int | None = worker_option(
         help="Pipelines that are loaded and generate side by side.",
@@ -88,10 +94,9 @@ class BatchOptions(GenerateOptions):
 
     def check(self) -> None:
         """Raises `UserError` for what is wrong with any model and on any device."""
-        GenerationOptions.check(self)  # not that of `generate`: there is no file to write yet
         # Imported here so that --help does not wait for torch.
-        from chipsparse.cli.media.output_names import check_writable
-        from chipsparse.cli.ranks.joined import shared_by
+        from chipsparse.cli.media.write import check_writable
+        from chipsparse.cli.ranks import shared_by
 
         shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
         if self.output.exists() and not self.output.is_dir():
@@ -140,7 +145,7 @@ class BatchOptions(GenerateOptions):
 def _mistake(options: GenerateOptions) -> str:
     """What is wrong with a line's options; empty where nothing is."""
     try:
-        options.check()
+        options.checked()
     except UserError as error:
         return str(error)
     return ""
@@ -155,9 +160,9 @@ def batch(options: BatchOptions) -> None:
     # Imported here so that neither --help nor a simple mistake waits for torch and diffusers.
     from chipsparse.cli.batch.job import run_batch
     from chipsparse.cli.batch.text import print_batch
-    from chipsparse.cli.ranks.joined import Joined, launched
+    from chipsparse.cli.ranks import Rank, launched
 
-    here = launched() or Joined()
+    here = launched() or Rank()
     with results_alone():
         made = run_batch(options, here)
     if not here.writes:

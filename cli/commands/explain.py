@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.option_checks import check_device, check_positive
-from chipsparse.cli.options import model_option
-from chipsparse.cli.results import results_alone, tell
+from chipsparse.cli.options import (
+    Check,
+    GenerationOptions,
+    check_device,
+    check_positive,
+    model_option,
+)
+from chipsparse.cli.results import results_alone
 
 EXAMPLE = (
     "Example: [bold]chipsparse explain --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --vram 24G[/bold]"
@@ -21,7 +25,7 @@ class ExplainOptions(GenerationOptions):
     device: str = model_option(
         help="cpu, cuda, cuda:N, or auto: a GPU, be it one that is not here.",
         default="auto",
-        check=check_device,
+        check=Check(check_device),
     )
     gpus: int | None = model_option(
         help="GPUs that make it together, be they here or not.", shown="1", check=check_positive
@@ -35,13 +39,11 @@ def explain(options: ExplainOptions) -> None:
     Reads the model's configs only; no weight is loaded.
     """
     # Imported here so that --help does not wait for torch and diffusers.
-    from chipsparse.cli.explain.explanation import explain as gather
-    from chipsparse.cli.explain.text import print_explanation
+    from chipsparse.cli.explain.explanation import explain as explained
     from chipsparse.cli.model.description import quiet_libraries
-    from chipsparse.cli.planning.request import look_up, required_profile
     from chipsparse.cli.progress import ProgressDisplay
+    from chipsparse.cli.views.terminal import print_result
 
     with results_alone(), ProgressDisplay() as display, quiet_libraries(debug=options.debug):
-        found = look_up(options, display)
-        explanation = gather(options, found, required_profile(options, found))
-    tell(explanation, print_explanation, as_json=options.json)
+        explanation = explained(options, display)
+    print_result(explanation, as_json=options.json)

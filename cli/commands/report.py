@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from chipsparse.cli.generation_options import generation_option
-from chipsparse.cli.options import REQUIRED, PrintOptions, argument, output_option
+from chipsparse.cli.options import (
+    REQUIRED,
+    PrintOptions,
+    argument,
+    generation_option,
+    output_option,
+)
 from chipsparse.cli.results import results_alone
 
 EXAMPLE = "Example: [bold]chipsparse report report.json -o report.html[/bold]"
@@ -37,9 +42,9 @@ def report(options: ReportOptions) -> None:
     The page needs no other file, no network and no scripts.
     """
     # Imported here so that --help does not wait for torch.
-    from chipsparse.cli.pages.job import write_report
+    from chipsparse.cli.views.report import write_report
     from chipsparse.common.byte_sizes import format_bytes
 
     with results_alone():
-        written = write_report(options)
+        written = write_report(options.sources, options.media or [], options.output)
     print(f"{options.output} ({format_bytes(written)})")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation_options import GenerationOptions, seed_option
-from chipsparse.cli.option_checks import DEFAULT_FPS, check_fps, read_fps
-from chipsparse.cli.options import output_option
+from annotated_types import Interval
+
+from chipsparse.cli.options import (
+    DEFAULT_FPS,
+    GenerationOptions,
+    check_fps,
+    output_option,
+    read_fps,
+    seed_option,
+)
 from chipsparse.cli.results import results_alone
 
 EXAMPLE = "Example: [bold]chipsparse studio --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers[/bold]"
 DEFAULT_PORT = 7860
 LAST_PORT = 65535
-
-
-def check_port(name: str, port: int) -> None:
-    """A number that a port can have; 0 stands for any that is free."""
-    if not 0 <= port <= LAST_PORT:
-        raise UserError(f"{name} {port} is out of range; it must be from 0 to {LAST_PORT}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class StudioOptions(GenerationOptions):
     port: int = output_option(
         help="Port of the page, which only this machine can reach; 0 takes a free one.",
         default=DEFAULT_PORT,
-        check=check_port,
+        check=Interval(ge=0, le=LAST_PORT),
     )
     browser: bool = output_option(help="Also open the page in the browser.", default=False)
-    seed: int = seed_option(before="config")
+    seed: int = seed_option()
     fps: float = output_option(
         help="Frames per second of a video.", default=DEFAULT_FPS, check=check_fps, read=read_fps
     )

@@ -1,42 +1,44 @@
-"""What a generation would do, gathered from configs alone."""
+"""The work of `chipsparse explain`: a resolved request, told from configs alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
-import chipsparse
-from chipsparse.cache.memory_plan import BudgetError, MemoryPlan
-from chipsparse.cache.table import KindBytes, bytes_by_kind
+from chipsparse.cache.kinds import PARTS, ROUNDED, Part
+from chipsparse.cache.memory_plan import BudgetError
+from chipsparse.cache.table import bytes_by_kind
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.explain.outlook import Outlook, Target, look_ahead
-from chipsparse.cli.explain.records import (
+from chipsparse.cli.explain.forecast import Forecast, Target, look_ahead, rank_forecasts
+from chipsparse.cli.explain.record import (
+    Alone,
+    Attention,
+    Estimate,
+    Explanation,
     KindLayers,
-    MemoryNeeds,
-    kinds_of_layers,
-    memory_needs,
-    most,
+    LayerGroup,
+    Memory,
+    MLPLayers,
+    PartLayers,
+    Quality,
+    Schedule,
+    Shared,
+    Tokens,
 )
-from chipsparse.cli.explain.shared import SharedOutlook, share_out
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.model.dense_layers import QUANTIZED
-from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
-from chipsparse.cli.model.schedulers import shifted_scheduler
+from chipsparse.cli.model.description import choose_device, choose_dtype
 from chipsparse.cli.model.weights import ComponentWeights, count_weights
-from chipsparse.cli.planning import profile_range
-from chipsparse.cli.planning.layer_budgets import LayerGroup
-from chipsparse.cli.planning.planned import PlannedGeneration
-from chipsparse.cli.planning.settings import unused_defaults
-from chipsparse.cli.planning.sparse_steps import too_few_steps
-from chipsparse.cli.ranks.joined import shared_by
-from chipsparse.cli.results import fields_json
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.plan import QUANTIZED, plan_generation
+from chipsparse.cli.progress import ProgressDisplay
+from chipsparse.cli.ranks import shared_by
+from chipsparse.cli.request import Request, look_up, resolve
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.config import MemoryConfig
-from chipsparse.cost_model.run_times import RunEstimate
+from chipsparse.cost_model.layer_times import kept_columns
 from chipsparse.kernels.checks import block_count
-from chipsparse.parallel.degrees import Parallel
+from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
@@ -44,201 +46,225 @@ SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
 NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Everything that `chipsparse explain` tells.
-
-    Attributes:
-        outlook: plan, caches and times of the quality that is taken, or of the profile's config.
-        shared: how several processes share it; None for one.
-        qualities: outlooks of all that the profile has, by name.
-        caches: bytes of each kind of tensor that is kept.
-        out_of_range: how it differs from what the profile was tuned for, a phrase each.
-        notes: what to know beside the numbers, one sentence each.
-    """
-
-    model: ModelDescription
-    profile: Profile
-    target: Target
-    outlook: Outlook
-    shared: SharedOutlook | None
-    qualities: dict[str, Outlook]
-    layers: list[KindLayers]
-    weights: list[ComponentWeights]
-    memory: MemoryNeeds
-    caches: dict[str, KindBytes]
-    out_of_range: list[str]
-    notes: list[str]
-
-    @property
-    def planned(self) -> PlannedGeneration:
-        """Its settings and what is sparse, when."""
-        return self.outlook.planned
-
-    @property
-    def groups(self) -> list[LayerGroup]:
-        """All layers, by what they keep."""
-        return [group for kind in self.layers for group in kind.keep]
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object; sizes in bytes, times in seconds.
-
-        Columns and neurons are those of the layer that keeps most; ``keep`` has those of each.
-        """
-        planned, estimate = self.planned, self.outlook.estimate
-        plan, layout = planned.plan, planned.plan.layout
-        attention = plan.config.attention
-        sparse = [layer for group in self.groups if group.columns for layer in group.layers]
-        return {
-            "chipsparse": chipsparse.__version__,
-            "model": self.model.location,
-            "pipeline_class": self.model.pipeline_class.__name__,
-            "transformer_class": self.model.transformer_class,
-            "profile": self.profile.source,
-            "quality": self.profile.quality,
-            "out_of_range": self.out_of_range,
-            "device": self.target.device,
-            "device_here": self.target.here,
-            "dtype": self.target.dtype,
-            "settings": planned.settings,
-            "pixels": planned.pixels,
-            "branches": planned.branches,
-            "tokens": {
-                "grids": layout.grids,
-                "grid": layout.grid_tokens,
-                "text": layout.text_tokens,
-                "all": layout.tokens,
-            },
-            "attention": {
-                "query_blocks": block_count(len(layout.query_rows), attention.block_size_q),
-                "block_size_q": attention.block_size_q,
-                "precision": {
-                    action: attention.precision_of(action) for action in ("dense", "refresh")
-                },
-                "columns_by_score": most(map(plan.attention_keep_count, sparse)),
-                "columns_at_random": plan.attention_random_count(),
-                "columns": most(group.columns for group in self.groups),
-            },
-            "layers": self.layers,
-            "schedule": {
-                "actions": plan.describe(),
-                "counts": self.outlook.action_counts,
-                "full_steps": plan.schedule.full_steps,
-            },
-            "weights": {component.name: component.nbytes for component in self.weights},
-            "memory": self.memory,
-            "caches": self.caches,
-            "estimate": None if estimate is None else _estimate_json(estimate),
-            "shared": self.shared,
-            "qualities": self.qualities,
-            "notes": self.notes,
-        }
-
-
-def _estimate_json(estimate: RunEstimate) -> dict[str, Any]:
-    return {
-        **fields_json(estimate),
-        "transfers_hidden": estimate.hidden,
-        "speedup_sparse_step": estimate.speedup_sparse_step,
-        "speedup_run": estimate.speedup_run,
-    }
-
-
-def explain(options: GenerationOptions, model: ModelDescription, profile: Profile) -> Explanation:
-    """Explains the generation that these options ask for; raises `UserError`."""
-    target = choose_target(options)
-    _ = shifted_scheduler(model, options.flow_shift)  # which raises where it has no flow shift
-    weights = count_weights(model, target.dtype)
-    weight_bytes = sum(component.nbytes or 0 for component in weights)
-
-    parallel = shared_by(options.gpus or 1, options.guidance_parallel)
-    several = parallel if parallel.ranks > 1 else None
-
-    def outlook_of(taken: Profile, parallel: Parallel | None = several) -> Outlook:
-        return look_ahead(options, model, taken, target, weights=weight_bytes, parallel=parallel)
-
-    outlook = outlook_of(profile)
-    alone = outlook if several is None else outlook_of(profile, None)
-    planned, memory = outlook.planned, outlook.memory
-    plan = planned.plan
-    _check(memory, plan.config.memory, weights=weight_bytes, working=outlook.working)
-    out_of_range = profile_range.out_of_range(
-        profile,
-        model,
-        planned.settings,
-        target.device,
-        target.dtype,
-        flow_shift=options.flow_shift,
-        here=target.here,
-    )
-    notes = [
-        too_few_steps(plan),
-        profile_range.sentence(profile, out_of_range) if out_of_range else None,
-        profile.instead,
-        profile.standing_note,
-        *unused_defaults(model, profile),
-        # Whatever is cached, it is told whether the model fits into --vram.
-        *replace(plan, config=plan.config.override({"memory.vram": None})).notes(
-            on_cpu=target.device.type == "cpu"
-        ),
-        outlook.why_untimed,
-        *_notes(model, target, memory, profile, weights),
-    ]
-    return Explanation(
-        model=model,
-        profile=profile,
-        target=target,
-        outlook=outlook,
-        shared=share_out(outlook, alone),
-        qualities={
-            name: outlook if name == profile.quality else outlook_of(profile.of_quality(name))
-            for name in profile.qualities
-        },
-        layers=kinds_of_layers(outlook),
-        weights=weights,
-        memory=memory_needs(outlook, weights=weight_bytes, on_gpu=target.device.type != "cpu"),
-        caches=bytes_by_kind(memory, plan.layout),
-        out_of_range=out_of_range,
-        notes=[note for note in notes if note is not None],
-    )
-
-
-def _check(memory: MemoryPlan, budgets: MemoryConfig, *, weights: int, working: int) -> None:
-    """Raises `UserError` where nothing fits, and says what would help."""
-    needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
-    if budgets.vram is not None and weights + working >= budgets.vram:
-        raise UserError(
-            f"--vram {format_bytes(budgets.vram)} does not hold the model and its work ({needed}); "
-            "in Python, diffusers' enable_model_cpu_offload and enable_group_offload keep a part "
-            "of the weights there at a time"
-        )
-    try:
-        memory.check()
-    except BudgetError as error:
-        raise UserError(f"{error} ({needed})") from error
-
-
-def choose_target(options: GenerationOptions) -> Target:
-    """The device of ``--device``; ``auto`` plans for a GPU even where there is none."""
-    if options.device == "auto":
+def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation:
+    """Return what a generation would do; raise `UserError`. No weight is read."""
+    if options.device == "auto":  # a GPU, even where there is none
         device, here = torch.device("cuda"), torch.cuda.is_available()
     else:
         device, here = choose_device(options.device), True
     options.check_vram(device)
-    return Target.of(device, choose_dtype(options.dtype, device), here=here)
+    shared = shared_by(options.gpus or 1, options.guidance_parallel)
+    parallel = shared if shared.ranks > 1 else None
+    request = resolve(
+        options,
+        model=look_up(options, display),
+        device=device,
+        dtype=choose_dtype(options.dtype, device),
+        here=here,
+        parallel=parallel,
+        instead=None,
+    )
+    profile, model, settings = request.profile, request.model, request.settings
+    assert profile is not None
+    target = Target.of(device, request.dtype, here=here)
+    weights = count_weights(model, request.dtype)
+    weight_bytes = sum(component.nbytes or 0 for component in weights)
+
+    def forecast_of(profile: Profile, *, alone: bool = False) -> Forecast:
+        planned = plan_generation(settings, model, profile)
+        share = None if alone else parallel
+        return look_ahead(model, planned, target, weights=weight_bytes, parallel=share)
+
+    forecast = forecast_of(profile)
+    _check_memory(forecast, profile, weight_bytes)
+    qualities = {
+        name: forecast if name == profile.quality else forecast_of(profile.of_quality(name))
+        for name in profile.qualities
+    }
+    planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
+    layout, attention = plan.layout, plan.config.attention
+    layers = _layers(forecast)
+    columns = [group.columns for kind in layers for group in kind.keep]
+    sparse = [layer for k in layers for group in k.keep if group.columns for layer in group.layers]
+    on_host = 0 if device.type == "cuda" else memory.host_bytes
+    alone = None if parallel is None else forecast_of(profile, alone=True)
+    return Explanation(
+        model=model.location,
+        pipeline_class=model.pipeline_class.__name__,
+        transformer_class=model.transformer_class,
+        profile=profile.source,
+        quality=profile.quality,
+        out_of_range=request.out_of_range,
+        device=str(device),
+        device_here=here,
+        dtype=str(request.dtype).removeprefix("torch."),
+        settings=settings,
+        pixels=planned.pixels,
+        branches=planned.branches,
+        tokens=Tokens(
+            grids=layout.grids,
+            grid=layout.grid_tokens,
+            text=layout.text_tokens,
+            all=layout.tokens,
+            exact_text=layout.exact_text,
+        ),
+        attention=Attention(
+            query_blocks=block_count(len(layout.query_rows), attention.block_size_q),
+            block_size_q=attention.block_size_q,
+            precision=attention.precision,
+            columns_by_score=_most(map(plan.attention_keep_count, sparse)),
+            columns_at_random=plan.attention_random_count(),
+            columns=_most(columns),
+        ),
+        layers=layers,
+        schedule=Schedule(
+            actions=plan.describe(),
+            counts=forecast.action_counts,
+            full_steps=plan.schedule.full_steps,
+        ),
+        weights={component.name: component.nbytes for component in weights},
+        memory=Memory(
+            weights=weight_bytes,
+            working=forecast.working,
+            caches_wanted=memory.wanted,
+            caches_on_device=memory.branches * memory.placement.device_bytes,
+            caches_on_host=memory.host_bytes,
+            slots=memory.placement.slot_bytes,
+            device=weight_bytes + forecast.working + memory.device_bytes + on_host,
+            vram=plan.config.memory.vram,
+            ram=plan.config.memory.ram,
+            **{name: "fp8" if name in memory.in_fp8 else "full" for name in ROUNDED},
+        ),
+        caches=bytes_by_kind(memory, layout),
+        estimate=None if forecast.estimate is None else Estimate.of(forecast.estimate),
+        shared=None if alone is None else _shared(forecast, alone),
+        qualities={name: _quality(quality) for name, quality in qualities.items()},
+        notes=_notes(request, profile, forecast, target, weights),
+    )
+
+
+def _layers(forecast: Forecast) -> list[KindLayers]:
+    """Return the layers, by the model's name for them."""
+    plan, kinds, first = forecast.planned.plan, [], 0
+    whole = replace(plan.layout, share=None)  # of all processes together
+    for kind in plan.layout.kinds:
+        layers = range(first, first + kind.layers)
+        first += kind.layers
+        groups: dict[tuple[int | None, int | None], list[int]] = {}
+        for layer in layers:
+            columns, neurons = (_kept(plan, layer, part) for part in PARTS)
+            groups.setdefault((columns, neurons), []).append(layer)
+        keep = [LayerGroup(layers=own, columns=c, neurons=n) for (c, n), own in groups.items()]
+        attention, mlp = (_part(forecast, part, layers) for part in PARTS)
+        rows = plan.config.mlp.block_size
+        mlp = MLPLayers(
+            **dict(mlp),
+            token_blocks=block_count(whole.mlp_tokens(layers[0]), rows),
+            block_size=rows,
+            neurons=kind.intermediate_size,
+            neurons_kept=_most(group.neurons for group in keep),
+        )
+        kinds.append(
+            KindLayers(name=kind.name, layers=kind.layers, attention=attention, mlp=mlp, keep=keep)
+        )
+    return kinds
+
+
+def _kept(plan: SparsityPlan, layer: int, part: Part) -> int | None:
+    """Return the columns or neurons that a layer computes at a sparse step; None: it is dense."""
+    if plan.is_dense() or not plan.is_sparse(layer, part):
+        return None
+    return kept_columns(plan, layer) if part == "attention" else plan.mlp_keep_count(layer)
+
+
+def _part(forecast: Forecast, part: Part, layers: range) -> PartLayers:
+    reasons, times = forecast.dense[part], forecast.times
+    dense = Counter(reasons[layer] for layer in layers if layer in reasons)
+    steps = [times[layer, part] for layer in layers if (layer, part) in times]
+    step = max(steps, key=lambda time: time.sparse, default=None)
+    return PartLayers(sparse=len(layers) - dense.total(), dense=dense, step=step)
+
+
+def _most(counts: Iterable[int | None]) -> int | None:
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _quality(forecast: Forecast) -> Quality:
+    estimate = forecast.estimate
+    return Quality(
+        counts=forecast.action_counts,
+        work=forecast.work,
+        cache_bytes=forecast.cache_bytes,
+        speedup_run=None if estimate is None else estimate.speedup_run,
+    )
+
+
+def _shared(forecast: Forecast, alone: Forecast) -> Shared:
+    """Return what each process has, and how well they share it.
+
+    Args:
+        forecast: of the process with the largest share.
+        alone: of one that has all.
+    """
+    sharing, efficiency, run = forecast.sharing, None, None
+    assert sharing is not None
+    together, single = forecast.estimate, alone.estimate
+    if together is not None and single is not None:
+        ranks = sharing.parallel.ranks
+        efficiency = {
+            action: single.steps[action] / (ranks * seconds)
+            for action, seconds in together.steps.items()
+            if single.steps[action] > 0
+        }
+        run = single.run / (ranks * together.run)
+    return Shared(
+        parallel=sharing.parallel,
+        ranks=rank_forecasts(forecast, sharing),
+        efficiency=efficiency,
+        efficiency_run=run,
+        alone=Alone(
+            cache_bytes=alone.cache_bytes,
+            steps=None if single is None else single.steps,
+            run=None if single is None else single.run,
+        ),
+    )
+
+
+def _check_memory(forecast: Forecast, profile: Profile, weights: int) -> None:
+    """Raise `UserError` where nothing fits, and say what would help."""
+    vram, working = profile.sparsity.memory.vram, forecast.working
+    needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
+    if vram is not None and weights + working >= vram:
+        raise UserError(
+            f"--vram {format_bytes(vram)} does not hold the model and its work ({needed}); "
+            "in Python, diffusers' enable_model_cpu_offload and enable_group_offload keep a part "
+            "of the weights there at a time"
+        )
+    try:
+        forecast.memory.check()
+    except BudgetError as error:
+        raise UserError(f"{error} ({needed})") from error
 
 
 def _notes(
-    model: ModelDescription,
-    target: Target,
-    memory: MemoryPlan,
+    request: Request,
     profile: Profile,
+    forecast: Forecast,
+    target: Target,
     weights: list[ComponentWeights],
 ) -> list[str]:
-    notes, budgets = [], profile.sparsity.memory
+    model, plan, budgets = request.model, forecast.planned.plan, profile.sparsity.memory
+    # Whatever is cached, it is told whether the model fits into --vram.
+    unlimited = replace(plan, config=plan.config.override({"memory.vram": None}))
+    notes = [
+        *request.warnings,
+        profile.standing_note,
+        *unlimited.notes(on_cpu=target.device.type == "cpu"),
+        forecast.why_untimed,
+    ]
     if not target.here and budgets.vram is None:
         notes.append(NO_BUDGET)
-    if not target.here and budgets.ram is None and memory.needs_host:
+    if not target.here and budgets.ram is None and forecast.memory.needs_host:
         notes.append("host memory is what this machine has free; give --ram for another one")
     unknown = [component.name for component in weights if component.nbytes is None]
     if unknown:
@@ -255,4 +281,4 @@ def _notes(
         )
     if any(word in model.pipeline_class.__name__ for word in SEEING_IMAGES):
         notes.append("the tokens of a reference image are not counted")
-    return notes
+    return [note for note in notes if note is not None]

@@ -2,206 +2,372 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
-from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate import summary
-from chipsparse.cli.generate.prepared import Job, check_shared, settle
-from chipsparse.cli.generate.runner import Runner, work_name
-from chipsparse.cli.generate.series import Item
-from chipsparse.cli.generate.summary import Outcome
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.prompt_length import cut_text
+from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
+from chipsparse.cli.generate.record import (
+    Comparison,
+    GenerationResult,
+    LoraRecord,
+    RequestRecord,
+    Run,
+    SeriesResult,
+    Settings,
+)
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.images import beside, clip_files
-from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.panels import Panel, join_panels
-from chipsparse.cli.media.report_file import staged_report
-from chipsparse.cli.model.description import load_pipeline
-from chipsparse.cli.model.lora import load_loras
-from chipsparse.cli.planning.request import requested
-from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.meeting import meet
-from chipsparse.cli.ranks.several import called
-from chipsparse.cli.results import json_values
-from chipsparse.cli.wording import seconds_text
-from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.cli.media.write import generation_metadata
+from chipsparse.cli.options import GenerateOptions, command_words
+from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.prompts import Item, cut_text
+from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
+from chipsparse.cli.request import Request, resolve, working
+from chipsparse.cli.views.terminal import print_result
+from chipsparse.cli.views.units import seconds_text
+from chipsparse.config import ConfigError
+from chipsparse.experiments.clips import (
+    ClipMaker,
+    Generation,
+    patched,
+    peak_process_bytes,
+)
+from chipsparse.experiments.quality import ClipComparison, compare_clips
 from chipsparse.report.generation import GenerationReport
+from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 
-def run(options: GenerateOptions, outcomes: list[Outcome], process: Joined) -> None:
-    """Checks all that is cheap to check, then loads, generates and writes.
+def run(options: GenerateOptions) -> None:
+    """Check all that is cheap to check, then load, generate, write and tell.
 
-    Args:
-        outcomes: gets one of each clip as soon as it is written. In a series, one that fails is
-            shown and noted there, and the others are made; a single one raises.
+    In a series, a clip that fails is shown and noted, and the others are made.
     """
-    with requested(options, process) as (model, device, dtype, display):
-        job = settle(options, model, device, dtype)
-        check_shared(job, process.parallel)
-        facts = called(options, job.profile, prompts=[item.prompt for item in options.items])
-        process = meet(process, device, facts)
-        for warning in job.warnings:
-            display.tell(WARNING + warning)
-        with opened(job, WorkProgress(display), lambda: load(job), process) as runner:
-            runner.generator.progress.plan(_work(options))
-            for item in options.items:
-                outcomes.append(_outcome(runner, item))
+    rank = this_rank(options)
+    results: list[GenerationResult] = []
+    with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
+        try:
+            with working(options, rank) as (model, device, dtype, display):
+                request = resolve(
+                    options, model=model, device=device, dtype=dtype, parallel=rank.parallel
+                )
+                for item in options.items:
+                    media.check_kind(item.output, video=request.model.accepts("num_frames"))
+                if rank.starts:
+                    return start_others("generate", options, rank.ranks)
+                facts = called(
+                    options, request.profile, prompts=[item.prompt for item in options.items]
+                )
+                rank = meet(rank, device, facts)
+                for warning in request.warnings:
+                    display.tell(WARNING + warning)
+                with opened(request, WorkProgress(display), request.load, rank) as runner:
+                    runner.generator.progress.plan(_work(options))
+                    for item in options.items:
+                        results.append(_result(runner, item))
+        finally:  # what was made of a series that is broken off
+            if results and rank.writes:
+                many = SeriesResult(asked=len(options.items), clips=results)
+                told = many if options.many else results[0]
+                print_result(told, as_json=options.json, verbose=options.verbose)
+        if any(result.error is not None for result in results):
+            raise typer.Exit(EXIT_FAILED)
 
 
-@contextmanager
-def opened(
-    job: Job, progress: WorkProgress, load_pipe: Callable[[], Any], process: Joined | None = None
-) -> Iterator[Runner]:
-    """What makes the images or clips of a job."""
-    generator = Generator(
-        load_pipe,
-        job.settings,
-        progress,
-        job.options.negative_prompt,
-        also=job.image_arguments,
-        steps=job.steps,
-    )
-    _ = generator.pipe  # loaded before anything is timed
-    with Runner(job, generator, process or Joined()) as runner:
-        yield runner
-
-
-def load(job: Job) -> Any:
-    """The pipeline of a job, with its scheduler and LoRAs."""
-    pipe = load_pipeline(job.model, device=job.device, dtype=job.dtype, scheduler=job.scheduler)
-    load_loras(pipe, job.options.loras)
-    return pipe
+def _kept(results: list[GenerationResult], *, many: bool) -> str:
+    """Return what an interruption leaves, in words."""
+    written = sum(result.error is None for result in results)
+    if not written:
+        return "nothing was written"
+    if not many:
+        return "everything was written"
+    return f"{written} of the series {'was' if written == 1 else 'were'} written"
 
 
 def _work(options: GenerateOptions) -> dict[str, float]:
-    """What is to be made, for the progress; the sparse ones as if they took as long."""
+    """Return what is to be made, for the progress; the sparse ones as if they took as long."""
     names = {"dense": ("dense",), "sparse": ("sparse",), "compare": ("dense", "sparse")}
     return {
         work_name(name, item.label): 1.0 for item in options.items for name in names[options.mode]
     }
 
 
-def _outcome(runner: Runner, item: Item) -> Outcome:
-    job, display = runner.job, runner.generator.progress.display
+def work_name(name: str, label: str) -> str:
+    """Return the progress's name of a generation: "dense" and "sparse" are its kinds of work."""
+    return f"{name}, {label}"
+
+
+def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> RequestRecord:
+    """Return what was asked for, with ``warnings`` about this clip."""
+    options = request.options
+    assert isinstance(options, GenerateOptions)
+    return RequestRecord(
+        mode=options.mode,
+        prompt=item.prompt,
+        negative_prompt=options.negative_prompt,
+        image=None if options.image is None else str(options.image),
+        strength=options.strength,
+        model=request.model.location,
+        loras=[LoraRecord(file=str(lora.file), scale=lora.scale) for lora in options.loras],
+        scheduler=None if options.scheduler is None else type(request.scheduler).__name__,
+        flow_shift=options.flow_shift,
+        pipeline_class=request.model.pipeline_class.__name__,
+        transformer_class=request.model.transformer_class,
+        profile=None if request.profile is None else request.profile.source,
+        quality=None if request.profile is None else request.profile.quality,
+        out_of_range=request.out_of_range,
+        warnings=[*request.warnings, *warnings],
+        device=str(request.device),
+        dtype=str(request.dtype).removeprefix("torch."),
+        seed=item.seed,
+        fps=options.fps,
+        settings=Settings(**dataclasses.asdict(request.settings)),
+        command=_command(request, options, item),
+    )
+
+
+def _command(request: Request, options: GenerateOptions, item: Item) -> list[str]:
+    """Return the words of the command that makes it again, whatever profile or device is here."""
+    settings, device = request.settings, request.device
+    resolved = {
+        "prompt": item.prompt,
+        "prompts": None,
+        "num": None,
+        "seed": item.seed,
+        "output": item.output,
+        "report": item.report,
+        "height": settings.height,
+        "width": settings.width,
+        "frames": settings.num_frames,
+        "steps": settings.num_inference_steps,
+        "device": device.type if (options.gpus or 1) > 1 else device,  # each takes one of them
+        "dtype": str(request.dtype).removeprefix("torch."),
+    }
+    if settings.num_frames is None:
+        resolved["fps"] = None
+    return command_words("generate", options, resolved)
+
+
+@contextmanager
+def opened(
+    request: Request, progress: WorkProgress, load: Callable[[], Any], rank: Rank | None = None
+) -> Iterator[Runner]:
+    """Give what makes the images or clips of a request; the pipeline is restored at the end."""
+    negative = request.options.negative_prompt
+
+    def arguments(prompt: str) -> dict[str, Any]:
+        call = request.settings.pipeline_call(prompt, negative_prompt=negative)
+        return {**call, **request.image_arguments}
+
+    generator = ClipMaker(load, arguments, request.steps, progress)
+    _ = generator.pipe  # loaded before anything is timed
+    with Runner(request, generator, rank or Rank()) as runner:
+        yield runner
+
+
+@dataclass
+class Runner:
+    """One loaded pipeline that makes the clips of a series; a context manager.
+
+    Where times are compared, each side is warmed up first, and the pipeline is patched for each
+    sparse generation anew, because dense ones run between them.
+
+    Attributes:
+        generator: has the pipeline, not patched.
+        rank: this process, of those that make the sparse ones together.
+        report: of the latest sparse generation, from when it begins.
+    """
+
+    request: Request
+    generator: ClipMaker
+    rank: Rank = Rank()
+    report: GenerationReport | None = field(default=None, init=False)
+    _held: GenerationReport | None = field(default=None, init=False)
+    _stack: ExitStack = field(default_factory=ExitStack, init=False)
+
+    def __enter__(self) -> Runner:
+        if self._options.mode == "sparse":
+            # Held, so that a series takes and pins host memory once.
+            self._held = self._stack.enter_context(self._patch())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def _options(self) -> GenerateOptions:
+        assert isinstance(self.request.options, GenerateOptions)
+        return self.request.options
+
+    def dense(self, item: Item) -> Generation:
+        """Return a generation of the pipeline as it was."""
+        return self._make("dense", item, None)
+
+    def sparse(self, item: Item) -> Generation:
+        """Return a patched one."""
+        held = self._patch() if self._held is None else nullcontext(self._held)
+        with held as report, user_errors(ConfigError):
+            before, self.report = report.generation, None
+            try:
+                return self._make("sparse", item, report)
+            finally:
+                # One that failed before its first step leaves the report of the one before.
+                begun = report.generation != before
+                self.report = report if begun else _empty(report)
+
+    def _patch(self) -> AbstractContextManager[GenerationReport]:
+        assert self.request.profile is not None
+        return patched(
+            self.generator.pipe,
+            self.request.profile,
+            strict=self._options.strict,
+            layer_times=self._options.report is not None,
+            parallel=self.rank.parallel,
+        )
+
+    def _make(self, name: str, item: Item, report: GenerationReport | None) -> Generation:
+        return self.generator.make(
+            item.prompt,
+            seed=item.seed,
+            title=f"{item.label}: {name} run" if item.label else f"{name} run",
+            report=report,
+            way=name if self._options.compare else None,
+            work=work_name(name, item.label),
+            step_costs=() if report is None else self.request.step_costs,
+        )
+
+
+def _empty(report: GenerationReport) -> GenerationReport:
+    """Return the report of a generation of the same pipeline that did not begin."""
+    return GenerationReport(
+        strict=report.strict,
+        layer_times=report.layer_times,
+        pipeline=report.pipeline,
+        config=report.config,
+    )
+
+
+def _result(runner: Runner, item: Item) -> GenerationResult:
+    request, display = runner.request, runner.generator.progress.display
     warnings = prompt_warnings(runner, item)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
     try:
-        return make(runner, item, warnings)
+        return make(runner, item, warnings)[0]
     except Exception as error:
-        if not job.options.many or runner.process.ranks > 1:  # the others wait for this one
+        if not item.label or runner.rank.ranks > 1:  # the others wait for this one
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
-        return Outcome(job.as_json(item, warnings), error=sentence)
+        return GenerationResult(request=record_of(request, item, warnings), error=sentence)
 
 
 def prompt_warnings(runner: Runner, item: Item) -> list[str]:
-    """What to know of a prompt before anything is made of it, one sentence each."""
+    """Return what to know of a prompt before anything is made of it, one sentence each."""
     if not item.prompt.strip():
         return [EMPTY]
-    job = runner.job
-    longest = job.settings.max_sequence_length or job.model.default("max_sequence_length")
+    request = runner.request
+    longest = request.settings.max_sequence_length or request.model.default("max_sequence_length")
     cut = cut_text(runner.generator.pipe, item.prompt, longest)
     return [] if cut is None else [cut]
 
 
-def make(runner: Runner, item: Item, warnings: list[str]) -> Outcome:
-    """Generates and writes one image or clip."""
-    job, progress = runner.job, runner.generator.progress
-    mode = job.options.mode
+def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
+    """Generate and write one image or clip; return the result and the frames."""
+    request, progress = runner.request, runner.generator.progress
+    options = request.options
+    assert isinstance(options, GenerateOptions)
     dense = sparse = None
     runner.report = None
     try:
-        if mode != "sparse":
+        if options.mode != "sparse":
             dense = runner.dense(item)
-        if mode != "dense":
+        if options.mode != "dense":
             sparse = runner.sparse(item)
     except Exception as error:
-        _report_failure(job, item, runner.report, error)
+        _report_failure(request, item, runner.report, error)
         raise
     made = sparse or dense
     assert made is not None
-    runner.process.gather_fallbacks(runner.report)
-    if not runner.process.writes:
-        return Outcome(job.as_json(item, warnings), sparse=sparse, dense=dense)
-    # What the steps of the profile tell beforehand is in the job's warnings already.
-    if made.nothing_sparse is not None and job.too_few_steps is None:
+    runner.rank.gather_fallbacks(runner.report)
+    if not runner.rank.writes:
+        return GenerationResult(request=record_of(request, item, warnings)), made.frames
+    # What the steps of the profile tell beforehand is in the request's warnings already.
+    if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
         progress.display.tell(WARNING + made.nothing_sparse)
-    comparison = summary.compare(dense, sparse) if dense and sparse else None
+    comparison = None
+    if dense is not None and sparse is not None:
+        comparison = compared(compare_clips(dense.frames, sparse.frames), dense, sparse)
     clips = _clips(item.output, dense, sparse)
-    results = {
-        "files": {
-            kind: [str(file) for file in clip_files(path, len(frames))]
-            for kind, (path, frames) in clips.items()
-        },
-        "denoising_seconds": {
-            name: each.denoising_seconds
-            for name, each in (("dense", dense), ("sparse", sparse))
-            if each is not None
-        },
-        "comparison": json_values(comparison),
-    }
-    request = job.as_json(item, warnings)
-    frames_of, fps = dict(clips.values()), job.options.fps
-    metadata = generation_metadata(request)
-    with progress.stage(f"writing {item.output}"), ExitStack() as stack:
-        try:
-            stack.enter_context(
-                _report_file(item.report, {"request": request, **results}, runner.report)
-            )
-        except UserError as error:  # the clips are finished, and not to be lost for a report
-            kept = media.keep_elsewhere(frames_of, fps=fps, metadata=metadata)
-            raise UserError(f"{error}; {kept}") from error
-        written = media.write_media(frames_of, fps=fps, crf=job.options.crf, metadata=metadata)
-    files = {kind: written[path] for kind, (path, _) in clips.items()}
+    metadata = generation_metadata(request, item)
+    with progress.stage(f"writing {item.output}"):
+        frames_of = dict(clips.values())
+        written = media.write_media(frames_of, fps=options.fps, crf=options.crf, metadata=metadata)
+    files = {kind: [str(file) for file in written[path]] for kind, (path, _) in clips.items()}
     if item.report is not None:
-        files["report"] = [item.report]
-    return Outcome(request, files, sparse, dense, comparison)
+        files["report"] = [str(item.report)]
+    result = GenerationResult(
+        request=record_of(request, item, warnings),
+        files=files,
+        sparse=None if sparse is None else Run.model_validate(sparse),
+        dense=None if dense is None else Run.model_validate(dense),
+        comparison=comparison,
+        peak_process_bytes=peak_process_bytes(),
+    )
+    _write_report(item.report, result, runner.report)
+    return result, made.frames
 
 
-@contextmanager
-def _report_file(
-    path: Path | None, facts: dict[str, Any], report: GenerationReport | None
-) -> Iterator[None]:
-    """Writes the file of ``--report``, where one is asked for, if what follows succeeds.
+def compared(clip: ClipComparison, dense: Generation, sparse: Generation) -> Comparison:
+    """Return how far sparse is from dense, and how much faster."""
+    identical = math.isinf(clip.psnr_db)
+    return Comparison(
+        speedup=dense.denoising_seconds / sparse.denoising_seconds,
+        psnr_db=None if identical else clip.psnr_db,
+        ssim=clip.ssim,
+        identical=identical,
+    )
 
-    Beside the report it holds the request and, of a run that came to its end, the files, the times
-    of the denoising and how far sparse is from dense.
-    """
+
+def _write_report(
+    path: Path | None, result: GenerationResult, report: GenerationReport | None
+) -> None:
+    """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None or report is None:
-        yield
         return
-    with staged_report(path, {**facts, **report.to_dict()}):
-        yield
+    content = result.model_copy(update={"report": report_record(report)}).to_json()
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    with media.written_whole("--report", path) as file:
+        file.write_text(text + "\n", encoding="utf-8")
 
 
 def _report_failure(
-    job: Job, item: Item, report: GenerationReport | None, error: Exception
+    request: Request, item: Item, report: GenerationReport | None, error: Exception
 ) -> None:
-    """Writes what was done until an error, as far as that is possible: the error matters more."""
+    """Write what was done until an error, as far as that is possible: the error matters more."""
     if report is not None and report.error is None:
         report.fail(error)
-    with suppress(Exception), _report_file(item.report, {"request": job.as_json(item)}, report):
-        pass
+    with suppress(Exception):
+        result = GenerationResult(request=record_of(request, item), error=described(error))
+        _write_report(item.report, result, report)
 
 
 def _clips(
-    output: Path, dense: denoise.Generation | None, sparse: denoise.Generation | None
+    output: Path, dense: Generation | None, sparse: Generation | None
 ) -> dict[str, tuple[Path, np.ndarray]]:
-    """What is to be written, by kind."""
+    """Return what is to be written, by kind."""
     made = sparse or dense
     assert made is not None
     clips = {"output": (output, made.frames)}
@@ -210,6 +376,6 @@ def _clips(
             Panel(made.frames, f"{name} {seconds_text(made.denoising_seconds)}")
             for name, made in (("dense", dense), ("sparse", sparse))
         )
-        clips["dense"] = (beside(output, "dense"), dense.frames)
-        clips["compare"] = (beside(output, "compare"), joined)
+        clips["dense"] = (media.beside(output, "dense"), dense.frames)
+        clips["compare"] = (media.beside(output, "compare"), joined)
     return clips

@@ -1,4 +1,4 @@
-"""Files to frames: MP4, WebM, GIF, PNG, and folders of PNG."""
+"""Files to frames: MP4, WebM, GIF, PNG, folders of PNG, and the image of `--image`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation.input_image import shown
-from chipsparse.cli.media.ffmpeg import check_ffmpeg, decode
-from chipsparse.cli.media.images import frame_of, numbered
-from chipsparse.cli.option_checks import DEFAULT_FPS
+from chipsparse.cli.media.write import PLACE, check_ffmpeg, run_ffmpeg
+from chipsparse.cli.options import DEFAULT_FPS, check_readable
 
-EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+MOST_OF_16_BITS = 2**16 - 1
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,21 @@ def read_clip(path: Path) -> Clip:
 
 
 def _read_video(path: Path) -> Clip:
+    import imageio_ffmpeg
+
     check_ffmpeg("read", path.suffix)
-    frames, fps = decode(path)
-    if not len(frames):
+    reader = imageio_ffmpeg.read_frames(str(path))
+    facts = next(reader)
+    reader.close()
+    # One frame out for each frame in: by default ffmpeg repeats and drops some to keep the rate.
+    one_by_one = ("-map", "0:v:0", "-fps_mode", "passthrough")
+    form = ("-pix_fmt", "rgb24", "-f", "rawvideo")
+    pixels = np.frombuffer(run_ffmpeg(["-xerror", "-i", path, *one_by_one, *form, "-"]), np.uint8)
+    width, height = facts["size"]
+    if not len(pixels):
         raise UserError(f"{path} has no frame")
-    return Clip(path, frames, fps, [path], lossy=True)
+    frames = pixels.reshape(-1, height, width, 3).copy()
+    return Clip(path, frames, float(facts["fps"]) or None, [path], lossy=True)
 
 
 def _read_gif(path: Path) -> Clip:
@@ -80,7 +88,7 @@ def _read_gif(path: Path) -> Clip:
         for index in range(getattr(image, "n_frames", 1)):
             image.seek(index)
             milliseconds += image.info.get("duration", 0)
-            frames.append(np.asarray(shown(image)))
+            frames.append(np.asarray(_shown(image)))
     fps = 1000 * len(frames) / milliseconds if milliseconds else None
     return Clip(path, np.stack(frames), fps, [path], lossy=True)
 
@@ -101,28 +109,82 @@ def _read_pngs(path: Path, files: list[Path]) -> Clip:
     return Clip(path, np.stack(frames), None, files, lossy=False)
 
 
+def numbered(path: Path) -> list[Path]:
+    """Return the files that are named as the frames of a PNG, in the order of their numbers."""
+    name = re.compile(re.escape(path.stem) + r"-(\d+)" + re.escape(path.suffix))
+    matches = ((name.fullmatch(file.name), file) for file in path.parent.glob("*"))
+    return [file for _, file in sorted((int(match[1]), file) for match, file in matches if match)]
+
+
 def _sequence(path: Path) -> list[Path]:
-    """The numbered frames of a clip; of those that `write_media` made, all of one clip."""
+    """Return the numbered frames of a clip; of those that `write_media` made, all of one clip."""
     files = numbered(path)
-    first = frame_of(files[0]) if files else None
+    first = _frame_of(files[0]) if files else None
     if first is None:
         return files
     count = first[1]
     wanted = {(index, count) for index in range(count)}
-    frames = [file for file in files if frame_of(file) in wanted]
+    frames = [file for file in files if _frame_of(file) in wanted]
     if len(frames) != count:
         raise UserError(f"{path} has {len(frames)} of its {count} frames; the others are missing")
     return frames
 
 
+def _frame_of(file: Path) -> tuple[int, int] | None:
+    """Return which frame a PNG of ours is, from 0, and of how many; None for any other file."""
+    try:
+        with Image.open(file) as image:
+            place = re.fullmatch(r"(\d+) of (\d+)", str(image.info.get(PLACE)))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None
+    return None if place is None else (int(place[1]), int(place[2]))
+
+
 def _png(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
-            if image.mode not in EIGHT_BIT_MODES:
+            if image.mode.startswith(("I", "F")):
                 raise UserError(f"{path} does not have 8 bits per channel (its mode: {image.mode})")
-            return np.asarray(shown(image))
+            return np.asarray(_shown(image))
     except UnidentifiedImageError as error:
         raise UserError(f"{path} is not an image that could be read") from error
+
+
+def read_image(path: Path) -> Image.Image:
+    """Return the image of ``--image``, upright and in RGB, transparent parts white.
+
+    Of an animation it is the first frame. Raises `UserError` for what cannot be read.
+    """
+    check_readable("--image", path)
+    with (  # a damaged file makes decoders raise anything
+        user_errors(Exception, what=f"--image {path} is no image that can be read"),
+        Image.open(path) as opened,
+    ):
+        return _shown(_in_eight_bits(ImageOps.exif_transpose(opened), path, opened.format))
+
+
+def _shown(image: Image.Image) -> Image.Image:
+    """Return what a viewer shows of an image: upright, in RGB, transparent parts white."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.has_transparency_data:
+        coloured = upright.convert("RGBA")
+        white = Image.new("RGBA", coloured.size, "white")
+        return Image.alpha_composite(white, coloured).convert("RGB")
+    return upright.convert("RGB")
+
+
+def _in_eight_bits(image: Image.Image, path: Path, form: str | None) -> Image.Image:
+    """Return an image with 8 bits per channel, of one with 16; raise `UserError` for 32.
+
+    What white is in those is not known. Pillow opens some of 16 bits in the mode of 32.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM")):
+        values = np.asarray(image)
+        if values.min() >= 0 and values.max() <= MOST_OF_16_BITS:
+            return Image.fromarray(np.rint(values / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UserError(f"--image {path} does not have 8 bits per channel (its mode: {image.mode})")
+    return image
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:

@@ -1,34 +1,73 @@
-"""Frames to files: MP4, WebM, GIF and PNG, all of a command's files or none of them.
+"""Frames to files: MP4, WebM, GIF and PNG, each written under another name until it is finished.
 
 Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 """
 
 from __future__ import annotations
 
-import shutil
+import json
+import os
+import re
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
-from chipsparse.cli.errors import UserError, reason
-from chipsparse.cli.media import ffmpeg
-from chipsparse.cli.media.images import beside, earlier_pngs, write_gif, write_pngs
-from chipsparse.cli.media.metadata import Style
-from chipsparse.cli.media.output_names import check_writable
-from chipsparse.common.cache_folder import cache_folder
-from chipsparse.common.finished_files import place
-from chipsparse.common.scratch import scratch_folder
+import chipsparse
+from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.common.finished_files import readable
 
+if TYPE_CHECKING:
+    from chipsparse.cli.prompts import Item
+    from chipsparse.cli.request import Request
+
+# What others call these; what is not here begins with a capital letter.
+NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
+TEXTS = ("prompt", "negative_prompt")
 GIF_MAX_FPS = 50
+# Where a PNG of several says which frame it is, from 0, and of how many.
+PLACE = "chipsparse frame"
+# In a file of metadata for ffmpeg.
+ESCAPED, ESCAPE = re.compile(r"([=;#\\\n])"), r"\\\1"
+SUFFIXES = (".mp4", ".webm", ".gif", ".png")
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How a kind of video is encoded.
+
+    Attributes:
+        crf: the constant rate factor where none is given; visually lossless.
+        most_crf: the largest, and worst.
+    """
+
+    encoder: str
+    crf: int
+    most_crf: int
+    options: tuple[str, ...]
+
+
+CODECS = {
+    ".mp4": Codec("libx264", 12, 51, ("-preset", "slow", "-movflags", "+faststart")),
+    ".webm": Codec("libvpx-vp9", 15, 63, ("-b:v", "0", "-row-mt", "1", "-cpu-used", "2")),
+}
+
+
+# Before anything is computed.
 
 
 def check_output(
     path: Path, *, fps: float | None = None, crf: int | None = None, also: tuple[str, ...] = ()
 ) -> None:
-    """Raises `UserError` where clips could not be written; leaves nothing.
+    """Raise `UserError` where clips could not be written; leave nothing.
 
     Args:
         fps: as asked for; None where it is the usual one.
@@ -36,37 +75,104 @@ def check_output(
         also: words of further clips, see `beside`.
     """
     kind = path.suffix.lower()
-    if kind not in WRITERS:
-        known = ", ".join(WRITERS)
+    if kind not in SUFFIXES:
         suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
-        raise UserError(f"--output {path} has {suffix}; use one of {known}")
-    clips = [beside(path, word) for word in also]
-    frames = [beside(each, "0000") for each in (path, *clips)] if kind == ".png" else []
-    check_writable("--output", path, clips, longest=frames)
-    if kind in ffmpeg.CODECS:
-        ffmpeg.check_ffmpeg("write", kind)
+        raise UserError(f"--output {path} has {suffix}; use one of {', '.join(SUFFIXES)}")
+    for clip in (path, *(beside(path, word) for word in also)):
+        check_writable("--output", clip, beside(clip, "0000") if kind == ".png" else None)
+    if kind in CODECS:
+        check_ffmpeg("write", kind)
     check_style(kind, fps, crf)
 
 
 def check_style(kind: str, fps: float | None, crf: int | None) -> None:
-    """Raises `UserError` for what files of this suffix do not have; None is not asked for."""
+    """Raise `UserError` for what files of this suffix do not have; None is not asked for."""
     if kind == ".gif" and fps is not None and fps > GIF_MAX_FPS:
-        raise UserError(f"--fps {fps} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
+        raise UserError(f"--fps {fps:g} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
     if kind == ".png" and fps is not None:
         raise UserError("--fps is about .mp4, .webm and .gif, and .png has none")
     if crf is None:
         return
-    if kind not in ffmpeg.CODECS:
-        raise UserError(f"--crf is about {' and '.join(ffmpeg.CODECS)}, and {kind} has none")
-    most = ffmpeg.CODECS[kind].most_crf
+    if kind not in CODECS:
+        raise UserError(f"--crf is about {' and '.join(CODECS)}, and {kind} has none")
+    most = CODECS[kind].most_crf
     if not 0 <= crf <= most:
         raise UserError(f"--crf {crf} is out of range; for {kind} it must be from 0 to {most}")
 
 
 def check_kind(path: Path, *, video: bool) -> None:
-    """Raises `UserError` where a model of images is to write a video."""
+    """Raise `UserError` where a model of images is to write a video."""
     if not video and path.suffix.lower() != ".png":
         raise UserError(f"this model makes images, not videos; use {path.with_suffix('.png')}")
+
+
+def check_file(option: str, path: Path, *suffixes: str) -> None:
+    """Raise `UserError` where a file could not be written, or has none of the suffixes."""
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"{option} {path} must end in {suffixes[0]}")
+    check_writable(option, path)
+
+
+def check_writable(option: str, path: Path, longest: Path | None = None) -> None:
+    """Raise `UserError` where a file could not be written; leave nothing.
+
+    Args:
+        longest: the longest name that is written, where it is not this one.
+    """
+    folder = path.parent
+    if os.path.isdir(path):  # which takes any length of a name
+        raise UserError(f"{option} {path} is a folder; name a file in it")
+    if not os.path.isdir(folder):
+        above = next(filter(os.path.exists, path.parents), None)
+        if above is not None and not above.is_dir():
+            raise UserError(f"{option} {path} is below {above}, which is no folder")
+        raise UserError(f"the folder {folder} of {option} {path} does not exist; create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"the folder {folder} of {option} {path} cannot be written to")
+    with (
+        user_errors(OSError, what=f"{option} {path} cannot be written"),
+        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=folder) as scratch,
+    ):
+        (Path(scratch) / (longest or path).name).write_bytes(b"0")
+
+
+def check_inputs_stay(option: str, output: Path, inputs: Iterable[Path | None]) -> None:
+    """Raise `UserError` where an output would replace a file that the command reads.
+
+    Args:
+        inputs: what is read; None where an option was left out.
+    """
+    for file in inputs:
+        if file is not None and os.path.realpath(file) == os.path.realpath(output):
+            raise UserError(f"{option} {output} would replace {file}, which is read")
+
+
+def check_ffmpeg(verb: str, suffix: str) -> None:
+    """Raise `UserError` where there is no ffmpeg to read or write a video."""
+    try:
+        ffmpeg_path()
+    except RuntimeError as error:
+        raise UserError(
+            f"no ffmpeg was found to {verb} {suffix}; reinstall imageio-ffmpeg, or use .gif or .png"
+        ) from error
+
+
+# Writing.
+
+
+@contextmanager
+def written_whole(option: str, path: Path) -> Iterator[Path]:
+    """Give a file beside its path, which is moved there where the block succeeds.
+
+    A failure leaves neither a new file nor a changed one; `UserError` names the option.
+    """
+    with (
+        user_errors(OSError, what=f"{option} {path} could not be written"),
+        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch,
+    ):
+        file = Path(scratch) / path.name
+        yield file
+        os.replace(file, path)
 
 
 def write_media(
@@ -76,74 +182,189 @@ def write_media(
     crf: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[Path, list[Path]]:
-    """Writes each clip to its path and returns the files of each; all paths share one folder.
+    """Write each clip to its path and return the files of each; all paths share one folder.
 
-    A PNG of several frames becomes `stem-000.png`, `stem-001.png`, … Everything is written to a
-    temporary folder beside the outputs first and read back, so that a failure leaves neither new
-    files nor changed ones. PNG files that an earlier run wrote for the same path go with it.
+    A PNG of several frames becomes `stem-000.png`, `stem-001.png`, … A file has its name as soon
+    as all files are finished.
 
     Args:
         clips: frames by the path of their clip.
-        crf: see `Style`.
+        crf: the constant rate factor of a video's encoder; None for visually lossless.
         metadata: facts about the clips, such as `generation_metadata` gives.
 
     Raises:
-        UserError: a file could not be written; it says where the clips were kept instead.
+        UserError: a file could not be written.
     """
-    style = Style(fps, crf, metadata or {})
-    written: dict[Path, list[Path]] = {}
-    try:
-        folder = next(iter(clips)).parent
-        with scratch_folder(folder) as scratch:
-            finished: dict[Path, Path] = {}
-            stale: set[Path] = set()
-            for path, frames in clips.items():
-                files = WRITERS[path.suffix.lower()](scratch / path.name, frames, style)
-                written[path] = [folder / file.name for file in files]
-                finished |= zip(written[path], files, strict=True)
-                if path.suffix.lower() == ".png":
-                    stale.update(earlier_pngs(path))
-            place(finished, stale=stale - finished.keys(), scratch=scratch)
-    except OSError as error:
-        name = ", ".join(str(path) for path in clips)
-        end = keep_elsewhere(clips, fps=fps, metadata=metadata)
-        raise UserError(f"{name} could not be written: {reason(error)}; {end}") from error
-    return written
+    folder = next(iter(clips)).parent
+    files = {path: clip_files(path, len(frames)) for path, frames in clips.items()}
+    with (
+        user_errors(OSError, what=f"{', '.join(map(str, clips))} could not be written"),
+        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=folder) as scratch,
+    ):
+        for path, frames in clips.items():
+            finished, kind = Path(scratch) / path.name, path.suffix.lower()
+            if kind == ".png":
+                _write_pngs(finished, frames, metadata or {})
+            elif kind == ".gif":
+                _write_gif(finished, frames, fps, metadata or {})
+            else:
+                _write_video(finished, frames, fps, crf, metadata or {})
+        for file in (file for names in files.values() for file in names):
+            os.replace(Path(scratch) / file.name, file)
+    return files
 
 
-def keep_elsewhere(
-    clips: Mapping[Path, np.ndarray], *, fps: float, metadata: Mapping[str, str] | None = None
-) -> str:
-    """Writes finished clips, which are not to be lost, in the first folder that takes them.
+def beside(path: Path, word: str) -> Path:
+    """Return `out-dense.mp4` for `out.mp4` and `dense`."""
+    return path.with_name(f"{path.stem}-{word}{path.suffix}")
 
-    As PNG, which loses nothing, and as many small files pass where one large one does not. Says
-    where they are, or that there is room nowhere.
+
+def clip_files(path: Path, count: int) -> list[Path]:
+    """Return the files of a clip of so many frames: one, or a PNG for each frame."""
+    if count == 1 or path.suffix.lower() != ".png":
+        return [path]
+    digits = max(3, len(str(count - 1)))
+    return [beside(path, f"{index:0{digits}}") for index in range(count)]
+
+
+def ffmpeg_path() -> str:
+    """Return the program; raise `RuntimeError` where there is none."""
+    import imageio_ffmpeg
+
+    return str(imageio_ffmpeg.get_ffmpeg_exe())
+
+
+def run_ffmpeg(arguments: Sequence[str | Path], content: bytes | None = None) -> bytes:
+    """Run ffmpeg to its end and return its output; raise `OSError` where it failed or complained.
+
+    A file that ends too soon is no failure to ffmpeg, but it says so.
     """
-    style = Style(fps, None, metadata or {})
-    for parent in _places():
-        with suppress(OSError):
-            parent.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix="chipsparse-kept-", dir=parent))
-            try:
-                for path, frames in clips.items():
-                    write_pngs(folder / f"{path.stem}.png", frames, style)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            return f"all is kept as PNG in {folder}"
-    return "nothing could be kept elsewhere"
+    words = [ffmpeg_path(), "-hide_banner", "-v", "error", "-y", *arguments]
+    ran = subprocess.run(words, input=content, capture_output=True, check=False)
+    if ran.returncode or (ran.stderr and content is None):
+        line = ran.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+        line = re.sub(r"^\[[^]]*\] ", "", line)  # the part of ffmpeg that says it
+        raise OSError(line or f"ffmpeg ended with exit code {ran.returncode}")
+    return ran.stdout
 
 
-def _places() -> Iterator[Path]:
-    with suppress(OSError):  # where no temporary folder can be written to
-        yield Path(tempfile.gettempdir())
-    if (folder := cache_folder()) is not None:
-        yield folder
+def _write_video(
+    path: Path, frames: np.ndarray, fps: float, crf: int | None, metadata: Mapping[str, str]
+) -> None:
+    codec = CODECS[path.suffix.lower()]
+    # The last row or column is repeated where a side is odd, which yuv420p cannot store.
+    odd = [(0, side % 2) for side in frames.shape[1:3]]
+    frames = np.pad(frames, ((0, 0), *odd, (0, 0)), mode="edge")
+    tags = {"comment": parameters(metadata), "description": as_json(metadata)} if metadata else {}
+    lines = [f"{name}={ESCAPED.sub(ESCAPE, text)}\n" for name, text in tags.items()]
+    facts = path.with_name(f"{path.name}.metadata")  # a command line would limit their length
+    facts.write_text(";FFMETADATA1\n" + "".join(lines), encoding="utf-8")
+    colours = "bt709"
+    run_ffmpeg(
+        [
+            *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{frames.shape[2]}x{frames.shape[1]}"),
+            *("-r", str(fps), "-i", "pipe:0", "-f", "ffmetadata", "-i", facts),
+            *("-map", "0:v:0", "-map_metadata", "1"),
+            *("-c:v", codec.encoder, "-crf", str(codec.crf if crf is None else crf)),
+            *(*codec.options, "-pix_fmt", "yuv420p"),
+            *("-vf", f"scale=out_color_matrix={colours}:out_range=tv"),
+            *("-colorspace", colours, "-color_primaries", colours, "-color_trc", colours),
+            path,
+        ],
+        frames.tobytes(),
+    )
 
 
-# Each writes a clip and returns its files.
-WRITERS: dict[str, Callable[[Path, np.ndarray, Style], list[Path]]] = {
-    **dict.fromkeys(ffmpeg.CODECS, ffmpeg.write_video),
-    ".gif": write_gif,
-    ".png": write_pngs,
-}
+def _write_gif(path: Path, frames: np.ndarray, fps: float, metadata: Mapping[str, str]) -> None:
+    images = [Image.fromarray(frame).quantize(256) for frame in frames]
+    # A GIF counts in hundredths of a second: spread the rounding so that the whole length is right.
+    ends = [round(100 * (index + 1) / fps) for index in range(len(images))]
+    images[0].save(
+        path,
+        save_all=True,
+        append_images=images[1:],
+        duration=[10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)],
+        loop=0,
+        disposal=1,
+        comment=parameters(metadata).encode("utf-8"),
+    )
+
+
+def _write_pngs(path: Path, frames: np.ndarray, metadata: Mapping[str, str]) -> None:
+    files = clip_files(path, len(frames))
+    for index, (file, frame) in enumerate(zip(files, frames, strict=True)):
+        text = PngInfo()
+        text.add_text(PLACE, f"{index} of {len(frames)}")
+        if metadata:
+            text.add_text("parameters", parameters(metadata))
+            text.add_text("chipsparse", as_json(metadata))
+        Image.fromarray(frame).save(file, format="PNG", pnginfo=text)
+
+
+# Facts in the files about how clips were made. `parameters` is the form that viewers and other
+# programs for image generation read: the prompt, the negative prompt, and a line of pairs.
+
+
+def generation_metadata(request: Request, item: Item) -> dict[str, str]:
+    """Return the facts about a generation, without any folder: a file may be sent to others.
+
+    They are in the order in which they are to be shown.
+    """
+    settings, options, profile = request.settings, request.options, request.profile
+    assert isinstance(options, GenerateOptions)
+    profile = None if options.dense else profile
+    guidance = settings.true_cfg_scale
+    sides = (settings.width, settings.height)
+    facts = {
+        "prompt": item.prompt,
+        "negative_prompt": options.negative_prompt,
+        "steps": settings.num_inference_steps,
+        "guidance_scale": settings.guidance_scale if guidance is None else guidance,
+        "seed": item.seed,
+        "size": None if None in sides else "x".join(map(str, sides)),
+        "frames": settings.num_frames,
+        "model": _without_folder(request.model.location),
+        "lora": ", ".join(f"{_without_folder(e.file)}:{e.scale:g}" for e in options.loras) or None,
+        "scheduler": None if options.scheduler is None else type(request.scheduler).__name__,
+        "flow_shift": options.flow_shift,
+        "strength": options.strength,
+        "dtype": str(request.dtype).removeprefix("torch."),
+        "mode": options.mode,
+        "profile": None if profile is None else _without_folder(profile.source),
+        "quality": None if profile is None else profile.quality,
+        "chipsparse": chipsparse.__version__,
+    }
+    return {name: readable(str(value)) for name, value in facts.items() if value is not None}
+
+
+def parameters(facts: Mapping[str, str]) -> str:
+    """Return the facts for people and other programs."""
+    lines = [facts["prompt"]] if "prompt" in facts else []
+    if facts.get("negative_prompt"):
+        lines.append(f"Negative prompt: {facts['negative_prompt']}")
+    pairs = (f"{_name(name)}: {_value(name, v)}" for name, v in facts.items() if name not in TEXTS)
+    return "\n".join([*lines, ", ".join(pairs)])
+
+
+def as_json(facts: Mapping[str, str]) -> str:
+    """Return the facts for chipsparse."""
+    return json.dumps(dict(facts), ensure_ascii=False)
+
+
+def _name(name: str) -> str:
+    return NAMES.get(name, name.replace("_", " ").capitalize())
+
+
+def _value(name: str, value: str) -> str:
+    value = f"chipsparse {value}" if name == "chipsparse" else value
+    quoted = any(mark in value for mark in ',:\n"')
+    return json.dumps(value, ensure_ascii=False) if quoted else value
+
+
+def _without_folder(location: Path | str | None) -> str | None:
+    """Return the name of a model or a profile; that of a model on the hub has no folder."""
+    if location is None:
+        return None
+    path = Path(location).expanduser()
+    here = path.is_absolute() or path.exists()
+    return os.path.basename(os.path.abspath(path)) if here else location

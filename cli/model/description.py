@@ -18,7 +18,7 @@ import diffusers
 import torch
 
 from chipsparse.cli.errors import UserError, first_line, user_errors
-from chipsparse.cli.option_checks import could_be_hub_name, is_here
+from chipsparse.cli.options import could_be_hub_name, is_here
 
 LAYER_COUNT = re.compile(r"num_(\w+_)?layers")
 MOST_LAYERS = 1000
@@ -176,33 +176,29 @@ def load_pipeline(
     dtype: torch.dtype,
     scheduler: Any | None = None,
 ) -> Any:
-    """Loads the pipeline onto the device; its own progress bars stay off.
+    """Return the pipeline on the device; its own progress bars stay off.
 
     Args:
         scheduler: that replaces the model's own; None: it stays.
     """
-    pipe = _loaded(model, device, dtype)
-    if scheduler is not None:
-        pipe.scheduler = scheduler
-    return pipe
-
-
-def _loaded(model: ModelDescription, device: torch.device, dtype: torch.dtype) -> Any:
     # Which need this module.
     from chipsparse.cli.model.modular import ModularDescription, load_modular
-    from chipsparse.cli.model.weight_files import check_weight_files
+    from chipsparse.cli.model.weights import check_weight_files
 
     pipeline_class: Any = model.pipeline_class
+    here = is_here(model.location)
     with user_errors(Exception, what=f"the model {model.location} could not be loaded"):
-        here = is_here(model.location)
         if isinstance(model, ModularDescription):
             if here:
                 check_weight_files(model, Path(model.location))
-            return load_modular(model, dtype).to(device)
-        folder = model.location if here else pipeline_class.download(model.location)
-        check_weight_files(model, Path(folder))
-        pipe = pipeline_class.from_pretrained(model.location, dtype=dtype)
-    pipe.set_progress_bar_config(disable=True)
+            pipe = load_modular(model, dtype)
+        else:
+            folder = model.location if here else pipeline_class.download(model.location)
+            check_weight_files(model, Path(folder))
+            pipe = pipeline_class.from_pretrained(model.location, dtype=dtype)
+            pipe.set_progress_bar_config(disable=True)
+    if scheduler is not None:
+        pipe.scheduler = scheduler
     return pipe.to(device)
 
 

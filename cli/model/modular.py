@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -15,13 +12,8 @@ import torch
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription, component_config
-from chipsparse.pipelines.denoising_loop import denoising_loops, is_modular
-
-# Called at the end of each step, from 0, with the latents that it made, None where the pipeline
-# does not give them; where it returns True, the loop ends.
-OnStepEnd = Callable[[int, "torch.Tensor | None"], bool]
-GUIDANCE = "guidance_scale"
-RESULTS = {"videos": "frames", "images": "images"}  # and what plain pipelines call them
+from chipsparse.pipelines.call import GUIDANCE, guider_specs
+from chipsparse.pipelines.denoising_loop import denoising_loops
 
 
 @dataclass(frozen=True)
@@ -33,12 +25,12 @@ class ModularDescription(ModelDescription):
     @property
     def has_guider(self) -> bool:
         """See `ModelDescription`."""
-        return bool(_guider_specs(self.blocks))
+        return bool(guider_specs(self.blocks))
 
     @property
     def _call_parameters(self) -> dict[str, inspect.Parameter]:
         inputs = {each.name: each.default for each in self.blocks.inputs if each.name is not None}
-        guiders = _guider_specs(self.blocks)
+        guiders = guider_specs(self.blocks)
         if guiders:
             inputs.setdefault(GUIDANCE, guiders[0].config.get(GUIDANCE))
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -128,81 +120,3 @@ def quiet(pipe: Any) -> Any:
     for block in denoising_loops(pipe._blocks):
         block.set_progress_bar_config(disable=True)
     return pipe
-
-
-def _guider_specs(blocks: Any) -> list[Any]:
-    return [spec for spec in blocks.expected_components if spec.name.startswith("guider")]
-
-
-def call_pipeline(
-    pipe: Any,
-    arguments: dict[str, Any],
-    *,
-    generator: torch.Generator,
-    output_type: str,
-    on_step_end: OnStepEnd,
-) -> Any:
-    """Calls a pipeline of either kind.
-
-    Args:
-        arguments: as a plain pipeline takes them. A guidance scale that a modular one takes from
-            its guiders is given to those.
-        generator: of the noise.
-        output_type: "np", or "latent" for what is not to be decoded.
-        on_step_end: see `OnStepEnd`.
-
-    Returns:
-        What has ``frames`` or ``images``; without decoding or where the loop was ended, anything.
-    """
-    options = {**arguments, "generator": generator, "output_type": output_type}
-    if not is_modular(pipe):
-
-        def callback(pipe: Any, step: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            if on_step_end(step, tensors.get("latents")):
-                pipe._interrupt = True  # diffusers' own switch: the rest is passed over
-            return tensors
-
-        return pipe(**options, callback_on_step_end=callback)
-    inputs = {each.name for each in pipe._blocks.inputs}
-    if GUIDANCE in options and GUIDANCE not in inputs:
-        _guide(pipe, options[GUIDANCE])
-    try:
-        with _steps_watched(pipe.scheduler, on_step_end):
-            state = pipe(**{name: value for name, value in options.items() if name in inputs})
-    except _Ended:
-        return None
-    found = {name: state.get(name) for name in RESULTS}
-    return SimpleNamespace(
-        **{RESULTS[name]: value for name, value in found.items() if value is not None}
-    )
-
-
-def _guide(pipe: Any, scale: float) -> None:
-    for spec in _guider_specs(pipe._blocks):
-        guider = getattr(pipe, spec.name)
-        if guider.guidance_scale != scale:
-            pipe.update_components(**{spec.name: guider.new(guidance_scale=scale)})
-
-
-class _Ended(BaseException):
-    """Ends a denoising loop; no `Exception`, of which the blocks on the way out write traces."""
-
-
-@contextmanager
-def _steps_watched(scheduler: Any, on_step_end: OnStepEnd) -> Iterator[None]:
-    """Tells of each call of the scheduler's ``step``: there is one at the end of each step."""
-    own, done = scheduler.step, 0
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal done
-        result = own(*args, **kwargs)
-        done += 1
-        if on_step_end(done - 1, result[0]):  # a tuple, or what diffusers makes like one
-            raise _Ended
-        return result
-
-    scheduler.step = step
-    try:
-        yield
-    finally:
-        del scheduler.step

@@ -1,15 +1,15 @@
-"""`--scheduler` and `--flow-shift`: which scheduler runs, settled before any weight is loaded."""
+"""`--scheduler` and `--flow-shift`: which scheduler runs, chosen before any weight is loaded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import diffusers
 import torch
 
-from chipsparse.cli.errors import UserError, first_line, user_errors
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.pipelines.flow_shift import with_flow_shift
@@ -19,118 +19,81 @@ FOLDER = "scheduler"  # also the component's name
 
 
 def choose_scheduler(
-    model: ModelDescription, name: str | None, *, sparse: bool, flow_shift: float | None = None
+    model: ModelDescription,
+    name: str | None,
+    *,
+    sparse: bool = True,
+    flow_shift: float | None = None,
 ) -> Any | None:
-    """The scheduler that replaces the model's own, with the config of that; None: its own stays.
+    """Return the scheduler that replaces the model's own, with its config; None: its own stays.
 
     Args:
         name: a class of diffusers, or how its name begins, in any letters: ``unipc`` is
-            UniPCMultistepScheduler.
+            UniPCMultistepScheduler. None for the model's own.
         sparse: whether it must call the transformer once per step.
-        flow_shift: see `shifted_scheduler`.
+        flow_shift: another one; None leaves it as it is.
 
     Raises:
         UserError: there is no such scheduler, it does not go with the model or with sparsity, or it
             has no flow shift.
     """
-    chosen = _of_name(model, name, sparse=sparse)
-    return shifted_scheduler(model, flow_shift, chosen=chosen)
-
-
-def shifted_scheduler(
-    model: ModelDescription, flow_shift: float | None, *, chosen: Any | None = None
-) -> Any | None:
-    """The scheduler with another flow shift, for the pipeline; None: the model's own stays.
-
-    Args:
-        flow_shift: None leaves it as it is.
-        chosen: the scheduler; None for the model's own.
-
-    Raises:
-        UserError: the scheduler has no flow shift, or there is none.
-    """
-    if flow_shift is None:
-        return chosen
-    scheduler = _own(model) if chosen is None else chosen
-    if scheduler is None:
-        raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave --flow-shift out")
-    with user_errors(ValueError, what=f"--flow-shift {flow_shift:g} does not go with this model"):
-        return with_flow_shift(scheduler, flow_shift)
-
-
-def _of_name(model: ModelDescription, name: str | None, *, sparse: bool) -> Any | None:
-    """See `choose_scheduler`."""
-    own = _own(model)
+    own, chosen = _own(model), None
+    if own is None and (name is not None or flow_shift is not None):
+        option = "--scheduler" if name is not None else "--flow-shift"
+        raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave {option} out")
     if name is None:
         if sparse and own is not None:
             with user_errors(ValueError):
                 check_scheduler(own)
-        return None
-    if own is None:
-        raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave --scheduler out")
+    else:
+        chosen = _of_name(name, own, sparse=sparse)
+    if flow_shift is None:
+        return chosen
+    with user_errors(ValueError, what=f"--flow-shift {flow_shift:g} does not go with this model"):
+        return with_flow_shift(own if chosen is None else chosen, flow_shift)
+
+
+def _of_name(name: str, own: Any, *, sparse: bool) -> Any:
     if not name.strip():
         raise UserError("--scheduler is empty; leave it out for the model's own")
-    fitting = {found.__name__: found for found in own.compatibles}
-    problems = {each: _problem(fitting[each], own.config, sparse) for each in _meant(name, fitting)}
-    matches = _matching(name, _usable(problems))
-    if len(matches) == 1:
-        return fitting[matches[0]].from_config(own.config)
-    if matches:
+    fitting = {kind.__name__: kind for kind in own.compatibles}
+    choices = f"for this model there are {', '.join(sorted(fitting))}"
+    matches = _matching(name, fitting)
+    if len(matches) > 1:
         raise UserError(f"--scheduler {name} may be {' or '.join(matches)}; write more of it")
-    problems |= {
-        each: _problem(found, own.config, sparse)
-        for each, found in fitting.items()
-        if each not in problems
-    }
-    choices = f"for this model use one of {', '.join(_usable(problems))}"
-    for each in _matching(name, problems):
-        raise UserError(f"--scheduler {each} does not work here: {problems[each]}; {choices}")
-    for each in _matching(name, [each for each in dir(diffusers) if each.endswith("Scheduler")]):
-        raise UserError(f"--scheduler {each} takes another config than this model has; {choices}")
+    if matches:
+        what = f"--scheduler {matches[0]} does not work here"
+        with user_errors(Exception, what=what):  # whatever it is, the generation would end with it
+            made = fitting[matches[0]].from_config(own.config)
+            if sparse:
+                check_scheduler(made)
+            made.set_timesteps(TRIAL_STEPS)
+            sample = torch.ones(1, 1, 2, 2)
+            for timestep in made.timesteps:  # some find only now that the config is not theirs
+                sample = made.step(torch.zeros_like(sample), timestep, sample).prev_sample
+        return fitting[matches[0]].from_config(own.config)
+    for other in _matching(name, [kind for kind in dir(diffusers) if kind.endswith("Scheduler")]):
+        raise UserError(f"--scheduler {other} takes another config than this model has; {choices}")
     raise UserError(f"--scheduler {name} is none of diffusers' schedulers; {choices}")
 
 
 def _own(model: ModelDescription) -> Any | None:
-    """The model's scheduler, made from its files; None where there is none that diffusers knows."""
+    """Return the model's scheduler, made from its files; None where diffusers knows none."""
     library, class_name = model.components.get(FOLDER, ("", ""))
-    found = getattr(diffusers, class_name, None) if library == "diffusers" else None
-    if found is None:
+    kind = getattr(diffusers, class_name, None) if library == "diffusers" else None
+    if kind is None:
         return None
     what = f"the scheduler of the model {model.location} cannot be made"
     with user_errors(TypeError, ValueError, what=what):
-        return found.from_config(read_json(model.location, f"{FOLDER}/scheduler_config.json"))
-
-
-def _problem(scheduler_class: Any, config: Any, sparse: bool) -> str | None:
-    """Why a scheduler cannot run with a config, found out by running it for a few steps."""
-    try:
-        made = scheduler_class.from_config(config)
-        if sparse:
-            check_scheduler(made)
-        made.set_timesteps(TRIAL_STEPS)
-        sample = torch.ones(1, 1, 2, 2)
-        for timestep in made.timesteps:
-            sample = made.step(torch.zeros_like(sample), timestep, sample).prev_sample
-    except Exception as error:  # whatever it is, the generation would end with it
-        return first_line(error)
-    return None
-
-
-def _usable(problems: Mapping[str, str | None]) -> list[str]:
-    return sorted(each for each, problem in problems.items() if problem is None)
+        return kind.from_config(read_json(model.location, f"{FOLDER}/scheduler_config.json"))
 
 
 def _matching(name: str, names: Iterable[str]) -> list[str]:
-    """The names that are meant: one that is the same, else all that begin so."""
-    found = _meant(name, names)
-    return [each for each in found if _letters(each) == _letters(name)] or found
+    """Return the names that are meant: one that is the same, else all that begin so."""
 
+    def letters(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.lower()).removesuffix("scheduler")
 
-def _meant(name: str, names: Iterable[str]) -> list[str]:
-    """All names that begin so, in any letters."""
-    wanted = _letters(name)
-    return [each for each in names if wanted and _letters(each).startswith(wanted)]
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("scheduler")
+    wanted = letters(name)
+    matches = [each for each in names if wanted and letters(each).startswith(wanted)]
+    return [each for each in matches if letters(each) == wanted] or matches

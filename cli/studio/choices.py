@@ -8,12 +8,10 @@ from pathlib import Path
 
 import torch
 
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.commands.studio import StudioOptions
-from chipsparse.cli.generate.prepared import Job, settle
-from chipsparse.cli.generation_options import GenerationOptions
-from chipsparse.cli.planning.request import look_up
+from chipsparse.cli.options import GenerateOptions, GenerationOptions
 from chipsparse.cli.progress import silent_display
+from chipsparse.cli.request import Request, look_up, resolve
 from chipsparse.profiles.profile import ASSETS, bundled_model
 
 BUNDLED = (bundled_model(), ASSETS / "tiny-flux")
@@ -55,7 +53,7 @@ def settled(
     typed: StudioOptions,
     device: torch.device,
     dtype: torch.dtype,
-) -> Job:
+) -> Request:
     """What `generate --compare` would settle; raises `UserError`.
 
     Args:
@@ -67,8 +65,7 @@ def settled(
     model = look_up(options, silent_display())
     if model.accepts("num_frames"):
         options = dataclasses.replace(options, output=folder / "sparse.mp4", fps=typed.fps)
-    options.check()
-    return settle(options, model, device, dtype)
+    return resolve(options.checked(), model=model, device=device, dtype=dtype)
 
 
 def models_here(typed: str | None) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +15,27 @@ import numpy as np
 import torch
 from PIL import Image
 
-from chipsparse.cli.commands.generate import GenerateOptions
-from chipsparse.cli.generate.job import load, opened, prompt_warnings
-from chipsparse.cli.generate.prepared import Job
-from chipsparse.cli.generate.runner import Runner, work_name
-from chipsparse.cli.generate.series import Item
-from chipsparse.cli.generate.summary import Comparison, compare
-from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.media.images import beside
-from chipsparse.cli.media.metadata import generation_metadata
-from chipsparse.cli.media.write import write_media
-from chipsparse.cli.pages.names import name_of
-from chipsparse.cli.planning.profile_file import write_profile
+from chipsparse.cli.generate.job import (
+    Runner,
+    compared,
+    opened,
+    prompt_warnings,
+    record_of,
+    work_name,
+)
+from chipsparse.cli.generate.record import Comparison, RequestRecord
+from chipsparse.cli.media.write import beside, generation_metadata, write_media
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.prompts import Item
+from chipsparse.cli.request import Request
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
-from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.cli.views.names import name_of
+from chipsparse.experiments.clips import Generation
+from chipsparse.experiments.quality import compare_clips
 
 STOPPED = "the dense run was stopped, so there is nothing to compare with"
 
@@ -45,11 +50,12 @@ class Result:
         kept: whether that one is an earlier generation's, from which it would not differ.
     """
 
-    request: dict[str, Any]
+    request: RequestRecord
     sparse: Generation
     dense: Generation | None
     kept: bool
     comparison: Comparison | None
+    psnr_per_frame: Sequence[float]
     clips: dict[Way, Path]
     profile: Path
     runs: tuple[Run, ...]
@@ -62,9 +68,7 @@ class Result:
     @property
     def worst_frame(self) -> int:
         """The frame in which sparse is furthest from dense; 0 where there is no dense one."""
-        if self.comparison is None:
-            return 0
-        return int(np.argmin(self.comparison.psnr_per_frame))
+        return int(np.argmin(self.psnr_per_frame)) if self.psnr_per_frame else 0
 
     def still(self, way: Way, frame: int) -> Path:
         """A frame as a PNG beside its clip, which is written once: a browser may be reading it."""
@@ -86,7 +90,7 @@ class Maker:
         folder: for what is made; an empty one.
     """
 
-    def __init__(self, settle: Callable[[Choices, Path], Job], folder: Path) -> None:
+    def __init__(self, settle: Callable[[Choices, Path], Request], folder: Path) -> None:
         self._settle = settle
         self._folder = folder
         self._count = 0
@@ -130,14 +134,16 @@ class Maker:
         if sparse.nothing_sparse is not None and job.too_few_steps is None:
             warnings = [*warnings, sparse.nothing_sparse]
         feed.show(stage="comparing and writing", clock="", preview=None)
-        request = job.as_json(item, warnings)
+        request = record_of(job, item, warnings)
+        clip = None if dense is None else compare_clips(dense.frames, sparse.frames)
         return Result(
             request=request,
             sparse=sparse,
             dense=dense,
             kept=dense is not None and dense is kept,
-            comparison=None if dense is None else compare(dense, sparse),
-            clips=_written(job, request, sparse, dense),
+            comparison=None if clip is None or dense is None else compared(clip, dense, sparse),
+            psnr_per_frame=[] if clip is None else clip.psnr_per_frame,
+            clips=_written(job, item, sparse, dense),
             profile=_profile(job),
             runs=feed.now.runs,
         )
@@ -149,7 +155,7 @@ class Maker:
         folder.mkdir()
         return folder
 
-    def _opened(self, job: Job, feed: Feed) -> Runner:
+    def _opened(self, job: Request, feed: Feed) -> Runner:
         """What generates; the one of before where nothing but prompt, seed and file differ."""
         progress = WorkProgress(feed)
         which = dataclasses.replace(job.options, prompt="", seed=0, output=Path())
@@ -161,18 +167,18 @@ class Maker:
         runner.generator.progress = progress
         return runner
 
-    def _pipe(self, job: Job) -> Any:
+    def _pipe(self, job: Request) -> Any:
         """The pipeline of a job's model; that of another one is let go first."""
         if self._location != job.model.location:
             self._location = self._loaded = self._dense = None
             gc.collect()
             if job.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self._loaded, self._colours = load(job), Colours()
+            self._loaded, self._colours = job.load(), Colours()
             self._location = job.model.location
         return self._loaded
 
-    def _run(self, way: Way, job: Job, item: Item, runner: Runner, feed: Feed) -> Generation:
+    def _run(self, way: Way, job: Request, item: Item, runner: Runner, feed: Feed) -> Generation:
         grid, planned = None, ["dense"] * job.steps
         if job.planned is not None and len(job.planned.plan.layout.grids) == 1:
             grid = job.planned.plan.layout.grids[0]
@@ -189,14 +195,14 @@ class Maker:
         preview.learn(made.frames)
         return made
 
-    def _dense_of(self, job: Job, item: Item) -> Any:
+    def _dense_of(self, job: Request, item: Item) -> Any:
         """All that a dense clip depends on."""
         options = job.options
         return job.model.location, job.settings, options.negative_prompt, item.prompt, item.seed
 
 
 def _written(
-    job: Job, request: dict[str, Any], sparse: Generation, dense: Generation | None
+    job: Request, item: Item, sparse: Generation, dense: Generation | None
 ) -> dict[Way, Path]:
     """Writes the clips, and returns their files."""
     output = job.options.output
@@ -205,11 +211,11 @@ def _written(
     if dense is not None:
         clips["dense"] = beside(output, "dense")
         frames[clips["dense"]] = dense.frames
-    write_media(frames, fps=job.options.fps, metadata=generation_metadata(request))
+    write_media(frames, fps=job.options.fps, metadata=generation_metadata(job, item))
     return clips
 
 
-def _profile(job: Job) -> Path:
+def _profile(job: Request) -> Path:
     """Writes the profile that was used: one quality, for these settings."""
     assert job.profile is not None
     model = name_of(job.model.location)

@@ -12,8 +12,8 @@ from typing import Any
 import gradio as gr
 
 from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate.prepared import Job
-from chipsparse.cli.planning.settings import guidance_argument
+from chipsparse.cli.request import Request
+from chipsparse.cli.settings import guidance_argument
 from chipsparse.cli.studio import view
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Shown
@@ -42,7 +42,7 @@ class Page:
         job: what would be made at first.
     """
 
-    def __init__(self, studio: Studio, models: Sequence[tuple[str, str]], job: Job) -> None:
+    def __init__(self, studio: Studio, models: Sequence[tuple[str, str]], job: Request) -> None:
         self._studio = studio
         self._result: Result | None = None
         first = Choices.typed(studio.options, models[0][1])
@@ -62,7 +62,7 @@ class Page:
         with self.blocks:
             self._events()
 
-    def _fields(self, models: Sequence[tuple[str, str]], first: Choices, job: Job) -> None:
+    def _fields(self, models: Sequence[tuple[str, str]], first: Choices, job: Request) -> None:
         self._model = gr.Dropdown(
             models,
             value=first.model,
@@ -245,7 +245,7 @@ class Page:
                 visible=not video and not dense,
             ),
             self._profile: str(made.profile),
-            self._command: shlex.join(made.request["command"]),
+            self._command: shlex.join(made.request.command),
         }
 
     def _at(self, frame: int) -> tuple[str, str] | None:
@@ -257,7 +257,7 @@ class Page:
         return str(made.still("dense", place)), str(made.still("sparse", place))
 
 
-def _about(job: Job) -> str:
+def _about(job: Request) -> str:
     """About a model."""
     dtype = str(job.dtype).removeprefix("torch.")
     return (
@@ -266,7 +266,7 @@ def _about(job: Job) -> str:
     )
 
 
-def _qualities(job: Job) -> Updates:
+def _qualities(job: Request) -> Updates:
     """Those of a model's profile; nothing to choose where it has none."""
     assert job.profile is not None
     names = [name for name in QUALITIES if name in job.profile.qualities]
@@ -277,7 +277,7 @@ def _qualities(job: Job) -> Updates:
     }
 
 
-def _number(name: str, job: Job) -> Updates:
+def _number(name: str, job: Request) -> Updates:
     """What a field of a number begins with, and whether the model has it."""
     settings = {"frames": "num_frames", "steps": "num_inference_steps"}
     settings["guidance_scale"] = guidance_argument(job.model)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from chipsparse.cli.commands.studio import StudioOptions
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.prepared import Job
-from chipsparse.cli.planning.request import device_and_dtype
+from chipsparse.cli.request import Request, device_and_dtype
 from chipsparse.cli.studio.choices import Choices, settled
 from chipsparse.cli.studio.feed import Feed, Shown, Stopped
 from chipsparse.cli.studio.maker import Maker, Result
@@ -63,7 +62,7 @@ class Studio:
         self._worker.submit(self._maker.close)
         self._worker.shutdown()
 
-    def settle(self, choices: Choices) -> Job:
+    def settle(self, choices: Choices) -> Request:
         """What would be made, from the model's configs alone; raises `UserError`."""
         return self._settled(choices, self._folder)
 

@@ -13,11 +13,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.pages.units import decibels, percent, times
 from chipsparse.cli.studio.feed import Run, Shown, Way
 from chipsparse.cli.studio.maker import Result
+from chipsparse.cli.views.units import decibels, percent, times
 from chipsparse.cli.wording import counted, seconds_text
+from chipsparse.experiments.clips import Generation
 
 TEMPLATES = Path(__file__).with_name("templates")
 Tile = tuple[str, str]  # a number, and what it is
@@ -69,7 +69,7 @@ def result(made: Result) -> str:
     """Times and differences, the steps, and what else is worth knowing."""
     by_way = {"sparse": made.sparse, "dense": made.dense}
     strips = [_strip(run, by_way[run.way], _note(by_way[run.way])) for run in made.runs]
-    notes = [*made.request["warnings"], *made.sparse.fallbacks, *made.sparse.notes]
+    notes = [*made.request.warnings, *made.sparse.fallbacks, *made.sparse.notes]
     if made.kept:
         notes.append("The dense run is that of before: it does not depend on the quality.")
     return _filled("result.html", tiles=_tiles(made), strips=strips, notes=notes)
@@ -104,7 +104,7 @@ def _tiles(made: Result) -> list[Tile]:
     if compared.ssim is not None:
         tiles.append((f"{compared.ssim:.4f}", "SSIM"))
     if len(made.sparse.frames) > 1 and not compared.identical:
-        worst = compared.psnr_per_frame[made.worst_frame]
+        worst = made.psnr_per_frame[made.worst_frame]
         tiles.append((decibels(worst), f"worst frame, number {made.worst_frame}"))
     return tiles
 

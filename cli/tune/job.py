@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,119 +12,85 @@ import diffusers
 import torch
 
 import chipsparse
-from chipsparse.cli.commands.tune import TuneOptions
-from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.lpips import find_lpips
-from chipsparse.cli.model.description import ModelDescription, load_pipeline
-from chipsparse.cli.model.schedulers import shifted_scheduler
-from chipsparse.cli.model.weight_files import weights_digest
-from chipsparse.cli.planning.planned import called_steps, planned_if_known
-from chipsparse.cli.planning.profile_file import write_profile
-from chipsparse.cli.planning.profile_range import range_of
-from chipsparse.cli.planning.request import check_prompt_is_enough, requested, required_profile
-from chipsparse.cli.planning.settings import GenerationSettings, resolve_settings
-from chipsparse.cli.prompts import Prompt, read_prompts, shapes
-from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.ranks.several import met
-from chipsparse.cli.results import NO_JSON, fields_json
-from chipsparse.cli.tune.lab import TuneLab, config_digest
-from chipsparse.cli.tune.shared_results import SharedResults
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.model.weights import weights_digest
+from chipsparse.cli.plan import called_steps
+from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.prompts import read_prompts, shapes
+from chipsparse.cli.ranks import called, meet, start_others, this_rank
+from chipsparse.cli.request import Request, range_of, resolve, working
+from chipsparse.cli.settings import GenerationSettings
+from chipsparse.cli.tune.lab import TuneLab, calibrated
+from chipsparse.cli.tune.options import TuneOptions
+from chipsparse.cli.tune.record import TunedResult
 from chipsparse.cli.tune.unreachable import unreachable_text
-from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.cli.views.terminal import print_result
 from chipsparse.config import CaptureMode
 from chipsparse.cost_model.layer_times import as_of_many
-from chipsparse.experiments.quality import PerceptualDistance
+from chipsparse.experiments.clips import ClipMaker
+from chipsparse.experiments.engine import Experiment, config_digest
+from chipsparse.experiments.lpips import Lpips, find_lpips
+from chipsparse.experiments.records import Sample
+from chipsparse.experiments.store import Store
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
 from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
-from chipsparse.tuning.results_file import ResultsError, ResultsFile, ResultsWriteError
 from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
 
 LEAST_STEPS = 4
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """A finished search.
-
-    Attributes:
-        results: the file with the measurements.
-        found: what was chosen, and what was measured.
-        configs_tried: how many configs were generated with, now or before.
-    """
-
-    profile: Path
-    results: Path
-    found: Tried = field(metadata=NO_JSON)
-    tuned: TunedFor
-    configs_tried: int
-
-    def to_json(self) -> dict[str, Any]:
-        """What was chosen, with the whole config."""
-        return {
-            **fields_json(self),
-            "schedule": self.found.candidate.describe,
-            "actions": self.found.pairs[0].actions,
-            "sparsity": self.found.candidate.config,
-        }
-
-
-def run(options: TuneOptions, process: Joined) -> Tuned:
-    """Checks all that is cheap to check, then measures, searches and writes.
-
-    Args:
-        process: this one, of those that generate together. The first one keeps what is measured,
-            compares and writes.
-    """
-    try:
-        with user_errors(ResultsWriteError):
-            return _run(options, process)
-    except ResultsError as error:  # an older file may be of any weights
-        text = str(error).replace("weights null,", "weights that it does not name,")
-        raise UserError(text) from error
-
-
-def _run(options: TuneOptions, process: Joined) -> Tuned:
-    with requested(options, process) as request:
-        model, device, dtype, display = request
-        profile = required_profile(options, model)
-        settings = resolve_settings(options, model, profile.generation)
-        check_prompt_is_enough(model, "a schedule is tuned on prompts alone")
-        scheduler = shifted_scheduler(model, options.flow_shift)
+def run(options: TuneOptions) -> None:
+    """Check all that is cheap to check, then measure, search, write the profile, and tell."""
+    rank = this_rank(options)
+    with working(options, rank) as (model, device, dtype, display):
+        request = resolve(
+            options,
+            model=model,
+            device=device,
+            dtype=dtype,
+            parallel=rank.parallel,
+            instead="a schedule is tuned on prompts alone",
+        )
+        profile, settings = request.profile, request.settings
+        assert profile is not None
+        if rank.starts:
+            return start_others("tune", options, rank.ranks)
         steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
-        prompts = choose_prompts(options, video=model.accepts("num_frames"))
+        samples = choose_samples(options, video=model.accepts("num_frames"))
         lpips = _lpips(options, settings)
         tuned = _tuned_for(options, model, settings, device, dtype)
-        process = met(process, options, request, [profile], prompts)
-        common = about(tuned, model, profile, options, process.parallel)
-        results = SharedResults(options.results_file, common, process)
-        generator = Generator(
-            lambda: load_pipeline(model, device=device, dtype=dtype, scheduler=scheduler),
-            settings,
+        facts = called(options, profile, prompts=[sample.prompt for sample in samples])
+        rank = meet(rank, device, facts)
+        common = about(tuned, model, profile, options, rank.parallel)
+        store = Store(options.results_file, common, kind="tuning", ranks=rank)
+        maker = ClipMaker(
+            request.load,
+            partial(settings.pipeline_call, negative_prompt=options.negative_prompt),
+            settings.num_inference_steps,
             WorkProgress(display),
-            options.negative_prompt,
             plain_lines=1,
         )
         lab = TuneLab(
-            generator,
+            Experiment(
+                maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
+            ),
             profile.sparsity,
-            prompts,
             options.calibration_prompts,
-            results,
             options.budget,
-            lpips,
             settings.num_inference_steps - steps,
-            _capture_mode(options, model, profile, dtype),
-            process,
+            _capture_mode(request, profile),
+            lpips.measure is not None,
         )
-        _keep(results, options, prompts, None)
+        _note(store, options, samples, None)
         display.tell(
             f"the search takes at most the time of {options.budget:g} dense generations "
-            f"(--budget), {len(prompts)} of them dense"
+            f"(--budget), {len(samples)} of them dense"
         )
         search = Search(
             lab,
@@ -136,13 +102,14 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             budget=options.budget,
         )
         try:
-            found = search.run()
+            best = search.run()
         except Unreachable as error:
             raise UserError(unreachable_text(options.target, error, options.budget)) from error
-    _keep(results, options, prompts, found)
-    tuned = dataclasses.replace(tuned, measured=measurement(found.pairs))
-    config = found.candidate.config
-    if process.writes:
+        _note(store, options, samples, best)
+        tuned = dataclasses.replace(tuned, measured=measurement(best.pairs))
+        config = best.candidate.config
+        if not rank.writes:
+            return None
         write_profile(
             options.output,
             command="tune",
@@ -152,24 +119,35 @@ def _run(options: TuneOptions, process: Joined) -> Tuned:
             config=config,
             tuned=tuned,
         )
-    return Tuned(options.output, options.results_file, found, tuned, lab.candidates)
+    result = TunedResult(
+        profile=str(options.output),
+        results=str(options.results_file),
+        schedule=best.candidate.describe,
+        actions=best.pairs[0].actions,
+        full=best.candidate.steps.full,
+        sparse=best.candidate.steps.sparse or (),
+        tuned=tuned.to_dict(),
+        sparsity=dataclasses.asdict(config),
+        configs_tried=lab.candidates,
+    )
+    print_result(result, as_json=options.json)
 
 
-def _capture_mode(
-    options: TuneOptions, model: ModelDescription, profile: Profile, dtype: torch.dtype
-) -> CaptureMode:
+def _capture_mode(request: Request, profile: Profile) -> CaptureMode:
     """The mode in which a few sparse steps run as those of such generations do."""
-    planned = planned_if_known(options, model, profile)
+    planned = request.planned
     if planned is None:
         return profile.sparsity.cuda_graphs
     config = planned.plan.config.override(
         {"attention.enabled": True, "schedule": {"actions": ["dense", "refresh", "sparse"]}}
     )
-    return as_of_many(config, dataclasses.replace(planned.plan, config=config), dtype).cuda_graphs
+    return as_of_many(
+        config, dataclasses.replace(planned.plan, config=config), request.dtype
+    ).cuda_graphs
 
 
-def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:
-    """Different prompts, those to calibrate with first; the seed of each is its number."""
+def choose_samples(options: TuneOptions, *, video: bool) -> list[Sample]:
+    """Return different prompts, those to calibrate with first; the seed of each is its number."""
     file = options.prompts or ASSETS / "prompts" / shapes(video=video)
     texts = list(dict.fromkeys(read_prompts(file)))
     first, others = options.calibration_prompts, options.held_out_prompts
@@ -179,39 +157,39 @@ def choose_prompts(options: TuneOptions, *, video: bool) -> list[Prompt]:
             f"to calibrate with and {others} others to verify on (--calibration-prompts, "
             "--held-out-prompts)"
         )
-    return [Prompt(seed, text, seed) for seed, text in enumerate(texts[: first + others])]
+    return [Sample(seed, text, seed) for seed, text in enumerate(texts[: first + others])]
 
 
-def _keep(
-    results: ResultsFile, options: TuneOptions, prompts: Sequence[Prompt], found: Tried | None
+def _note(
+    store: Store, options: TuneOptions, samples: Sequence[Sample], best: Tried | None
 ) -> None:
-    """Keeps what is searched for, and what was chosen, for the page of `report`."""
+    """Keep what is searched for, and what was chosen, for the page of `report`."""
     target = {name: value for name, value in vars(options.target).items() if value is not None}
     name = ", ".join(f"{each} {value:g}" for each, value in target.items())
     content: dict[str, Any] = {
         "target": target,
-        "held_out": [prompt.name for prompt in prompts[options.calibration_prompts :]],
+        "held_out": [sample.prompt for sample in samples[options.calibration_prompts :]],
         "chosen": None,
     }
-    if found is not None:
+    if best is not None:
         content["chosen"] = {
-            "config": config_digest(found.candidate.config),
-            "form": found.candidate.describe,
-            "density": found.candidate.form.density,
-            "actions": list(found.pairs[0].actions),
+            "config": config_digest(best.candidate.config),
+            "form": best.candidate.describe,
+            "density": best.candidate.form.density,
+            "actions": list(best.pairs[0].actions),
         }
-    elif results.search(name) is not None:
+    elif name in store.notes:
         return
-    results.keep_search(name, content)
+    store.note(name, content)
 
 
-def _lpips(options: TuneOptions, settings: GenerationSettings) -> PerceptualDistance | None:
+def _lpips(options: TuneOptions, settings: GenerationSettings) -> Lpips:
     if options.max_lpips is None:
-        return None
-    found = find_lpips(settings.height or 1 << 20, settings.width or 1 << 20)
-    if found.measure is None:
-        raise UserError(f"--max-lpips cannot be measured here: {found.why_not}; use --min-psnr")
-    return found.measure
+        return Lpips(None, "not asked for")
+    lpips = find_lpips(settings.height or 1 << 20, settings.width or 1 << 20)
+    if lpips.measure is None:
+        raise UserError(f"--max-lpips cannot be measured here: {lpips.why_not}; use --min-psnr")
+    return lpips
 
 
 def _tuned_for(

@@ -1,201 +1,192 @@
-"""The measurements that tuning is made of, each kept in the results file as soon as it is made."""
+"""The trials of tuning, each a clip of the engine or a few timed steps."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.generation.against_dense import keep_frames, quality
-from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.patching import patched, stock
-from chipsparse.cli.media.output_names import check_writable
 from chipsparse.cli.progress import duration
-from chipsparse.cli.prompts import Prompt
-from chipsparse.cli.ranks.joined import Joined
-from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
 from chipsparse.config import CaptureMode, SparsityConfig
-from chipsparse.experiments.quality import PerceptualDistance
+from chipsparse.experiments.clips import Generation, patched, stock, time_steps, warm_up
+from chipsparse.experiments.engine import (
+    Applied,
+    Experiment,
+    Way,
+    config_digest,
+    record_name,
+    sparse_way,
+)
+from chipsparse.experiments.records import DENSE, ClipRecord
 from chipsparse.pipelines.denoising_loop import check_scheduler
-from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap
-from chipsparse.tuning.forms import ActionSeconds
+from chipsparse.tuning.forms import DENSITIES, ActionSeconds
 from chipsparse.tuning.jump_costs import Trajectory
-from chipsparse.tuning.results_file import ResultsFile
-from chipsparse.tuning.rivals import DENSITIES
 from chipsparse.tuning.targets import SAME_DB, Pair
 
-# Steps that tell what one of each kind takes. The first of a kind may compile or record it, and the
-# last step frees the caches: neither is counted.
+# Steps that tell the time of one of each kind. The first of a kind may compile or record it, and
+# the last step frees the caches: neither is counted.
 TIMED_ACTIONS = ("dense", "refresh", "refresh", *["sparse"] * 4, "skip", "skip", "dense")
-# The share of columns at which sparse MLPs are timed: what they take does not depend on it.
+# The share of columns at which sparse MLPs are timed: their time does not depend on it.
 MLP_TIMED_AT = DENSITIES[0]
-# What a candidate takes, in dense generations, until it is known.
-LIKELY_SHARE = 0.4
+LIKELY_COST = 0.4  # of a candidate, in dense generations, until it is known
+CANDIDATE = "candidate"
 
 
 @dataclass
 class TuneLab:
-    """Generates and measures; whatever is in the results file is not measured again.
+    """Generates and measures for a `Search`; what is in the store is not measured again.
 
     Attributes:
-        generator: has the pipeline, not patched.
-        config: what is to be tuned.
-        prompts: those that calibrate first.
-        calibrating: how many these are.
+        experiment: its samples calibrate first; its dense way is `calibrated`.
+        config: the config to tune.
+        calibrating: how many samples calibrate.
         budget: dense generations that a search may take, in all.
-        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
+        uncalled_steps: how many of the pipeline's steps do not call the transformer.
         cuda_graphs: with which a few sparse steps run as those of a generation do.
-        process: this one, of those that generate together, dense clips too. The first one has the
-            files and compares.
+        lpips: whether clips are measured with LPIPS.
     """
 
-    generator: Generator
+    experiment: Experiment
     config: SparsityConfig
-    prompts: Sequence[Prompt]
     calibrating: int
-    results: ResultsFile
     budget: float
-    lpips: PerceptualDistance | None = None
     uncalled_steps: int = 0
     cuda_graphs: CaptureMode = "auto"
-    process: Joined = Joined()
+    lpips: bool = False
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
-    _estimated: bool = field(default=False, init=False)
 
     @property
     def candidates(self) -> int:
         """How many configs were generated with, now or before."""
-        pairs = (pair_of(name) for name in self._used)
-        return len({pair[0] for pair in pairs if pair is not None})
+        return len({name.rpartition(", ")[0] for name in self._used if CANDIDATE in name})
 
     @functools.cached_property
-    def _pipe(self) -> Any:
-        pipe = self.generator.pipe
+    def pipe(self) -> Any:
+        """The pipeline, warmed up."""
+        maker, sample = self.experiment.maker, self.experiment.samples[0]
+        pipe = maker.pipe
         with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
-        arguments = self.generator.arguments(self.prompts[0].text)
-        with self.generator.progress.stage("warming up"), stock(pipe, self.process.parallel):
-            denoise.warm_up(pipe, arguments, seed=self.prompts[0].seed, report=None)
+        parallel = self.experiment.store.ranks.parallel
+        with maker.progress.stage("warming up"), stock(pipe, parallel):
+            warm_up(pipe, maker.arguments(sample.prompt), seed=sample.seed, report=None)
         return pipe
 
-    # Dense generations.
-
     def trajectory(self, prompt: int) -> Trajectory:
-        """Of the dense generation of a prompt."""
-        kept = self._dense(prompt)["trajectory"]
+        """The trajectory of the dense generation of a prompt."""
+        made = self._dense(prompt)
+        if prompt == 0:
+            seconds = made.total_seconds
+            self.experiment.maker.progress.tell(
+                f"a dense generation takes {duration(seconds)} here: the search ends within "
+                f"{self.budget:g} times that, {duration(self.budget * seconds)}"
+            )
+        kept = made.facts["trajectory"]
         return Trajectory(**{name: np.array(values) for name, values in kept.items()})
 
-    def _dense(self, prompt: int) -> dict[str, Any]:
-        name = dense_name(self.prompts[prompt].name)
-        made: dict[str, Any] = self._measured(name, 1.0, lambda: self._make_dense(prompt))
-        if len(self._used) == 1 and not self._estimated:
-            self._estimated = True
-            self._tell_the_time(made["seconds"])
-        return made
-
-    def _tell_the_time(self, seconds: float) -> None:
-        self.generator.progress.display.tell(
-            f"a dense generation takes {duration(seconds)} here: the search ends within "
-            f"{self.budget:g} times that, {duration(self.budget * seconds)}"
-        )
-
-    def _make_dense(self, number: int) -> dict[str, Any]:
-        prompt, pipe = self.prompts[number], self._pipe
-        with stock(pipe, self.process.parallel), SchedulerTap(pipe.scheduler) as tap:
-            made = self._generate(prompt, f"dense, prompt {prompt.seed}", None)
-        trajectory = tap.trajectory()
-        if trajectory.steps != len(made.steps):
-            raise UserError(
-                f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "
-                f"{len(made.steps)} steps; only schedulers of one call a step can be tuned for"
-            )
-        if self.process.writes:
-            keep_frames(self._frames_file(prompt), made.frames)
-        return {
-            "seconds": made.total_seconds,
-            "step_seconds": statistics.median(step.seconds for step in made.steps),
-            "other_seconds": made.total_seconds - made.denoising_seconds,
-            "trajectory": {name: each.tolist() for name, each in vars(trajectory).items()},
-        }
-
-    def _dense_file(self, number: int) -> Path:
-        """Where the first process has the frames of the dense clip of a prompt."""
-        file = self._frames_file(self.prompts[number])
-        if not self.process.first(file.is_file):  # the folder may be deleted at any time
-            self._make_dense(number)
-        return file
-
-    def _frames_file(self, prompt: Prompt) -> Path:
-        digest = hashlib.sha256(prompt.name.encode()).hexdigest()[:16]
-        return dense_folder(self.results.path) / f"{digest}.npy"
-
-    # Times.
-
     def step_seconds(self) -> ActionSeconds:
-        """What the steps of each kind take, in a short generation for each kind of sparse step."""
-        kinds = [(keep, False) for keep in DENSITIES]
+        """The times of steps, from a short generation for each kind of sparse step."""
+        kinds = [(density, False) for density in DENSITIES]
         if self.config.mlp.enabled:
             kinds.append((MLP_TIMED_AT, True))
         timed = {kind: self._timed(*kind) for kind in kinds}
-        sparse = {kind: each["sparse"] for kind, each in timed.items()}
+        sparse = {kind: times["sparse"] for kind, times in timed.items()}
         if self.config.mlp.enabled:
             extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
-            sparse |= {(keep, True): sparse[keep, False] + extra for keep in DENSITIES}
+            sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
         dense = [self._dense(prompt) for prompt in range(self.calibrating)]
         return ActionSeconds(
-            dense=statistics.median(each["step_seconds"] for each in dense),
-            refresh=statistics.median(each["refresh"] for each in timed.values()),
+            dense=statistics.median(record.facts["step_seconds"] for record in dense),
+            refresh=statistics.median(times["refresh"] for times in timed.values()),
             sparse=sparse,
-            skipped=statistics.median(each["skip"] for each in timed.values()),
-            other=statistics.median(each["other_seconds"] for each in dense),
-            measuring=sum(each["seconds"] for each in timed.values()),
+            skipped=statistics.median(times["skip"] for times in timed.values()),
+            other=statistics.median(record.total_seconds - record.seconds for record in dense),
+            measuring=sum(times["seconds"] for times in timed.values()),
         )
 
-    def _timed(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
-        steps = self.generator.settings.num_inference_steps - self.uncalled_steps
-        share = len(TIMED_ACTIONS) / steps
-        name = times_name(keep, sparse_mlp=sparse_mlp)
-        timed: dict[str, float] = self._measured(
-            name, share, lambda: self._time_steps(keep, sparse_mlp)
+    def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
+        """A generation against the dense one, paired by seed."""
+        dense = self._dense(prompt)
+        way = sparse_way(CANDIDATE, config, parallel=self.experiment.store.ranks.parallel)
+        key = f"{way.key}{', with LPIPS' * self.lpips}"
+        facts = {"form": form, "config": config_digest(config)}
+        way = replace(way, key=key, warm=False, apply=_with_facts(way, facts))
+        made = self._clip(way, prompt, LIKELY_COST)
+        self._used[self._name(way, prompt)] = made.total_seconds / dense.total_seconds
+        return Pair(
+            psnr_db=SAME_DB if made.psnr_db is None else min(SAME_DB, made.psnr_db),
+            ssim=made.ssim,
+            lpips=made.lpips,
+            seconds=made.total_seconds,
+            dense_seconds=dense.total_seconds,
+            actions=tuple(made.actions),
         )
-        self._used[name] = timed["seconds"] / self._dense(0)["seconds"]
+
+    def _dense(self, prompt: int) -> ClipRecord:
+        return self._clip(self.experiment.dense_way, prompt, 1.0)
+
+    def _name(self, way: Way, prompt: int) -> str:
+        return record_name(way, self.experiment.samples[prompt])
+
+    def _clip(self, way: Way, prompt: int, cost: float) -> ClipRecord:
+        name = self._name(way, prompt)
+        if name not in self.experiment.store.measured:
+            _ = self.pipe
+            self._plan(name, cost)
+        made = self.experiment.clip(way, self.experiment.samples[prompt]).record
+        self._used.setdefault(name, cost)
+        return made
+
+    def _plan(self, name: str, cost: float) -> None:
+        left = max(0.0, self.budget - sum(self._used.values()) - cost)
+        self.experiment.maker.progress.plan({name: cost, "all that may follow": left})
+
+    def _timed(self, density: float, sparse_mlp: bool) -> dict[str, float]:
+        store, maker = self.experiment.store, self.experiment.maker
+        name = f"times, {density:g} of the columns{', sparse MLPs' * sparse_mlp}"
+        if name not in store.measured:
+            _ = self.pipe
+            self._plan(name, len(TIMED_ACTIONS) / (maker.steps - self.uncalled_steps))
+            with maker.progress.working(name):
+                made = self._time_steps(density, sparse_mlp)
+            store.keep(name, lambda: made)
+        timed: dict[str, float] = store.measured[name]
+        self._used[name] = timed["seconds"] / self._dense(0).total_seconds
         return timed
 
-    def _time_steps(self, keep: float, sparse_mlp: bool) -> dict[str, float]:
+    def _time_steps(self, density: float, sparse_mlp: bool) -> dict[str, float]:
         config = self.config.override(
             {
                 "schedule": {
                     "actions": list(TIMED_ACTIONS),
                     "first_dense_layers": self.config.schedule.first_dense_layers,
                 },
-                "attention.density": keep,
+                "attention.density": density,
                 "mlp.enabled": sparse_mlp,
                 "cuda_graphs": self.cuda_graphs,
             }
         )
+        maker, sample = self.experiment.maker, self.experiment.samples[0]
+        count = len(TIMED_ACTIONS)
         arguments = {
-            **self.generator.arguments(self.prompts[0].text),
-            "num_inference_steps": len(TIMED_ACTIONS) + self.uncalled_steps,
+            **maker.arguments(sample.prompt),
+            "num_inference_steps": count + self.uncalled_steps,
         }
-        count, seed = len(TIMED_ACTIONS), self.prompts[0].seed
-        title = f"steps with {keep:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
+        title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
+        parallel = self.experiment.store.ranks.parallel
         with (
-            patched(self._pipe, config, parallel=self.process.parallel) as report,
-            self.generator.progress.denoising(title, count, plain_lines=1) as steps,
+            patched(self.pipe, config, parallel=parallel) as report,
+            maker.progress.denoising(title, count, plain_lines=1) as display,
         ):
-            timed, _ = denoise.time_steps(
-                self._pipe, arguments, seed=seed, display=steps, report=report
+            timed, _ = time_steps(
+                self.pipe, arguments, seed=sample.seed, display=display, report=report
             )
         medians = {
             kind: statistics.median(
@@ -207,76 +198,38 @@ class TuneLab:
         }
         return {**medians, "seconds": sum(step.seconds for step in timed)}
 
-    # Candidates.
 
-    def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
-        """A generation against the dense one, paired by seed."""
-        dense = self._dense(prompt)
-        name = pair_name(
-            config_digest(config), self.prompts[prompt].name, lpips=self.lpips is not None
-        )
-        made = self._measured(
-            name, LIKELY_SHARE, lambda: {"form": form, **self._make_pair(config, prompt)}
-        )
-        self._used[name] = made["seconds"] / dense["seconds"]
-        return Pair(
-            psnr_db=SAME_DB if made["psnr_db"] is None else min(SAME_DB, made["psnr_db"]),
-            ssim=made["ssim"],
-            lpips=made["lpips"],
-            seconds=made["seconds"],
-            dense_seconds=dense["seconds"],
-            actions=tuple(made["actions"]),
-        )
+def calibrated(parallel: Any) -> Way:
+    """The stock model, whose records keep the trajectory and the time of a step."""
 
-    def _make_pair(self, config: SparsityConfig, number: int) -> dict[str, Any]:
-        file, prompt = self._dense_file(number), self.prompts[number]
-        with patched(self._pipe, config, parallel=self.process.parallel) as report:
-            made = self._generate(prompt, f"candidate, prompt {prompt.seed}", report)
-            self.process.gather_fallbacks(report)
-        measured = quality(np.load(file), made.frames, self.lpips) if self.process.writes else {}
-        return {
-            **measured,
-            "seconds": made.total_seconds,
-            "actions": [step.action for step in made.steps],
-            "work": made.work_share,
-            "fallbacks": list(report.fallbacks),
-        }
+    @contextmanager
+    def apply(pipe: Any) -> Iterator[Applied]:
+        with stock(pipe, parallel), SchedulerTap(pipe.scheduler) as tap:
 
-    # Generating.
+            def facts(made: Generation) -> dict[str, Any]:
+                trajectory = tap.trajectory()
+                if trajectory.steps != len(made.steps):
+                    raise UserError(
+                        f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "
+                        f"{len(made.steps)} steps; only schedulers of one call a step can be tuned "
+                        "for"
+                    )
+                return {
+                    "step_seconds": statistics.median(step.seconds for step in made.steps),
+                    "trajectory": {name: x.tolist() for name, x in vars(trajectory).items()},
+                }
 
-    def _measured(self, name: str, cost: float, measure: Callable[[], Any]) -> Any:
-        """As of the results file; ``cost`` is what it is likely to take, in dense generations."""
-        left = max(0.0, self.budget - sum(self._used.values()) - cost)
-        if name not in self.results:
-            self.generator.progress.plan({name: cost, "all that may follow": left})
-        with self.generator.progress.working(name):
-            made = self.results.measured(name, measure)
-        self._used[name] = cost
-        return made
+            yield Applied(facts=facts)
 
-    def _generate(self, prompt: Prompt, title: str, report: GenerationReport | None) -> Generation:
-        return self.generator.make(prompt.text, seed=prompt.seed, title=title, report=report)
+    return Way(DENSE, apply, warm=False)
 
 
-def dense_folder(results: Path) -> Path:
-    """Where the dense clips are kept that candidates are compared with."""
-    return results.with_name(f"{results.stem}-dense")
+def _with_facts(way: Way, facts: dict[str, Any]) -> Any:
+    """Return the `apply` of a way whose records keep these facts."""
 
+    @contextmanager
+    def apply(pipe: Any) -> Iterator[Applied]:
+        with way.apply(pipe) as applied:
+            yield replace(applied, facts=lambda _: facts)
 
-def check_dense_folder(results: Path) -> None:
-    """Raises `UserError` where that folder could not be made or written to."""
-    folder = dense_folder(results)
-    if folder.is_dir():
-        check_writable("the folder", folder / "frames.npy")
-    elif folder.exists():
-        raise UserError(
-            f"{folder}, which keeps the dense clips beside {results}, is no folder; move it, or "
-            "name another file with --results"
-        )
-
-
-def config_digest(config: SparsityConfig) -> str:
-    """A short name of what a config computes, wherever its caches live."""
-    content = asdict(config)
-    del content["memory"]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    return apply

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
-from chipsparse.cli.model import weight_files, weights
+from chipsparse.cli.model import weights
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 PROFILE = """\
@@ -118,8 +118,7 @@ def modules_without_memory():
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (weights, weight_files):
-            patch.setattr(module, "made_from", once)
+        patch.setattr(weights, "made_from", once)
         yield
 
 
@@ -166,7 +165,7 @@ def workdir(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) ->
 def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """`chipsparse generate` must end before it loads a model."""
     monkeypatch.setattr(
-        "chipsparse.cli.generate.job.load_pipeline", lambda *_, **__: pytest.fail("loaded")
+        "chipsparse.cli.request.load_pipeline", lambda *_, **__: pytest.fail("loaded")
     )
 
 

@@ -1,22 +1,32 @@
-"""Every mistake gives one sentence, exit code 2, no traceback and no file."""
+"""Every mistake gives one sentence, exit code 2, no traceback and no file; so does a signal."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
-from chipsparse.cli.errors import UserError
-from chipsparse.cli.generation import denoise
+from chipsparse.cli import main, request
+from chipsparse.cli.errors import STOP_SIGNALS, UserError, reported_errors
+from chipsparse.cli.generate import job
 from chipsparse.cli.media import write as media
-from tests.cli.conftest import change_index, nothing_written
+from chipsparse.config import ConfigError
+from chipsparse.experiments import clips
+from tests.cli.conftest import change_index, command, nothing_written
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 from tests.variants import slow
+
+ROOT = Path(media.__file__).parents[3]
 
 
 @pytest.fixture
@@ -26,8 +36,7 @@ def fails(generate, workdir):
     def run(*arguments, code=2, **options):
         with nothing_written(workdir):
             ran = generate(*arguments, **options)
-        assert ran.exit_code == code, (ran.stdout, ran.stderr)
-        assert ran.stdout == ""
+        assert (ran.exit_code, ran.stdout) == (code, ""), ran.stderr
         assert "Traceback" not in ran.stderr
         line = ran.stderr.splitlines()[-1]
         assert line.startswith("chipsparse: ")
@@ -42,83 +51,55 @@ def fails_early(fails, loads_nothing):
     return fails
 
 
+# What the model and the machine decide.
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ["-o", "out.avi"],
-            r"--output out.avi has the suffix .avi; use one of .mp4, .webm, .gif, .png",
-        ),
-        (["-o", "out"], r"--output out has no suffix; use one of .mp4, .webm, .gif, .png"),
-        (["-o", "no/out.mp4"], r"the folder no of --output no/out.mp4 does not exist; create it"),
-        (["--dense", "--compare"], r"--dense and --compare exclude each other"),
-        (["--steps", "0"], r"--steps 0 is too small; it must be at least 1"),
-        (["--frames", "-3"], r"--frames -3 is too small; it must be at least 1"),
-        (["--fps", "0"], r"--fps 0 is too small; it must be at least 1"),
-        (["--fps", "60"], r"--fps 60 is too fast for a GIF; use 50 or less, or .mp4"),
-        (["--seed", "-1"], r"--seed -1 is out of range; it must be from 0 to 2\^64 - 1"),
-        (["--guidance-scale", "nan"], r"--guidance-scale nan must be a finite number"),
         (["--height", "40"], r"--height 40 does not fit .* a multiple of 16; use 32 or 48"),
         (["--width", "5"], r"--width 5 does not fit .* a multiple of 16; use 16"),
         (["--height", "1040"], r"--height 1040 is too large for this model; .* is 1024"),
         (["--frames", "6"], r"--frames 6 does not fit .* a multiple of 4 plus 1; use 5 or 9"),
         (["--frames", "260"], r"--frames 260 is too large for this model; .* is 253"),
-        (["--device", "tpu9"], r"--device tpu9 is no device; use auto, cpu, cuda or cuda:N"),
-        (["--device", "cuda:" + "9" * 20], r"--device cuda:9* is no device; use auto, cpu, cuda"),
-        (["--device", "meta"], r"--device meta is not supported; use auto, cpu, cuda or cuda:N"),
-        (["--device", "cpu:7"], r"--device cpu:7 is not supported; use auto, cpu, cuda or cuda:N"),
-        (["--steps", "1000000"], r"--steps 1000000 is too large; it must be at most 1000"),
-        (["--steps", "9" * 20], r"--steps 99999999999999999999 is too large"),
-        (["--fps", "1000000000"], r"--fps 1000000000 is too large; it must be at most 1000"),
-        (["--guidance-scale", "-1"], r"--guidance-scale -1 is out of range; .* from 0 to 1000"),
-        (["--guidance-scale", "1e308"], r"--guidance-scale 1e\+308 is out of range"),
-        (["--seed", str(2**64 - 1), "--num", "2"], r"--seed .*: 2 seeds .* go beyond 2\^64 - 1"),
-        (["--num", "0"], r"--num 0 is too small; it must be at least 1"),
-        (["--strength", "0.5"], r"--strength is about the image of --image, and there is none"),
-        (["--ram", "lots"], r"--ram: expected an amount of memory such as 24G or 512M, got 'lots'"),
-        (["--vram", "-1G"], r"--vram: expected an amount of memory such as 24G or 512M, got '-1G'"),
         (["--vram", "8G", "--device", "cpu"], r"--vram 8G has no effect on a CPU; use --ram"),
-        (["--dtype", "int4"], r"--dtype int4 is not known; use one of auto, float32, bfloat16"),
+        (["--device", "cuda"], r"--device cuda needs a CUDA GPU .*; use --device cpu$"),
+        (
+            ["--quality", "fast"],
+            r".*chipsparse.yaml does not say what fast is; it has no qualities",
+        ),
     ],
 )
-def test_bad_options(fails_early, arguments, sentence):
+def test_options_that_do_not_fit(fails_early, monkeypatch, arguments, sentence):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert re.match(sentence, fails_early(*arguments))
 
 
-def test_output_folder_cannot_be_written_to(fails_early, workdir, monkeypatch):
-    (workdir / "locked").mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    sentence = fails_early("-o", "locked/out.mp4")
-    assert "the folder locked of --output locked/out.mp4 cannot be written to" in sentence
-
-
-def test_cuda_without_a_gpu(fails_early, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    sentence = fails_early("--device", "cuda")
-    assert sentence.startswith("--device cuda needs a CUDA GPU")
-    assert sentence.endswith("use --device cpu")
-
-
-def test_no_ffmpeg(fails_early, monkeypatch):
+def test_no_ffmpeg_and_a_folder_that_cannot_be_written_to(fails_early, workdir, monkeypatch):
     def missing():
         raise RuntimeError("No ffmpeg exe could be found")
 
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", missing)
     assert "no ffmpeg was found" in fails_early("-o", "out.mp4")
+    (workdir / "locked").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    sentence = fails_early("-o", "locked/out.gif")
+    assert "the folder locked of --output locked/out.gif cannot be written to" in sentence
 
 
-# Model folders
+def test_more_memory_than_is_free(fails_early, fails, monkeypatch):
+    monkeypatch.setattr("chipsparse.cli.plan.host_free_bytes", lambda: 1 << 20)
+    sentence = fails_early()
+    assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", sentence)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("", "--model is empty; leave it out for the bundled tiny model"),
-        ("/nowhere/at/all", "the model folder /nowhere/at/all does not exist"),
-    ],
-)
-def test_no_such_model(fails_early, name, sentence):
-    assert fails_early(model=name) == sentence
+def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
+    sentence = fails("--ram", "1K")
+    assert re.match(r"not one layer's caches fit: all of them need \d", sentence)
+    assert "there are 1.0 KiB on the device and 0 B of host memory" in sentence
+
+
+# Model folders and profiles.
 
 
 def test_a_pipeline_that_wants_more_than_a_prompt(fails_early, tmp_path_factory):
@@ -140,15 +121,10 @@ def test_hub_name_without_network(fails_early, monkeypatch):
     )
 
 
-def test_folder_without_model_index(fails_early, broken_model):
-    (broken_model / "model_index.json").unlink()
-    sentence = fails_early(model=broken_model)
-    assert sentence.endswith("is not a diffusers model folder: it has no model_index.json")
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (None, "is not a diffusers model folder: it has no model_index.json"),
         ('{"_class_name": "Wan', "model_index.json is not valid JSON"),
         ("[1, 2]", "model_index.json must hold a JSON object, not a list"),
         ("{}", "does not name a pipeline"),
@@ -158,35 +134,30 @@ def test_folder_without_model_index(fails_early, broken_model):
     ],
 )
 def test_bad_model_index(fails_early, broken_model, text, sentence):
-    (broken_model / "model_index.json").write_text(text)
+    index = broken_model / "model_index.json"
+    index.unlink() if text is None else index.write_text(text)
     assert sentence in fails_early(model=broken_model)
 
 
-def test_unknown_transformer_class(fails_early, broken_model):
+def test_bad_components(fails_early, broken_model):
+    heun = "FlowMatchHeunDiscreteScheduler"
+    change_index(broken_model, scheduler=["diffusers", heun])
+    said = fails_early(model=broken_model)
+    assert said.startswith(f"{heun} calls the transformer 2 times per denoising step")
     change_index(broken_model, transformer=["diffusers", "NoSuchTransformer"])
     assert "the class diffusers.NoSuchTransformer, which" in fails_early(model=broken_model)
-
-
-def test_transformer_class_without_profile(fails_early, broken_model):
+    config = broken_model / "transformer/config.json"
+    own = config.read_text()
+    config.write_text("{,}")
     change_index(broken_model, transformer=["diffusers", "AllegroTransformer3DModel"])
-    (broken_model / "chipsparse.yaml").unlink()
-    sentence = fails_early(model=broken_model)
-    assert "AllegroTransformer3DModel" in sentence
-    assert "WanTransformer3DModel" in sentence  # what is known
-
-
-def test_missing_component_folder(fails_early, broken_model):
-    (broken_model / "vae").rename(broken_model / "elsewhere")
-    sentence = fails_early(model=broken_model)
-    assert "is incomplete: model_index.json names vae, but there is no folder" in sentence
-
-
-def test_malformed_component_config(fails_early, broken_model):
-    (broken_model / "transformer" / "config.json").write_text("{,}")
     assert "config.json is not valid JSON" in fails_early(model=broken_model)
-
-
-# Profiles
+    config.write_text(own)
+    (broken_model / "chipsparse.yaml").unlink()
+    said = fails_early(model=broken_model)
+    assert "no profile for the model class AllegroTransformer3DModel (there is for " in said
+    (broken_model / "vae").rename(broken_model / "elsewhere")
+    said = fails_early(model=broken_model)
+    assert "is incomplete: model_index.json names vae, but there is no folder" in said
 
 
 @pytest.mark.parametrize(
@@ -196,18 +167,20 @@ def test_malformed_component_config(fails_early, broken_model):
         ("sparsity: {attention: {keepfraction: 0.1}}", "keepfraction"),
         ("{", "not valid YAML"),
         ("model_class: FluxTransformer2DModel", "is for FluxTransformer2DModel, but the model"),
+        (
+            "sparsity: {layers: [{layers: 1-9, mlp: dense}]}\ngeneration: {height: 32, width: 48}",
+            "layers[0].layers: names layer 9, but this model has 3 layers, 0 to 2",
+        ),
     ],
 )
 def test_bad_profile(fails_early, workdir, text, sentence):
-    if not text.startswith("model_class"):
-        text = f"model_class: WanTransformer3DModel\n{text}"
     (workdir / "bad.yaml").write_text(text)
-    found = fails_early("--config", "bad.yaml")
-    assert "bad.yaml" in found
-    assert sentence in found
+    said = fails_early("--config", "bad.yaml")
+    assert "bad.yaml" in said
+    assert sentence in said
 
 
-# Failures on the way
+# Failures on the way.
 
 
 def test_debug_shows_the_traceback(generate):
@@ -215,27 +188,6 @@ def test_debug_shows_the_traceback(generate):
     assert ran.exit_code == 2
     assert "Traceback" in ran.stderr
     assert ran.stderr.splitlines()[-1].endswith("it must be at least 1")
-
-
-@pytest.mark.parametrize("suffix", [".mp4", slow(".webm"), slow(".gif"), ".png"])
-def test_a_failure_while_writing_leaves_nothing(fails, workdir, temporary, monkeypatch, suffix):
-    write = media.WRITERS[suffix]
-
-    def breaks(path, frames, style):
-        files = write(path, frames, style)
-        if "compare" in path.name:
-            raise OSError("no space left on device")
-        return files
-
-    (workdir / f"out-dense{suffix}").write_bytes(b"older")
-    monkeypatch.setitem(media.WRITERS, suffix, breaks)
-    sentence = fails("-o", f"out{suffix}", "--compare", "--frames", "1")
-    (kept,) = temporary.iterdir()
-    assert sentence.endswith(
-        f"could not be written: no space left on device; all is kept as PNG in {kept}"
-    )
-    assert {path.name for path in kept.iterdir()} == {"out.png", "out-dense.png", "out-compare.png"}
-    assert (workdir / f"out-dense{suffix}").read_bytes() == b"older"
 
 
 @pytest.mark.parametrize(
@@ -257,43 +209,15 @@ def test_a_failure_while_writing_leaves_nothing(fails, workdir, temporary, monke
             "the machine ran out of memory; ask for fewer --frames or a smaller --height and "
             "--width$",
         ),
+        (ConfigError("density: no number"), 2, "density: no number$"),
     ],
 )
 def test_errors_of_a_generation(fails, monkeypatch, error, code, sentence):
     def breaks(*_, **__):
         raise error
 
-    monkeypatch.setattr(denoise, "generate", breaks)
+    monkeypatch.setattr(clips, "generate", breaks)
     assert re.match(sentence, fails(code=code))
-
-
-def test_more_memory_than_is_free_is_refused_before_loading(fails_early, monkeypatch):
-    monkeypatch.setattr("chipsparse.cli.planning.room.host_free_bytes", lambda: 1 << 20)
-    sentence = fails_early()
-    assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", sentence)
-
-
-def test_a_scheduler_that_calls_the_model_twice_per_step(fails_early, broken_model):
-    change_index(broken_model, scheduler=["diffusers", "FlowMatchHeunDiscreteScheduler"])
-    assert fails_early(model=broken_model).startswith(
-        "FlowMatchHeunDiscreteScheduler calls the transformer 2 times per denoising step"
-    )
-
-
-def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
-    sentence = fails("--ram", "1K")
-    assert re.match(r"not one layer's caches fit: all of them need \d", sentence)
-    assert "there are 1.0 KiB on the device and 0 B of host memory" in sentence
-
-
-def test_a_layer_that_the_model_does_not_have(fails_early, workdir):
-    (workdir / "mine.yaml").write_text(
-        "model_class: WanTransformer3DModel\nsparsity: {layers: [{layers: 1-9, mlp: dense}]}\n"
-    )
-    size = ("--frames", "5", "--height", "32", "--width", "48")
-    assert fails_early("--config", "mine.yaml", *size) == (
-        "mine.yaml: layers[0].layers: names layer 9, but this model has 3 layers, 0 to 2"
-    )
 
 
 @pytest.mark.parametrize(
@@ -309,52 +233,219 @@ def test_values_that_are_not_finite(dtype, advice):
         frames = np.full((1, 1, 16, 16, 3), np.nan)
 
     with pytest.raises(UserError, match=f"not finite; {advice}"):
-        denoise._as_frames(Output(), dtype)
+        clips._as_frames(Output(), dtype)
 
 
-# The command, whose second denoising step does not end.
-ENDLESS = """
-import sys, time
-from chipsparse.cli.generation import denoise
-from chipsparse.cli.main import main
-
-action_of = denoise._action_of
-calls = []
+# Signals.
 
 
-def slower(records):
-    time.sleep(600 * len(calls))
-    calls.append(records)
-    return action_of(records)
+@pytest.fixture
+def hangup_counts():
+    """Under nohup this process ignores it, and so would the commands that run in it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
-denoise._action_of = slower
-main()
+def encoding(path, *_):
+    path.write_bytes(b"half a file")
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "code", "word"),
+    [
+        ((request, "load_pipeline"), signal.SIGINT, 130, "interrupted"),
+        ((clips, "_as_frames"), signal.SIGINT, 130, "interrupted"),
+        slow((clips, "_as_frames"), signal.SIGTERM, 143, "ended by SIGTERM"),
+        ((clips, "_as_frames"), signal.SIGHUP, 129, "ended by SIGHUP"),
+        ((media, "_write_gif"), signal.SIGINT, 130, "interrupted"),
+    ],
+)
+def test_nothing_is_left_of_a_generation(
+    generate, workdir, monkeypatch, hangup_counts, place, number, code, word
+):
+    for name in ("o.gif", "r.json"):
+        (workdir / name).write_text("older")
+    stop = encoding if place[0] is media else lambda *_, **__: signal.raise_signal(number)
+    before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
+    monkeypatch.setattr(*place, stop)
+    ran = generate("-o", "o.gif", "--report", "r.json", "--frames", "1")
+    assert ran.exit_code == code, ran.stderr
+    assert ran.stderr.splitlines()[-1] == f"chipsparse: {word}, nothing was written"
+    assert {path.name: path.read_text() for path in workdir.iterdir()} == {
+        "o.gif": "older",
+        "r.json": "older",
+    }
+    assert {each: signal.getsignal(each) for each in STOP_SIGNALS} == before
+
+
+def test_a_stop_while_the_result_is_shown_does_not_deny_the_files(generate, workdir, monkeypatch):
+    stop = lambda *_, **__: signal.raise_signal(signal.SIGINT)  # noqa: E731
+    monkeypatch.setattr(job, "print_result", stop)
+    ran = generate("-o", "o.gif", "--frames", "1")
+    assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, everything was written"
+    assert (workdir / "o.gif").is_file()
+
+
+def test_signals_that_were_ignored_stay_ignored(hangup_counts):
+    """As under `nohup`, and in a script that runs the command in the background."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with reported_errors(debug=False):
+        signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+# Writes a long video; no torch, so that it starts at once.
+ENCODES = """
+from pathlib import Path
+import numpy as np
+from chipsparse.cli.errors import reported_errors
+from chipsparse.cli.media.write import write_media
+with reported_errors(debug=False):
+    print("writing", flush=True)
+    frames = np.random.default_rng(0).integers(0, 256, (400, 256, 256, 3), dtype=np.uint8)
+    write_media({Path("a.webm"): frames}, fps=8)
 """
 
 
-@pytest.mark.slow
-def test_ctrl_c_during_generation_leaves_nothing(model_folder, workdir):
-    running = subprocess.Popen(
-        [
-            *(sys.executable, "-c", ENDLESS, "generate", PROMPT, "-o", "out.mp4"),
-            *("--model", str(model_folder), "--steps", "5"),
-        ],
+def test_ffmpeg_and_its_files_are_gone(workdir):
+    """For real: a process of its own that is stopped while ffmpeg works."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENCODES],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         # A shell script in the background ignores SIGINT, and so would everything it starts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     try:
-        # Libraries may have said something while they were imported.
-        assert "loading the model\n" in iter(running.stderr.readline, "")
-        assert running.stderr.readline().startswith("sparse run: step 1 of 5 (dense), ")
-        running.send_signal(signal.SIGINT)
-        stdout, stderr = running.communicate(timeout=600)
+        assert process.stdout.readline() == "writing\n"
+        while not (encoders := children.read_text().split()):
+            assert process.poll() is None
+        (scratch,) = workdir.iterdir()
+        assert scratch.name.startswith(".chipsparse-")
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
     finally:
-        running.kill()
-    assert running.returncode == 130, stderr
-    assert stdout == ""
-    assert stderr == "chipsparse: interrupted, nothing was written\n"
+        process.kill()
+    assert "chipsparse: interrupted, nothing was written\n" in stderr
     assert list(workdir.iterdir()) == []
+    deadline = time.monotonic() + 60  # the system takes a moment to end what was killed
+    while any(Path(f"/proc/{encoder}").exists() for encoder in encoders):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), 1, ""),  # as of `head`
+        (
+            FileNotFoundError(2, "No such file", "x"),
+            1,
+            "chipsparse: error: FileNotFoundError: [Errno 2] No such file: 'x' (--debug shows the "
+            "traceback)",
+        ),
+    ],
+)
+def test_errors_of_the_output_and_of_files(capsys, monkeypatch, error, code, said):
+    def run():
+        with reported_errors(debug=False):
+            raise error
+
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # the output of this process is fine
+    with pytest.raises(typer.Exit) as end:
+        run()
+    assert (end.value.exit_code, capsys.readouterr().err.strip()) == (code, said)
+
+
+# Ways to start the command.
+
+
+def start(*arguments, flags=(), **environment):
+    """Runs the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *flags, "-m", "chipsparse", *arguments],
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (("nope",), {}, "no such command 'nope'; chipsparse --help tells more"),
+        (
+            ("generate", PROMPT),
+            {},
+            "missing option '--output' / '-o'; chipsparse generate --help tells",
+        ),
+        (("explain", "--steps", "x"), {}, "invalid value for '--steps': "),
+        (("generate", "--stpes", "4"), {}, "no such option: --stpes (Possible options: "),
+        # Python decodes arguments as ASCII there, and would print nothing else.
+        (
+            ("generate", "ein Würfel", "-o", "würfel.avi"),
+            C_LOCALE,
+            "--output würfel.avi has the suffix .avi",
+        ),
+        (("generate", b"caf\xe9", "-o", "a.mp4"), {}, "the prompt holds bytes that are no text"),
+        (("--version",), {"flags": ["-OO"]}, "python -OO drops the docstrings"),
+    ],
+)
+def test_a_process_that_is_refused_says_one_sentence(workdir, arguments, options, said):
+    ran = start(*arguments, **options)
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    assert ran.stderr.decode().startswith(f"chipsparse: error: {said}")
+    assert ran.stderr.count(b"\n") == 1
+
+
+def test_the_command_alone_shows_its_help():
+    ran = start()
+    assert (ran.returncode, ran.stderr) == (2, b"")
+    assert ran.stdout.decode().strip() == start("--help").stdout.decode().strip()
+
+
+def test_help_and_version(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("", "generate", "explain", "compare"):
+        shown = command(*name.split(), "--help").fine().stdout
+        assert max(len(line) for line in shown.splitlines()) <= 80
+        assert f"Example: chipsparse {name or 'generate'}" in shown
+    assert command("--version").fine().stdout.startswith("chipsparse 0.")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [
+        ("latin-1", b"5 ? d?\n"),
+        ("utf-8", b"5 \xe2\x82\xac d\xff\n"),
+        ("ascii", b"5 \xe2\x82\xac d\xff\n"),
+    ],
+)
+def test_what_is_printed_in_other_encodings(monkeypatch, encoding, printed):
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding=encoding))
+    monkeypatch.setattr(main, "app", lambda **_: print("5 €", os.fsdecode(b"d\xff")))
+    main.main()
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == printed
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("chipsparse ge", "generate"), ("chipsparse generate --sch", "--scheduler")],
+)
+def test_completion(words, offered):
+    environment = {
+        "_CHIPSPARSE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    result = CliRunner().invoke(main.app, [], prog_name="chipsparse", env=environment)
+    assert offered in result.stdout.split()

@@ -1,37 +1,55 @@
-"""`chipsparse generate`: what it writes and what it tells."""
+"""`chipsparse generate`: what it writes and what it tells, of a clip, an image and a series."""
 
 import json
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
-from diffusers import WanPipeline
+from diffusers import FluxTransformer2DModel, WanPipeline
 from PIL import Image
 
-from chipsparse.cli.generate import summary
+import chipsparse
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate import job
+from chipsparse.cli.generate.record import LETTERS
 from chipsparse.cli.media.panels import GAP_PIXELS
+from chipsparse.cli.prompts import cut_text, read_prompts
+from chipsparse.experiments import clips
+from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import command, names
-from tests.tiny_models import PROMPT
+from tests.tiny_models import PROMPT, WORDS, tiny_flux_pipeline, tiny_tokenizer
+from tests.variants import slow
 
-FRAME_SHAPE = (32, 48, 3)
+ONE = ("-o", "o.png", "--frames", "1")
+SMALL = ("--frames", "1", "--steps", "3")
 
 
-def test_mp4_has_the_frames_and_the_rate(generate, workdir):
+def facts_of(ran):
+    """Names and texts of the facts of a summary."""
+    lines = [line.split(maxsplit=1) for line in ran.stdout.splitlines() if line.strip()]
+    return {words[0]: words[1].strip() for words in lines if len(words) > 1}
+
+
+# Files.
+
+
+def test_a_video_has_the_frames_and_the_rate(generate, workdir):
     generate("-o", "out.mp4", "--fps", "8", "--frames", "9").fine()
-    assert iio.imread("out.mp4").shape == (9, *FRAME_SHAPE)
+    assert iio.imread("out.mp4").shape == (9, 32, 48, 3)
     properties = iio.immeta("out.mp4")
     assert (properties["codec"], properties["fps"]) == ("h264", 8.0)
     assert properties["pix_fmt"].startswith("yuv420p")
     assert names(workdir) == ["out.mp4"]
 
 
-def test_one_frame_gives_one_png_of_ordinary_permissions(generate, workdir):
-    assert generate("-o", "out.png", "--frames", "1", "--height", "48").exit_code == 0
+def test_an_image_has_ordinary_permissions(generate, workdir):
+    generate("-o", "out.png", "--frames", "1", "--height", "48").fine()
     assert names(workdir) == ["out.png"]
     assert iio.imread("out.png").shape == (48, 48, 3)
     (workdir / "reference").touch()
@@ -58,83 +76,108 @@ def test_dense_is_what_the_pipeline_alone_makes(generate, workdir, model_folder)
     np.testing.assert_array_equal(written, np.rint(frames * 255).astype(np.uint8))
 
 
-def test_table(generate):
-    ran = generate("-o", "out.png", "--steps", "5").fine()
-    lines = [line.split() for line in ran.stdout.splitlines() if line.strip()]
-    counts = {line[0]: line[1] for line in lines if len(line) > 1}
-    assert (counts["dense"], counts["refresh"], counts["sparse"]) == ("1", "1", "3")
-    assert counts["all"] == "5"
-    assert ["written", "out-000.png", "to", "out-004.png"] in lines
-    assert lines[lines.index(["steps", "DRSSS"]) + 1] == summary.LETTERS.split()
-    assert "for 5 steps" in ran.stdout
-    assert "caches" in ran.stdout
+def test_compare_writes_three_clips_and_measures_them(generate, workdir):
+    result = generate("-o", "out.png", "--compare", "--json").json()
+    kinds = {kind: [file[:-8] for file in files] for kind, files in result["files"].items()}
+    assert kinds == {
+        "output": ["out"] * 5,
+        "dense": ["out-dense"] * 5,
+        "compare": ["out-compare"] * 5,
+    }
+    assert names(workdir) == sorted(file for files in result["files"].values() for file in files)
+    dense, sparse, joined = (
+        np.stack([iio.imread(file) for file in result["files"][kind]])
+        for kind in ("dense", "output", "compare")
+    )
+    strip = joined.shape[1] - 32
+    assert joined.shape[2] == 2 * 48 + GAP_PIXELS
+    np.testing.assert_array_equal(joined[:, strip:, :48], dense)
+    np.testing.assert_array_equal(joined[:, strip:, -48:], sparse)
+    assert joined[:, :strip].max() > 200  # the labels
+    comparison = result["comparison"]
+    error = np.mean((dense / 255.0 - sparse / 255.0) ** 2)
+    assert error > 0
+    assert comparison["psnr_db"] == pytest.approx(-10 * np.log10(error))
+    assert comparison["identical"] is False
+    assert 0 < comparison["ssim"] < 1
+    assert comparison["speedup"] == pytest.approx(
+        result["dense"]["denoising_seconds"] / result["sparse"]["denoising_seconds"]
+    )
+    assert {step["action"] for step in result["dense"]["steps"]} == {"dense"}
 
 
-def facts_of(ran):
-    """Names and texts of the facts of a summary, in their order."""
-    lines = [line.split(maxsplit=1) for line in ran.stdout.splitlines() if line.strip()]
-    return [(words[0], words[1].strip()) for words in lines if len(words) > 1]
+def test_compare_gives_the_frames_of_separate_runs(generate):
+    generate("-o", "both.png", "--compare", "--frames", "1").fine()
+    generate("-o", "sparse.png", "--frames", "1").fine()
+    generate("-o", "dense.png", "--frames", "1", "--dense").fine()
+    np.testing.assert_array_equal(iio.imread("both.png"), iio.imread("sparse.png"))
+    np.testing.assert_array_equal(iio.imread("both-dense.png"), iio.imread("dense.png"))
+
+
+@pytest.mark.slow
+def test_a_profile_that_is_always_dense_makes_no_difference(generate, tmp_path):
+    profile = tmp_path / "dense.yaml"
+    profile.write_text("sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n")
+    size = ("--height", "32", "--width", "32", "--steps", "3", "--frames", "1")
+    given = ("--config", str(profile), "--compare", *size)
+    comparison = generate(*given, "--json").json()["comparison"]
+    assert (comparison["identical"], comparison["psnr_db"]) == (True, None)
+    assert "the same frames as dense" in generate(*given).stdout
+
+
+# What is told.
 
 
 def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder):
-    ran = generate("-o", "out.png", "--frames", "1", "--seed", "7")
+    ran = generate("-o", "out.png", "--seed", "7", "--steps", "5").fine()
     facts = facts_of(ran)
-    assert [name for name, _ in facts[:6]] == [
-        "model",
-        "gain",
-        "time",
-        "written",
-        "prompt",
-        "seed",
-    ]
-    texts = dict(facts)
-    assert texts["model"] == str(model_folder)
-    assert re.match(
-        r"about \d\d% fewer operations than dense \(estimated; --compare", texts["gain"]
-    )
-    assert re.match(r"[\d.]+ m?s for 4 steps, [\d.]+ m?s with text and decoding", texts["time"])
-    assert (texts["written"], texts["prompt"], texts["seed"]) == ("out.png", PROMPT, "7")
-    assert texts["profile"] == str(model_folder / "chipsparse.yaml")
-    assert texts["settings"] == "48x32 pixels, 1 frame, 4 steps, guidance 3, float32, on cpu"
-    assert not {"backends", "passed"} & texts.keys()
+    assert list(facts)[:6] == ["model", "gain", "time", "written", "prompt", "seed"]
+    assert facts["model"] == str(model_folder)
+    assert re.match(r"about \d\d% fewer operations than dense \(estimated; --com", facts["gain"])
+    assert re.match(r"[\d.]+ m?s for 5 steps, [\d.]+ m?s with text and decoding", facts["time"])
+    written = "out-000.png to out-004.png"
+    assert (facts["written"], facts["prompt"], facts["seed"]) == (written, PROMPT, "7")
+    assert facts["profile"] == str(model_folder / "chipsparse.yaml")
+    assert facts["settings"] == "48x32 pixels, 5 frames, 5 steps, guidance 3, float32, on cpu"
+    assert "caches" in facts["memory"]
+    assert not {"backends", "passed"} & facts.keys()
+    lines = [line.split() for line in ran.stdout.splitlines() if line.strip()]
+    assert lines[lines.index(["steps", "DRSSS"]) + 1] == LETTERS.split()
+    counts = {line[0]: line[1] for line in lines if len(line) > 1}
+    assert [counts[name] for name in ("dense", "refresh", "sparse", "all")] == ["1", "1", "3", "5"]
 
 
 def test_compared_the_gain_is_measured_and_verbose_adds_the_backends(generate):
-    texts = dict(facts_of(generate("-o", "out.png", "--frames", "1", "--compare", "--verbose")))
+    facts = facts_of(generate(*ONE, "--compare", "--verbose").fine())
     gain = r"[\d.]+ times as fast as dense \([\d.]+ m?s\), PSNR [\d.]+ dB, SSIM"
-    assert re.match(gain, texts["gain"])
-    assert {"backends", "passed"} <= texts.keys()
+    assert re.match(gain, facts["gain"])
+    assert {"backends", "passed"} <= facts.keys()
 
 
 def test_a_bundled_model_says_what_it_is(generate):
     size = ("--height", "32", "--width", "32", "--frames", "1", "--steps", "1")
-    ran = generate("-o", "out.png", *size, model=None).fine()
-    facts = dict(facts_of(ran))
+    facts = facts_of(generate("-o", "out.png", *size, model=None).fine())
     assert facts["model"] == "tiny-wan, bundled, draws simple shapes only"
     assert facts["profile"] == "balanced, from tiny-wan/chipsparse.yaml, bundled"
     assert " for 1 step, " in facts["time"]
 
 
 def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
-    ran = generate("--steps", "10", "--frames", "1", "--dense")
-    lines = ran.stderr.splitlines()
-    assert lines[0] == "loading the model"
-    assert lines[-1] == "writing out.gif"
-    assert len(lines) == 7
-    assert re.fullmatch(
-        r"dense run: step 2 of 10 \(dense\), [\d.]+ m?s elapsed, about [\d.]+ s left", lines[1]
-    )
-    assert "\x1b" not in ran.stderr
+    lines = generate("--steps", "10", "--frames", "1", "--dense").stderr.splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("loading the model", "writing out.gif", 7)
+    clock = r"dense run: step 2 of 10 \(dense\), [\d.]+ m?s elapsed, about [\d.]+ s left"
+    assert re.fullmatch(clock, lines[1])
 
 
 def test_json_is_the_only_thing_on_stdout(generate):
-    content = generate("--json", "--seed", "5").json()
-    assert content["mode"] == "sparse"
-    assert (content["prompt"], content["seed"], content["fps"]) == (PROMPT, 5, 16)
-    assert (content["device"], content["dtype"]) == ("cpu", "float32")
-    assert content["transformer_class"] == "WanTransformer3DModel"
-    assert content["profile"].endswith("chipsparse.yaml")
-    assert content["settings"] == {
+    result = generate("--json", "--seed", "5").json()
+    request, sparse = result["request"], result["sparse"]
+    assert (result["kind"], request["mode"]) == ("generation", "sparse")
+    assert (request["prompt"], request["seed"], request["fps"]) == (PROMPT, 5, 16)
+    assert (request["device"], request["dtype"]) == ("cpu", "float32")
+    assert request["transformer_class"] == "WanTransformer3DModel"
+    assert request["profile"].endswith("chipsparse.yaml")
+    assert request["settings"] == {
         "height": 32,
         "width": 48,
         "num_frames": 5,
@@ -143,97 +186,24 @@ def test_json_is_the_only_thing_on_stdout(generate):
         "true_cfg_scale": None,
         "max_sequence_length": 16,
     }
-    assert content["files"] == {"output": ["out.gif"]}
-    assert (content["dense"], content["comparison"]) == (None, None)
-    assert content["peak_process_bytes"] > 1e7
-    sparse = content["sparse"]
+    assert result["files"] == {"output": ["out.gif"]}
+    assert (result["dense"], result["comparison"]) == (None, None)
+    assert result["peak_process_bytes"] > 1e7
     assert (sparse["frames"], sparse["height"], sparse["width"]) == (5, 32, 48)
-    actions = [step["action"] for step in sparse["steps"]]
-    assert actions == ["dense", "refresh", "sparse", "sparse"]
-    assert [step["step"] for step in sparse["steps"]] == [0, 1, 2, 3]
-    assert sparse["steps"][0]["attention_kept"] is None
-    assert 0 < sparse["steps"][2]["mlp_kept"] <= 1
-    assert sum(step["seconds"] for step in sparse["steps"]) == pytest.approx(
-        sparse["denoising_seconds"]
-    )
+    steps = sparse["steps"]
+    assert [step["action"] for step in steps] == ["dense", "refresh", "sparse", "sparse"]
+    assert [step["step"] for step in steps] == [0, 1, 2, 3]
+    assert steps[0]["attention_kept"] is None
+    assert 0 < steps[2]["mlp_kept"] <= 1
+    assert sum(step["seconds"] for step in steps) == pytest.approx(sparse["denoising_seconds"])
     assert sparse["total_seconds"] > sparse["denoising_seconds"] > 0
     assert sparse["peak_gpu_bytes"] is None
     assert sparse["cache_bytes"] > 0
     assert sparse["backends"]
-
-
-def test_compare_writes_three_clips_and_measures_them(generate, workdir):
-    content = generate("-o", "out.png", "--compare", "--json").json()
-    kinds = {kind: [file[:-8] for file in files] for kind, files in content["files"].items()}
-    assert kinds == {
-        "output": ["out"] * 5,
-        "dense": ["out-dense"] * 5,
-        "compare": ["out-compare"] * 5,
-    }
-    assert names(workdir) == sorted(file for files in content["files"].values() for file in files)
-    dense, sparse, joined = (
-        np.stack([iio.imread(file) for file in content["files"][kind]])
-        for kind in ("dense", "output", "compare")
-    )
-    strip = joined.shape[1] - 32
-    assert joined.shape[2] == 2 * 48 + GAP_PIXELS
-    np.testing.assert_array_equal(joined[:, strip:, :48], dense)
-    np.testing.assert_array_equal(joined[:, strip:, -48:], sparse)
-    assert joined[:, :strip].max() > 200  # the labels
-
-    comparison = content["comparison"]
-    error = np.mean((dense / 255.0 - sparse / 255.0) ** 2)
-    assert error > 0
-    assert comparison["psnr_db"] == pytest.approx(-10 * np.log10(error))
-    assert comparison["identical"] is False
-    assert 0 < comparison["ssim"] < 1
-    assert comparison["speedup"] == pytest.approx(
-        content["dense"]["denoising_seconds"] / content["sparse"]["denoising_seconds"]
-    )
-    assert {step["action"] for step in content["dense"]["steps"]} == {"dense"}
-
-
-def test_compare_gives_the_frames_of_separate_runs(generate):
-    assert generate("-o", "both.png", "--compare", "--frames", "1").exit_code == 0
-    assert generate("-o", "sparse.png", "--frames", "1").exit_code == 0
-    assert generate("-o", "dense.png", "--frames", "1", "--dense").exit_code == 0
-    assert generate("-o", "other.png", "--frames", "1", "--seed", "4").exit_code == 0
-    np.testing.assert_array_equal(iio.imread("both.png"), iio.imread("sparse.png"))
-    assert (iio.imread("other.png") != iio.imread("sparse.png")).any()
-    np.testing.assert_array_equal(iio.imread("both-dense.png"), iio.imread("dense.png"))
-
-
-@pytest.mark.slow
-def test_compare_of_a_profile_that_is_always_dense_finds_no_difference(generate, tmp_path):
-    profile = tmp_path / "dense.yaml"
-    profile.write_text(
-        "model_class: WanTransformer3DModel\n"
-        "generation: {height: 32, width: 32, num_frames: 1, max_sequence_length: 16}\n"
-        "sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n"
-    )
-    given = ("--config", str(profile), "--compare", "--steps", "3")
-    comparison = generate(*given, "--json").json()["comparison"]
-    assert comparison["identical"] is True
-    assert comparison["psnr_db"] is None
-    ran = generate(*given)
-    assert "the same frames as dense" in ran.stdout
-
-
-def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
-    profile = tmp_path / "mine.yaml"
-    profile.write_text(
-        "model_class: WanTransformer3DModel\n"
-        "generation: {height: 48, width: 32, num_frames: 1, num_inference_steps: 3}\n"
-        "sparsity: {schedule: {actions: [dense, refresh, skip]}}\n"
-    )
-    given = ("--json", "--guidance-scale", "1", "--dtype", "bfloat16")
-    content = generate("--config", str(profile), *given).json()
-    assert content["dtype"] == "bfloat16"
-    assert content["profile"] == str(profile)
-    assert content["settings"]["guidance_scale"] == 1.0
-    assert content["settings"]["max_sequence_length"] == 512  # the pipeline's own
-    steps = content["sparse"]["steps"]
-    assert [step["action"] for step in steps] == ["dense", "dense", "skip"]
+    # The words of the command make it again, wherever they are run.
+    words = request["command"]
+    again = command(*words[1:], "--json").json()
+    assert again["request"] == {**request, "command": again["request"]["command"]}
 
 
 def test_ram_overrides_the_profile(generate):
@@ -248,6 +218,32 @@ def test_ram_overrides_the_profile(generate):
     assert any("do not fit into the memory budgets" in line for line in half["fallbacks"])
 
 
+QUALITIES = """
+sparsity: {attention: {density: 0.5}}
+qualities:
+  balanced: {schedule: {full_steps: [0, 1]}}
+  fast: {schedule: {full_steps: [0, 1], between: none}}
+"""
+
+
+def test_a_quality_of_a_profile_is_taken_and_named(generate, workdir):
+    (workdir / "mine.yaml").write_text(QUALITIES)
+    small = ("--config", "mine.yaml", *ONE, "--height", "32", "--width", "48", "--steps", "4")
+    given = ("--quality", "fast", "--report", "a.json", "--dtype", "bfloat16", "--json")
+    request = generate(*small, *given).json()["request"]
+    report = json.loads((workdir / "a.json").read_text())
+    assert request["quality"] == report["report"]["quality"] == "fast"
+    assert (request["dtype"], request["profile"]) == ("bfloat16", "mine.yaml")
+    assert request["settings"]["max_sequence_length"] == 512  # the pipeline's own
+    assert report["report"]["totals"]["steps"] == {"dense": 2, "skip": 2}
+    assert report["sparse"]["steps"][3]["action"] == "skip"
+    words = request["command"]
+    assert words[words.index("--quality") + 1] == "fast"
+    with Image.open("o.png") as picture:
+        assert "Quality: fast" in picture.text["parameters"]
+    assert "balanced, from mine.yaml" in generate(*small).stdout
+
+
 @pytest.mark.slow
 def test_as_a_program(model_folder, workdir):
     program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
@@ -259,58 +255,226 @@ def test_as_a_program(model_folder, workdir):
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["files"] == {"output": ["out.mp4"]}
-    assert "Traceback" not in ran.stderr
     _, loading, said = ran.stderr.partition("loading the model\n")  # and libraries before it
     assert loading
     assert len(said.splitlines()) < 10
-    assert iio.imread("out.mp4").shape == (5, *FRAME_SHAPE)
+    assert iio.imread("out.mp4").shape == (5, 32, 48, 3)
 
 
-def test_help_and_version(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("", "generate", "explain", "compare"):
-        shown = command(*name.split(), "--help").fine().stdout
-        assert max(len(line) for line in shown.splitlines()) <= 80
-        assert f"Example: chipsparse {name or 'generate'}" in shown
-    assert command("--version").fine().stdout.startswith("chipsparse 0.")
+# Models of images.
 
 
-QUALITIES = """
-sparsity: {attention: {density: 0.5}}
-qualities:
-  balanced: {schedule: {full_steps: [0, 1]}}
-  fast: {schedule: {full_steps: [0, 1], between: none}}
-"""
+@pytest.mark.parametrize("mode", [slow([]), ["--dense"]])
+def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir, mode):
+    given = ("-o", "out.png", "--seed", "3", "--json", *mode)
+    result = generate(*given, model=flux_folder).json()
+    assert result["request"]["pipeline_class"] == "FluxPipeline"
+    settings = result["request"]["settings"]
+    assert (settings["num_frames"], settings["true_cfg_scale"]) == (None, 3.0)
+    assert names(workdir) == ["out.png"]
+    pipe = tiny_flux_pipeline()
+    call = {
+        "height": 32,
+        "width": 48,
+        "num_inference_steps": 4,
+        "negative_prompt": "",
+        "true_cfg_scale": 3.0,
+        "max_sequence_length": 16,
+        "generator": torch.Generator().manual_seed(3),
+        "output_type": "np",
+    }
+    if mode:
+        (expected,) = pipe(PROMPT, **call).images
+    else:
+        with chipsparse.enable(pipe, flux_folder / "chipsparse.yaml"):
+            (expected,) = pipe(PROMPT, **call).images
+    written = np.asarray(Image.open("out.png"))
+    np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
 
 
-def test_a_quality_of_the_profile_is_taken_and_named(generate, workdir):
-    (workdir / "mine.yaml").write_text(QUALITIES)
-    small = ("--config", "mine.yaml", "--frames", "1", "--height", "32", "--width", "48")
-    small += ("--steps", "4")
-    fast = (*small, "--quality", "fast", "-o", "a.png")
-    request = generate(*fast, "--report", "a.json", "--json").json()
-    report = json.loads((workdir / "a.json").read_text())
-    assert request["quality"] == report["quality"] == "fast"
-    assert report["totals"]["steps"] == {"dense": 2, "skip": 2}
-    words = request["command"]
-    assert words[words.index("--quality") + 1] == "fast"
-    with Image.open("a.png") as picture:
-        assert "Quality: fast" in picture.text["parameters"]
-    assert "balanced, from mine.yaml" in generate(*small, "-o", "b.png").stdout
+def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(
+    generate, workdir, monkeypatch
+):
+    calls = []
+    forward = FluxTransformer2DModel.forward
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs["hidden_states"].shape[1])
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(FluxTransformer2DModel, "forward", counted)
+    folder = ASSETS / "tiny-flux"
+    result = generate("-o", "out.png", "--json", "--steps", "2", model=folder).json()
+    assert result["request"]["profile"] == str(folder / "chipsparse.yaml")
+    assert result["request"]["settings"]["true_cfg_scale"] == 4.0
+    assert calls == [1024] * 4  # with the prompt and with the empty one, at each step
+    assert Image.open("out.png").size == (256, 256)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
-        (("--quality", "best"), "--quality: there is no quality 'best'; known are faithful, bal"),
-        (("--quality", "fast"), "chipsparse.yaml does not say what fast is; it has no qualities"),
-        (("--dense", "--quality", "fast"), "--quality is about the sparse run, which --dense leav"),
+        (["--frames", "9", "-o", "out.png"], "FluxPipeline has no num_frames; leave --frames out"),
+        (["-o", "out.mp4"], "this model makes images, not videos; use out.png"),
+        (["-o", "out.png", "--height", "20"], "--height 20 does not fit this model"),
     ],
 )
-def test_a_quality_that_cannot_be_ends_before_anything_is_loaded(
-    generate, workdir, arguments, said
+def test_what_images_do_not_have(
+    generate, flux_folder, workdir, loads_nothing, arguments, sentence
 ):
-    error = generate("-o", "out.png", *arguments).refused()
-    assert said in error
-    assert error.count("\n") == 1
+    assert sentence in generate(*arguments, model=flux_folder).sentence()
     assert names(workdir) == []
+
+
+# Series.
+
+
+def test_prompts_of_a_file(tmp_path):
+    path = tmp_path / "p.txt"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        path.write_text("# comment\n\n  a Würfel \nb # no comment\n", encoding=encoding)
+        assert read_prompts(path) == ["a Würfel", "b # no comment"]
+    for content, said in ((b"# none\n", "has no prompt"), (b"\xff\xfe\xff", "is no text in UTF-8")):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            read_prompts(path)
+
+
+def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, monkeypatch):
+    calls = []
+    for place, name in (("request", "load_pipeline"), ("generate.job", "patched")):
+        module = __import__(f"chipsparse.cli.{place}", fromlist=[name])
+        own = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, f=own, n=name, **k: (calls.append(n), f(*a, **k))[1]
+        )
+    (workdir / "p.txt").write_text("a red circle\na blue square\n")
+    given = ("--prompts", "p.txt", "--num", "2", "-o", "o.png", "--report", "r.json", "--json")
+    series = generate(*SMALL, *given, "--seed", "7", prompt=None).json()
+    assert calls == ["load_pipeline", "patched"]
+    made = series["clips"]
+    assert [(clip["request"]["prompt"], clip["request"]["seed"]) for clip in made] == [
+        (prompt, seed) for prompt in ("a red circle", "a blue square") for seed in (7, 8)
+    ]
+    assert [clip["files"] for clip in made] == [
+        {"output": [f"o-00{i}.png"], "report": [f"r-00{i}.json"]} for i in range(4)
+    ]
+    assert len(names(workdir)) == 9
+    for index, clip in enumerate(made):
+        report = json.loads((workdir / f"r-00{index}.json").read_text())
+        assert report["request"]["seed"] == clip["request"]["seed"]
+        actions = [step["action"] for step in clip["sparse"]["steps"]]
+        assert actions == ["dense", "refresh", "sparse"]
+    generate(*SMALL, "--seed", "8", "-o", "alone.png", prompt="a blue square").fine()
+    assert (workdir / "o-003.png").read_bytes() == (workdir / "alone.png").read_bytes()
+    assert (workdir / "o-002.png").read_bytes() != (workdir / "alone.png").read_bytes()
+
+
+def test_compare_of_a_series(generate, workdir):
+    ran = generate(*SMALL, "--num", "2", "-o", "o.png", "--compare").fine()
+    assert names(workdir) == sorted(
+        f"o-00{i}{kind}.png" for i in range(2) for kind in ("", "-dense", "-compare")
+    )
+    rows = [line.split() for line in ran.stdout.splitlines()]
+    (first,) = [row for row in rows if row[:2] == ["o-000.png", "0"]]
+    assert "dB" in first
+    assert "2 of 2 made" in ran.stdout
+    assert re.search(r"gain +[\d.]+ to [\d.]+ times as fast as dense; at worst PSNR", ran.stdout)
+    assert ran.stderr.count("warming up") == 2  # each side once
+
+
+@pytest.fixture
+def breaks_at(monkeypatch):
+    """Lets the generation of one seed fail with an error."""
+
+    def arrange(seed, error):
+        made = clips.generate
+
+        def generate(*arguments, **options):
+            if options["seed"] == seed:
+                raise error
+            return made(*arguments, **options)
+
+        monkeypatch.setattr(clips, "generate", generate)
+
+    return arrange
+
+
+def test_a_failure_does_not_lose_the_others(generate, workdir, breaks_at):
+    breaks_at(1, UserError("the model produced values that are not finite"))
+    given = (*SMALL, "--num", "3", "-o", "o.png", "--report", "r.json")
+    ran = generate(*given, "--json")
+    assert ran.exit_code == 1
+    assert [clip["error"] for clip in json.loads(ran.stdout)["clips"]] == [
+        None,
+        "the model produced values that are not finite",
+        None,
+    ]
+    expected = ["o-000.png", "o-002.png", "r-000.json", "r-001.json", "r-002.json"]
+    assert names(workdir) == expected
+    failed = json.loads((workdir / "r-001.json").read_text())
+    assert failed["report"]["error"].startswith("UserError: the model produced")
+    assert failed["report"]["steps"] == []  # not those of the picture before
+    ran = generate(*given)
+    assert "2 of 3 made, 1 failed" in ran.stdout
+    assert "chipsparse: error: 2 of 3: the model produced" in ran.stderr
+
+
+def test_an_interruption_keeps_and_tells_what_was_made(generate, workdir, breaks_at):
+    breaks_at(1, KeyboardInterrupt())
+    ran = generate(*SMALL, "--num", "3", "-o", "o.png")
+    assert ran.exit_code == 130
+    assert "1 of 3 made" in ran.stdout
+    assert ran.stderr.splitlines()[-1] == ("chipsparse: interrupted, 1 of the series was written")
+    assert names(workdir) == ["o-000.png"]
+
+
+# Warnings.
+
+
+def words(count):
+    return " ".join(WORDS[index % len(WORDS)] for index in range(count))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sentence"),
+    [
+        ("", "the prompt is empty: the result shows whatever the model likes"),
+        (words(20), "the prompt is longer than the 16 tokens that the text encoder reads; cut: "),
+    ],
+)
+def test_prompts_that_are_warned_of(generate, prompt, sentence):
+    ran = generate(*ONE, "--steps", "3", "--json", prompt=prompt)
+    (warning,) = ran.json()["request"]["warnings"]
+    assert warning.startswith(sentence)
+    assert f"chipsparse: warning: {warning}\n" in ran.stderr
+
+
+def test_what_a_text_encoder_does_not_read():
+    def cut(prompt, limit, *tokenizers):
+        components = {f"tokenizer_{i}": each for i, each in enumerate(tokenizers)}
+        pipe = SimpleNamespace(components={"vae": object(), "text_encoder": None, **components})
+        return cut_text(pipe, prompt, limit)
+
+    own, short = tiny_tokenizer(), tiny_tokenizer(model_max_length=4)
+    # Of 16 tokens the last one ends the prompt.
+    assert cut(words(15), 16, own) is cut(words(5000), None, own) is None
+    for count in (16, 20):
+        lost = " ".join(words(count).split()[15:])
+        assert cut(words(count), 16, own).endswith(f'the text encoder reads; cut: "{lost}"')
+    assert cut(" ".join(["unheard"] * 17), 16, own).endswith('cut: "2 unknown words"')
+    assert "the 4 tokens" in cut(words(8), 16, short)
+    # Of several the one that reads most counts.
+    assert cut(words(8), 16, short, own) is None
+    assert "the 16 tokens" in cut(words(30), 16, short, own)
+    long = cut(words(200), 16, own)
+    assert long.endswith(' ..."')
+    assert len(long) < 200
+
+
+def test_the_work_of_a_command_is_planned(generate, monkeypatch):
+    planned = []
+    progress = job.WorkProgress
+    monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
+    generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
+    assert planned == [{"dense, 1 of 2": 1.0, "dense, 2 of 2": 1.0}]

@@ -15,10 +15,8 @@ from PIL import Image
 
 from chipsparse.cli.command_line import settled_values
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.ranks import Rank, check_gpus, joined, launched, meet
 from chipsparse.cli.ranks import launch as launching
-from chipsparse.cli.ranks.gpus import check_gpus
-from chipsparse.cli.ranks.joined import Joined, joined, launched
-from chipsparse.cli.ranks.meeting import meet
 from chipsparse.parallel.degrees import Parallel
 from tests.cli.conftest import names
 
@@ -30,14 +28,14 @@ CPU = torch.device("cpu")
 
 def test_a_launcher_says_which_process_this_is():
     process = launched(LAUNCHED)
-    assert process == Joined(3, 4, 1)
+    assert process == Rank(3, 4, 1)
     assert process.parallel == Parallel(ulysses=4)
     assert not process.writes
     assert process.device(CPU) == CPU
 
 
 def test_without_a_launcher_a_process_is_alone():
-    alone = Joined()
+    alone = Rank()
     assert launched({}) is None
     assert alone.writes
     assert alone.parallel is None
@@ -59,7 +57,7 @@ def test_alone_several_gpus_are_to_be_started(gpus, starts, monkeypatch):
 def test_under_torchrun_its_processes_count(monkeypatch):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    assert joined(None) == joined(4) == Joined(3, 4, 1)
+    assert joined(None) == joined(4) == Rank(3, 4, 1)
     assert joined(None, 2).parallel == Parallel(ulysses=2, guidance=2)
     with pytest.raises(UserError, match="--gpus 2, but torchrun started 4 processes"):
         joined(2)
@@ -93,10 +91,10 @@ def test_gpus_that_are_not_there_or_differ(monkeypatch):
         check_gpus(2, "cuda")
     # Those of a launcher, which did not ask.
     with pytest.raises(UserError, match="several GPUs need NCCL, which this build of PyTorch"):
-        meet(Joined(0, 2), torch.device("cuda", 0))
-    assert Joined(1, 2, 1).device(torch.device("cuda")) == torch.device("cuda", 1)
+        meet(Rank(0, 2), torch.device("cuda", 0))
+    assert Rank(1, 2, 1).device(torch.device("cuda")) == torch.device("cuda", 1)
     with pytest.raises(UserError, match="process 4 of this machine, which has 2 GPUs; start one"):
-        Joined(3, 4, 3).device(torch.device("cuda"))
+        Rank(3, 4, 3).device(torch.device("cuda"))
 
 
 def test_the_command_that_makes_it_again_is_not_refused(monkeypatch):
@@ -115,16 +113,16 @@ def test_processes_that_cannot_meet(monkeypatch):
     threads = torch.get_num_threads()
     try:
         with pytest.raises(UserError, match=r"could not meet: .*MASTER_PORT expected"):
-            meet(Joined(0, 2), CPU)
+            meet(Rank(0, 2), CPU)
         with socket.socket() as taken:
             taken.bind(("localhost", 0))
             taken.listen()
             monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
             with pytest.raises(UserError, match=r"could not meet: .*address already in use"):
-                meet(Joined(0, 2), CPU)
+                meet(Rank(0, 2), CPU)
     finally:
         torch.set_num_threads(threads)
-    assert meet(Joined(), CPU) == Joined()
+    assert meet(Rank(), CPU) == Rank()
 
 
 @pytest.mark.parametrize(
@@ -145,14 +143,14 @@ def test_processes_that_cannot_meet(monkeypatch):
 def test_what_cannot_be_is_said_before_anything_starts(
     generate, workdir, monkeypatch, arguments, said
 ):
-    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *_: pytest.fail("started"))
     assert said in generate(*arguments, "--device", "cpu").sentence()
     assert list(workdir.iterdir()) == []
 
 
 def test_the_processes_are_started_with_what_was_typed(generate, monkeypatch):
     started = []
-    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *given: started.append(given))
+    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *given: started.append(given))
     generate("--gpus", "2", "--device", "cpu", "--json", *LARGE, prompt="a red circle").fine()
     ((words, count),) = started
     assert count == 2

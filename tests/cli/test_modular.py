@@ -11,7 +11,7 @@ from PIL import Image
 
 import chipsparse
 from chipsparse.cache.memory_plan import BudgetError
-from chipsparse.cli.model.modular import call_pipeline
+from chipsparse.pipelines.call import call_pipeline
 from chipsparse.session import Session
 from tests.cli.conftest import IMAGE_PROFILE, command, names
 from tests.pipelines.families.ltx import tiny_ltx_pipeline

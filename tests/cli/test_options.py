@@ -1,7 +1,8 @@
-"""Options that are declared once, as fields of a dataclass."""
+"""Options are declared once, and simple mistakes do not wait for torch."""
 
 import dataclasses
-import inspect
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,38 +10,50 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from chipsparse.cli import options as module
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.option_checks import check_positive
 from chipsparse.cli.options import (
     REQUIRED,
-    LastCounts,
+    Check,
+    GenerateOptions,
+    GenerationOptions,
     PrintOptions,
     argument,
     as_command,
+    check_positive,
+    command_words,
     option,
     output_option,
     panel_options,
+    read_fps,
+    read_value,
 )
+from chipsparse.profiles.profile import ASSETS
+
+
+def refuse(word):
+    raise ValueError("is no word")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base(PrintOptions):
     size: int | None = option(help="Size.", shown="small", panel="Shape", check=check_positive)
     colour: str = option(help="Colour.", default="red", panel="Shape")
+    word: str | None = option(help="Word.", check=Check(refuse))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Base):
     what: str | None = argument(help="What.", metavar="WHAT", read=str.upper)
     output: Path = output_option("-o", help="File.", default=REQUIRED)
-    late_one: bool = option(help="Late.", default=False, panel="Shape", before="colour")
+    late_one: bool = option(help="Late.", default=False, panel="Shape")
     colour: str = option(help="Another colour.", default="blue", panel="Shape")
     debug: bool = False
 
 
 @pytest.fixture
-def called():
-    """The app with one command, and what that was given."""
+def paint():
+    """Runs a command of these options; returns the result and the options that it was given."""
     given = []
 
     def paint(options: Own) -> None:
@@ -48,83 +61,173 @@ def called():
         given.append(options)
 
     app = typer.Typer()
-    app.command(cls=LastCounts)(as_command(paint))
-    return app, given
+    app.command()(as_command(paint))
+    terminal = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    return lambda *words: (CliRunner().invoke(app, list(words), env=terminal), given)
 
 
-def invoke(app, *words):
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
-
-
-def test_own_options_lead_unless_they_say_otherwise():
-    command = as_command(annotated)
-    names = list(inspect.signature(command).parameters)
-    assert names == ["what", "output", "size", "late_one", "colour", "json"]
-
-
-def annotated(options: Own) -> None:
-    """A command."""
-
-
-def test_a_record_of_what_was_typed(called):
-    app, given = called
-    ran = invoke(app, "cat", "-o", "a.png", "--size", "3", "--late-one")
+def test_a_command_gets_what_was_typed(paint):
+    ran, (given,) = paint("cat", "-o", "a.png", "--size", "3", "--late-one")
     assert ran.exit_code == 0, ran.output
-    assert given == [Own(what="CAT", output=Path("a.png"), size=3, late_one=True)]
-    assert (given[0].colour, given[0].json, given[0].debug) == ("blue", False, False)
+    assert given == Own(what="CAT", output=Path("a.png"), size=3, late_one=True)
+    assert (given.colour, given.json, given.debug) == ("blue", False, False)
+    assert given.given() == ["--size", "WHAT", "--output", "--late-one"]
+    assert panel_options(Own, "Shape") == ["size", "colour", "late_one"]
+    assert command_words("paint", given, {"size": 4, "late_one": None}) == [
+        *("chipsparse", "paint", "CAT", "--size", "4", "--colour", "blue", "--output", "a.png"),
+    ]
+    dashed = dataclasses.replace(given, what="-x", size=None, late_one=True)
+    assert command_words("paint", dashed, {})[-3:] == ["--late-one", "--", "-x"]
 
 
-def test_help(called):
-    shown = " ".join(invoke(called[0], "--help").stdout.split())
+def test_help_has_texts_defaults_and_no_option_that_was_left_out(paint):
+    shown = " ".join(paint("--help")[0].stdout.split())
     for text in ("Paint something.", "Another colour.", "[default: blue]", "(small)", "[required]"):
         assert text in shown
     assert "--debug" not in shown
     assert "--no-late-one" not in shown
 
 
-def test_checks_come_before_the_command(called):
-    app, given = called
-    ran = invoke(app, "-o", "a.png", "--size", "0")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--size", "0"), "--size 0 is too small; it must be at least 1"),
+        (("--word", "x"), "--word x is no word"),
+    ],
+)
+def test_checks_come_before_the_command(paint, words, said):
+    ran, given = paint("-o", "a.png", *words)
     assert (ran.exit_code, given) == (2, [])
-    assert "--size 0 is too small; it must be at least 1" in ran.stderr
+    assert ran.stderr == f"chipsparse: error: {said}\n"
 
 
-def test_of_an_option_that_stands_twice_the_last_counts_and_it_is_said(called):
-    app, given = called
-    twice = invoke(app, "-o", "a.png", "--late-one", "--late-one", "--output", "b.png")
-    assert twice.stderr == "chipsparse: warning: --output is given 2 times; the last one counts\n"
-    assert given == [Own(output=Path("b.png"), late_one=True)]
-
-
-def test_what_cannot_be_read_is_an_error_of_the_user():
-    def refuse(_: str) -> str:
-        raise UserError("no word")
-
-    @dataclass(frozen=True, kw_only=True)
-    class Words(PrintOptions):
-        word: str | None = option(help="A word.", read=refuse)
-
-    def say(options: PrintOptions) -> None:
-        raise AssertionError("it ran")
-
-    say.__annotations__["options"] = Words
-    app = typer.Typer()
-    app.command()(as_command(say))
-    ran = invoke(app, "--word", "x")
-    assert ran.exit_code == 2
-    assert ran.stderr == "chipsparse: error: no word\n"
-
-
-def test_what_was_given():
-    assert Own(output=Path("a"), what="x", size=3).given() == ["WHAT", "--output", "--size"]
-    assert Base(colour="red").given() == []
-
-
-def test_the_options_of_a_panel():
-    assert panel_options(Own, "Shape") == ["size", "late_one", "colour"]
-
-
-def test_records_can_be_made_anew():
+def test_options_made_anew_are_checked():
     options = dataclasses.replace(Own(output=Path("a")), size=-1)
     with pytest.raises(UserError, match="--size -1 is too small"):
-        options.check()
+        options.checked()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("guidance_scale", float("nan"), "--guidance-scale nan must be a finite number"),
+        ("guidance_scale", 1e308, "1e+308 is too large; it must be at most 1000"),
+        ("guidance_scale", -1, "--guidance-scale -1 is too small; it must be at least 0"),
+        ("flow_shift", 0.0, "--flow-shift 0 is too small; it must be above 0"),
+        ("flow_shift", float("inf"), "--flow-shift inf must be a finite number"),
+        ("guidance_parallel", 3, "--guidance-parallel 3 is too large; it must be at most 2"),
+        ("steps", 10**20, "--steps 100000000000000000000 is too large; it must be at most 1000"),
+        ("device", "cuda:" + "9" * 20, "is no device for this; use auto, cpu, cuda or cuda:N"),
+        ("device", "meta", "--device meta is no device for this; use auto, cpu, cuda or cuda:N"),
+        ("dtype", "int4", "--dtype int4 is not known; use one of auto, float32, bfloat16, float16"),
+        ("ram", "-1G", "--ram -1G is no amount of memory such as 24G or 512M"),
+        ("quality", "best", "--quality: there is no quality 'best'; known are faithful, balanced"),
+        ("seed", -1, "--seed -1 is too small; it must be at least 0"),
+        ("seed", 2**64, "is too large; it must be at most 2^64 - 1"),
+        ("fps", "film", "--fps film is no rate; give a number such as 24 or 23.976, or 24000/1001"),
+        ("fps", "1e9", "--fps 1e9 is too large; it must be at most 1000"),
+        ("num", 100_001, "--num 100001 is too large; it must be at most 100000"),
+        ("strength", 0.0, "--strength 0 is too small; it must be above 0"),
+    ],
+)
+def test_values_that_are_wrong_with_any_model(name, value, said):
+    with pytest.raises(UserError) as error:
+        read_value(GenerateOptions, name, value)
+    assert said in str(error.value)
+
+
+def test_values_that_are_fine():
+    for seed in (0, 2**63, 2**64 - 1):
+        assert read_value(GenerateOptions, "seed", seed) == seed
+    for text, rate in (("24", 24), ("30000/1001", 30000 / 1001), ("48/2", 24), ("16.0", 16)):
+        found = read_fps(text)
+        assert (found, type(found)) == (rate, type(rate))
+    assert GenerationOptions(vram="1G", ram="512M").memory_budgets() == {
+        "memory.vram": 1 << 30,
+        "memory.ram": 512 << 20,
+    }
+
+
+def test_more_clips_than_can_be_listed(workdir, monkeypatch):
+    monkeypatch.setattr(module, "MOST_CLIPS", 5)
+    (workdir / "p.txt").write_text("a\nb\n")
+    options = GenerateOptions(prompts=Path("p.txt"), num=3, output=Path("o.png"))
+    with pytest.raises(UserError, match=r"--prompts p.txt asks for 6 clips; .* at most 5"):
+        _ = options.items
+
+
+# All of these are seen from the command line and the file system alone.
+MISTAKES = {
+    "generate x -o a.mp4 --steps 0": "--steps 0 is too small",
+    "generate x -o a.avi": "--output a.avi has the suffix .avi; use one of .mp4, .webm, .gif, .png",
+    "generate x -o out": "--output out has no suffix; use one of .mp4, .webm, .gif, .png",
+    "generate x -o no/a.mp4": "the folder no of --output no/a.mp4 does not exist; create it",
+    "generate x -o f.txt/b/a.mp4": "--output f.txt/b/a.mp4 is below f.txt, which is no folder",
+    "generate x -o d.mp4": "--output d.mp4 is a folder; name a file in it",
+    "generate x -o /proc/a.mp4": "--output /proc/a.mp4 cannot be written: No such file",
+    f"generate x -o {'a' * 300}.mp4": "cannot be written: File name too long",
+    f"generate x -o {'n' * 249}.png": "cannot be written: File name too long",
+    "generate x -o a.mp4 --compare": "--output a-dense.mp4 is a folder; name a file in it",
+    "generate x -o b.mp4 --report r.txt": "--report r.txt must end in .json",
+    "generate x -o b.mp4 --report f.txt/r.json": "--report f.txt/r.json is below f.txt, which is",
+    "generate x -o a.gif --report c.json --config c.json": "--report c.json would replace c.json",
+    "generate x -o a.gif --fps 60": "--fps 60 is too fast for a GIF; use 50 or less, or .mp4",
+    "generate x -o a.png --fps 24": "--fps is about .mp4, .webm and .gif, and .png has none",
+    "generate x -o a.gif --crf 5": "--crf is about .mp4 and .webm, and .gif has none",
+    "generate x -o b.mp4 --crf 52": "--crf 52 is out of range; for .mp4 it must be from 0 to 51",
+    "generate x -o b.mp4 --strength 1": "--strength is about the image of --image, and there is",
+    "generate x -o b.mp4 --model /nowhere": "the model folder /nowhere does not exist",
+    "generate x -o b.mp4 --config no.yaml": "no.yaml: cannot read the profile",
+    "generate x -o b.mp4 --image no.png": "--image no.png does not exist",
+    "generate x -o b.mp4 --lora no.safetensors": "--lora no.safetensors does not exist; name a",
+    "generate -o b.mp4": "give a prompt, or a file of them with --prompts; got neither",
+    "generate x -o b.mp4 --prompts f.txt": "give a prompt, or a file of them with --prompts; not",
+    "generate -o b.mp4 --prompts no.txt": "--prompts no.txt could not be read: No such file",
+    "generate x -o b.mp4 --dense --compare": "--dense and --compare exclude each other",
+    "generate x -o b.mp4 --dense --gpus 2": "several GPUs share the sparse run, which --dense",
+    f"generate x -o b.mp4 --seed {2**64 - 1} --num 2": "2 seeds from there go beyond 2^64 - 1",
+    "generate x -o o.gif --num 2": "--output o-001.gif is a folder; name a file in it",
+    **{
+        f"generate x -o a.gif --dense {words}": "is about the sparse run, which --dense leaves out"
+        for words in ("--quality fast", "--strict", "--report r.json", "--ram 1G", "--vram 1G")
+    },
+    "batch no.csv -o out": "no.csv could not be read: No such file",
+    f"batch {ASSETS / 'prompts/shapes.txt'} -o out --crf 99": "--crf 99 is out of range",
+    "explain --steps 0": "--steps 0 is too small",
+    "explain --model=": "--model is empty; leave it out for the bundled tiny model",
+    "tune -o p.yaml --min-psnr 30 --height 0": "--height 0 is too small",
+    "compare dense profile --guidance-scale -1": "--guidance-scale -1 is too small",
+    "studio --port 65536": "--port 65536 is too large",
+}
+NAMES = "generate batch explain tune compare report models studio"
+
+
+def test_nothing_simple_imports_torch(workdir):
+    """One process for all of them: what one imported, the next ones would have too."""
+    (workdir / "f.txt").write_text("a red circle\n")
+    (workdir / "c.json").write_text("{}")
+    for name in ("d.mp4", "a-dense.mp4", "o-001.gif"):
+        (workdir / name).mkdir()
+    code = (
+        "import sys\n"
+        "from chipsparse.cli.main import app\n"
+        "for arguments, expected in CASES:\n"
+        "    try: app(arguments)\n"
+        "    except SystemExit as end:\n"
+        "        assert end.code == expected, (arguments, end.code)\n"
+        "    assert 'torch' not in sys.modules, arguments\n"
+    )
+    cases = [(["--help"], 0), *(([name, "--help"], 0) for name in NAMES.split())]
+    cases += [(line.split(), 2) for line in MISTAKES]
+    before = sorted(workdir.iterdir())
+    ran = subprocess.run(
+        [sys.executable, "-c", f"CASES = {cases!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for (line, sentence), said in zip(MISTAKES.items(), ran.stderr.splitlines(), strict=True):
+        assert said.startswith("chipsparse: error: "), said
+        assert sentence in said, line
+    assert sorted(workdir.iterdir()) == before

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media import report_file
 from chipsparse.cli.media import write as media
 from chipsparse.common import finished_files
+from chipsparse.experiments import clips as denoise
 from tests.cli.conftest import names
 
 DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear is of class Other"

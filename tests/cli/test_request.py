@@ -1,31 +1,55 @@
-"""Which profile a command takes."""
+"""One resolved request: profile, settings, image, scheduler, warnings; and the way to a file."""
 
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import diffusers
+import numpy as np
 import pytest
+import torch
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from PIL import Image
 
+from chipsparse.cli import main, settings
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.planning.request import choose_profile
+from chipsparse.cli.model.description import ModelDescription, describe_model
+from chipsparse.cli.options import GenerateOptions, GenerationOptions
+from chipsparse.cli.plan import too_few_steps
+from chipsparse.cli.profiles import write_profile
+from chipsparse.cli.request import choose_profile, resolve
 from chipsparse.config import SparsityConfig
+from chipsparse.experiments import clips
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.plan import SparsityPlan
+from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model, load_profile
+from chipsparse.profiles.tuned_range import TunedFor
+from tests.cli.conftest import change_index, command, names
+from tests.pipelines.families.wan import image_to_video
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+CPU = torch.device("cpu")
+
+
+# Which profile.
 
 MODEL: Any = SimpleNamespace(location="model", transformer_class="WanTransformer3DModel")
+OTHER: Any = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
 
 
 @pytest.fixture
 def chosen(tmp_path):
-    def choose(text=None, *, quality=None, steps=None, model=MODEL, **more):
+    def choose(text=None, *, model=MODEL, optional=False, **options):
         path = None
         if text is not None:
             path = tmp_path / "mine.yaml"
             path.write_text(text)
-        options: Any = SimpleNamespace(
-            config=path,
-            quality=quality,
-            steps=steps,
-            memory_budgets=lambda: {"memory.vram": "1G"},
-        )
-        return choose_profile(options, model, **more)
+        given = GenerationOptions(config=path, vram="1G", **options)
+        return choose_profile(given, model, optional=optional)
 
     return choose
 
@@ -35,15 +59,13 @@ def test_a_profile_that_names_no_class_is_for_every_model(chosen):
     assert chosen("sparsity: {seed: 3}").sparsity.seed == 3
 
 
-def test_a_profile_for_another_class_is_refused(chosen):
+def test_a_profile_for_another_class_is_refused(chosen, tmp_path):
+    text = "model_class: FluxTransformer2DModel"
     said = r"mine.yaml is for FluxTransformer2DModel, but the model model has a WanTransformer3DM"
     with pytest.raises(UserError, match=said):
-        chosen("model_class: FluxTransformer2DModel")
-
-
-def test_a_models_own_profile_for_another_class_is_named(chosen, tmp_path):
-    (tmp_path / "chipsparse.yaml").write_text("model_class: FluxTransformer2DModel")
-    model: Any = SimpleNamespace(location=str(tmp_path), transformer_class="WanTransformer3DModel")
+        chosen(text)
+    (tmp_path / "chipsparse.yaml").write_text(text)
+    model: Any = SimpleNamespace(**{**vars(MODEL), "location": str(tmp_path)})
     with pytest.raises(UserError, match=r"chipsparse.yaml is for FluxTransformer2DModel, but the"):
         chosen(model=model, optional=True)
 
@@ -60,13 +82,11 @@ def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
 
 
 def test_a_model_without_a_profile_takes_a_quality_that_is_asked_for(chosen):
-    other: Any = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
     with pytest.raises(UserError, match=r"class NewTransformer3DModel .* --quality balanced"):
-        chosen(model=other)
-    assert chosen(model=other, optional=True) is None
-    found = chosen(model=other, quality="fast")
-    assert found.is_general
-    assert found.quality == "fast"
+        chosen(model=OTHER)
+    assert chosen(model=OTHER, optional=True) is None
+    found = chosen(model=OTHER, quality="fast")
+    assert (found.is_general, found.quality) == (True, "fast")
 
 
 def test_what_was_tuned_for_many_steps_is_not_used_for_few(chosen):
@@ -74,6 +94,519 @@ def test_what_was_tuned_for_many_steps_is_not_used_for_few(chosen):
     assert chosen(tuned).instead is None
     taken = chosen(tuned, steps=4, quality="fast")
     assert "was tuned for 50 steps and is not used for 4" in taken.instead
-    assert taken.quality == "fast"
-    assert taken.sparsity.memory.vram is not None
-    assert taken.sparsity.schedule.least_full == 8
+    assert (taken.quality, taken.sparsity.schedule.least_full) == ("fast", 8)
+
+
+@pytest.mark.parametrize("shift", [None, 6.0])
+def test_a_written_profile_reads_as_what_was_written(workdir, shift):
+    config = SparsityConfig().override({"attention.density": 0.25, "schedule.warmup_steps": 3})
+    write_profile(
+        workdir / "p.yaml",
+        command="tune",
+        model_class="WanTransformer3DModel",
+        description="",
+        settings=settings.GenerationSettings(32, 48, 5, 4, 3.0, None, 16),
+        config=config,
+        tuned=TunedFor(model="tiny", flow_shift=shift),
+    )
+    assert ("flow_shift" in (workdir / "p.yaml").read_text()) == (shift is not None)
+    profile = load_profile(workdir / "p.yaml")
+    assert (profile.sparsity, profile.tuned.flow_shift) == (config, shift)
+    assert names(workdir) == ["p.yaml"]
+
+
+# Which settings.
+
+
+def described(pipeline, transformer_config, vae_config, transformer_class=""):
+    return ModelDescription(
+        location="",
+        pipeline_class=getattr(diffusers, pipeline),
+        transformer_class=transformer_class,
+        transformer_config=transformer_config,
+        vae_config=vae_config,
+    )
+
+
+FLUX = described("FluxPipeline", {"patch_size": 1}, {"block_out_channels": [128, 256, 512, 512]})
+HUNYUAN = described(
+    "HunyuanVideoPipeline",
+    {"patch_size": 2, "patch_size_t": 1},
+    {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4},
+)
+NOTHING = GenerationDefaults()
+
+
+def resolved(model, defaults=NOTHING, **options):
+    return settings.resolve_settings(GenerationOptions(**options), model, defaults)
+
+
+def test_option_then_profile_then_pipeline():
+    found = resolved(HUNYUAN, GenerationDefaults(height=96, width=128), height=64)
+    assert (found.height, found.width, found.num_frames) == (64, 128, 129)
+    assert found.num_inference_steps == 50
+    image = resolved(FLUX, GenerationDefaults(num_frames=9))
+    assert "num_frames" not in image.call_arguments()
+    assert image.height is None  # the pipeline decides
+
+
+def test_guidance_of_a_model_that_takes_no_scale():
+    scaled = dataclasses.replace(FLUX, transformer_config={"guidance_embeds": True})
+    free = dataclasses.replace(FLUX, transformer_config={"guidance_embeds": False})
+    defaults = GenerationDefaults(true_cfg_scale=4.0)
+    for model, scale, expected in [
+        (scaled, None, (3.5, 4.0)),
+        (scaled, 2.0, (2.0, 4.0)),
+        (free, None, (3.5, 4.0)),
+        (free, 2.0, (3.5, 2.0)),
+    ]:
+        found = resolved(model, defaults, guidance_scale=scale)
+        assert (found.guidance_scale, found.true_cfg_scale) == expected
+    resolved(scaled, defaults, negative_prompt="fog")
+    wan = described("WanPipeline", {}, {}, "WanTransformer3DModel")
+    resolved(wan, negative_prompt="fog", guidance_scale=1.5)
+    for model, given, said in [
+        (scaled, {}, r"no effect .* set generation\.true_cfg_scale"),
+        (free, {}, r"no effect .* raise --guidance-scale"),
+        (wan, {"guidance_scale": 1.0}, r"no effect without .*; raise --guidance-scale"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            resolved(model, negative_prompt="fog", **given)
+    with pytest.raises(UserError, match="--negative-prompt has no effect"):
+        resolved(FLUX, GenerationDefaults(true_cfg_scale=0.0), negative_prompt="fog")
+
+
+def test_settings_of_a_profile_that_the_pipeline_does_not_have():
+    used = GenerationDefaults(height=64, true_cfg_scale=4.0)
+    profile = Profile("", "", used, SparsityConfig(), "a.yaml")
+    assert settings.unused_defaults(FLUX, profile) == []
+    more = dataclasses.replace(profile, generation=dataclasses.replace(used, num_frames=9))
+    assert settings.unused_defaults(FLUX, more) == [
+        "a.yaml: FluxPipeline has no use for generation.num_frames (9)"
+    ]
+
+
+def test_sizes_that_do_not_fit_a_family():
+    packed = dataclasses.replace(
+        FLUX,
+        transformer_config={"patch_size": 1, "in_channels": 64},
+        vae_config={"latent_channels": 16, "block_out_channels": [1] * 5},
+    )
+    for model, given, said in [
+        (FLUX, {"width": 100}, r"--width 100 .* multiple of 16; use 96 or 112"),
+        (FLUX, {"frames": 9}, "FluxPipeline has no num_frames; leave --frames out"),
+        (HUNYUAN, {"width": 100}, r"--width 100 .* multiple of 16; use 96 or 112"),
+        (HUNYUAN, {"frames": 2}, r"--frames 2 .* multiple of 4 plus 1; use 1 or 5"),
+        (packed, {"width": 48}, r"--width 48 .* multiple of 32; use 32 or 64"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            resolved(model, **given)
+    plain = {"patch_size": 1, "in_channels": 16}
+    resolved(dataclasses.replace(packed, transformer_config=plain), width=48)
+
+
+@pytest.mark.parametrize(
+    ("config", "factors"),
+    [
+        ({"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
+        ({"temperal_downsample": [False, True, True]}, (8, 4)),
+        ({"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}, (32, 8)),
+        (
+            {"spatio_temporal_scaling": [True] * 3 + [False], "patch_size": 4, "patch_size_t": 1},
+            (32, 8),
+        ),
+        ({"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
+        ({"spatial_expansions": [2, 2, 2], "temporal_expansions": [1, 2, 3]}, (8, 6)),
+        ({}, (1, 1)),
+    ],
+)
+def test_vae_factors(config, factors):
+    assert settings.vae_factors(config) == factors
+
+
+@pytest.mark.parametrize(
+    ("config", "patch"),
+    [
+        ({"patch_size": [1, 2, 2]}, (1, 2, 2)),
+        ({"patch_size": 2, "patch_size_t": 1}, (1, 2, 2)),
+        ({"patch_size": [2, 4]}, (1, 2, 4)),
+        ({}, (1, 1, 1)),
+    ],
+)
+def test_patch_sizes(config, patch):
+    assert settings.patch_sizes(config) == patch
+
+
+# An image to start from.
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked", "expected"),
+    [
+        ((96, 64), (None, None), (256, 384)),  # as many pixels as usual, 3:2
+        ((64, 96), (None, None), (384, 256)),
+        ((1000, 10), (None, None), (32, 3136)),
+        ((96, 64), (128, None), (128, 192)),
+        ((96, 64), (None, 96), (64, 96)),
+        ((96, 64), (80, 80), (80, 80)),
+    ],
+)
+def test_the_size_has_the_shape_of_the_image(shape, asked, expected):
+    image = Image.new("RGB", shape)
+    found = settings.size_like(image, asked=asked, usual=(320, 307), multiples=(16, 32))
+    assert found == expected
+
+
+WAN_PROFILE = """\
+model_class: WanTransformer3DModel
+generation:
+  {height: 32, width: 48, num_frames: 5, num_inference_steps: 4, max_sequence_length: 16}
+sparsity:
+  schedule: {warmup_steps: 2, refresh_every: 10}
+"""
+
+
+def picture(width=48, height=32):
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture(scope="module")
+def wan_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    image_to_video(expand_timesteps=True).save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(WAN_PROFILE)
+    return folder
+
+
+def test_image_to_video(generate, wan_folder, workdir, monkeypatch):
+    from diffusers.pipelines.wan import pipeline_wan_i2v
+
+    picture(96, 64).save("in.png")
+    given = ("-o", "out.png", "--image", "in.png", "--seed", "3")
+    missing = generate(*given, model=wan_folder)
+    if missing.exit_code:  # where ftfy is not installed
+        assert missing.refused().splitlines()[-1] == (
+            "chipsparse: error: WanImageToVideoPipeline needs the Python package ftfy; install it "
+            "with pip install ftfy"
+        )
+    fake = SimpleNamespace(fix_text=lambda text: text)
+    monkeypatch.setattr(pipeline_wan_i2v, "ftfy", fake, raising=False)
+    result = generate(*given, "--json", model=wan_folder).json()
+    assert result["request"]["image"] == "in.png"
+    assert (result["sparse"]["frames"], result["sparse"]["height"]) == (5, 32)
+    actions = [step["action"] for step in result["sparse"]["steps"]]
+    assert actions == ["dense", "refresh", "sparse", "sparse"]
+    generate(*given, "--dense", model=wan_folder).fine()
+    pipe = diffusers.WanImageToVideoPipeline.from_pretrained(wan_folder)
+    pipe.set_progress_bar_config(disable=True)
+    frames = pipe(
+        image=picture(96, 64).resize((48, 32), Image.Resampling.LANCZOS),
+        prompt=PROMPT,
+        height=32,
+        width=48,
+        num_frames=5,
+        num_inference_steps=4,
+        max_sequence_length=16,
+        generator=torch.Generator("cpu").manual_seed(3),
+    ).frames[0]
+    written = np.stack([np.asarray(Image.open(f"out-00{i}.png")) for i in range(5)])
+    np.testing.assert_array_equal(written, np.rint(frames * 255).astype(np.uint8))
+
+
+def test_what_does_not_fit_is_cut_alike_on_both_sides(workdir, wan_folder):
+    image = Image.new("RGB", (90, 30), "red")
+    image.paste("blue", (30, 0, 60, 30))
+    image.save("in.png")
+    options = GenerateOptions(
+        prompt="", output=Path("o.png"), image=Path("in.png"), height=32, width=32, frames=5
+    )
+    request = resolve(
+        options, model=describe_model(str(wan_folder)), device=CPU, dtype=torch.float32
+    )
+    assert request.image.size == (32, 32)
+    assert np.asarray(request.image)[:, 1:-1, 2].min() > 240
+
+
+def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folder, workdir):
+    picture().save("in.png")
+    given = ("-o", "out.png", "--image", "in.png", "--strength", "0.6", "--steps", "5", "--json")
+    ran = generate(*given, model=flux_folder).fine()
+    steps = json.loads(ran.stdout)["sparse"]["steps"]
+    assert [step["action"] for step in steps] == ["dense", "refresh", "sparse"]  # the last of 5
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert "step 3 of 3 (sparse)" in ran.stderr
+    result = generate(*given, "--dense", "--guidance-scale", "1", model=flux_folder).json()
+    assert result["request"]["pipeline_class"] == "FluxImg2ImgPipeline"
+    assert (result["request"]["strength"], len(result["dense"]["steps"])) == (0.6, 3)
+    (expected,) = tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline)(
+        PROMPT,
+        image=picture(),
+        strength=0.6,
+        height=32,
+        width=48,
+        num_inference_steps=5,
+        max_sequence_length=16,
+        generator=torch.Generator().manual_seed(0),
+        output_type="np",
+        **({"true_cfg_scale": 3.0, "negative_prompt": ""} if guided(result) else {}),
+    ).images
+    written = np.asarray(Image.open("out.png"))
+    np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
+    few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).refused()
+    assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
+
+
+def guided(result):
+    return (result["request"]["settings"]["true_cfg_scale"] or 0) > 1
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "sentence"),
+    [
+        ("wan_folder", (), "WanImageToVideoPipeline starts from an image; give one with --image"),
+        (
+            "wan_folder",
+            ("--image", "in.png", "--strength", "0.5"),
+            "WanImageToVideoPipeline has no strength; leave --strength out",
+        ),
+        ("model_folder", ("--image", "in.png"), "WanPipeline takes no image; leave --image out"),
+    ],
+)
+def test_images_that_are_refused(
+    generate, workdir, loads_nothing, request, model, arguments, sentence
+):
+    picture().save("in.png")
+    said = generate("-o", "out.png", *arguments, model=request.getfixturevalue(model)).sentence()
+    assert said.startswith(sentence)
+
+
+# Too few steps to be sparse.
+
+LAYOUT = ModelLayout(
+    kinds=(LayerKind("block", layers=2, intermediate_size=64),),
+    heads=2,
+    head_dim=16,
+    batch=1,
+    grids=((2, 4, 4),),
+)
+
+
+def plan(steps, **changes):
+    config = SparsityConfig().override({f"schedule.{name}": v for name, v in changes.items()})
+    return SparsityPlan(config, LAYOUT, steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes", "enough", "advice"),
+    [
+        (6, {"warmup_steps": 8}, 11, "lower schedule.warmup_steps (now 8)"),
+        (1, {"warmup_steps": 2}, 3, None),
+        (2, {"actions": ["dense", "refresh", "sparse"]}, 3, "change schedule.actions"),
+        (2, {"full_share": 0.3}, 3, None),
+        (4, {"full_share": 0.9}, 5, "lower schedule.full_share (now 0.9)"),
+        (8, {"full_share": 0.3, "least_full": 8}, 9, "lower schedule.least_full (now 8)"),
+        (4, {"full_steps": [1, 2, 3]}, 5, None),
+    ],
+)
+def test_the_fewest_steps_are_named_and_the_field(steps, changes, enough, advice):
+    why = too_few_steps(plan(steps, **changes))
+    assert f"--steps {enough} or more" in why
+    assert ("the only step" if steps == 1 else f"all {steps} steps") in why
+    assert advice is None or why.endswith(f" or more, or in the profile {advice}")
+    assert too_few_steps(plan(enough, **changes)) is None
+    assert too_few_steps(plan(enough - 1, **changes)) is not None
+
+
+def test_plans_that_are_as_they_should_be():
+    config = SparsityConfig().override({"attention.enabled": False, "mlp.enabled": False})
+    assert too_few_steps(SparsityPlan(config, LAYOUT, 5)) is None
+    assert too_few_steps(plan(2, actions=["dense"])) is None
+    assert too_few_steps(plan(3, actions=["dense", "refresh", "skip"])) is None
+    # No field is named that is at its least.
+    assert too_few_steps(plan(2, warmup_steps=2)).endswith("it takes --steps 3 or more")
+    # A pipeline that begins later.
+    assert too_few_steps(plan(10, warmup_steps=2), lambda steps: steps - 3) is None
+    assert "all 2 steps" in too_few_steps(plan(10, warmup_steps=2), lambda steps: steps * 4 // 5)
+
+
+def test_the_command_warns_of_too_few_steps_before_loading(generate, workdir):
+    few = ("-o", "o.png", "--frames", "1", "--steps", "2")
+    ran = generate(*few, "--json")
+    (warning,) = ran.json()["request"]["warnings"]
+    assert "computes all 2 steps in full; it takes --steps 3 or more" in warning
+    first, second, *_ = ran.stderr.splitlines()
+    assert (first, second) == (f"chipsparse: warning: {warning}", "loading the model")
+    lines = [" ".join(line.split()) for line in generate(*few).stdout.splitlines()]
+    assert "gain none: nothing ran sparse" in lines
+    assert f"warning {warning}" in lines
+    assert generate(*few, "--dense", "--json").json()["request"]["warnings"] == []
+    refused = generate(*few, "--strict")
+    assert "it takes --steps 3 or more" in refused.refused()
+    assert "loading" not in refused.stderr
+
+
+def test_what_the_report_says_of_nothing_sparse_is_shown(generate, monkeypatch):
+    made = clips.generate
+
+    def generation(*arguments, **options):
+        return dataclasses.replace(made(*arguments, **options), nothing_sparse="of a reason")
+
+    monkeypatch.setattr(clips, "generate", generation)
+    ran = generate("-o", "o.png", "--frames", "1", "--json")
+    assert ran.json()["request"]["warnings"] == ["of a reason"]
+    assert "chipsparse: warning: of a reason\n" in ran.stderr
+
+
+# The flow shift, of every command that generates.
+
+FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+COMMANDS = {
+    "generate": ("generate", PROMPT, "-o", "o.png", "--frames", 1, "--compare"),
+    "batch": ("batch", "prompts.txt", "-o", "out", "--frames", 1),
+    "compare": ("compare", "dense", "profile", "--prompts", "prompts.txt"),
+    "suite": ("compare", "--prompts", "prompts.txt", "-o", "suite"),
+    "tune": ("tune", "--min-psnr", 30, "-o", "p.yaml", "--prompts", "prompts.txt"),
+    "explain": ("explain",),
+}
+
+
+def run(name, model, *arguments):
+    given = ("--suite" if name == "suite" else "--model", model, "--device", "cpu")
+    return command(*COMMANDS[name], *given, *arguments)
+
+
+@pytest.fixture
+def prompts(workdir):
+    """A file of prompts that differ."""
+    (workdir / "prompts.txt").write_text("".join(f"{PROMPT} {i}\n" for i in range(6)))
+
+
+def with_scheduler(folder, scheduler):
+    """The model of a folder, with another scheduler."""
+    scheduler.save_pretrained(folder / "scheduler")
+    change_index(folder, scheduler=["diffusers", type(scheduler).__name__])
+    return folder
+
+
+def test_the_bundled_model_makes_what_its_pipeline_makes_with_that_scheduler(workdir):
+    small = ("--height", 32, "--width", 32, "--frames", 1, "--steps", 4, "--seed", 3)
+    given = ("generate", PROMPT, *small, "--dense", "--device", "cpu", "-o", "o.png")
+    ran = command(*given, "--flow-shift", 6).fine()
+    assert ", flow shift 6, float32, on cpu" in ran.stdout
+    made = np.asarray(Image.open("o.png"))
+    pipe = diffusers.WanPipeline.from_pretrained(bundled_model(), dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+
+    def expected():
+        frames = pipe(
+            PROMPT,
+            height=32,
+            width=32,
+            num_frames=1,
+            num_inference_steps=4,
+            guidance_scale=4.0,
+            max_sequence_length=64,
+            generator=torch.Generator().manual_seed(3),
+            output_type="np",
+        ).frames[0]
+        return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)[0]
+
+    assert not np.array_equal(made, expected())
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
+    assert np.array_equal(made, expected())
+
+
+def test_what_is_kept_says_the_flow_shift(generate, workdir):
+    given = ("-o", "o.png", "--frames", "1", "--json")
+    for shift in (("--flow-shift", "6", "--report", "r.json"), ()):
+        request = generate(*given, *shift).json()["request"]
+        assert (request["flow_shift"], request["scheduler"]) == (6.0 if shift else None, None)
+        assert ("--flow-shift" in request["command"]) == bool(shift)
+        assert ("Flow shift: 6.0" in Image.open("o.png").text["parameters"]) == bool(shift)
+    assert json.loads((workdir / "r.json").read_text())["request"]["flow_shift"] == 6.0
+
+
+@pytest.fixture
+def scheduler_of(monkeypatch):
+    """The scheduler of a command's first generation, at which the command ends."""
+    found = []
+
+    def watched(pipe, *_, **__):
+        found.append(pipe.scheduler)
+        raise UserError("that is enough")
+
+    for name in ("warm_up", "generate"):
+        monkeypatch.setattr(clips, name, watched)
+
+    def ran(name, model, *arguments):
+        found.clear()
+        assert "that is enough" in run(name, model, *arguments).refused()
+        (scheduler,) = found
+        return scheduler
+
+    return ran
+
+
+@pytest.mark.parametrize("name", ["generate", "compare", "suite", "tune"])
+def test_every_command_generates_with_it(scheduler_of, model_folder, prompts, name):
+    for given, shift in (((), 3.0), (("--flow-shift", 6), 6.0)):
+        assert scheduler_of(name, model_folder, *given).config.shift == shift
+        Path("p.tune.json").unlink(missing_ok=True)
+        shutil.rmtree("suite", ignore_errors=True)
+
+
+def test_with_another_scheduler(scheduler_of, broken_model, prompts):
+    folder = with_scheduler(broken_model, UniPCMultistepScheduler(**FLOW))
+    made = scheduler_of("generate", folder, "--flow-shift", 6, "--scheduler", "deis")
+    assert type(made).__name__ == "DEISMultistepScheduler"
+    assert made.config.flow_shift == 6.0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_schedulers_without_one_are_refused_before_loading(
+    broken_model, prompts, monkeypatch, name
+):
+    monkeypatch.setattr("chipsparse.cli.request.load_pipeline", None)
+    monkeypatch.setattr("chipsparse.cli.ranks.start_others", None)
+    for scheduler, said in (
+        (
+            FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+            "FlowMatchEulerDiscreteScheduler takes its flow shift from the size here",
+        ),
+        (DDIMScheduler(), "DDIMScheduler has no flow shift"),
+    ):
+        folder = with_scheduler(broken_model, scheduler)
+        for gpus in ((), ("--gpus", 2)) if name in ("generate", "compare", "tune") else ((),):
+            sentence = run(name, folder, "--flow-shift", 6, *gpus).refused()
+            assert f"--flow-shift 6 does not go with this model: {said}" in sentence
+    assert names(".") == ["prompts.txt"]
+
+
+# The way through the house.
+
+MOST_MODULES = 15
+
+
+def test_few_modules_are_on_the_way_from_the_parser_to_the_file(model_folder, workdir):
+    """The modules of the command line and of experiments of which a function is entered."""
+    entered, inside = set(), []
+
+    def trace(frame, event, _):
+        name = frame.f_globals.get("__name__", "")
+        ours = name.startswith(("chipsparse.cli.", "chipsparse.experiments."))
+        if event != "call" or not ours or frame.f_code.co_name == "<module>":
+            return
+        if name == "chipsparse.cli.commands.generate" and frame.f_code.co_name == "generate":
+            inside.append(name)  # what was typed is read and checked by now
+        if inside and "o.png" not in names(workdir):
+            entered.add(name)
+
+    words = ["generate", PROMPT, "-o", "o.png", "--frames", "1", "--model", str(model_folder)]
+    sys.setprofile(trace)
+    try:
+        main.app(words, standalone_mode=False)
+    finally:
+        sys.setprofile(None)
+    assert names(workdir) == ["o.png"]
+    assert len(entered) <= MOST_MODULES, "\n".join(sorted(entered))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.ranks import Rank
 from chipsparse.cli.ranks import joined as joining
-from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.profiles.profile import load_profile
 from chipsparse.tuning.results_file import ResultsError, ResultsFile
@@ -40,7 +40,7 @@ def small(flux_folder, workdir):
 )
 def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name, arguments):
     started = []
-    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *given: started.append(given))
+    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *given: started.append(given))
     ran = command(name, *arguments, *small, "--gpus", 2)
     assert (ran.exit_code, ran.stdout) == (0, ""), ran.stderr
     ((words, count),) = started
@@ -65,7 +65,7 @@ def test_the_processes_are_started_with_what_was_typed(small, monkeypatch, name,
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(small, workdir, monkeypatch, words, said):
-    monkeypatch.setattr("chipsparse.cli.ranks.several.launch", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr("chipsparse.cli.ranks.launch", lambda *_: pytest.fail("started"))
     with nothing_written(workdir):
         ran = command(*words, *small)
     assert said in ran.sentence()
@@ -109,12 +109,12 @@ def test_under_torchrun(workdir, monkeypatch, words, said):
 
 def says(value):
     """A process beside the first one, which says this."""
-    return Joined(1, 2, peers=SimpleNamespace(first=lambda _own: value))
+    return Rank(1, 2, peers=SimpleNamespace(first=lambda _own: value))
 
 
 def test_what_the_first_process_measured_counts(tmp_path):
     path = tmp_path / "results.json"
-    first = SharedResults(path, {"steps": 4}, Joined())
+    first = SharedResults(path, {"steps": 4}, Rank())
     assert first.measured("a", lambda: {"seconds": 1.5}) == {"seconds": 1.5}
     assert ResultsFile(path, {"steps": 4}).get("a") == {"seconds": 1.5}
     before = path.read_text()
@@ -130,10 +130,10 @@ def test_what_the_first_process_measured_counts(tmp_path):
 
 
 def test_the_first_process_makes_and_the_others_hear():
-    assert Joined().first(lambda: 3) == 3
+    assert Rank().first(lambda: 3) == 3
     assert says(5).first(lambda: pytest.fail("made")) == 5
     failed = []
-    first = Joined(0, 2, peers=SimpleNamespace(failed=failed.append))
+    first = Rank(0, 2, peers=SimpleNamespace(failed=failed.append))
     with pytest.raises(OSError, match="disk is full"):
         first.first(lambda: (_ for _ in ()).throw(OSError("disk is full")))
     assert [str(error) for error in failed] == ["disk is full"]
@@ -142,7 +142,7 @@ def test_the_first_process_makes_and_the_others_hear():
 def test_the_others_let_the_first_one_tell(monkeypatch):
     waited = []
     monkeypatch.setattr(joining.time, "sleep", waited.append)
-    for process in (Joined(0, 2), Joined(1, 2)):
+    for process in (Rank(0, 2), Rank(1, 2)):
         with pytest.raises(UserError), process.after_first():
             raise UserError("no")
     assert waited == [joining.QUIET_SECONDS]

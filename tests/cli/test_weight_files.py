@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import describe_model
-from chipsparse.cli.model.weight_files import check_weight_files, files_digest, weights_digest
+from chipsparse.cli.model.weights import check_weight_files, files_digest, weights_digest
 
 
 def change_config(folder, **entries):

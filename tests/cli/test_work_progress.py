@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from chipsparse.cli.progress import ProgressDisplay, clock_text
-from chipsparse.cli.work_progress import WorkProgress
+from chipsparse.cli.progress import ProgressDisplay, WorkProgress, clock_text
 
 
 class Clock:

@@ -18,7 +18,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.store import CacheStore
-from chipsparse.cli.planning.settings import frame_chunks, vae_factors
+from chipsparse.cli.settings import frame_chunks, vae_factors
 from chipsparse.kernels.mask_packing import unpack_mask
 from tests import variants
 from tests.pipelines import small_sparse

@@ -1,12 +1,12 @@
-"""What the outputs of a dense generation say of leaving steps out, against doing it."""
+"""Costs of leaving steps out, against doing it; the best lists against all lists."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 
-from chipsparse.schedule.step_lists import sparse_between
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, best_lists, drift, jump_costs
 from tests.chipsparse.tuning.trajectories import HOLD, list_cost, outputs, reused, trajectory
 
 STEPS = 13
@@ -34,16 +34,10 @@ def errors_of_gaps(times, weights, full_steps, reuse):
     "reuse",
     [
         HOLD,
-        Reuse("none", 0.5, correct=False),
-        Reuse("none", 1.0, 0.4, correct=False),
-        Reuse("middle", correct=False),
-        Reuse("middle", 0.25, 0.3, correct=False),
-        Reuse("every_other", 0.5, correct=False),
-        Reuse("all", 1.0, correct=False),
+        Reuse(0.5, correct=False),
+        Reuse(1.0, 0.4, correct=False),
         Reuse(),
-        Reuse("none", 0.5, 0.3),
-        Reuse("middle", 0.25),
-        Reuse("every_other", 1.0),
+        Reuse(0.5, 0.3),
     ],
 )
 def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
@@ -57,11 +51,8 @@ def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
 @pytest.mark.parametrize(
     "reuse",
     [
-        Reuse("none", 0.5, correct=False),
-        Reuse("all", 1.0, correct=False),
-        Reuse("every_other", 1.0, correct=False),
-        Reuse("none", 0.5),
-        Reuse("every_other", 1.0),
+        Reuse(0.5, correct=False),
+        Reuse(0.5),
     ],
 )
 def test_between_equal_timesteps_there_is_no_line_and_the_output_is_held(reuse):
@@ -77,20 +68,12 @@ def test_between_equal_timesteps_there_is_no_line_and_the_output_is_held(reuse):
 
 
 @pytest.mark.parametrize("full_steps", LISTS)
-@pytest.mark.parametrize(
-    "reuse", [HOLD, Reuse("none", 0.5), Reuse("none", 1.0, 0.4), Reuse("middle", 0.75, 0.3)]
-)
+@pytest.mark.parametrize("reuse", [HOLD, Reuse(0.5), Reuse(1.0, 0.4)])
 def test_drift_is_the_error_of_all_gaps_together(full_steps, reuse):
     given, values = trajectory(STEPS), outputs(STEPS)
     made = reused(values, given.times, full_steps, replace(reuse, correct=False))
     weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -1.5
-    ends = [*full_steps[1:], STEPS]
-    sparse = [
-        step
-        for full, end in zip(full_steps, ends, strict=True)
-        for step in sparse_between(full, end, reuse.between)
-    ]
-    found = drift(given, reuse, 1.5, sorted([*full_steps, *sparse]))
+    found = drift(given, reuse, 1.5, full_steps)
     assert found == pytest.approx(np.sum((weights @ (values - made)) ** 2), rel=1e-9, abs=1e-6)
 
 
@@ -100,3 +83,33 @@ def test_there_is_no_way_back():
     possible = ((a < b) | ((a == 0) & (b == 0))) & (b < c)
     assert np.isfinite(costs[possible]).all()
     assert np.isinf(costs[~possible]).all()
+
+
+FEW = 9
+
+
+def made_up(seed):
+    """Costs that depend on all three steps, with no order in them."""
+    costs = np.random.default_rng(seed).uniform(1, 2, (FEW, FEW, FEW + 1))
+    a, b, c = np.meshgrid(range(FEW), range(FEW), range(FEW + 1), indexing="ij")
+    costs[~(((a < b) | ((a == 0) & (b == 0))) & (b < c))] = np.inf
+    return costs
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        made_up(0),
+        made_up(1),
+        jump_costs(trajectory(FEW), Reuse(), 0.5),
+        jump_costs(trajectory(FEW, seed=3), Reuse(0.5, 0.25), 1.0),
+    ],
+)
+def test_no_list_of_the_same_length_costs_less(costs):
+    found = best_lists(costs)
+    assert sorted(found) == list(range(1, FEW + 1))
+    for count, own in found.items():
+        every = [(0, *rest) for rest in combinations(range(1, FEW), count - 1)]
+        assert own in every
+        least = min(list_cost(costs, each) for each in every)
+        assert list_cost(costs, own) == pytest.approx(least, rel=1e-12, abs=1e-6)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, jump_costs
+from chipsparse.tuning.jump_costs import Reuse, best_lists, jump_costs
 from chipsparse.tuning.placed_steps import PARTS, Placed, Steps
-from chipsparse.tuning.step_search import best_lists
 from tests.chipsparse.tuning.trajectories import list_cost, outputs, trajectory
 
 STEPS = 7
@@ -75,7 +74,7 @@ def all_lists():
             yield Steps(full, sparse)
 
 
-@pytest.mark.parametrize("reuse", [HELD, HALF, Reuse("none", 0.5)])
+@pytest.mark.parametrize("reuse", [HELD, HALF, Reuse(0.5)])
 @pytest.mark.parametrize(
     ("seed", "counted"),
     [(0, lambda times: times), (3, lambda times: 1 - times / 1000)],

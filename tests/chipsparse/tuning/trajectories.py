@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from chipsparse.schedule.step_lists import sparse_between
 from chipsparse.tuning.jump_costs import Reuse, Trajectory
 
 
@@ -23,17 +22,12 @@ def trajectory(steps, *, seed=0):
 
 
 def reused(values, times, full_steps, reuse):
-    """The outputs of a schedule ``[N, D]``, sparse ones exact, as the session makes them.
+    """The outputs of a list of full steps ``[N, D]``, as the session makes them.
 
     Where they are corrected, those that the solver has in the end.
     """
     steps, computed, made = len(values), [], np.empty_like(values)
-    sparse = {
-        step
-        for full, end in zip(full_steps, [*full_steps[1:], steps], strict=True)
-        for step in sparse_between(full, end, reuse.between)
-    }
-    nodes = sorted({*full_steps, *sparse})
+    nodes = sorted(full_steps)
     for step in range(steps):
         if reuse.correct and step < full_steps[-1]:
             found = max(node for node in nodes if node <= step)
@@ -44,7 +38,7 @@ def reused(values, times, full_steps, reuse):
             if step == found:
                 computed.append(step)
             continue
-        if step in full_steps or step in sparse:
+        if step in full_steps:
             computed.append(step)
             made[step] = values[step]
             continue

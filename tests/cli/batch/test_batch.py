@@ -14,11 +14,11 @@ from chipsparse.cli.batch import job as batch_job
 from chipsparse.cli.batch import worker
 from chipsparse.cli.batch.engine import Failed, Refused
 from chipsparse.cli.batch.entries import file_name
-from chipsparse.cli.commands.generate import GenerateOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job as generate_job
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media.read import read_clip
+from chipsparse.cli.options import GenerateOptions
+from chipsparse.experiments import clips as denoise
 from tests.cli.conftest import names
 from tests.cli.html_reader import PageReader
 

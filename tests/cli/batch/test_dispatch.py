@@ -20,7 +20,7 @@ from chipsparse.cli.batch.engine import (
 from chipsparse.cli.batch.job import in_turn
 from chipsparse.cli.batch.live import LiveLine
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks import Rank
 
 LOADED = Loaded(chipsparse.__version__, "here")
 MADE = Made(b"clip", b"thumbnail", 2.0, (), ())
@@ -260,8 +260,8 @@ def test_what_another_command_gave_up_is_given_up():
 def test_processes_of_a_launcher_begin_with_their_own_share(rank):
     shares = ["adg", "be", "cf"]
     expected = "".join(shares[rank:] + shares[:rank])
-    assert "".join(in_turn("abcdefg", Joined(rank, 3))) == expected
-    assert in_turn("abc", Joined()) == ["a", "b", "c"]
+    assert "".join(in_turn("abcdefg", Rank(rank, 3))) == expected
+    assert in_turn("abc", Rank()) == ["a", "b", "c"]
 
 
 def live(names, workers, clock):

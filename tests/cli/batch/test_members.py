@@ -11,7 +11,7 @@ from chipsparse.cli.batch.members import Answers, Meetings
 from chipsparse.cli.batch.processes import Processes
 from chipsparse.cli.commands.batch import BatchOptions
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.ranks.joined import Joined
+from chipsparse.cli.ranks import Rank
 
 FILE, NOTHING = Made(b"clip", b"thumbnail", 2.0, (), ()), Made(b"", b"", 0.0, (), ())
 PEER = Failed("PeerError: rank 1 failed", of_another=True)
@@ -65,7 +65,7 @@ def test_processes_of_a_worker_meet_apart_from_others():
     (one,), (other,) = ({each.meeting for each in places} for places in (first, second))
     assert (one.host, one.port) == (other.host, other.port)
     assert one.name != other.name
-    assert meetings.places(1, None) == [Joined()]
+    assert meetings.places(1, None) == [Rank()]
 
 
 def options(**given):
@@ -79,7 +79,7 @@ def test_every_worker_has_gpus_of_its_own(monkeypatch):
     equal = SimpleNamespace(total_memory=140 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: equal)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    engine = job._engine(options(gpus_per_job=2), Joined())
+    engine = job._engine(options(gpus_per_job=2), Rank())
     assert (engine.device, engine.most) == ("cuda:0", 2)
     started = []
     monkeypatch.setattr(
@@ -92,9 +92,9 @@ def test_every_worker_has_gpus_of_its_own(monkeypatch):
     expected = [("cuda:0", 0), ("cuda:1", 1), ("cuda:2", 0), ("cuda:3", 1)]
     assert started == [*expected, *expected[:2]]  # a third one shares those of the first
     with pytest.raises(UserError, match=r"^--gpus-per-job 6 is more than the 5 GPUs that this"):
-        job._engine(options(gpus_per_job=6), Joined())
+        job._engine(options(gpus_per_job=6), Rank())
     with pytest.raises(UserError, match="a launcher started 4 processes with one each; run the"):
-        job._engine(options(gpus_per_job=2), Joined(1, 4, 1))
+        job._engine(options(gpus_per_job=2), Rank(1, 4, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
     with pytest.raises(UserError, match=r"^--gpus-per-job 2 would run on GPUs of several kinds"):
-        job._engine(options(gpus_per_job=2), Joined())
+        job._engine(options(gpus_per_job=2), Rank())

@@ -9,13 +9,13 @@ import yaml
 
 from chipsparse import load_profile
 from chipsparse.cli.commands.studio import StudioOptions
-from chipsparse.cli.generation import denoise
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.studio import view
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Shown
 from chipsparse.cli.studio.maker import STOPPED, Result
 from chipsparse.cli.studio.studio import BrokenOff, Studio
+from chipsparse.experiments import clips as denoise
 from tests.tiny_models import PROMPT
 
 SECONDS = 120

@@ -1,0 +1,213 @@
+"""The options of `chipsparse compare`, and the files or configs that its two arguments name."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.options import (
+    DEFAULT_FPS,
+    Check,
+    GenerationOptions,
+    argument,
+    check_fps,
+    check_model,
+    check_positive,
+    command_words,
+    generation_option,
+    option,
+    output_option,
+    read_fps,
+    seed_option,
+)
+from chipsparse.experiments.records import DENSE
+from chipsparse.profiles.profile import ASSETS, profile_classes
+from chipsparse.profiles.qualities import QUALITIES
+
+suite_option = partial(option, panel="Suite")
+MEASURED = "measured.json"  # the results file in the folder of a suite
+OF_FILES = ("A", "B", "--output", "--amplify", "--fps", "--json", "--debug")
+NOT_OF_SUITES = ("A", "B", "--model", "--amplify")
+OWN_PROFILE = "profile"
+CONFIG_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One side of a comparison.
+
+    Attributes:
+        text: the argument of the user.
+        path: of the config or the files; None for the stock model and the model's own profile.
+        quality: of that profile; None for its default.
+    """
+
+    text: str
+    kind: Literal["dense", "config", "files"]
+    path: Path | None = None
+    quality: str | None = None
+
+
+def read_subject(text: str) -> Subject:
+    """Return what an argument means, by its name alone.
+
+    ``dense`` is the stock model, ``profile`` the model's own profile, a quality's name that quality
+    of it, the name of a bundled profile that one, what ends in .yaml or .yml a config, and
+    everything else a path of files.
+    """
+    if text == DENSE:
+        return Subject(text, "dense")
+    if text == OWN_PROFILE or text in QUALITIES:
+        return Subject(text, "config", quality=None if text == OWN_PROFILE else text)
+    if text in profile_classes():
+        return Subject(text, "config", ASSETS / "profiles" / f"{text}.yaml")
+    path = Path(text)
+    return Subject(text, "config" if path.suffix.lower() in CONFIG_SUFFIXES else "files", path)
+
+
+def read_subjects(a: str, b: str) -> tuple[Subject, Subject]:
+    """Return both sides; raise `UserError` where one is a config and the other is not."""
+    first, second = read_subject(a), read_subject(b)
+    if (first.kind == "files") != (second.kind == "files"):
+        files, config = (first, second) if first.kind == "files" else (second, first)
+        raise UserError(
+            f"{config.text} is a config and {files.text} is taken for a file; compare two files, "
+            f"or two configs: {DENSE}, {OWN_PROFILE}, a quality, a bundled profile's name, or a "
+            ".yaml file"
+        )
+    if first.kind == second.kind == "dense":
+        raise UserError("both are the stock model; give a config to compare it with")
+    return first, second
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(GenerationOptions):
+    """What the user typed for `compare`; None where an option was left out.
+
+    `config` and `quality` are those of a side while its profile is looked for.
+    """
+
+    a: str | None = argument(
+        help="A file: .mp4, .webm, .gif, .png, a folder of .png. Or a config: dense (the stock "
+        "model), profile (the model's own), one of its qualities such as fast, a bundled "
+        "profile's name, or a .yaml file.",
+        metavar="A",
+    )
+    b: str | None = argument(help="Another of the same kind.", metavar="B")
+    suite: str | None = suite_option(
+        help="Instead of A and B: whether it holds for this model (a folder or a hub name). "
+        "Dense, the floor (dense with another attention kernel), MagCache, SeaCache and the "
+        "qualities of chipsparse, paired by prompt and seed. May be broken off: the same "
+        "command goes on.",
+        shown=False,
+        metavar="MODEL",
+        check=Check(check_model),
+    )
+    with_prompts: bool = suite_option(
+        help="Also the texts of the prompts in suite.json, the file to send.", default=False
+    )
+    output: Path | None = output_option(
+        "-o",
+        help="Write A, B and a heat-map of their difference side by side: .mp4, .webm, .gif or "
+        ".png. Of configs: the prompt with the lowest PSNR, both with their difference from "
+        "dense. Of a suite: the folder for everything.",
+        shown="none; suite-MODEL of a suite",
+    )
+    amplify: int | None = output_option(
+        help="By how much the heat-map amplifies differences.",
+        shown="a power of two up to 64 that fits",
+        check=check_positive,
+    )
+    fps: float | None = output_option(
+        help="Frames per second of the output.",
+        shown="that of the files, or 16",
+        check=check_fps,
+        read=read_fps,
+    )
+    prompts: Path | None = generation_option(
+        help="File with one prompt a line.", shown="bundled ones"
+    )
+    count: int | None = generation_option(
+        "--num",
+        help="How many of the prompts; of two configs at least 2.",
+        shown="all of the file, 8 of the bundled ones, 12 in a suite",
+    )
+    seed: int = seed_option()
+    negative_prompt: None = None
+    config: Path | None = None
+    quality: str | None = None
+
+    @cached_property
+    def subjects(self) -> tuple[Subject, Subject]:
+        """A and B; raises `UserError` where they are no pair."""
+        if self.a is None or self.b is None:
+            raise UserError(
+                "give two files or two configs to compare, or a model with --suite; see --help"
+            )
+        return read_subjects(self.a, self.b)
+
+    @property
+    def rate(self) -> float:
+        """Frames per second of what is generated."""
+        return self.fps or DEFAULT_FPS
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of a suite lies."""
+        from chipsparse.cli.views.names import name_of
+
+        assert self.suite is not None
+        name = name_of(self.suite.rstrip("/")).replace("/", "-")
+        return self.output or Path(f"suite-{name}")
+
+    def check(self) -> None:
+        """Raises `UserError` for what is wrong with any model and on any device."""
+        if self.output is None and self.suite is None:
+            for name in ("--amplify", "--fps"):
+                self.refuse(name, why="is about --output, and there is none")
+        if self.suite is not None:
+            self._check_suite()
+        elif self.with_prompts:
+            raise UserError("--with-prompts is about a suite; give --suite MODEL, too")
+        elif self.subjects[0].kind == "files":
+            others = [name for name in self.given() if name not in OF_FILES]
+            if others:
+                raise UserError(f"{others[0]} is about generations; A and B are taken for files")
+        else:
+            self._check_configs()
+
+    def _check_suite(self) -> None:
+        senseless = [name for name in self.given() if name in NOT_OF_SUITES]
+        if senseless:
+            raise UserError(f"--suite MODEL compares what it compares; leave {senseless[0]} out")
+        if (self.gpus or 1) > 1 or self.guidance_parallel is not None:
+            raise UserError("--suite compares methods that one GPU runs; leave --gpus out")
+        if self.count is not None and self.count < 1:
+            raise UserError(f"--count {self.count} must be at least 1")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"--output {self.folder} is a file; a suite fills a folder")
+
+    def _check_configs(self) -> None:
+        from chipsparse.cli.media.write import check_inputs_stay, check_output
+        from chipsparse.experiments.statistics import LEAST_VALUES
+
+        if self.count is not None and self.count < LEAST_VALUES:
+            raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
+        if self.output is not None:
+            check_output(self.output, fps=self.fps)
+            check_inputs_stay("--output", self.output, [self.prompts])
+
+    def kept(self) -> str:
+        """What an interruption leaves."""
+        if self.suite is None:
+            return super().kept()
+        if not (self.folder / MEASURED).is_file():
+            return "nothing was measured"
+        resolved = {"model": None, "output": self.folder, "fps": self.rate}
+        auto = {name: None for name in ("device", "dtype") if getattr(self, name) == "auto"}
+        again = shlex.join(command_words("compare", self, {**resolved, **auto}))
+        return f"all finished clips are in {self.folder}; go on with: {again}"

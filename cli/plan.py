@@ -1,0 +1,199 @@
+"""The plan of a generation whose model is known by its configs alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cache.memory_plan import working_bytes
+from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.model.weights import count_weights
+from chipsparse.cli.settings import (
+    GenerationSettings,
+    guiding_argument,
+    latent_sizes,
+    usual_size,
+    vae_factors,
+)
+from chipsparse.cli.wording import counted
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.common.machine import host_free_bytes
+from chipsparse.config import ConfigError
+from chipsparse.layers.mlp_weights import Fp8Form
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.plan import CACHED, SparsityPlan
+from chipsparse.profiles.profile import MOST_STEPS, Profile
+from chipsparse.report.nothing_sparse import what_helps
+
+QUANTIZED = "quantization_config"  # in a transformer's config
+# Configs of torchao, as diffusers writes them down, by what their linears round to FP8.
+FP8_CONFIGS: Mapping[str, Fp8Form] = {
+    "Float8WeightOnlyConfig": "weights",
+    "Float8DynamicActivationFloat8WeightConfig": "weights and inputs",
+}
+
+
+@dataclass(frozen=True)
+class PlannedGeneration:
+    """A generation as it is known without its model.
+
+    Attributes:
+        pixels: height and width of a frame.
+        branches: transformer calls per step.
+        never: parts that run dense in every layer, and why.
+    """
+
+    settings: GenerationSettings
+    adapter: type[ModelAdapter]
+    plan: SparsityPlan
+    pixels: tuple[int, int]
+    branches: int
+    never: dict[Part, str]
+
+
+def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
+    """Return the number of denoising steps that call the transformer."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    uncalled = 0 if adapter is None else adapter.uncalled_steps
+    return max(1, settings.num_inference_steps - uncalled)
+
+
+def plan_generation(
+    settings: GenerationSettings, model: ModelDescription, profile: Profile
+) -> PlannedGeneration:
+    """Return the plan of a generation with these settings; raise `UserError`."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    if adapter is None:
+        raise UserError(
+            f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
+            f"does not support; supported classes: {', '.join(ADAPTERS)}"
+        )
+    latents = latent_sizes(settings, model, default=adapter.default_latents)
+    argument = guiding_argument(model)
+    guided = argument is not None and (getattr(settings, argument) or 0) > 1
+    in_batch = adapter.guides_in_batch and not model.has_guider
+    layout = adapter.planned_layout(
+        model.transformer_config,
+        latents=latents,
+        text_tokens=settings.max_sequence_length or 0,
+        batch=2 if guided and in_batch else 1,
+    )
+    branches = 1 + (guided and not in_batch)
+    if not model.has_guider:
+        branches += adapter.further_branches(model.default)
+    with user_errors(ConfigError, what=profile.source):
+        plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
+    space, _ = vae_factors(model.vae_config)
+    return PlannedGeneration(
+        settings=settings,
+        adapter=adapter,
+        plan=plan,
+        pixels=(latents[1] * space, latents[2] * space),
+        branches=branches,
+        never=_never_sparse(plan, adapter, model),
+    )
+
+
+def planned_if_known(
+    settings: GenerationSettings, model: ModelDescription, profile: Profile | None
+) -> PlannedGeneration | None:
+    """Return the plan; None where the model's own code decides on what its configs leave."""
+    adapter = ADAPTERS.get(model.transformer_class)
+    if profile is None or adapter is None:
+        return None
+    if usual_size(settings, model, default=adapter.default_latents) is None:
+        return None
+    return plan_generation(settings, model, profile)
+
+
+def fp8_weights(model: ModelDescription) -> Fp8Form | None:
+    """Return what the transformer's linears round to FP8; None where its weights are not in it."""
+    config = model.transformer_config.get(QUANTIZED) or {}
+    kind = config.get("quant_type") if config.get("quant_method") == "torchao" else None
+    default = kind.get("default") if isinstance(kind, Mapping) else None
+    return FP8_CONFIGS.get(default.get("_type", "")) if isinstance(default, Mapping) else None
+
+
+def _never_sparse(
+    plan: SparsityPlan, adapter: type[ModelAdapter], model: ModelDescription
+) -> dict[Part, str]:
+    reasons: dict[Part, str] = {}
+    if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
+        reasons["mlp"] = "its weights are quantized"
+    reasons |= adapter.masked_parts
+    if not plan.config.attention.enabled:
+        reasons["attention"] = "attention.enabled is false in the profile"
+    if not plan.config.mlp.enabled:
+        reasons["mlp"] = "mlp.enabled is false in the profile"
+    if plan.is_dense():
+        reasons = {part: reasons.get(part, "no step of the schedule is sparse") for part in PARTS}
+    return reasons
+
+
+def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda _: 0) -> str | None:
+    """Return one sentence where a plan that wants to be sparse has too few steps, else None.
+
+    Args:
+        first_step: the step that the pipeline begins with, of so many; more than 0 where it starts
+            from an image.
+    """
+    assert plan.steps is not None
+    first = first_step(plan.steps)
+    if _saves(plan, first):
+        return None
+    if not _saves(dataclasses.replace(plan, steps=MOST_STEPS), first_step(MOST_STEPS)):
+        return None  # the profile wants nothing sparse
+    enough = next(
+        (
+            steps
+            for steps in range(plan.steps + 1, MOST_STEPS + 1)
+            if _saves(dataclasses.replace(plan, steps=steps), first_step(steps))
+        ),
+        MOST_STEPS,
+    )
+    computed = plan.steps - first
+    counts = "the only step" if computed == 1 else f"all {counted(computed, 'step')}"
+    changes = what_helps(plan, first)
+    return (
+        f"nothing runs sparse: the profile's schedule computes {counts} in full; it takes "
+        f"--steps {enough} or more" + (f", or in the profile {changes}" if changes else "")
+    )
+
+
+def _saves(plan: SparsityPlan, first: int) -> bool:
+    """Return whether any step uses what another one computed."""
+    assert plan.steps is not None
+    # What is taken is never less than what is planned, which is quicker to ask for.
+    planned = any(plan.step_action(step) in CACHED for step in range(first, plan.steps))
+    return planned and any(action in CACHED for action in plan.actions(first))
+
+
+def check_memory(planned: PlannedGeneration, model: ModelDescription, dtype: torch.dtype) -> None:
+    """Raise `UserError` where a CPU's memory cannot hold a generation.
+
+    Counts weights, a transformer call and the finished frames, and no caches: what does not fit
+    of those runs dense.
+    """
+    free = host_free_bytes()
+    if free is None:
+        return
+    weights = sum(component.nbytes or 0 for component in count_weights(model, dtype))
+    work = working_bytes(planned.plan, dtype=dtype)
+    (height, width), frames = planned.pixels, planned.settings.num_frames
+    # As decoded, and as an array of three channels.
+    pixels = 3 * (frames or 1) * height * width * (dtype.itemsize + torch.float32.itemsize)
+    needed = weights + work + pixels
+    if needed > free:
+        also = "" if frames is None else f" and {counted(frames, 'frame')}"
+        raise UserError(
+            f"{width}x{height} pixels{also} need about {format_bytes(needed)} of memory (weights "
+            f"{format_bytes(weights)}, a transformer call {format_bytes(work)}, frames "
+            f"{format_bytes(pixels)}), and {format_bytes(free)} are free; ask for a smaller "
+            "--height and --width or fewer --frames"
+        )

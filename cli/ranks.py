@@ -1,0 +1,394 @@
+"""The processes that make one generation together: which one this is, their start, how they meet.
+
+Either a launcher of torch.distributed started them all, or ``--gpus`` starts the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, user_errors
+from chipsparse.cli.options import SHOWING, GenerationOptions, command_words, option_name
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.parallel.degrees import Parallel
+
+if TYPE_CHECKING:
+    import torch
+
+    from chipsparse.cli.model.description import ModelDescription
+    from chipsparse.cli.plan import PlannedGeneration
+    from chipsparse.parallel.peers import Peers
+    from chipsparse.profiles.profile import Profile
+    from chipsparse.report.generation import GenerationReport
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+# How long they wait before they end for a reason that the first one is likely to tell.
+QUIET_SECONDS = 5.0
+# How long the others wait for what the first process does alone, such as comparing long videos.
+FIRST_SECONDS = 3600.0
+WRITTEN = frozenset({"output", "report", "results"})  # options that may differ between processes
+OURS = "chipsparse: "
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A key-value store at which processes meet that no launcher started."""
+
+    host: str
+    port: int
+    name: str  # of these processes, since others meet there, too
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of a launch; by default one that is alone.
+
+    Attributes:
+        rank: its number; the first one writes and tells.
+        ranks: how many there are.
+        local_rank: its number on this machine, which is also its GPU's.
+        guidance: how many guidance branches are on processes of their own.
+        starts: whether it is none of them, and starts them.
+        meeting: where they meet; None where a launcher says so.
+        peers: all of them, as soon as they have met.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    local_rank: int = 0
+    guidance: int = 1
+    starts: bool = False
+    meeting: Meeting | None = None
+    peers: Peers | None = field(default=None, compare=False)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes files and tells what was done."""
+        return self.rank == 0 and not self.starts
+
+    @property
+    def parallel(self) -> Parallel | None:
+        """The degrees that `chipsparse.enable` is given."""
+        return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """Return where this process computes; raise `UserError` where it has no GPU."""
+        if self.starts:
+            check_gpus(self.ranks, chosen)
+        if self.ranks == 1 or self.starts or chosen.type != "cuda":
+            return chosen
+        import torch
+
+        there = torch.cuda.device_count()
+        if self.local_rank >= there:
+            raise UserError(
+                f"a launcher started process {self.local_rank + 1} of this machine, which has "
+                f"{there} GPUs; start one for each, or use --device cpu"
+            )
+        return torch.device("cuda", self.local_rank)
+
+    def first(self, make: Callable[[], Value]) -> Value | None:
+        """Return what the first process makes, as JSON values, which decides for all."""
+        if self.peers is None:
+            return make()
+        try:
+            value = make() if self.writes else None
+        except BaseException as error:
+            self.peers.failed(error)
+            raise
+        shared: Value | None = self.peers.first(value)
+        return shared
+
+    @contextmanager
+    def after_first(self) -> Iterator[None]:
+        """Let the first process tell what is the user's to put right, where all find it."""
+        try:
+            yield
+        except UserError:
+            if self.rank > 0:
+                time.sleep(QUIET_SECONDS)
+            raise
+
+    def gather_fallbacks(self, report: GenerationReport | None) -> None:
+        """Note in the first rank's report what ran dense on others alone."""
+        if self.peers is None or report is None:
+            return
+        for rank, sentences in enumerate(self.peers.tell(list(report.fallbacks))):
+            for sentence in sentences if self.writes else ():
+                if sentence not in report.fallbacks:
+                    report.fall_back(f"rank {rank}: {sentence}")
+
+
+# Which process this is.
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Rank | None:
+    """Return the process of a launcher; None where none started it.
+
+    Raises `UserError` for variables of a launcher that are no numbers.
+    """
+    environment = os.environ if environment is None else environment
+    if any(name not in environment for name in LAUNCHED):
+        return None
+    try:
+        rank, ranks, local_rank = (int(environment[name]) for name in LAUNCHED)
+    except ValueError:
+        said = ", ".join(f"{name}={environment[name]}" for name in LAUNCHED)
+        raise UserError(f"the launcher's variables are no numbers: {said}") from None
+    return Rank(rank, ranks, local_rank)
+
+
+def forget_launcher() -> None:
+    """Remove the launcher's variables for processes that are none of its own."""
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
+
+
+def check_alone(what: str) -> None:
+    """Raise `UserError` under a launcher of several processes, which could not share this."""
+    rank = launched()
+    if rank is not None and rank.ranks > 1:
+        raise UserError(
+            f"{what} runs on one GPU, and a launcher started {rank.ranks} processes; start one"
+        )
+
+
+def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -> Parallel:
+    """Return what so many processes share, with guidance branches on so many of them.
+
+    Raises `UserError` where the one is no multiple of the other.
+    """
+    guidance = 1 if guidance is None else guidance
+    if processes % guidance:
+        raise UserError(
+            f"--guidance-parallel {guidance} needs a multiple of {guidance} GPUs, and there are to "
+            f"be {processes}; give {option}"
+        )
+    return Parallel(ulysses=processes // guidance, guidance=guidance)
+
+
+def this_rank(options: GenerationOptions) -> Rank:
+    """Return this process's place, which may be to start the others.
+
+    Raises:
+        UserError: a launcher started another number of processes, or they cannot share guidance.
+    """
+    rank, gpus = launched() or Rank(), options.gpus
+    shared_by(rank.ranks if rank.ranks > 1 else gpus or 1, options.guidance_parallel)
+    if rank.ranks == 1:
+        starts = gpus is not None and gpus > 1
+        return Rank(ranks=gpus or 1, guidance=options.guidance_parallel or 1, starts=starts)
+    if gpus is not None and gpus != rank.ranks:
+        raise UserError(
+            f"--gpus {gpus}, but torchrun started {rank.ranks} processes; leave --gpus out"
+        )
+    return replace(rank, guidance=options.guidance_parallel or 1)
+
+
+# What they can share.
+
+
+def check_gpus(gpus: int, device: torch.device, *, option: str = "--gpus") -> None:
+    """Raise `UserError` where there are fewer GPUs, or they cannot exchange tensors."""
+    import torch
+
+    check_exchange(device)
+    if device.type != "cuda":
+        return
+    if device.index is not None:
+        raise UserError(
+            f"{option} {gpus} takes the first GPUs, and --device {device} is one; use "
+            "--device cuda, and CUDA_VISIBLE_DEVICES to choose"
+        )
+    there = torch.cuda.device_count()
+    if gpus > there:
+        raise UserError(f"{option} {gpus} is more than the {there} GPUs that this machine has")
+    kinds = {gpu_kind(index) for index in range(gpus)}
+    if len(kinds) > 1:
+        raise UserError(
+            f"{option} {gpus} would run on GPUs of several kinds, {' and '.join(sorted(kinds))}, "
+            "which wait for the slowest; choose equal ones with CUDA_VISIBLE_DEVICES"
+        )
+
+
+def check_exchange(device: torch.device) -> None:
+    """Raise `UserError` where processes that compute on a device cannot exchange tensors."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise UserError("several processes need torch.distributed, which this PyTorch lacks")
+    if device.type == "cuda" and not dist.is_nccl_available():
+        raise UserError("several GPUs need NCCL, which this build of PyTorch lacks")
+
+
+def gpu_kind(index: int) -> str:
+    """Return a GPU's name and memory, as far as equal ones have the same."""
+    import torch
+
+    memory = torch.cuda.get_device_properties(index).total_memory
+    return f"{torch.cuda.get_device_name(index)} ({format_bytes(memory >> 30 << 30)})"
+
+
+def check_sharing(
+    model: ModelDescription, planned: PlannedGeneration | None, parallel: Parallel | None
+) -> None:
+    """Raise `UserError` where so many processes cannot share the generation.
+
+    Args:
+        planned: what the configs tell of it; None where the model's own code decides.
+        parallel: the processes; None for one.
+    """
+    if parallel is None:
+        return
+    from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
+    from chipsparse.pipelines.registry import ADAPTERS
+
+    name, adapter = model.transformer_class, ADAPTERS.get(model.transformer_class)
+    if adapter is None:
+        raise UserError(f"a {name} has no adapter, so several processes cannot share it")
+    if parallel.guidance > 1:
+        reason = adapter.why_guidance_stays()
+        if reason is None and planned is not None and planned.branches == 1:
+            reason = "this generation has no guidance; raise --guidance-scale, or leave it out"
+        if reason is not None:
+            raise UserError(f"--guidance-parallel {parallel.guidance}: {reason}")
+    if parallel.ulysses == 1:
+        return
+    reason = adapter.why_not_split(model.transformer_config)
+    if reason is not None:
+        raise UserError(f"a {name} cannot run on several processes: {reason}")
+    if planned is not None:
+        layout, mlp = planned.plan.layout, planned.plan.config.mlp
+        with user_errors(ValueError):
+            check_heads(layout, parallel.ulysses)
+            cut_sequence(layout, parallel.ulysses, mlp.block_size if mlp.enabled else 1)
+
+
+# Start and meeting.
+
+
+def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
+    """Run the command again in so many processes on this machine, by torch.distributed's launcher.
+
+    The first one's output is this one's; what the others say shows only where one of them fails.
+
+    Raises:
+        typer.Exit: with the status of the process that failed first.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    words = command_words(command, options, {})[1:]
+    words[1:1] = [option_name(name) for name in sorted(SHOWING) if getattr(options, name, False)]
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="chipsparse-ranks-") as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=gpus,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",  # a port that is free
+            max_restarts=0,
+            monitor_interval=0.2,
+            logs_specs=DefaultLogsSpecs(
+                log_dir=folder, redirects=dict.fromkeys(range(1, gpus), Std.ALL)
+            ),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "chipsparse", *words)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            if rank != 0:
+                print(f"{OURS}error: rank {rank}: {_said(Path(folder), rank)}", file=sys.stderr)
+            ours = failure.exitcode in (EXIT_FAILED, EXIT_USER_ERROR)
+            raise typer.Exit(failure.exitcode if ours else EXIT_FAILED) from error
+
+
+def _said(folder: Path, rank: int) -> str:
+    """Return the last sentence of ours that a process wrote."""
+    for file in folder.rglob(f"{rank}/stderr.log"):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in reversed(lines):
+            if line.startswith(OURS):
+                return line.removeprefix(OURS).removeprefix("error: ")
+    return "it ended without a word, as where it is killed"
+
+
+def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any] | None = None) -> Rank:
+    """Return the process with its peers, for the rest of its life; as it is where it is alone.
+
+    Args:
+        facts: what must be equal on all of them, by its name in words, besides versions and GPUs.
+
+    Raises:
+        UserError: they cannot meet, or differ in something.
+    """
+    if rank.ranks == 1:
+        return rank
+    import diffusers
+    import torch
+    import torch.distributed as dist
+
+    import chipsparse
+    from chipsparse.parallel.peers import TIMEOUT_SECONDS, PeerError, Peers
+
+    check_exchange(device)
+    on_gpu = device.type == "cuda"
+    if not on_gpu:  # they share the machine's cores
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank.ranks))
+    elif device.index is not None:
+        torch.cuda.set_device(device)
+    store: dict[str, Any] = {}
+    with user_errors(RuntimeError, ValueError, what="the processes could not meet"):
+        if not dist.is_initialized():
+            if rank.meeting is not None:
+                there = dist.TCPStore(rank.meeting.host, rank.meeting.port, is_master=False)
+                store = {"store": dist.PrefixStore(rank.meeting.name, there), "rank": rank.rank}
+                store["world_size"] = rank.ranks
+            backend, timeout = "nccl" if on_gpu else "gloo", timedelta(seconds=TIMEOUT_SECONDS)
+            dist.init_process_group(backend, timeout=timeout, **store)
+        peers = Peers(range(rank.ranks), timeout_s=FIRST_SECONDS)
+    with user_errors(PeerError):
+        peers.check_same(
+            {
+                "version of chipsparse": chipsparse.__version__,
+                "version of torch": torch.__version__,
+                "version of diffusers": diffusers.__version__,
+                "device": gpu_kind(torch.cuda.current_device()) if on_gpu else "cpu",
+                **(facts or {}),
+            }
+        )
+    return replace(rank, peers=peers)
+
+
+def called(
+    options: GenerationOptions, *profiles: Profile | None, prompts: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return what processes must have been called with alike, wherever they write."""
+    from chipsparse.profiles.tuned_range import digest
+
+    typed = {field.name: str(getattr(options, field.name)) for field in dataclasses.fields(options)}
+    computed = [digest(dataclasses.asdict(each.sparsity)) for each in profiles if each is not None]
+    return {
+        **{name: value for name, value in typed.items() if name not in SHOWING | WRITTEN},
+        "what the profile says": ", ".join(computed),
+        "what the prompts say": digest({"prompts": list(prompts)}),
+    }

@@ -1,0 +1,396 @@
+"""One generation, resolved from the options before any weight is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from PIL import ImageOps
+from PIL.Image import Image, Resampling
+
+from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.model.description import (
+    ModelDescription,
+    choose_device,
+    choose_dtype,
+    describe_model,
+    is_local,
+    load_pipeline,
+    quiet_libraries,
+)
+from chipsparse.cli.model.lora import load_loras
+from chipsparse.cli.model.schedulers import choose_scheduler
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.plan import (
+    PlannedGeneration,
+    called_steps,
+    check_memory,
+    planned_if_known,
+    too_few_steps,
+)
+from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.ranks import Rank, check_sharing
+from chipsparse.cli.settings import GenerationSettings, resolve_settings, unused_defaults
+from chipsparse.cli.wording import counted
+from chipsparse.common.machine import cpu_model
+from chipsparse.experiments.clips import step_costs
+from chipsparse.profiles.profile import (
+    MODEL_PROFILE_NAME,
+    GenerationDefaults,
+    Profile,
+    bundled_model,
+    default_profile,
+    find_profile,
+    load_profile,
+    profile_classes,
+)
+from chipsparse.profiles.qualities import DEFAULT_QUALITY
+from chipsparse.profiles.tuned_range import digest, outside
+
+if TYPE_CHECKING:
+    from chipsparse.parallel.degrees import Parallel
+
+IN_PYTHON = "generate has nothing for it; use it in Python"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A generation that was resolved.
+
+    Attributes:
+        here: whether this machine has the device.
+        profile: what is computed when; None where the unpatched model runs, and has none.
+        image: that it starts from, in the size that is made; None without ``--image``.
+        scheduler: that replaces the model's own; None: it stays.
+        first: the step of the schedule that is computed first, more than 0 from an image.
+        steps: that are computed.
+        planned: what the configs tell of it; None where the model's own code decides.
+        too_few_steps: why nothing will run sparse, if that is known by now.
+        out_of_range: what the profile was not tuned for; nothing where it is not used.
+        warnings: what to know before the generation begins, one sentence each.
+    """
+
+    options: GenerationOptions
+    model: ModelDescription
+    device: torch.device
+    here: bool
+    dtype: torch.dtype
+    profile: Profile | None
+    settings: GenerationSettings
+    image: Image | None
+    scheduler: Any | None
+    first: int
+    steps: int
+    planned: PlannedGeneration | None
+    too_few_steps: str | None
+    out_of_range: list[str]
+    warnings: list[str]
+
+    @property
+    def step_costs(self) -> list[float]:
+        """The cost of each computed step, relative to the others; empty where not known."""
+        return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)
+
+    @property
+    def image_arguments(self) -> dict[str, Any]:
+        """The arguments of the pipeline's call about the image that it starts from."""
+        values = {"image": self.image, "strength": self.options.strength}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def load(self) -> Any:
+        """Return the pipeline, with its scheduler and LoRAs; raise `UserError`."""
+        pipe = load_pipeline(
+            self.model, device=self.device, dtype=self.dtype, scheduler=self.scheduler
+        )
+        if self.options.loras:
+            load_loras(pipe, self.options.loras)
+        return pipe
+
+
+class Work(NamedTuple):
+    """The model of a command, where it computes, and what shows the progress."""
+
+    model: ModelDescription
+    device: torch.device
+    dtype: torch.dtype
+    display: ProgressDisplay
+
+
+@contextmanager
+def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
+    """Look the model up; keep libraries quiet and the standard output free while a command works.
+
+    Raises:
+        UserError: the device or the model is not here.
+    """
+    with (
+        redirect_stdout(sys.stderr),  # what libraries print is no result
+        rank.after_first(),
+        ProgressDisplay() if rank.writes else silent_display() as display,
+        quiet_libraries(debug=options.debug),
+    ):
+        device, dtype = device_and_dtype(options, rank)
+        yield Work(look_up(options, display), device, dtype, display)
+
+
+def device_and_dtype(
+    options: GenerationOptions, rank: Rank | None = None
+) -> tuple[torch.device, torch.dtype]:
+    """Return where and in what to compute; raise `UserError` where that is not here."""
+    device = choose_device(options.device)
+    options.check_vram(device)
+    return device if rank is None else rank.device(device), choose_dtype(options.dtype, device)
+
+
+def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
+    """Return what the files of ``--model`` say; raise `UserError`."""
+    location = str(bundled_model()) if options.model is None else options.model
+    if is_local(location):
+        return describe_model(location)
+    with display.stage(f"looking up {location} on the Hugging Face hub"):
+        return describe_model(location)
+
+
+def resolve(
+    options: GenerationOptions,
+    *,
+    model: ModelDescription,
+    device: torch.device,
+    dtype: torch.dtype,
+    here: bool = True,
+    parallel: Parallel | None = None,
+    instead: str | None = IN_PYTHON,
+    optional: bool | None = None,
+) -> Request:
+    """Return the generation that the options ask for; raise `UserError`.
+
+    Args:
+        here: whether this machine has the device.
+        parallel: the processes that share it; None for one.
+        instead: the way out where the pipeline cannot run on a prompt; None: that is not checked.
+        optional: whether there may be no profile; None: where the unpatched model runs.
+    """
+    if options.image is not None:
+        model = model.from_image()
+    if instead is not None:
+        _check_inputs(options, model, instead)
+    optional = options.dense if optional is None else optional
+    profile = choose_profile(options, model, optional=optional)
+    defaults = GenerationDefaults() if profile is None else profile.generation
+    image = options.input_image
+    settings = resolve_settings(options, model, defaults, image)
+    if image is not None:
+        size = (settings.width or image.width, settings.height or image.height)
+        image = ImageOps.fit(image, size, Resampling.LANCZOS)
+    scheduler = choose_scheduler(
+        model,
+        options.scheduler,
+        sparse=not options.dense,
+        flow_shift=options.flow_shift,
+    )
+    strength = options.strength or model.default("strength")
+
+    def first_step(steps: int) -> int:
+        if image is None or strength is None:
+            return 0
+        return int(max(steps - min(steps * strength, steps), 0))  # as diffusers has it
+
+    first = first_step(settings.num_inference_steps)
+    planned, too_few, differences = planned_if_known(settings, model, profile), None, []
+    check_sharing(model, planned, parallel)
+    if planned is not None and not options.dense:
+        too_few = too_few_steps(planned.plan, first_step)
+    if too_few is not None and options.strict:
+        raise UserError(too_few)
+    if planned is not None and device.type == "cpu" and instead is not None:
+        check_memory(planned, model, dtype)
+    if profile is not None and not options.dense:
+        shift = options.flow_shift
+        differences = out_of_range(
+            profile, model, settings, device, dtype, flow_shift=shift, here=here
+        )
+    return Request(
+        options=options,
+        model=model,
+        device=device,
+        here=here,
+        dtype=dtype,
+        profile=profile,
+        settings=settings,
+        image=image,
+        scheduler=scheduler,
+        first=first,
+        steps=called_steps(settings, model) - first,
+        planned=planned,
+        too_few_steps=too_few,
+        out_of_range=differences,
+        warnings=_warnings(options, model, profile, settings, too_few, differences),
+    )
+
+
+def check_prompt_is_enough(
+    model: ModelDescription, instead: str, *, given: frozenset[str] = frozenset()
+) -> None:
+    """Raise `UserError`, with a way out, where the pipeline cannot run on a prompt alone.
+
+    Args:
+        instead: the way out.
+        given: arguments that it gets besides.
+    """
+    missing = model.needed_arguments() - {"prompt"} - given
+    if missing:
+        raise UserError(
+            f"{model.pipeline_class.__name__} also needs {', '.join(sorted(missing))}; {instead}"
+        )
+    if model.lacks_text_encoder():
+        raise UserError(
+            f"{model.location} has no text encoder, so {model.pipeline_class.__name__} cannot read "
+            f"a prompt; {instead}"
+        )
+
+
+def _check_inputs(options: GenerationOptions, model: ModelDescription, instead: str) -> None:
+    name = model.pipeline_class.__name__
+    if options.strength is not None and not model.accepts("strength"):
+        raise UserError(f"{name} has no strength; leave --strength out")
+    if options.image is None and model.needed_arguments() - {"prompt"} == {"image"}:
+        way = "give one with --image" if instead is IN_PYTHON else instead
+        raise UserError(f"{name} starts from an image; {way}")
+    given = frozenset() if options.image is None else frozenset({"image"})
+    check_prompt_is_enough(model, instead, given=given)
+
+
+def _warnings(
+    options: GenerationOptions,
+    model: ModelDescription,
+    profile: Profile | None,
+    settings: GenerationSettings,
+    too_few: str | None,
+    differences: list[str],
+) -> list[str]:
+    warnings = [None if profile is None else profile.instead, too_few]
+    if profile is not None and profile.is_general and not options.dense:
+        warnings.append(
+            f"there is no profile for the model class {model.transformer_class}: "
+            f"{profile.quality} is made for no model in particular"
+        )
+    if profile is not None:
+        warnings += unused_defaults(model, profile)
+    if profile is not None and differences:
+        warnings.append(out_of_range_text(profile, differences))
+    warnings += [lora.steps_warning(settings.num_inference_steps) for lora in options.loras]
+    return [warning for warning in warnings if warning is not None]
+
+
+# The profile.
+
+
+def choose_profile(
+    options: GenerationOptions, model: ModelDescription, *, optional: bool = False
+) -> Profile | None:
+    """Return the profile of ``--config`` or of the model: its ``--quality``, with memory budgets.
+
+    Args:
+        optional: None, not `UserError`, where there is no profile.
+    """
+    with user_errors(ValueError):
+        profile = _profile(options, model)
+        profile = None if profile is None else profile.for_steps(options.steps)
+        if profile is not None and options.quality is not None:
+            profile = profile.of_quality(options.quality)
+    if profile is None:
+        if optional:
+            return None
+        raise UserError(
+            f"there is no profile for the model class {model.transformer_class} (there is for "
+            f"{', '.join(profile_classes())}); give one with --config, or --quality "
+            f"{DEFAULT_QUALITY}, which is made for no model in particular"
+        )
+    if not profile.serves(model.transformer_class):
+        raise UserError(
+            f"{profile.source} is for {profile.model_class}, but the model "
+            f"{model.location} has a {model.transformer_class}"
+        )
+    with user_errors(ValueError):
+        return profile.override(options.memory_budgets())
+
+
+def required_profile(options: GenerationOptions, model: ModelDescription) -> Profile:
+    """Return the profile, where nothing can be done without one; see `choose_profile`."""
+    profile = choose_profile(options, model)
+    assert profile is not None
+    return profile
+
+
+def _profile(options: GenerationOptions, model: ModelDescription) -> Profile | None:
+    """Return the profile that the options mean; None where the model has none."""
+    if options.config is not None:
+        return load_profile(options.config)
+    own = Path(model.location) / MODEL_PROFILE_NAME
+    if model.transformer_class not in profile_classes() and not own.exists():
+        return None if options.quality is None else default_profile()
+    return find_profile(model.location, model.transformer_class)
+
+
+# What a profile was tuned for.
+
+
+def out_of_range(
+    profile: Profile,
+    model: ModelDescription,
+    settings: GenerationSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    flow_shift: float | None,
+    here: bool = True,
+) -> list[str]:
+    """Return how a generation differs from what its profile was tuned for, a phrase each.
+
+    Such as ``30 steps, not 50``; nothing for a profile that was not tuned. A device that is not
+    ``here`` has no name and is not looked at.
+    """
+    if profile.tuned is None:
+        return []
+    facts = range_of(settings, flow_shift, device if here else torch.device("cpu"), dtype)
+    if not here:
+        del facts["device"]
+    return outside(profile.tuned, {**facts, "transformer_config": digest(model.transformer_config)})
+
+
+def out_of_range_text(profile: Profile, differences: list[str]) -> str:
+    """Return one sentence about the differences."""
+    return (
+        f"{profile.source} was tuned for other generations than this one "
+        f"({'; '.join(differences)}): its quality and speed were not measured here"
+    )
+
+
+def range_of(
+    settings: GenerationSettings,
+    flow_shift: float | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Return a generation's part of a profile's range; a flow shift of None is the scheduler's."""
+    values = dataclasses.asdict(settings)
+    del values["max_sequence_length"]
+    return {
+        **values,
+        "flow_shift": flow_shift,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device_name(device),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device in results and profiles."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_model()}, {counted(torch.get_num_threads(), 'thread')}"

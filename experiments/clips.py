@@ -1,0 +1,577 @@
+"""Clips that a pipeline makes, watched: frames, action and time of each step, and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+import chipsparse
+from chipsparse.common.errors import UserError, user_errors
+from chipsparse.config import PARTS, ConfigError, SparsityConfig
+from chipsparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.cost_model.run_times import DenseParts
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.pipelines.call import call_pipeline
+from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.profiles.profile import Profile
+from chipsparse.report.generation import GenerationReport, StepRecord
+
+WARM_UP_DENSE_STEPS = 2
+OPTIONAL_PACKAGES = ("ftfy",)  # that pipelines of diffusers call by these names
+# What may help where a model computes numbers that are none.
+WAYS_OUT = {
+    torch.float16: "use --dtype bfloat16 or float32",
+    torch.bfloat16: "use --dtype float32, or a lower --guidance-scale",
+    torch.float32: "a lower --guidance-scale may help; if it does not, the weights are damaged",
+}
+# Every step in full, over nothing that could be cut in fewer pieces than there are tokens.
+IN_FULL = SparsityConfig().override(
+    {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
+)
+
+Item = TypeVar("Item")
+
+
+class StepsShown(Protocol):
+    """The display of one denoising loop."""
+
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        """Shows that a step, from 0, is finished."""
+
+
+class Progress(Protocol):
+    """The display of a command that makes many clips."""
+
+    def plan(self, work: Mapping[str, float]) -> None:
+        """Replaces the planned work: names with costs in dense generations."""
+
+    def working(
+        self, name: str, *, step_costs: Sequence[float] = ()
+    ) -> AbstractContextManager[None]:
+        """The time in which a planned work is done."""
+
+    def stage(self, text: str) -> AbstractContextManager[None]:
+        """The time in which something of unknown length is done."""
+
+    def denoising(
+        self, title: str, steps: int, *, plain_lines: int = 5
+    ) -> AbstractContextManager[StepsShown]:
+        """The time of one denoising loop, with at most so many lines where there is no bar."""
+
+    def tell(self, text: str) -> None:
+        """Shows a line that stays."""
+
+    def check(self) -> None:
+        """Raises where the work is to be stopped; called between steps that are not shown."""
+
+
+class NoProgress:
+    """A `Progress` that shows nothing."""
+
+    def plan(self, work: Mapping[str, float]) -> None:
+        """Ignores the plan."""
+
+    def working(
+        self, name: str, *, step_costs: Sequence[float] = ()
+    ) -> AbstractContextManager[None]:
+        """Shows nothing."""
+        return nullcontext()
+
+    def stage(self, text: str) -> AbstractContextManager[None]:
+        """Shows nothing."""
+        return nullcontext()
+
+    def denoising(
+        self, title: str, steps: int, *, plain_lines: int = 5
+    ) -> AbstractContextManager[StepsShown]:
+        """Shows nothing."""
+        return nullcontext(self)
+
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        """Shows nothing."""
+
+    def tell(self, text: str) -> None:
+        """Shows nothing."""
+
+    def check(self) -> None:
+        """Stops nothing."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One denoising step, all its guidance branches together.
+
+    Attributes:
+        step: from 0; of a pipeline that denoises in sections, from 0 in each of them.
+        action: "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
+        seconds: from the end of the step before to the end of this one, without the time of the
+            display.
+        attention_kept: mean share of attention columns computed; None where nothing ran sparse.
+        mlp_kept: the same of MLP neurons.
+        section: from 0.
+    """
+
+    step: int
+    action: str
+    seconds: float
+    attention_kept: float | None
+    mlp_kept: float | None
+    section: int = 0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        frames: `[F, H, W, 3]` uint8.
+        denoising_seconds: from just before the first transformer call to the end of the last step.
+        total_seconds: with text encoding and decoding.
+        peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
+        cache_bytes: largest size of the caches; 0 when dense.
+        host_bytes: the part of the caches that was in host memory beside a GPU.
+        backends: the kernel backend of each op.
+        backend_reasons: one line for every set of backends passed over, and why.
+        fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
+        notes: one sentence for whatever else is worth knowing.
+        nothing_sparse: why nothing ran sparse although the profile wants it, and what would help.
+        work_share: estimated operations over those of a dense generation; None where not known.
+    """
+
+    frames: np.ndarray
+    steps: list[StepResult]
+    denoising_seconds: float
+    total_seconds: float
+    peak_gpu_bytes: int | None
+    cache_bytes: int
+    host_bytes: int
+    backends: dict[str, str]
+    backend_reasons: list[str]
+    fallbacks: list[str]
+    notes: list[str]
+    nothing_sparse: str | None = None
+    work_share: float | None = None
+
+    @property
+    def height(self) -> int:
+        """The height of the frames, in pixels."""
+        return int(self.frames.shape[1])
+
+    @property
+    def width(self) -> int:
+        """The width of the frames, in pixels."""
+        return int(self.frames.shape[2])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the pixels; their number and size instead."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        shape = {"height": self.height, "width": self.width}
+        return {**fields, **shape, "frames": len(self.frames)}
+
+
+@dataclass
+class ClipMaker:
+    """Makes clips of one pipeline, dense or patched, whose times can be compared.
+
+    Attributes:
+        load: loads the pipeline; called once, when the pipeline is needed first.
+        arguments: the arguments of the pipeline's call for a prompt.
+        steps: denoising steps of a clip.
+        progress: shows the work.
+        plain_lines: lines for each clip where the progress has no bar.
+    """
+
+    load: Callable[[], Any]
+    arguments: Callable[[str], dict[str, Any]]
+    steps: int
+    progress: Progress = NoProgress()
+    plain_lines: int = 5
+    _warm: set[str] = field(default_factory=set, init=False)
+
+    @functools.cached_property
+    def pipe(self) -> Any:
+        """The pipeline; whoever patches it restores it."""
+        with self.progress.stage("loading the model"):
+            return self.load()
+
+    def make(
+        self,
+        prompt: str,
+        *,
+        seed: int,
+        title: str,
+        report: GenerationReport | None = None,
+        way: str | None = None,
+        work: str = "",
+        step_costs: Sequence[float] = (),
+    ) -> Generation:
+        """Makes one clip.
+
+        Args:
+            report: of the patched pipeline; None where it is not patched.
+            way: the name of how it generates; each way is warmed up before its first clip. None:
+                without a warm-up.
+            work: its name in the plan of the progress.
+            step_costs: the relative times of the denoising steps; none: all alike.
+        """
+        pipe, arguments = self.pipe, self.arguments(prompt)
+        if way is not None and way not in self._warm:
+            with self.progress.stage(f"{title}: warming up"):
+                warm_up(pipe, arguments, seed=seed, report=report, check=self.progress.check)
+        with (
+            self.progress.working(work, step_costs=step_costs),
+            self.progress.denoising(title, self.steps, plain_lines=self.plain_lines) as display,
+        ):
+            made = generate(pipe, arguments, seed=seed, display=display, report=report)
+        if way is not None and made.host_bytes == 0:  # else patching takes and pins memory anew
+            self._warm.add(way)
+        return made
+
+
+def in_turn(ways: Sequence[Item], index: int) -> list[Item]:
+    """The ways in an order that begins with another one for each index.
+
+    A machine that slows down or warms up then favours none.
+    """
+    first = index % len(ways) if ways else 0
+    return [*ways[first:], *ways[:first]]
+
+
+@contextmanager
+def patched(
+    pipe: Any,
+    config: SparsityConfig | Profile,
+    *,
+    strict: bool = False,
+    layer_times: bool = False,
+    parallel: Parallel | None = None,
+) -> Iterator[GenerationReport]:
+    """Patches a pipeline, yields its report, and restores the pipeline at the end.
+
+    Raises:
+        UserError: the pipeline cannot run with this config.
+    """
+    with user_errors(ValueError):
+        handle = chipsparse.enable(
+            pipe, config, strict=strict, layer_times=layer_times, parallel=parallel
+        )
+    with handle, user_errors(ConfigError):
+        yield handle.report
+
+
+def stock(pipe: Any, parallel: Parallel | None) -> AbstractContextManager[object]:
+    """The stock pipeline: as it is, or computed in full by several processes together."""
+    return nullcontext() if parallel is None else patched(pipe, IN_FULL, parallel=parallel)
+
+
+def generate(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    display: StepsShown,
+    report: GenerationReport | None,
+) -> Generation:
+    """Makes one clip with one call of the pipeline.
+
+    Args:
+        arguments: what to call it with, without generator, callback and output type.
+        seed: of the noise, drawn on the CPU so that it is the same on every device.
+        display: gets each finished step; its own time is not counted.
+        report: of the patched pipeline; None where it is not patched.
+    """
+    run = _run(pipe, arguments, seed, display, report, output_type="np")
+    dtype = next((module.dtype for module in transformers_of(pipe)), torch.float32)
+    return Generation(
+        frames=_as_frames(run.result, dtype),
+        steps=run.steps,
+        denoising_seconds=sum(step.seconds for step in run.steps),
+        total_seconds=run.total_seconds,
+        peak_gpu_bytes=run.peak_gpu_bytes,
+        cache_bytes=report.cache_bytes if report else 0,
+        host_bytes=report.host_bytes if report else 0,
+        backends=dict(report.backends) if report else {},
+        backend_reasons=report.backend_reasons() if report else [],
+        fallbacks=list(report.fallbacks) if report else [],
+        notes=list(report.notes) if report else [],
+        nothing_sparse=report.nothing_sparse if report else None,
+        work_share=work_share(report) if report else None,
+    )
+
+
+def time_steps(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    display: StepsShown,
+    report: GenerationReport | None,
+) -> tuple[list[StepResult], int | None]:
+    """Runs the pipeline once without decoding.
+
+    Returns:
+        The denoising steps, and the largest amount of memory allocated on the GPU.
+    """
+    run = _run(pipe, arguments, seed, display, report, output_type="latent")
+    return run.steps, run.peak_gpu_bytes
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a call of the pipeline gave, and how long it took."""
+
+    result: Any
+    steps: list[StepResult]
+    total_seconds: float
+    peak_gpu_bytes: int | None
+
+
+def _run(
+    pipe: Any,
+    arguments: dict[str, Any],
+    seed: int,
+    display: StepsShown,
+    report: GenerationReport | None,
+    *,
+    output_type: str,
+) -> _Call:
+    device: torch.device = pipe._execution_device
+    on_cuda = device.type == "cuda"
+    begun: list[float] = []  # when the first transformer call began
+    steps: list[int] = []  # the pipeline's number of each step,
+    ends: list[float] = []  # when it ended,
+    shown: list[float] = []  # and when it had been shown
+
+    def now() -> float:
+        """The time at which all was computed that was queued."""
+        if on_cuda:
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def before_call(*_: Any) -> None:
+        if not begun:
+            begun.append(now())
+
+    def on_step_end(step: int, latents: torch.Tensor | None) -> bool:
+        ends.append(now())
+        steps.append(step)
+        display.done(step, _action_of(_records(report, len(steps) - 1)), latents)
+        shown.append(time.perf_counter())
+        return False
+
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    with ExitStack() as hooks, _wanted_packages(type(pipe).__name__):
+        for module in transformers_of(pipe):
+            hooks.enter_context(module.register_forward_pre_hook(before_call))
+        result = call_pipeline(
+            pipe,
+            arguments,
+            generator=torch.Generator("cpu").manual_seed(seed),
+            output_type=output_type,
+            on_step_end=on_step_end,
+        )
+    total_seconds = now() - start - (sum(shown) - sum(ends))
+    if not ends:
+        raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
+    # Where no step was computed at all, the first one counts from the start of the call.
+    starts = [begun[0] if begun else start, *shown]
+    peak = torch.cuda.max_memory_allocated(device) if on_cuda else None
+    results = _step_results(report, steps, starts, ends)
+    return _Call(result, results, total_seconds, peak)
+
+
+def warm_up(
+    pipe: Any,
+    arguments: dict[str, Any],
+    *,
+    seed: int,
+    report: GenerationReport | None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs the first steps only, so that a timed run pays for no compilation and no allocation.
+
+    Stops after the first sparse step, or after two steps where none is to come; or where
+    ``check``, which is asked after each, raises.
+    """
+
+    def on_step_end(step: int, _: torch.Tensor | None) -> bool:
+        check()
+        if report is None or all(plan.is_dense() for plan in report.plans.values()):
+            return step + 1 >= WARM_UP_DENSE_STEPS
+        return "sparse" in report.actions()
+
+    call_pipeline(
+        pipe,
+        arguments,
+        generator=torch.Generator("cpu").manual_seed(seed),
+        output_type="latent",
+        on_step_end=on_step_end,
+    )
+
+
+def peak_process_bytes() -> int | None:
+    """Largest resident size that this process ever had; None where the system cannot tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextmanager
+def _wanted_packages(pipeline: str) -> Iterator[None]:
+    """Names a package that is missing: diffusers uses some that it imports only where they are."""
+    try:
+        yield
+    except NameError as error:
+        if error.name is None or error.name not in OPTIONAL_PACKAGES:
+            raise
+        raise UserError(
+            f"{pipeline} needs the Python package {error.name}; install it with pip install "
+            f"{error.name}"
+        ) from error
+
+
+def _records(report: GenerationReport | None, count: int) -> list[StepRecord] | None:
+    """Of the step that the loop made behind `count` others; None where nothing is patched.
+
+    The scheduler's own count begins later where the pipeline starts from an image, and again with
+    each section.
+    """
+    if report is None:
+        return None
+    places = list(dict.fromkeys(record.place for record in report.steps))
+    return [record for record in report.steps if record.place in places[count : count + 1]]
+
+
+def _action_of(records: list[StepRecord] | None) -> str:
+    if records is None:
+        return "dense"
+    return "+".join(dict.fromkeys(record.action.value for record in records))
+
+
+def _step_results(
+    report: GenerationReport | None, steps: list[int], starts: list[float], ends: list[float]
+) -> list[StepResult]:
+    results: list[StepResult] = []
+    for count, (step, start, end) in enumerate(zip(steps, starts, ends, strict=False)):
+        records = _records(report, count)
+        is_new = bool(results) and step <= results[-1].step
+        results.append(
+            StepResult(
+                step=step,
+                action=_action_of(records),
+                seconds=end - start,
+                attention_kept=_mean([record.attention_kept for record in records or ()]),
+                mlp_kept=_mean([record.mlp_kept for record in records or ()]),
+                section=results[-1].section + is_new if results else 0,
+            )
+        )
+    return results
+
+
+def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
+    """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
+    output = result.frames if hasattr(result, "frames") else result.images
+    frames = np.asarray(output[0], dtype=np.float32)
+    if frames.ndim == 3:
+        frames = frames[None]
+    if not np.isfinite(frames).all():
+        way_out = WAYS_OUT.get(dtype, WAYS_OUT[torch.float32])
+        raise UserError(f"the model produced values that are not finite; {way_out}")
+    return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
+
+
+# The share of a dense generation's arithmetic, where no dense one was timed.
+
+# Rates under which the seconds of the cost model are operations.
+OPERATIONS = Rates(
+    device="operations",
+    attention=1.0,
+    linear=1.0,
+    memory=math.inf,
+    sparse_attention=1.0,
+    sparse_mlp=1.0,
+    refresh_attention=1.0,
+    refresh_seconds=0.0,
+    launch_seconds=0.0,
+)
+
+
+def work_share(report: GenerationReport) -> float | None:
+    """Operations of all transformer calls over those of the same calls dense; None without plans.
+
+    Counts attention, feed-forward layers and projections, not the choice of columns and neurons.
+    """
+    done = whole = 0.0
+    for record in report.steps:
+        if record.plan is None:
+            return None
+        layers = range(record.plan.layout.layers)
+        dense = [_operations(record.plan, layer) for layer in layers]
+        whole += sum(map(sum, dense))
+        done += _done(record, dense)
+    return done / whole if whole else None
+
+
+def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
+    """Operations of each step of a plan from ``first`` on, as far as known beforehand."""
+    costs = _action_costs(plan, {part: {} for part in PARTS})
+    return [costs[action] for action in plan.actions(first)]
+
+
+def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
+    """Operations of a whole generation over those of a dense one, as far as known beforehand."""
+    costs = _action_costs(plan, dense)
+    actions = plan.actions()
+    return sum(costs[action] for action in actions) / (len(actions) * costs[Action.DENSE])
+
+
+def _action_costs(plan: SparsityPlan, dense: DenseParts) -> dict[Action, float]:
+    """Operations of a step of each action."""
+
+    def cost(layer: int, action: Action) -> float:
+        parts = [part for part in PARTS if layer in dense[part]]
+        time = layer_time(
+            layer, action, plan=plan, rates=OPERATIONS, dtype=torch.float32, dense_parts=parts
+        )
+        return time.total
+
+    layers = range(plan.layout.layers)
+    return {action: sum(cost(layer, action) for layer in layers) for action in Action}
+
+
+def _operations(plan: SparsityPlan, layer: int) -> tuple[float, float, float]:
+    """Of a dense layer: its attention, its feed-forward layer, and the rest."""
+    time = layer_time(layer, Action.DENSE, plan=plan, rates=OPERATIONS, dtype=torch.float32)
+    return time.attention, time.mlp, time.rest
+
+
+def _done(record: StepRecord, dense: list[tuple[float, float, float]]) -> float:
+    if record.action is Action.SKIP:
+        return 0.0
+    saved = sum(
+        (1.0 - each.kept) * dense[each.layer][0 if each.part == "attention" else 1]
+        for each in record.layers
+        if each.action is Action.SPARSE
+    )
+    return sum(map(sum, dense)) - saved

@@ -1,0 +1,337 @@
+"""Ways to generate x prompts, paired with dense clips of the same seed, each kept as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from chipsparse.common.errors import first_line
+from chipsparse.config import SparsityConfig
+from chipsparse.experiments.clips import ClipMaker, Generation, in_turn, patched, stock
+from chipsparse.experiments.lpips import Lpips, find_lpips
+from chipsparse.experiments.quality import compare_clips
+from chipsparse.experiments.records import DENSE, ClipRecord, Sample
+from chipsparse.experiments.store import Store, write_frames
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.profiles.profile import Profile
+from chipsparse.profiles.tuned_range import digest
+from chipsparse.report.generation import GenerationReport
+
+SAME = {"identical": True}  # the quality of a dense clip
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A pipeline that generates in some way.
+
+    Attributes:
+        report: of the patched pipeline; None where it is not patched.
+        notes: sentences about the clip, asked after it was made.
+        facts: further JSON values to keep of the clip, asked likewise.
+    """
+
+    report: GenerationReport | None = None
+    notes: Callable[[], Sequence[str]] = list
+    facts: Callable[[Generation], Mapping[str, Any]] = lambda _: {}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to generate.
+
+    Attributes:
+        name: for people; also the name of its warm-up.
+        apply: makes the pipeline generate so while the context lasts.
+        key: all that decides what is computed, as text; by default the name.
+        cost: the time of a clip in dense ones, until it is known better.
+        warm: whether it is warmed up before its first clip.
+        refused: why it cannot run on this model, where that is known beforehand.
+        method: the family of ways that one curve joins.
+        setting: of the method.
+    """
+
+    name: str
+    apply: Callable[[Any], AbstractContextManager[Applied]]
+    key: str = ""
+    cost: float = 1.0
+    warm: bool = True
+    refused: str | None = None
+    method: str = ""
+    setting: str = ""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A clip of a way, made now or before.
+
+    Attributes:
+        frames: uint8 ``[F, H, W, 3]``; None where it was made before, or refused.
+    """
+
+    way: Way
+    sample: Sample
+    record: ClipRecord
+    frames: np.ndarray | None = None
+
+
+@dataclass
+class Experiment:
+    """Makes the clips of ways that the store does not have, and compares them with dense.
+
+    Attributes:
+        maker: has the pipeline, not patched.
+        samples: all prompts.
+        store: keeps the records.
+        dense: the stock model.
+        lpips: finds LPIPS for frames of a height and a width.
+        per_frame: whether records keep the quality of each frame.
+        describe: one sentence about the error of a way that cannot run, which then is a result;
+            None lets the error end the experiment.
+        write: writes the frames of a clip, before its record is kept.
+    """
+
+    maker: ClipMaker
+    samples: Sequence[Sample]
+    store: Store = field(default_factory=Store)
+    dense: Way | None = None
+    lpips: Callable[[int, int], Lpips] = find_lpips
+    per_frame: bool = False
+    describe: Callable[[Exception], str] | None = None
+    write: Callable[[Way, Sample, np.ndarray], None] | None = None
+    _refused: dict[str, str] = field(default_factory=dict, init=False)
+    _frames: tuple[Sample, np.ndarray] | None = field(default=None, init=False)
+    _lpips: Lpips | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.dense_way = self.dense or dense_way(self.store.ranks.parallel)
+        # Refused ways are tried again: memory that was short, or a version, may be another now.
+        self.store.forget(lambda value: isinstance(value, dict) and bool(value.get("refused")))
+
+    def run(
+        self,
+        ways: Sequence[Way],
+        samples: Sequence[Sample] | None = None,
+        *,
+        dense_first: bool = True,
+    ) -> Iterator[Clip]:
+        """Yields the clips prompt by prompt, those of the store too; each prompt begins with
+        another way.
+
+        A way that was refused once is passed over from then on.
+
+        Args:
+            ways: without the dense one.
+            samples: by default all.
+            dense_first: makes each dense clip before the others. Otherwise it takes its turn, and
+                the clips before it wait in memory.
+        """
+        for sample in self.samples if samples is None else samples:
+            if dense_first:
+                order = [self.dense_way, *in_turn(ways, sample.index)]
+            else:
+                order = in_turn([self.dense_way, *ways], sample.index)
+            yield from self._clips(order, sample)
+
+    def clip(self, way: Way, sample: Sample) -> Clip:
+        """One clip, with the dense one before it."""
+        order = [way] if way is self.dense_way else [self.dense_way, way]
+        return list(self._clips(order, sample))[-1]
+
+    def record(self, way: Way, sample: Sample) -> ClipRecord | None:
+        """The record of a clip; None where it is not made."""
+        kept = self.store.measured.get(record_name(way, sample))
+        return None if kept is None else ClipRecord.model_validate(kept)
+
+    def refusal(self, way: Way) -> str | None:
+        """The reason why a way cannot run here, as far as it is known."""
+        return way.refused or self._refused.get(way.key or way.name)
+
+    def plan(self, ways: Sequence[Way], **also: float) -> int:
+        """Plans what is left to make, and further work by name; returns the number of clips."""
+        left = {
+            record_name(way, sample): way.cost
+            for way in (self.dense_way, *ways)
+            if self.refusal(way) is None
+            for sample in self.samples
+            if self.record(way, sample) is None
+        }
+        self.maker.progress.plan({**left, **also})
+        return len(left)
+
+    def _clips(self, order: Sequence[Way], sample: Sample) -> Iterator[Clip]:
+        waiting: list[_Made] = []
+        for way in order:
+            known = self.record(way, sample)
+            if known is not None:
+                yield Clip(way, sample, known)
+            elif self.refusal(way) is None:
+                try:
+                    waiting.append(self._make(way, sample))
+                except Exception as error:
+                    if self.describe is None or way is self.dense_way:
+                        raise
+                    yield self._refuse(way, sample, self.describe(error))
+            for made in waiting:
+                if made.way is self.dense_way:
+                    yield self._keep(made, sample)
+            if self.record(self.dense_way, sample) is not None:
+                for made in waiting:
+                    if made.way is not self.dense_way:
+                        yield self._keep(made, sample)
+                waiting = []
+
+    def _make(self, way: Way, sample: Sample) -> _Made:
+        maker, ranks = self.maker, self.store.ranks
+        pipe = maker.pipe
+        title = f"prompt {sample.index + 1} of {len(self.samples)}, {way.name}"
+        with way.apply(pipe) as applied:
+            made = maker.make(
+                sample.prompt,
+                seed=sample.seed,
+                title=title,
+                report=applied.report,
+                way=way.name if way.warm else None,
+                work=record_name(way, sample),
+            )
+            ranks.gather_fallbacks(applied.report)
+            fallbacks = [] if applied.report is None else list(applied.report.fallbacks)
+            notes, facts = list(applied.notes()), dict(applied.facts(made))
+        if made.nothing_sparse is not None:
+            notes.append(made.nothing_sparse)
+        if way is self.dense_way:
+            self._frames = sample, made.frames
+        return _Made(way, made, fallbacks, notes, facts)
+
+    def _keep(self, item: _Made, sample: Sample) -> Clip:
+        way, made = item.way, item.generation
+        is_dense = way is self.dense_way
+        dense = None if is_dense else self.record(self.dense_way, sample)
+        frames = made.frames if is_dense else self._dense_frames(sample)
+
+        def compared() -> dict[str, Any]:
+            assert frames is not None
+            file = self.store.dense_file(sample.name) if is_dense else None
+            if file is not None:
+                write_frames(file, frames)
+            if self.write is not None:
+                self.write(way, sample, made.frames)
+            record = ClipRecord(
+                way=way.name,
+                prompt=sample.prompt,
+                seed=sample.seed,
+                seconds=made.denoising_seconds,
+                total_seconds=made.total_seconds,
+                speedup=1.0 if dense is None else dense.seconds / made.denoising_seconds,
+                work=made.work_share,
+                actions=[step.action for step in made.steps],
+                fallbacks=item.fallbacks,
+                notes=item.notes,
+                facts=item.facts,
+                **self.quality(frames, made.frames) if self.per_frame or not is_dense else SAME,
+            )
+            return record.model_dump(mode="json", exclude_defaults=True)
+
+        kept = self.store.keep(record_name(way, sample), compared)
+        return Clip(way, sample, ClipRecord.model_validate(kept), made.frames)
+
+    def quality(self, dense: np.ndarray, made: np.ndarray) -> dict[str, Any]:
+        """The values of a `ClipRecord` that say how far a clip is from dense.
+
+        Args:
+            dense: uint8 ``[F, H, W, 3]``.
+            made: uint8, of the same shape.
+        """
+        if self._lpips is None:
+            self._lpips = self.lpips(*dense.shape[1:3])
+        result = compare_clips(dense, made, perceptual=self._lpips.measure)
+        values = result.to_json(per_frame=self.per_frame)
+        return {**values, "lpips_missing": self._lpips.why_not}
+
+    def _dense_frames(self, sample: Sample) -> np.ndarray | None:
+        """The frames of a dense clip; None where they lie in a file of the first process."""
+        if self._frames is not None and self._frames[0] == sample:
+            return self._frames[1]
+        file, ranks = self.store.dense_file(sample.name), self.store.ranks
+        if file is not None and ranks.first(file.is_file):
+            if not ranks.writes:
+                return None
+            self._frames = sample, np.load(file)
+        else:  # the folder may be deleted at any time
+            frames = self._make(self.dense_way, sample).generation.frames
+            if file is not None and ranks.writes:
+                write_frames(file, frames)
+        assert self._frames is not None
+        return self._frames[1]
+
+    def _refuse(self, way: Way, sample: Sample, why: str) -> Clip:
+        self._refused[way.key or way.name] = why
+        record = ClipRecord(way=way.name, prompt=sample.prompt, seed=sample.seed, refused=why)
+        self.store.keep(
+            record_name(way, sample), lambda: record.model_dump(mode="json", exclude_defaults=True)
+        )
+        return Clip(way, sample, record)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A clip that waits for the dense one."""
+
+    way: Way
+    generation: Generation
+    fallbacks: list[str]
+    notes: list[str]
+    facts: dict[str, Any]
+
+
+def record_name(way: Way, sample: Sample) -> str:
+    """The name of a clip's record in the store."""
+    return f"{way.key or way.name}, {sample.name}"
+
+
+def dense_way(parallel: Parallel | None = None) -> Way:
+    """The stock model, on several processes in full."""
+
+    @contextmanager
+    def apply(pipe: Any) -> Iterator[Applied]:
+        with stock(pipe, parallel):
+            yield Applied()
+
+    return Way(DENSE, apply, method=DENSE)
+
+
+def sparse_way(
+    name: str,
+    config: SparsityConfig | Profile,
+    *,
+    parallel: Parallel | None = None,
+    **fields: Any,
+) -> Way:
+    """A config of ours.
+
+    Args:
+        fields: further ones of `Way`.
+    """
+    sparsity = config.sparsity if isinstance(config, Profile) else config
+
+    @contextmanager
+    def apply(pipe: Any) -> Iterator[Applied]:
+        with patched(pipe, config, parallel=parallel) as report:
+            yield Applied(report)
+
+    return Way(name, apply, key=f"{name}, {config_digest(sparsity)}", **fields)
+
+
+def config_digest(config: SparsityConfig) -> str:
+    """A short name of what a config computes, wherever its caches live."""
+    content = asdict(config)
+    del content["memory"]
+    return digest(content)
+
+
+def plainly(error: Exception) -> str:
+    """One sentence about an error, with its class."""
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,80 @@
+"""A generation watched: who shows its steps costs it no time, and its warm-up is short."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.experiments import clips
+from tests.pipelines.families.sections import PIPELINES
+from tests.tiny_models import PROMPT, tiny_flux_pipeline
+
+STEPS = 3
+CALL = {
+    "prompt": PROMPT,
+    "height": 32,
+    "width": 32,
+    "num_inference_steps": STEPS,
+    "max_sequence_length": 16,
+}
+
+
+class Slow:
+    """A display that takes a hundred seconds a step, on a clock that nothing else moves."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.latents = []
+
+    def perf_counter(self):
+        return self.now
+
+    def done(self, step, action, latents):
+        self.now += 100
+        self.latents.append(latents.clone())
+
+
+def test_showing_takes_no_time_and_sees_the_latents(monkeypatch):
+    display = Slow()
+    monkeypatch.setattr(clips, "time", SimpleNamespace(perf_counter=display.perf_counter))
+    pipe = tiny_flux_pipeline()
+    made = clips.generate(pipe, CALL, seed=0, display=display, report=None)
+    assert display.now == STEPS * 100
+    assert [step.seconds for step in made.steps] == [0.0] * STEPS
+    assert made.denoising_seconds == made.total_seconds == 0.0
+    last = pipe(**CALL, generator=torch.Generator().manual_seed(0), output_type="latent").images
+    assert torch.equal(display.latents[-1], last)
+    assert len({latents.sum().item() for latents in display.latents}) == STEPS
+
+
+def test_steps_of_sections_have_their_own_actions():
+    make, call, sections = PIPELINES["framepack"]
+    taken = ["dense", "refresh", "skip", "sparse", "refresh", "sparse"]
+    config = chipsparse.SparsityConfig().override({"schedule.actions": taken, "tile": None})
+    pipe, places = make(), [(section, step) for section in range(sections) for step in range(6)]
+    display = SimpleNamespace(done=lambda step, action, _: shown.append((step, action)))
+    for report, actions in ((None, ["dense"] * 6), ("patched", taken)):
+        shown = []
+        with chipsparse.enable(pipe, config) if report else contextlib.nullcontext() as handle:
+            report = handle and handle.report
+            steps, _ = clips.time_steps(pipe, call, seed=0, display=display, report=report)
+        assert [(each.section, each.step) for each in steps] == places
+        assert [each.action for each in steps] == actions * sections
+        assert shown == [*enumerate(actions)] * sections
+
+
+@pytest.mark.parametrize(
+    ("actions", "taken"),
+    [
+        (["dense", "skip", "dense", "skip", "dense", "skip"], {"dense": 1, "skip": 1}),
+        (["dense", "refresh", "skip", "sparse", "sparse"], {"dense": 1, "refresh": 1, "skip": 1}),
+    ],
+)
+def test_a_warm_up_ends_with_the_first_sparse_step_or_where_none_comes(actions, taken):
+    config = chipsparse.SparsityConfig().override({"schedule.actions": actions})
+    pipe, call = tiny_flux_pipeline(), {**CALL, "num_inference_steps": len(actions)}
+    with chipsparse.enable(pipe, config) as handle:
+        clips.warm_up(pipe, call, seed=0, report=handle.report)
+        assert handle.report.actions() == taken | ({"sparse": 1} if "sparse" in actions else {})

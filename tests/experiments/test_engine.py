@@ -1,0 +1,283 @@
+"""Ways x prompts x seeds on a pipeline that makes up its clips."""
+
+import json
+import math
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from chipsparse.common.errors import UserError
+from chipsparse.experiments import rivals
+from chipsparse.experiments.clips import Generation, NoProgress, StepResult
+from chipsparse.experiments.engine import Applied, Experiment, Way, plainly
+from chipsparse.experiments.lpips import Lpips
+from chipsparse.experiments.records import Sample
+from chipsparse.experiments.store import Alone, Store
+
+SAMPLES = [Sample(n, f"prompt {n}", 10 + n) for n in range(3)]
+NO_LPIPS = Lpips(None, "not here")
+
+
+class Maker:
+    """Clips whose pixels follow from the seed, each way brighter by its own number."""
+
+    steps, progress = 4, NoProgress()
+
+    def __init__(self, stop=None):
+        self.pipe = SimpleNamespace(brighter=0)
+        self.made, self.stop = [], stop
+
+    def make(self, prompt, *, seed, title, report=None, way=None, work=""):
+        if len(self.made) == self.stop:
+            raise KeyboardInterrupt
+        self.made.append((title.rpartition(", ")[2], seed))
+        frames = np.random.default_rng(seed).integers(0, 200, (3, 16, 16, 3), np.uint8)
+        seconds = 8.0 / (1 + self.pipe.brighter)
+        steps = [StepResult(n, "dense", seconds / 4, None, None) for n in range(4)]
+        frames = frames + np.uint8(self.pipe.brighter)
+        return Generation(frames, steps, seconds, seconds + 1, None, 0, 0, {}, [], [], [])
+
+
+def way(name, brighter, **fields):
+    @contextmanager
+    def apply(pipe):
+        pipe.brighter = brighter
+        yield Applied(notes=lambda: [f"note of {name}"], facts=lambda made: {"n": brighter})
+        pipe.brighter = 0
+
+    return Way(name, apply, **fields)
+
+
+A, B = way("A", 1), way("B", 3)
+
+
+def broken(pipe):
+    raise ValueError("no such block\nat all")
+
+
+def experiment(maker, store=None, **fields):
+    return Experiment(maker, SAMPLES, store or Store(), lpips=lambda *_: NO_LPIPS, **fields)
+
+
+def run(ways=(A, B), stop=None, store=None, **fields):
+    maker = Maker(stop)
+    dense_first = fields.pop("dense_first", True)
+    return maker, list(experiment(maker, store, **fields).run(ways, dense_first=dense_first))
+
+
+def test_clips_are_paired_by_seed_and_measured_against_dense():
+    _, clips = run(per_frame=True)
+    assert [(clip.way.name, clip.record.seed) for clip in clips[:4]] == [
+        ("dense", 10),
+        ("A", 10),
+        ("B", 10),
+        ("dense", 11),
+    ]
+    dense, a, b = (clip.record for clip in clips[:3])
+    assert (dense.identical, dense.psnr_db, dense.ssim, dense.speedup) == (True, None, 1.0, 1.0)
+    assert a.psnr_db == pytest.approx(20 * math.log10(255))
+    assert b.psnr_db == pytest.approx(20 * math.log10(255 / 3))
+    assert (a.seconds, a.total_seconds, a.speedup, b.speedup) == (4.0, 5.0, 2.0, 4.0)
+    assert (b.largest_difference, b.flicker_change) == (3, pytest.approx(0.0, abs=1e-9))
+    assert a.per_frame["psnr_db"] == pytest.approx([a.psnr_db] * 3)
+    assert a.per_frame["flicker"] == [None, a.flicker, None]
+    assert a.per_frame["flicker_dense"] == [None, dense.flicker, None]
+    assert (a.lpips, a.lpips_missing, a.prompt) == (None, "not here", "prompt 0")
+    assert (a.notes, a.facts, a.actions) == (["note of A"], {"n": 1}, ["dense"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("dense_first", "orders"),
+    [
+        (True, ["dense A B", "dense B A", "dense A B"]),
+        (False, ["dense A B", "A B dense", "B dense A"]),
+    ],
+)
+def test_another_way_goes_first_for_each_prompt(dense_first, orders):
+    maker, clips = run(dense_first=dense_first)
+    assert maker.made == [
+        (name, sample.seed)
+        for sample, order in zip(SAMPLES, orders, strict=True)
+        for name in order.split()
+    ]
+    # Clips before the dense one wait for it, and are compared all the same.
+    psnrs = [clip.record.psnr_db for clip in clips if clip.way is A]
+    assert psnrs == pytest.approx([20 * math.log10(255)] * 3)
+
+
+def test_what_is_kept_is_not_made_again_and_an_interrupt_loses_nothing(tmp_path):
+    path = tmp_path / "kept" / "measured.json"
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=4, store=Store(path, {"steps": 4}))
+    assert len(Store(path, {"steps": 4}).measured) == 4
+    first = json.loads(path.read_text())["measured"]
+    maker, clips = run(store=Store(path, {"steps": 4}))
+    assert len(maker.made) == 5
+    assert len(clips) == 9
+    assert {name: json.loads(path.read_text())["measured"][name] for name in first} == first
+    again, kept = run(store=Store(path, {"steps": 4}))
+    assert again.made == []
+    assert [clip.record for clip in kept] == [clip.record for clip in clips]
+    # Another way, a changed one, needs the dense clips, but no record of them anew.
+    changed, _ = run([way("A", 5, key="A, changed")], store=Store(path, {"steps": 4}))
+    assert [name for name, _ in changed.made] == ["A"] * 3
+
+
+def test_dense_clips_whose_folder_was_deleted_are_made_again(tmp_path):
+    path = tmp_path / "measured.json"
+    _, clips = run([A], store=Store(path))
+    for file in (tmp_path / "measured-dense").iterdir():
+        file.unlink()
+    maker, more = run([B], store=Store(path))
+    assert maker.made[:2] == [("B", 10), ("dense", 10)]
+    assert more[0].record == clips[0].record
+    assert more[1].record.psnr_db == pytest.approx(20 * math.log10(255 / 3))
+    assert len(list((tmp_path / "measured-dense").iterdir())) == 3
+
+
+def test_a_refused_way_is_a_record_passed_over_and_tried_again(tmp_path):
+    path = tmp_path / "measured.json"
+    bad = Way("bad", broken)
+    never = way("never", 1, refused="no profile")
+    _, clips = run([bad, A, never], store=Store(path), describe=plainly)
+    refused = [clip.record for clip in clips if clip.way is bad]
+    assert [record.refused for record in refused] == ["ValueError: no such block"]
+    assert sum(clip.way is A for clip in clips) == 3
+    assert not any(clip.way is never for clip in clips)
+    again = experiment(Maker(), Store(path), describe=plainly)
+    assert again.plan([bad, A, never]) == 3
+    maker, clips = run([way("bad", 2), A], store=Store(path), describe=plainly)
+    assert maker.made == [("bad", sample.seed) for sample in SAMPLES]
+    assert [clip.record.refused for clip in clips] == [None] * 9
+
+
+@pytest.mark.parametrize("fields", [{"dense": Way("dense", broken), "describe": plainly}, {}])
+def test_errors_of_dense_and_of_trials_are_raised(fields):
+    with pytest.raises(ValueError, match="no such block"):
+        run([Way("bad", broken)], **fields)
+
+
+def test_frames_are_written_before_the_record_is_kept(tmp_path):
+    store, written = Store(tmp_path / "m.json"), []
+
+    def write(way, sample, frames):
+        assert (f"{way.key or way.name}, {sample.name}" in store.measured) is False
+        written.append((way.name, sample.seed, frames.shape))
+
+    run([A], store=store, write=write)
+    assert written[:2] == [("dense", 10, (3, 16, 16, 3)), ("A", 10, (3, 16, 16, 3))]
+
+
+class Second(Alone):
+    """The second of two processes: what the first one says is true."""
+
+    writes = False
+
+    def __init__(self, *said):
+        self.said = list(said)
+
+    def first(self, make):
+        return self.said.pop(0)
+
+
+def test_what_the_first_process_measured_counts_for_all(tmp_path):
+    path = tmp_path / "m.json"
+    content = {"measured": {"a": 1.0}}
+    store = Store(path, ranks=Second(content, 3.0))
+    assert store.measured == {"a": 1.0}
+    assert store.keep("b", lambda: pytest.fail("the first one measures")) == 3.0
+    store.note("search", {"chosen": None})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "m.json is not a results file: it is no JSON"),
+        ("[]", "is of kind None and format None, not clips and 3"),
+        ('{"format": 2, "about": {}, "measured": {}}', "is of kind None and format 2, not clips"),
+        (
+            '{"kind": "tuning", "format": 3, "about": {}, "measured": {}}',
+            "is of kind tuning and format 3, not clips and 3; name another file",
+        ),
+        (
+            '{"kind": "clips", "format": 3, "about": {"steps": 5}, "measured": {}}',
+            "was measured with steps 5, not 4; name another file",
+        ),
+        (
+            '{"kind": "clips", "format": 3, "about": {}, "measured": {}}',
+            "was measured with steps null, not 4",
+        ),
+    ],
+)
+def test_files_of_something_else_are_refused_and_stay(tmp_path, text, why):
+    path = tmp_path / "m.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=why):
+        Store(path, {"steps": 4})
+    assert path.read_text() == text
+
+
+def test_a_file_that_cannot_be_written_keeps_what_it_had(tmp_path, monkeypatch):
+    path = tmp_path / "m.json"
+    store = Store(path)
+    store.keep("a", lambda: 1.0)
+    store.note("chosen", "x")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="Out of range float"):
+        store.keep("b", lambda: math.inf)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(UserError, match=r"m\.json could not be written: No space left on device"):
+        store.keep("b", lambda: 2.0)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["m.json"]
+    kept = Store(path)
+    assert (kept.measured, kept.notes) == ({"a": 1.0}, {"chosen": "x"})
+
+
+# Rivals.
+
+
+def test_mag_cache_is_calibrated_once_and_says_why_it_is_not(monkeypatch, tmp_path):
+    asked = []
+
+    def ratios(pipe, steps, make):
+        asked.append(steps)
+        make()
+        if len(asked) == 1:
+            raise ValueError("MagCache printed no ratios")
+        return (1.0, 0.5)
+
+    maker = Maker()
+    monkeypatch.setattr(rivals, "calibrated_ratios", ratios)
+    store = Store(tmp_path / "m.json")
+    mag = rivals.MagRatios(maker, store, SAMPLES[0])
+    for _ in range(2):
+        with pytest.raises(UserError, match="ValueError: MagCache printed no ratios"):
+            mag()
+    experiment(maker, store)  # which forgets what was refused
+    assert mag() == mag() == (1.0, 0.5)
+    assert asked == [4, 4]
+    assert maker.made == [("calibration", rivals.CALIBRATION_SEED)] * 2
+
+
+@pytest.mark.parametrize("kernel", ["math attention instead of flash", None])
+def test_the_floor_names_the_kernel_or_is_refused(monkeypatch, kernel):
+    @contextmanager
+    def other(transformers):
+        yield lambda: kernel
+
+    monkeypatch.setattr(rivals, "other_attention", other)
+    monkeypatch.setattr(rivals, "transformers_of", lambda pipe: [])
+    _, clips = run([rivals.floor()], describe=plainly)
+    floor = clips[1].record
+    if kernel is None:
+        assert "does not go through PyTorch's scaled_dot_product" in floor.refused
+    else:
+        assert (floor.notes, floor.identical) == ([kernel], True)

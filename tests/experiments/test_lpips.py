@@ -1,0 +1,104 @@
+"""Whether LPIPS is there is found out without downloading anything."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from chipsparse.experiments.lpips import find_lpips
+
+URL = "https://example.org/models/alexnet-owt-7be5be79.pth"
+
+
+class Metric:
+    """Stands for torchmetrics' metric; notes what it is made and called with."""
+
+    def __init__(self, **options):
+        self.options, self.calls = options, []
+        Metric.made.append(self)
+
+    def __call__(self, a, b):
+        self.calls.append((a, b))
+        return (a - b).abs().mean()
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """torchmetrics and torchvision as far as they are needed."""
+    Metric.made = []
+    models = types.ModuleType("torchvision.models")
+    models.AlexNet_Weights = types.SimpleNamespace(DEFAULT=types.SimpleNamespace(url=URL))
+    lpip = types.ModuleType("torchmetrics.image.lpip")
+    lpip.LearnedPerceptualImagePatchSimilarity = Metric
+    for name, module in (
+        ("torchmetrics", types.ModuleType("torchmetrics")),
+        ("torchmetrics.image", types.ModuleType("torchmetrics.image")),
+        ("torchmetrics.image.lpip", lpip),
+        ("torchvision", types.ModuleType("torchvision")),
+        ("torchvision.models", models),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty cache of torch.hub."""
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path / "checkpoints"
+
+
+@pytest.mark.parametrize("package", ["torchmetrics", "torchvision"])
+def test_a_package_is_not_installed(packages, hub, monkeypatch, package):
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("importlib.import_module", importer(ModuleNotFoundError("no"), package))
+    assert find_lpips(64, 64).why_not == (
+        f"{package} is not installed (pip install 'chipsparse[lpips]')"
+    )
+
+
+def test_a_package_is_broken(packages, hub, monkeypatch):
+    broken = RuntimeError("operator torchvision::nms does not exist\nand more")
+    monkeypatch.setattr("importlib.import_module", importer(broken, "torchvision"))
+    found = find_lpips(64, 64)
+    assert found.measure is None
+    assert found.why_not == (
+        "torchvision cannot be imported: operator torchvision::nms does not exist"
+    )
+
+
+def importer(error, package):
+    def import_module(name):
+        if name.partition(".")[0] == package:
+            raise error
+        return sys.modules[name]
+
+    return import_module
+
+
+def test_the_weights_are_not_there(packages, hub):
+    found = find_lpips(64, 64)
+    assert found.measure is None
+    assert found.why_not == f"the weights of AlexNet are not in {hub}"
+    assert Metric.made == []  # it would download them
+
+
+def test_frames_too_small_for_the_network(packages, hub):
+    assert find_lpips(31, 640).why_not == "frames are smaller than 32x32"
+
+
+def test_everything_is_there(packages, hub):
+    (hub / "alexnet-owt-7be5be79.pth").touch()
+    found = find_lpips(32, 32)
+    assert found.why_not is None
+    a, b = torch.rand(2, 1, 32, 40, 3, dtype=torch.float64)
+    assert found.measure(a, b) == pytest.approx(float((a - b).abs().mean()), rel=1e-5)
+    assert found.measure(a, a) == 0.0
+    (metric,) = Metric.made  # its weights are read once
+    assert metric.options == {"net_type": "alex", "normalize": True}
+    assert [tuple(each.shape) for each in metric.calls[0]] == [(1, 3, 32, 40)] * 2
+    assert metric.calls[0][0].dtype == torch.float32
+    torch.testing.assert_close(metric.calls[0][0][0, 1], a[0, :, :, 1].float())
