@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import figures, kernels, parallel, steps
-from benchmarks.equal_work import command as equal_work
+from benchmarks import equal_work, figures, kernels, parallel, steps
 from benchmarks.records import Run, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

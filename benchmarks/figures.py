@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MultipleLocator, PercentFormatter
 from PIL import Image
 
-from benchmarks.equal_work import curves
-from benchmarks.equal_work.tables import by_workload, on_gpu
+from benchmarks import curves
+from benchmarks.curves import by_workload, on_gpu
 from benchmarks.records import Record, read
 from benchmarks.step_breakdown import PARTS
 
