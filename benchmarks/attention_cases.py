@@ -239,7 +239,7 @@ def fp8_column_sums(inputs: Inputs, settings: Settings) -> Kernel:
 def _fp8(
     inputs: Inputs, settings: Settings, fields: dict[str, Any], lse: dict[str, torch.Tensor]
 ) -> Kernel:
-    rows = {"block_size_q": settings.block_size} if lse else {}
+    rows: dict[str, Any] = {"block_size_q": settings.block_size} if lse else {}
     rounded = fp8_quantization(*inputs.qkv, rotate=True)
     limit = math.hypot(OUTPUT_LIMIT, CUT_OFF_LIMIT * inputs.case.tokens**0.5)
 

@@ -126,8 +126,8 @@ def _gluon() -> Iterator[CompiledCase]:
         return CompiledCase(operation, "gluon_sm90", variant, default, made)
 
     sparse = import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
-    rules = ((None, "bf16", False), ("merge", "bf16", False), ("merge", "fp16", False))
-    rules += (("merge", "bf16", True), ("difference", "bf16", True))
+    rules: list[Any] = [(None, "bf16", False), ("merge", "bf16", False), ("merge", "fp16", False)]
+    rules += [("merge", "bf16", True), ("difference", "bf16", True)]
     for (head_dim, rows), (rule, half, in_fp8) in product(sparse.CONFIGS, rules):
         if half == "bf16" or (head_dim, rows) == (128, 128):
             variant = f"D{head_dim} rows{rows} {rule or 'none'}{' fp8' * in_fp8} {half}"
@@ -249,9 +249,9 @@ def _residuals() -> Iterator[CompiledCase]:
         constants |= {"ROWS": module.TILE_ELEMENTS // width, "COLUMNS": width}
         constants |= {"num_warps": module.WARPS}
         types = RESIDUAL_BYTES | TRITON_TYPES if in_fp8 else TRITON_TYPES
-        name, options = f"D{width} {rule}{' fp8' * in_fp8} {half}", {"half": half, "types": types}
-        operation, kernel = "attention_residual", "_residual_kernel"
-        yield _triton(operation, kernel, name, True, constants, capability, **options)
+        name = f"D{width} {rule}{' fp8' * in_fp8} {half}"
+        named = "attention_residual", "_residual_kernel", name, True
+        yield _triton(*named, constants, capability, half=half, types=types)
 
 
 def _pieces() -> Iterator[CompiledCase]:

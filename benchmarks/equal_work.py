@@ -131,8 +131,8 @@ def rivals(steps: int) -> Iterator[Entry]:
     names = {"cache_identifiers": ATTENTION_NAMES}
     taylor += [("attention, first 3, order 1", 3, 1, every, names) for every in (2, 3, 5, 8)]
     for variant, kept, order, every, options in taylor:
-        fields = {"disable_cache_before_step": kept, "max_order": order, "cache_interval": every}
-        fields |= {"taylor_factors_dtype": torch.float32, **options}
+        fields: dict[str, Any] = {"disable_cache_before_step": kept, "max_order": order}
+        fields |= {"cache_interval": every, "taylor_factors_dtype": torch.float32, **options}
         yield cache(
             *("TaylorSeer", variant, f"every {every}"),
             lambda _, fields=fields: hooks.TaylorSeerCacheConfig(**fields),
@@ -146,11 +146,11 @@ def rivals(steps: int) -> Iterator[Entry]:
     ]
     for method, config, timesteps, options in of_attention:
         for (high, low), every in product(timesteps, INTERVALS):
-            fields = {"spatial_attention_block_skip_range": every, **options}
-            fields["spatial_attention_timestep_skip_range"] = (low or -1, high)
+            skipped = {"spatial_attention_block_skip_range": every, **options}
+            skipped["spatial_attention_timestep_skip_range"] = (low or -1, high)
             yield cache(
                 *(method, f"timesteps {high} to {low}", f"every {every}"),
-                lambda run, config=config, fields=fields: config(
+                lambda run, config=config, fields=skipped: config(
                     current_timestep_callback=run.timestep, **fields
                 ),
                 reuses_attention=True,

@@ -280,7 +280,8 @@ def places(*sizes: int) -> torch.Tensor:
 
 @family(
     *("HunyuanVideoTransformer3DModel", f"{DOUBLE} {SINGLE}", 20, 40),
-    **{"to": MODELS, "mixed": False},
+    to=MODELS,
+    mixed=False,
     tiny={**TINY, "text_embed_dim": 64, "pooled_projection_dim": 32},
 )
 def hunyuan_720p(made: Tensors) -> Step:
@@ -325,7 +326,9 @@ def wan1b_480p(made: Tensors) -> Step:
 
 @family(
     *("FluxTransformer2DModel", f"{DOUBLE} {SINGLE}", 19, 38),
-    **{"to": MODELS, "mixed": False, "config": {"guidance_embeds": True}},
+    to=MODELS,
+    mixed=False,
+    config={"guidance_embeds": True},
     modulation=("norm.linear.bias", "norm1.linear.bias", "context.linear.bias"),
 )
 def flux_1280x768(made: Tensors) -> Step:
@@ -349,7 +352,10 @@ def minimax_h3(case: str, latent_frames: int, density: float | None = None) -> N
 
     @family(
         *("MiniMaxH3Transformer3DModel", DOUBLE, 50),
-        **{"to": MODELS, "case": case, "mixed": False, "density": density},
+        to=MODELS,
+        case=case,
+        mixed=False,
+        density=density,
         tiny={**TINY, **tiny, "time_embed_dim": 48},
         modulation=("adaln_proj.linear.bias",),
     )

@@ -167,7 +167,7 @@ class _Shared:
                 torch.cuda.reset_peak_memory_stats(device)
             spans.clear()
             times, outputs = run_timed(calls, device)
-            layout = handle._adapters[0].session.plan.layout
+            plan: Any = handle._adapters[0].session.plan
         exposed = [0.0] * len(calls)
         for number, start, end in spans:
             exposed[number] += milliseconds(start, end)
@@ -183,7 +183,7 @@ class _Shared:
             "ms": ms,
             "exposed_share": {name: unhidden[name] / ms[name] for name in ms if ms[name]},
             "output": outputs[LAST],
-            "layout": layout,
+            "layout": plan.layout,
             "same_again": torch.equal(outputs[FIRST_SPARSE], first[-1]),
             "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
         }

@@ -82,7 +82,7 @@ COUNTED = 2
 ACTIONS: list[ActionName] = [action for action, runs in RUNS.items() for _ in range(runs)]
 NOTHING_SPARSE = [action for action in ACTIONS if action in ("dense", "skip")]
 REFRESH, SPARSE = (len(ACTIONS) - 3 - back for back in (RUNS["sparse"], 0))  # the last of each
-OFFLOADED: list[ActionName] = ["dense", "refresh", *["sparse"] * 6]
+OFFLOADED: list[Any] = ["dense", "refresh", *["sparse"] * 6]
 # The first steps in full look at every module and write down what the model holds, once.
 FIRST = 2
 
