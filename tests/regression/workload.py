@@ -5,7 +5,6 @@ An image is a clip of one frame.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,12 +97,6 @@ class Workload:
         report = None if handle is None else handle.report
         frames = output.images if self.makes_images else output.frames[0]
         return Clip(frames.permute(0, 2, 3, 1).float(), clock.seconds(), report)
-
-
-def asked_for(args: Namespace) -> dict[str, Any]:
-    """The settings of a generation that a command's ``--steps`` and ``--size`` change."""
-    steps = {"num_inference_steps": args.steps} if args.steps else {}
-    return steps | dict(zip(("height", "width", "num_frames"), args.size or (), strict=False))
 
 
 class _LoopClock:

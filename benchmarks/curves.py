@@ -1,4 +1,4 @@
-"""From records of clips to quality at equal work or equal time. It does without diffusers.
+"""From records of clips to quality at equal work or equal time, and its tables; without diffusers.
 
 A method's curve of one prompt is PSNR over its share of the dense generation's work, or of its
 time, straight between its settings. What does less work than all of them is unknown; where more is
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from benchmarks.records import Record
+from benchmarks.records import Record, table
 
 OP = "equal_work"
 # What makes two records of clips the same.
@@ -34,6 +34,10 @@ EQUAL_DB = 100.0
 # On other prompts thresholds skip more or fewer steps than on the one that settings are chosen by.
 MARGIN = 0.9
 RESAMPLES = 4000
+Row = dict[str, str]
+# Leads: of sparse steps over everything else, and of the better of ours over other methods.
+LEADS = {"sparse steps ahead of all": (OURS,), "ours ahead of other methods": (OURS, SKIPS)}
+BETWEEN, WORST = "95 % of the means", "worst prompt"
 
 
 @dataclass(frozen=True)
@@ -231,3 +235,85 @@ def known_methods(clips: Iterable[Record]) -> list[str]:
     """Ours first, then skipped steps alone, then the others by name."""
     found: Collection[str] = {clip["method"] for clip in clips} - {DENSE}
     return sorted(found, key=lambda method: (method != OURS, method != SKIPS, method))
+
+
+def quality_rows(clips: Sequence[Record], axis: Axis) -> list[Row]:
+    """Mean and worst PSNR of every method at each share, in its best variant there.
+
+    Behind them, how far ours is ahead of the best of the others: see `LEADS`.
+
+    Args:
+        clips: compared ones, of one model, size and number of steps.
+        axis: what is equal.
+    """
+    found = {share: qualities(clips, axis, share) for share in TARGETS}
+    rows = []
+    for method in known_methods(clips):
+        row = {"method": method}
+        for share, by_method in found.items():
+            quality = by_method.get(method)
+            row[f"{share:.0%}"] = f"{quality.mean:.1f} ({quality.worst:.1f})" if quality else "-"
+        ratio = _time_over_work(clips, method)
+        rows.append({**row, "time / work": "-" if ratio is None else f"{ratio:.2f}"})
+    for name, ours in LEADS.items():
+        leads = {f"{share:.0%}": lead(by_method, ours) for share, by_method in found.items()}
+        if any(leads.values()):
+            rows += _lead_rows(name, leads)
+    return rows
+
+
+def _lead_rows(name: str, leads: dict[str, Lead | None]) -> list[Row]:
+    rows: list[Row] = [{"method": row} for row in (name, f"{name}: {BETWEEN}", f"{name}: {WORST}")]
+    for share, found in leads.items():
+        texts = ("-", "-", "-")
+        if found is not None:
+            texts = (
+                f"{found.mean:+.1f} ({found.best.method})",
+                "{:+.1f} to {:+.1f}".format(*found.interval),
+                f"{found.worst:+.1f} ({found.best_worst.method})",
+            )
+        for row, text in zip(rows, texts, strict=True):
+            row[share] = text
+    return [{**row, "time / work": ""} for row in rows]
+
+
+def _time_over_work(clips: Iterable[Record], method: str) -> float | None:
+    """The median over the clips that it did generate; None where time says nothing."""
+    made = [clip for clip in clips if clip["method"] == method and clip["refused"] is None]
+    if not made or not on_gpu(made):
+        return None
+    return statistics.median(share_of(clip, "time") / clip["work"] for clip in made)
+
+
+def on_gpu(clips: Iterable[Record]) -> bool:
+    """Whether times are the GPU's own; a CPU's are those of whatever else it does."""
+    return all(clip["device"].startswith("NVIDIA") for clip in clips)
+
+
+def by_workload(clips: Iterable[Record]) -> dict[str, list[Record]]:
+    """Clips by what they are of: a model and how it generates together."""
+    groups: dict[str, list[Record]] = {}
+    for clip in clips:
+        groups.setdefault(f"{clip['model']}, {generation_of(clip)}", []).append(clip)
+    return groups
+
+
+def generation_of(clip: Record) -> str:
+    """Size, number of steps and, where one was given, flow shift."""
+    parts = ["x".join(map(str, clip["size"])), f"{clip['steps']} steps"]
+    if clip.get("flow_shift") is not None:
+        parts.append(f"flow shift {clip['flow_shift']:g}")
+    return ", ".join(parts)
+
+
+def text_of(clips: Sequence[Record]) -> str:
+    """All tables of compared clips as Markdown, model by model and size by size."""
+    texts = []
+    for name, group in by_workload(clips).items():
+        titled = {f"{name}: PSNR in dB at equal work, mean (worst)": quality_rows(group, "work")}
+        if on_gpu(group):
+            titled["At equal time"] = quality_rows(group, "time")
+        for title, rows in titled.items():
+            if rows:
+                texts.append(f"{title}\n\n{table(rows, dict.fromkeys(rows[0], 's'))}")
+    return "\n\n".join(texts)

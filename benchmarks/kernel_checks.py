@@ -1,4 +1,4 @@
-"""Compares a kernel's result with the fp32 references on sampled query blocks of the same case.
+"""Checks of a kernel's result against the fp32 reference, on sampled query blocks of the same case.
 
 A whole reference would take minutes at the large cases. Five blocks, spread over the heads, with
 the first and the last (ragged) one among them, find a wrong tile, stride or tail.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -18,9 +18,9 @@ from chipsparse.kernels.checks import block_count
 OUTPUT_LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 # Largest difference of a log-sum-exp.
 LSE_LIMIT = 2e-3
-# Likewise of column sums, which half precision inputs give in half precision.
+# Largest relative error of column sums, which half precision inputs give in half precision.
 SUMS_LIMIT = 2e-2
-# A selection may be approximate: how far its counts may be off, and what it may miss.
+# A selection may be approximate: the share by which its counts may be off, and that it may miss.
 COUNT_LIMIT, MISSED_LIMIT = 0.01, 0.02
 
 Errors = dict[str, float]
@@ -54,11 +54,6 @@ class Sample:
         """Index of the block in ``[B, H, G, ...]``."""
         return self.batch, self.head, self.block
 
-    def in_heads_from(self, first: int) -> Sample:
-        """The same block, counted from the first of all heads where this one was from another."""
-        head = slice(self.head.start + first, self.head.stop + first)
-        return replace(self, head=head)
-
     def __str__(self) -> str:
         return f"batch {self.batch.start}, head {self.head.start}, block {self.block.start}"
 
@@ -66,17 +61,11 @@ class Sample:
 def samples(batch: int, heads: int, tokens: int, block_size: int) -> Iterator[Sample]:
     """The first block of the first head, the last one of the last, three between."""
     blocks = block_count(tokens, block_size)
-    drawn = random.Random(0).choices(range(blocks), k=3)
-    picked = [0, *drawn, blocks - 1]
+    picked = [0, *random.Random(0).choices(range(blocks), k=3), blocks - 1]
     for i, block in enumerate(picked):
-        b = i * (batch - 1) // (len(picked) - 1)
-        h = i * (heads - 1) // (len(picked) - 1)
-        yield Sample(
-            slice(b, b + 1),
-            slice(h, h + 1),
-            slice(block, block + 1),
-            slice(block * block_size, min(tokens, (block + 1) * block_size)),
-        )
+        b, h = (i * (count - 1) // (len(picked) - 1) for count in (batch, heads))
+        rows = slice(block * block_size, min(tokens, (block + 1) * block_size))
+        yield Sample(slice(b, b + 1), slice(h, h + 1), slice(block, block + 1), rows)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -99,20 +88,35 @@ def check_finite(output: torch.Tensor) -> None:
 
 
 def check_attention(
-    found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], where: object
+    result: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], sample: Sample
 ) -> Errors:
-    """Checks a block's output and log-sum-exp, the first two of what attention gives.
+    """Checks output, log-sum-exp and, where there are any, column sums of a block.
+
+    Args:
+        result: of all blocks and heads.
+        expected: of the sample alone.
 
     Raises:
         WrongResultError: one of them is beyond its limit.
     """
-    output, lse = found[:2]
-    output_error = relative_error(output, expected[0])
-    lse_error = (lse.float() - expected[1]).abs().max().item()
-    return {
-        "rel_error": require("relative error", output_error, OUTPUT_LIMIT[output.dtype], where),
-        "lse_error": require("lse error", lse_error, LSE_LIMIT, where),
+    output, lse = (tensor[sample.rows_of] for tensor in result[:2])
+    limit, lse_error = OUTPUT_LIMIT[output.dtype], (lse.float() - expected[1]).abs().max().item()
+    error = relative_error(output, expected[0])
+    errors = {
+        "rel_error": require("relative error", error, limit, sample),
+        "lse_error": require("lse error", lse_error, LSE_LIMIT, sample),
     }
+    return errors | check_sums(result[2:], expected[2:], sample)
+
+
+def check_sums(
+    result: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], sample: Sample
+) -> Errors:
+    """Checks column sums ``[B, H, G, M]``, where the operation gives some."""
+    if not expected:
+        return {}
+    error = relative_error(result[0][sample.block_of], expected[0])
+    return {"sums_error": require("sums error", error, SUMS_LIMIT, sample)}
 
 
 def check_selection(
@@ -127,8 +131,8 @@ def check_selection(
         WrongResultError: one of them is beyond its limit.
     """
     threshold = column_sums.topk(keep_count, dim=-1).values[..., -1:]
-    found = (mask & (column_sums >= threshold)).sum().item()
-    missed = max(0.0, 1 - found / keep_count)
+    kept = (mask & (column_sums >= threshold)).sum().item()
+    missed = max(0.0, 1 - kept / keep_count)
     off = abs(mask.sum().item() - keep_count)
     # One column more or less is rounding, whatever share it is.
     count_error = 0.0 if off <= 1 else off / keep_count
@@ -148,8 +152,3 @@ def check_neurons(neurons: torch.Tensor, expected: torch.Tensor, where: object) 
         raise WrongResultError(f"the neurons do not ascend at {where}; not timed")
     missed = 1 - torch.isin(expected, neurons).float().mean().item()
     return {"rel_error": require("missed share", missed, MISSED_LIMIT, where)}
-
-
-def worst(errors: list[Errors]) -> Errors:
-    """The largest of each kind."""
-    return {name: max(each[name] for each in errors) for name in errors[0]}
