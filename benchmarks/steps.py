@@ -43,7 +43,7 @@ from benchmarks.records import Record, Run, environment
 from benchmarks.step_breakdown import PARTS, breakdown
 from benchmarks.step_timing import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
 from chipsparse import ScheduleConfig, SparsityConfig
-from chipsparse.cache.kinds import keeping_in_fp8
+from chipsparse.cache.kinds import with_caches
 from chipsparse.cache.memory_plan import (
     UNLIMITED,
     Capacity,
@@ -210,7 +210,7 @@ def in_share(
         share: of the blocks that are measured.
         taken: bytes of the GPU that their weights and working memory take.
     """
-    config = keeping_in_fp8(config, whole.in_fp8)
+    config = with_caches(config, in_fp8=whole.in_fp8)
     placement, host = whole.placement, share * whole.host_bytes
     if placement.host and not placement.recomputed:  # what is cut into whole tensors needs room
         host += 2 * whole.branches * max(placement.host.values())
@@ -277,7 +277,7 @@ class Measured:
                     "precision": config.attention.precision,
                     "linears": self._linears,
                     "density": config.attention.density,
-                    "mlp_density": config.mlp.density if config.mlp.enabled else 1.0,
+                    "mlp_density": config.mlp.density if config.mlp.is_sparse else 1.0,
                     "baseline": f"stock transformer, {backend} attention, no mask, compiled "
                     f"blocks, linears in {self._linears}",
                     "latency_ms": latency,
@@ -491,7 +491,9 @@ class Measured:
 
     def offload(self, sparse_mlp: bool) -> Record:
         """The record of sparse steps with all caches in host memory."""
-        config = self.model.early()["sparse"].override({"mlp.enabled": sparse_mlp})
+        config = self.model.early()["sparse"].override(
+            {} if sparse_mlp else {"mlp.density": "dense"}
+        )
         config = replace(config, schedule=ScheduleConfig(actions=tuple(OFFLOADED)))
         first = OFFLOADED.index("sparse") + 1  # the first of them warms up
         with attention_backend(self.transformer, self._backend), torch.no_grad():

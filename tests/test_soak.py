@@ -47,12 +47,12 @@ USUAL = {
 }
 RARE = {
     "attention.random_fraction": (0.05,),
-    "mlp.enabled": (False,),
+    "mlp.density": ("dense",),
     "schedule.forecast": (0.5, 1.0),
     "schedule.first_dense_layers": (1,),
     "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),
     "memory.ram": ("64K", "1M"),
-    "memory.residuals": ("full", "fp8"),
+    "memory.cache_precision": ("full", "fp8"),
 }
 SCHEDULES = (
     {"schedule.refresh_every": 4},

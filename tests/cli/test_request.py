@@ -419,7 +419,7 @@ def test_the_fewest_steps_are_named_and_the_field(steps, changes, enough, advice
 
 
 def test_plans_that_are_as_they_should_be():
-    config = SparsityConfig().override({"attention.enabled": False, "mlp.enabled": False})
+    config = SparsityConfig().override({"attention.density": "dense", "mlp.density": "dense"})
     assert too_few_steps(SparsityPlan(config, LAYOUT, 5)) is None
     assert too_few_steps(plan(2, actions=["dense"])) is None
     assert too_few_steps(plan(3, actions=["dense", "refresh", "skip"])) is None
