@@ -293,7 +293,7 @@ def test_the_report_is_the_result_with_what_each_step_did(generate, workdir):
     assert printed == {**data, "report": None}
     assert printed["files"]["report"] == ["r.json"]
     assert set(names(workdir)) == {"out-compare.gif", "out-dense.gif", "out.gif", "r.json"}
-    assert report["pipeline"]["class"] == "WanPipeline"
+    assert report["pipeline"]["class_name"] == "WanPipeline"
     assert report["pipeline"]["location"] == data["request"]["model"]
     assert (report["error"], report["fallbacks"], report["notes"]) == (None, [], [])
     assert report["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
