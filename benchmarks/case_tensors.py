@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.cases import Case
 from benchmarks.random_inputs import query_key_value
+from chipsparse.experiments.timing import Timing, time_call
 from chipsparse.kernels.dense_attention import dense_attention
-from chipsparse.measure.timing import Timing, time_call
 
 CUDA_LIBRARIES = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,

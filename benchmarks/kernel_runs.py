@@ -17,7 +17,7 @@ from benchmarks.kernel_work import Settings, Work
 from benchmarks.records import Record, environment
 from benchmarks.run import Run
 from benchmarks.sampled_checks import check_finite, worst
-from chipsparse.measure.timing import time_call
+from chipsparse.experiments.timing import time_call
 
 OPS = {**attention_ops.OPS, **fp8_ops.OPS, **mlp_ops.OPS, **fp8_mlp_ops.OPS}
 # Names for several operations at once.

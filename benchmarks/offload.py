@@ -23,10 +23,10 @@ from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.offload import OffloadPool
+from chipsparse.experiments.timing import time_call
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.timing import time_call
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext

@@ -48,8 +48,8 @@ from benchmarks.transformer_step import (
 )
 from chipsparse import Parallel, ScheduleConfig, SparsityConfig
 from chipsparse.config import ActionName
+from chipsparse.experiments.timing import time_call
 from chipsparse.layout import ModelLayout
-from chipsparse.measure.timing import time_call
 from chipsparse.parallel.head_exchange import PARTS, HeadExchange
 
 WAIT = timedelta(minutes=20)  # of the others, while the first process runs alone

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.config import (
@@ -86,10 +85,6 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "quality":  # its name in 0.1
-        said = "chipsparse.quality is now chipsparse.measure.quality"
-        warnings.warn(said, FutureWarning, stacklevel=2)
-        return importlib.import_module("chipsparse.measure.quality")
     if name in CLASSES:
         return old_class(name)
     if name not in _LATER:

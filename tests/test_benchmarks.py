@@ -30,10 +30,10 @@ from benchmarks.records import table, write
 from benchmarks.run import Run
 from benchmarks.sampled_checks import WrongResultError, check_selection, samples
 from chipsparse.common import machine
+from chipsparse.experiments.timing import LONG_REPEATS, REPEATS, time_call
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.measure.timing import LONG_REPEATS, REPEATS, time_call
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 from tests.variants import slow
 

@@ -12,7 +12,7 @@ tomllib = pytest.importorskip("tomllib")  # of Python 3.11
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ("chipsparse", "kernels", "pipelines")
-PACKAGE = (*LIBRARY, "cli")
+PACKAGE = (*LIBRARY, "experiments", "cli")
 BESIDE = ("benchmarks", "docs", "tests", "assets")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

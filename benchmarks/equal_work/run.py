@@ -30,7 +30,7 @@ from benchmarks.equal_work.work import DenseWork
 from benchmarks.records import Record, environment, read
 from benchmarks.run import Run
 from benchmarks.transformer_step import COMPILE_OPTIONS, attention_backend
-from chipsparse.measure.quality import psnr, ssim
+from chipsparse.experiments.quality import psnr, ssim
 from chipsparse.pipelines.diffusers_caches import CacheRun, calibrated_ratios
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport

@@ -20,12 +20,12 @@ from chipsparse.cache.kinds import Part
 from chipsparse.common.cache_folder import cache_folder
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.config import SparsityConfig
+from chipsparse.experiments.timing import Call, time_in_turn
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.cost_model import kept_columns
 from chipsparse.measure.known_times import KnownTimes
 from chipsparse.measure.random_layers import RandomAttention, RandomMLP
 from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
-from chipsparse.measure.timing import Call, time_in_turn
 from chipsparse.plan import SparsityPlan
 
 # A dense step of what is measured takes about this at most by the cost model, one head in any case.

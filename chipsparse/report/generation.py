@@ -8,6 +8,7 @@ in which nothing at all is sparse or skipped has a sentence of its own, and the 
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -426,13 +427,14 @@ class GenerationReport:
         return as_html(facts(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON values, in the form that `chipsparse.report.as_json` describes.
+        """Return the fields of `chipsparse.report.record.ReportRecord` in types of JSON.
 
         May be called at any time; waits for a device that has not yet finished.
         """
-        from chipsparse.report.as_json import to_dict
+        from chipsparse.report.record import record_of
 
-        return to_dict(self)
+        values: dict[str, Any] = json.loads(record_of(self).model_dump_json())
+        return values
 
 
 def _mean(values: list[float]) -> float | None:

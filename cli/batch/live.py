@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from chipsparse.cli.batch.entries import Entry
-from chipsparse.cli.pages.units import shortened
 from chipsparse.cli.progress import clock_text, duration
+from chipsparse.cli.views.units import shortened
 
 LONGEST_PROMPT = 60
 

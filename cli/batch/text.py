@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse.cli.batch.record import Batch, Row
-from chipsparse.cli.pages.units import shortened
 from chipsparse.cli.progress import duration
 from chipsparse.cli.tables import Facts, print_facts, print_table
+from chipsparse.cli.views.units import shortened
 from chipsparse.cli.wording import bundled_name, counted, seconds_text
 
 MOST_ROWS = 40

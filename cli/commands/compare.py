@@ -108,7 +108,7 @@ class CompareOptions(GenerationOptions):
     @property
     def folder(self) -> Path:
         """Where everything of a suite lies."""
-        from chipsparse.cli.pages.names import name_of
+        from chipsparse.cli.views.names import name_of
 
         assert self.suite is not None
         name = name_of(self.suite.rstrip("/")).replace("/", "-")
@@ -145,7 +145,7 @@ class CompareOptions(GenerationOptions):
     def _check_configs(self) -> None:
         from chipsparse.cli.media.output_names import check_inputs_stay
         from chipsparse.cli.media.write import check_output
-        from chipsparse.measure.bootstrap import LEAST_VALUES
+        from chipsparse.experiments.statistics import LEAST_VALUES
 
         if self.count is not None and self.count < LEAST_VALUES:
             raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")

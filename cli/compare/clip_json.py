@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chipsparse.measure.clip_comparison import ClipComparison
+from chipsparse.experiments.quality import ClipComparison
 
 
 def clip_json(clip: ClipComparison, flicker_a: str, flicker_b: str) -> dict[str, Any]:

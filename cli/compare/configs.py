@@ -42,7 +42,7 @@ from chipsparse.cli.ranks.several import check_shared, met
 from chipsparse.cli.results import fields_json
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.cli.work_progress import WorkProgress
-from chipsparse.measure.bootstrap import LEAST_VALUES, LEVEL, RESAMPLES
+from chipsparse.experiments.statistics import LEAST_VALUES, LEVEL, RESAMPLES
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
 

@@ -15,7 +15,7 @@ from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
+from chipsparse.experiments.quality import ClipComparison, compare_clips
 
 
 @dataclass(frozen=True)

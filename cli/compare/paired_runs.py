@@ -19,8 +19,8 @@ from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.cli.signals import exit_code
-from chipsparse.measure.bootstrap import LEAST_VALUES
-from chipsparse.measure.clip_comparison import ClipComparison, compare_clips
+from chipsparse.experiments.quality import ClipComparison, compare_clips
+from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport

@@ -11,7 +11,7 @@ import numpy as np
 
 from chipsparse.cli.compare.paired_runs import SIDES, ConfigRun, PromptRuns
 from chipsparse.cli.results import fields_json
-from chipsparse.measure.bootstrap import Interval, draws, interval
+from chipsparse.experiments.statistics import Interval, draws, interval
 
 Column = Literal["A", "B", "B - A"]
 

@@ -14,8 +14,8 @@ from chipsparse.cli.compare.paired_runs import SIDES
 from chipsparse.cli.compare.statistics import FLICKER_SCALE, METRICS, Summary, statistics
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
 from chipsparse.cli.wording import files_text
-from chipsparse.measure.bootstrap import LEVEL
-from chipsparse.measure.clip_comparison import ClipComparison
+from chipsparse.experiments.quality import ClipComparison
+from chipsparse.experiments.statistics import LEVEL
 
 SAME = "the same"
 INTERVAL = f"{LEVEL:.0%} interval"

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse.cli.generation.denoise import Generation, StepResult, peak_process_bytes
-from chipsparse.cli.pages.units import shortened
 from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.cli.tables import Facts, number_table, print_facts, print_table
+from chipsparse.cli.views.units import shortened
 from chipsparse.cli.wording import bundled_name, counted, files_text, profile_text, seconds_text
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.measure.clip_comparison import compare_clips
+from chipsparse.experiments.quality import compare_clips
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
 BUNDLED = "bundled, draws simple shapes only"

@@ -9,7 +9,7 @@ import numpy as np
 from chipsparse.cli.errors import user_errors
 from chipsparse.common.finished_files import place
 from chipsparse.common.scratch import scratch_folder
-from chipsparse.measure.clip_comparison import PerceptualDistance, compare_clips
+from chipsparse.experiments.quality import PerceptualDistance, compare_clips
 
 
 def keep_frames(file: Path, frames: np.ndarray) -> None:

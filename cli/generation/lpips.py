@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from chipsparse.cli.errors import first_line
-from chipsparse.measure.clip_comparison import PerceptualDistance
+from chipsparse.experiments.quality import PerceptualDistance
 
 INSTALL = "pip install 'chipsparse[lpips]'"
 LOAD = {

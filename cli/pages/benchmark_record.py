@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from chipsparse.cli.pages.names import command_text
 from chipsparse.cli.pages.records import Count, FileRecord, Number, Record, Settings
+from chipsparse.cli.views.names import command_text
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part

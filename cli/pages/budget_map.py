@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from chipsparse.cli.pages.charts import ACTIONS, BACK, SHADES, Chart, box_key, steps_axis, tipped
 from chipsparse.cli.pages.generation_record import Cell
-from chipsparse.cli.pages.units import percent
+from chipsparse.cli.views.units import percent
 
 ALIKE = 0.005  # shares that are no further apart have one colour
 ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 9, 64, 560

@@ -25,7 +25,7 @@ from matplotlib.patches import Patch, Rectangle, StepPatch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from chipsparse.cli.pages.names import without_folders
+from chipsparse.cli.views.names import without_folders
 
 WIDE, NARROW = 840, 340  # pixels
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 42

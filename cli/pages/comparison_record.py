@@ -11,7 +11,6 @@ from pydantic import Field
 
 from chipsparse.cli.compare.paired_runs import SIDES, Side
 from chipsparse.cli.compare.statistics import METRICS, Column
-from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.records import (
     Clips,
     Count,
@@ -23,6 +22,7 @@ from chipsparse.cli.pages.records import (
     Settings,
     within,
 )
+from chipsparse.cli.views.names import name_of
 
 Which = Literal["median", "mean"]
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from chipsparse.cli.compare.paired_runs import SIDES
 from chipsparse.cli.pages.charts import SERIES, Chart, whole_axis
 from chipsparse.cli.pages.comparison_record import ConfigsComparison, FilesComparison
-from chipsparse.cli.pages.names import name_of
+from chipsparse.cli.views.names import name_of
 
 PIXEL_SCALE = 255.0
 METRICS = {

@@ -22,7 +22,7 @@ from chipsparse.cli.pages.charts import (
     tipped,
 )
 from chipsparse.cli.pages.generation_record import Generation
-from chipsparse.cli.pages.units import percent
+from chipsparse.cli.views.units import percent
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part

@@ -25,7 +25,7 @@ from chipsparse.cli.pages.records import (
     Settings,
     within,
 )
-from chipsparse.cli.pages.units import shortened
+from chipsparse.cli.views.units import shortened
 from chipsparse.config import Part
 from chipsparse.report.nothing_sparse import NOTHING
 

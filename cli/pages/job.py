@@ -7,11 +7,11 @@ import dataclasses
 from chipsparse.cli.commands.report import ReportOptions
 from chipsparse.cli.media.output_names import check_inputs_stay
 from chipsparse.cli.media.report_file import check_file, staged_file
-from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.pages.page import check_library, page
 from chipsparse.cli.pages.part import part_of
 from chipsparse.cli.pages.records import read_json
 from chipsparse.cli.pages.samples import Samples, read_sample
+from chipsparse.cli.views.names import name_of
 
 SUFFIXES = (".html", ".htm")
 

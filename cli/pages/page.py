@@ -16,10 +16,10 @@ from chipsparse.cli.batch.record import Batch
 from chipsparse.cli.compare.paired_runs import SIDES
 from chipsparse.cli.compare.statistics import METRICS
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.pages.names import command_text, file_name, name_of, without_folders
 from chipsparse.cli.pages.part import Part
 from chipsparse.cli.pages.records import QualityPoint
-from chipsparse.cli.pages.units import TIMES, decibels, percent, shortened, times
+from chipsparse.cli.views.names import command_text, file_name, name_of, without_folders
+from chipsparse.cli.views.units import TIMES, decibels, percent, shortened, times
 from chipsparse.cli.wording import PART_NAMES, bundled_name, counted, refused_rows, seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 

@@ -22,7 +22,7 @@ from chipsparse.cli.pages.comparison_record import ConfigsComparison
 from chipsparse.cli.pages.records import QualityPoint
 from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.pages.tuning_record import Search, TriedConfig, Tuning
-from chipsparse.cli.pages.units import times
+from chipsparse.cli.views.units import times
 from chipsparse.cli.wording import counted, seconds_text
 
 SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"

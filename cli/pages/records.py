@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from chipsparse.cli.errors import UserError, first_line
-from chipsparse.cli.pages.units import TIMES
 from chipsparse.cli.prompts import read_text
+from chipsparse.cli.views.units import TIMES
 
 # Neither XML nor HTML has a way to write these.
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")

@@ -25,11 +25,11 @@ from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.media.images import beside
 from chipsparse.cli.media.metadata import generation_metadata
 from chipsparse.cli.media.write import write_media
-from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.planning.profile_file import write_profile
 from chipsparse.cli.studio.choices import Choices
 from chipsparse.cli.studio.feed import Feed, Run, Stopped, Way
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
+from chipsparse.cli.views.names import name_of
 from chipsparse.cli.work_progress import WorkProgress
 
 STOPPED = "the dense run was stopped, so there is nothing to compare with"

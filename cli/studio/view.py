@@ -14,9 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from chipsparse.cli.generation.denoise import Generation
-from chipsparse.cli.pages.units import decibels, percent, times
 from chipsparse.cli.studio.feed import Run, Shown, Way
 from chipsparse.cli.studio.maker import Result
+from chipsparse.cli.views.units import decibels, percent, times
 from chipsparse.cli.wording import counted, seconds_text
 
 TEMPLATES = Path(__file__).with_name("templates")

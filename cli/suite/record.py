@@ -12,12 +12,12 @@ import torch
 
 import chipsparse
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.pages.names import name_of, without_folders
 from chipsparse.cli.planning.profile_range import device_name
 from chipsparse.cli.planning.settings import GenerationSettings
 from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.suite.lab import SuiteLab
 from chipsparse.cli.suite.rows import OURS, Row
+from chipsparse.cli.views.names import name_of, without_folders
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.machine import package_version
 from chipsparse.profiles.tuned_range import digest

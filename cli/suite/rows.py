@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation_options import GenerationOptions
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.pages.names import name_of
 from chipsparse.cli.planning.request import choose_profile, required_profile
+from chipsparse.cli.views.names import name_of
 from chipsparse.config import SparsityConfig
 from chipsparse.pipelines.diffusers_caches import Cache, mag, sea
 from chipsparse.profiles.tuned_range import digest

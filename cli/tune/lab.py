@@ -25,7 +25,7 @@ from chipsparse.cli.prompts import Prompt
 from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.tune.names import dense_name, pair_name, pair_of, times_name
 from chipsparse.config import CaptureMode, SparsityConfig
-from chipsparse.measure.clip_comparison import PerceptualDistance
+from chipsparse.experiments.quality import PerceptualDistance
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.report.generation import GenerationReport
 from chipsparse.tuning.calibration import SchedulerTap

@@ -13,8 +13,8 @@ from chipsparse.cli.compare import text as compare_text
 from chipsparse.cli.compare.statistics import METRICS, Summary
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.media.panels import GAP_PIXELS
-from chipsparse.measure import quality
-from chipsparse.measure.bootstrap import Interval, draws, interval
+from chipsparse.experiments import quality
+from chipsparse.experiments.statistics import Interval, draws, interval
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE, command
 from tests.pipelines.test_families import FAMILIES

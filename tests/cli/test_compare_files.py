@@ -12,7 +12,7 @@ from chipsparse.cli.media import write as media
 from chipsparse.cli.media.heat_map import heat_map
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.cli.media.read import read_clip
-from chipsparse.measure import quality
+from chipsparse.experiments import quality
 from tests.cli.conftest import command, nothing_written
 
 

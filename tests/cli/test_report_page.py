@@ -24,7 +24,7 @@ from chipsparse.cli.pages import part
 from chipsparse.cli.pages.charts import Drawn, Renderer
 from chipsparse.cli.pages.comparison_record import ConfigsComparison
 from chipsparse.cli.pages.generation_charts import HELD
-from chipsparse.cli.pages.names import command_text, name_of
+from chipsparse.cli.views.names import command_text, name_of
 from chipsparse.cli.pages.page import page
 from chipsparse.cli.pages.records import read_record
 from chipsparse.cli.pages.samples import FRAMES, LARGEST_SIDE, SAME_RUN_SECONDS

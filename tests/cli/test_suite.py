@@ -21,7 +21,7 @@ from chipsparse.cli.pages.suite_record import Suite
 from chipsparse.cli.suite import lab as suite_lab
 from chipsparse.cli.suite import rows as suite_rows
 from chipsparse.cli.suite.record import passes
-from chipsparse.measure import quality
+from chipsparse.experiments import quality
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import IMAGE_PROFILE, PROFILE, command, names
 from tests.tiny_models import PROMPT

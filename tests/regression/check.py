@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chipsparse.measure.quality import flicker, psnr, ssim
+from chipsparse.experiments.quality import flicker, psnr, ssim
 from tests.regression.cases import Bounds, Case
 from tests.regression.golden import Golden, shown
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from benchmarks.contact_sheet import contact_sheet
-from chipsparse.measure.quality import psnr
+from chipsparse.experiments.quality import psnr
 from chipsparse.profiles.profile import ASSETS
 from tests.regression.cases import CASES, Case
 from tests.regression.runs import Runs

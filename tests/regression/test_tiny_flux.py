@@ -5,7 +5,7 @@ import torch
 from diffusers import DiffusionPipeline, FluxPipeline
 
 import chipsparse
-from chipsparse.measure.quality import psnr
+from chipsparse.experiments.quality import psnr
 from chipsparse.profiles.profile import ASSETS
 from tests.regression.cases import CASES
 from tests.regression.measures import centre, computed_share

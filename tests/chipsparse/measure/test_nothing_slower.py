@@ -11,12 +11,12 @@ from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import MLPConfig
+from chipsparse.experiments.timing import time_in_turn
 from chipsparse.layers.mlp import dense_step
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.measure.known_times import KnownTimes
 from chipsparse.measure.step_clock import HOST_SECONDS, StepClock
-from chipsparse.measure.timing import time_in_turn
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from chipsparse import SparsityConfig
+from chipsparse.experiments.timing import time_in_turn
 from chipsparse.layout import LayerKind, ModelLayout, Share
 from chipsparse.measure import step_clock
 from chipsparse.measure.known_times import KnownTimes
 from chipsparse.measure.random_layers import RandomAttention, RandomMLP
 from chipsparse.measure.step_clock import StepClock, sample_of
 from chipsparse.measure.step_seconds import estimated_seconds
-from chipsparse.measure.timing import time_in_turn
 from chipsparse.plan import SparsityPlan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from chipsparse.measure.bootstrap import Interval, draws, interval
+from chipsparse.experiments.statistics import Interval, draws, interval
 
 
 def test_by_hand():

@@ -1,0 +1,427 @@
+"""The result of `chipsparse generate`: what was asked for, made, written and measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict, field_validator
+
+from chipsparse.cli.views.sections import (
+    Count,
+    Facts,
+    Index,
+    Number,
+    QualityPoint,
+    Record,
+    Result,
+    Section,
+    String,
+    Table,
+)
+from chipsparse.cli.views.units import (
+    counted,
+    percent,
+    seconds_text,
+    shortened,
+)
+from chipsparse.cli.wording import bundled_name, files_text, profile_text
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.report.record import ReportRecord
+
+if TYPE_CHECKING:
+    pass
+
+# Of the models that come with chipsparse, which draw nothing else whatever the prompt.
+BUNDLED = "bundled, draws simple shapes only"
+LETTERS = "D dense, R refresh, S sparse, k skipped"
+# Letters of a prompt that are shown: beside other clips, alone, and in a chart's label.
+ROW_PROMPT, WHOLE_PROMPT, LABEL_PROMPT = 60, 200, 40
+
+
+class Settings(Record):
+    """The size and length of what is generated, as far as they are known."""
+
+    width: Count | None = None
+    height: Count | None = None
+    num_frames: Count | None = None
+    num_inference_steps: Index | None = None
+    guidance_scale: Number | None = None
+    true_cfg_scale: Number | None = None
+    max_sequence_length: Count | None = None
+
+    @property
+    def size(self) -> str:
+        """Size and number of frames; empty where they are not known."""
+        if self.width is None or self.height is None:
+            return ""
+        frames = f", {counted(self.num_frames, 'frame')}" if self.num_frames else ""
+        return f"{self.width}x{self.height} pixels{frames}"
+
+    @property
+    def guidance(self) -> str:
+        """The scales of guidance."""
+        scales = [("scale", self.guidance_scale), ("classifier-free", self.true_cfg_scale)]
+        return ", ".join(f"{name} {scale:g}" for name, scale in scales if scale is not None)
+
+
+class LoraRecord(Record):
+    """A LoRA and its strength."""
+
+    file: String
+    scale: Number
+
+
+class RequestRecord(Record):
+    """What was asked for, as far as it decides about the result.
+
+    Attributes:
+        out_of_range: what the profile was not tuned for.
+        command: the words of the command that makes it again.
+    """
+
+    mode: Literal["sparse", "dense", "compare"] = "sparse"
+    prompt: String = ""
+    negative_prompt: String | None = None
+    image: String | None = None
+    strength: Number | None = None
+    model: String = ""
+    loras: Sequence[LoraRecord] = ()
+    scheduler: String | None = None
+    flow_shift: Number | None = None
+    pipeline_class: String = ""
+    transformer_class: String = ""
+    profile: String | None = None
+    quality: String | None = None
+    out_of_range: Sequence[String] = ()
+    warnings: Sequence[String] = ()
+    device: String = ""
+    dtype: String = ""
+    seed: Count | None = None
+    fps: Number | None = None
+    settings: Settings = Settings()
+    command: Sequence[String] = ()
+
+    @property
+    def settings_text(self) -> str:
+        """All settings in a line."""
+        settings = self.settings
+        steps = settings.num_inference_steps
+        guidance = settings.true_cfg_scale or settings.guidance_scale
+        texts = [
+            settings.size,
+            "" if steps is None else counted(steps, "step"),
+            "" if guidance is None else f"guidance {guidance:g}",
+            self.scheduler,
+            "" if self.flow_shift is None else f"flow shift {self.flow_shift:g}",
+            self.image and f"from {self.image}",
+            "" if self.strength is None else f"strength {self.strength:g}",
+            self.dtype,
+            self.device and f"on {self.device}",
+        ]
+        return ", ".join(text for text in texts if text)
+
+
+class RunStep(Record):
+    """A denoising step, all its guidance branches together; see `experiments.clips`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: Index
+    action: String
+    seconds: Number
+    attention_kept: Number | None = None
+    mlp_kept: Number | None = None
+    section: Index = 0
+
+    def computed(self, kept: float | None) -> float:
+        """The share that it computed: all where nothing ran sparse, none where it was skipped."""
+        return 0.0 if self.action == "skip" else 1.0 if kept is None else kept
+
+
+class Run(Record):
+    """A generation, dense or sparse, without its frames; see `experiments.clips`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    steps: Sequence[RunStep]
+    denoising_seconds: Number
+    total_seconds: Number
+    height: Index
+    width: Index
+    frames: Index
+    peak_gpu_bytes: Count | None = None
+    cache_bytes: Count = 0
+    host_bytes: Count = 0
+    backends: Mapping[str, str] = {}
+    backend_reasons: Sequence[String] = ()
+    fallbacks: Sequence[String] = ()
+    notes: Sequence[String] = ()
+    nothing_sparse: String | None = None
+    work_share: Number | None = None
+
+    @field_validator("frames", mode="before")
+    @classmethod
+    def _count(cls, frames: object) -> object:
+        return frames if isinstance(frames, int) else len(frames)  # type: ignore[arg-type]
+
+    @property
+    def letters(self) -> str:
+        """The action of each step, of the first branch where branches differ, as a letter."""
+        return "".join(
+            "k" if step.action.startswith("skip") else step.action[0].upper() for step in self.steps
+        )
+
+
+class Comparison(Record):
+    """Sparse against dense, of the same prompt and seed.
+
+    Attributes:
+        speedup: dense over sparse time of the denoising loop.
+        psnr_db: over the 8-bit frames before compression; None where they are the same.
+        ssim: None for frames smaller than its window.
+    """
+
+    speedup: Number
+    psnr_db: Number | None = None
+    ssim: Number | None = None
+    identical: bool = False
+
+    @property
+    def quality(self) -> str:
+        """The quality in words."""
+        if self.psnr_db is None:
+            return "the same frames as dense"
+        ssim = "" if self.ssim is None else f", SSIM {self.ssim:.4f}"
+        return f"PSNR {self.psnr_db:.2f} dB{ssim}"
+
+
+class GenerationResult(Result):
+    """One clip or image.
+
+    Attributes:
+        files: what was written, by kind: "output", "dense", "compare", "report".
+        peak_process_bytes: the largest resident size of the process.
+        error: why there is nothing, in one sentence.
+        report: what each step and layer of the sparse run did; in the file of ``--report`` only.
+    """
+
+    kind: Literal["generation"] = "generation"
+    request: RequestRecord = RequestRecord()
+    files: Mapping[str, Sequence[String]] = {}
+    sparse: Run | None = None
+    dense: Run | None = None
+    comparison: Comparison | None = None
+    peak_process_bytes: Count | None = None
+    error: String | None = None
+    report: ReportRecord | None = None
+
+    @property
+    def made(self) -> Run | None:
+        """The generation that was asked for."""
+        return self.sparse or self.dense
+
+    @property
+    def title(self) -> str:
+        """The headline of the page."""
+        return self.request.prompt or "A generation"
+
+    def points(self, name: str) -> list[QualityPoint]:
+        """Return the clip against dense."""
+        comparison, request = self.comparison, self.request
+        if comparison is None or comparison.psnr_db is None:
+            return []
+        seed = "" if request.seed is None else f"seed {request.seed}"
+        texts = [name, shortened(request.prompt, LABEL_PROMPT), seed]
+        label = ", ".join(text for text in texts if text)
+        return [QualityPoint(label, comparison.speedup, comparison.psnr_db)]
+
+    def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the summary for the terminal and the report's sections for the page."""
+        from chipsparse.cli.generate.report_page import ReportPage
+
+        return [*self._summary(verbose=verbose), *ReportPage(self).sections()]
+
+    def _summary(self, *, verbose: bool) -> list[Section]:
+        made = self.made
+        if made is None:
+            return []
+        head = [model_fact(self.request.model), ("gain", gain([self])), ("time", _time(made))]
+        names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
+        head += [(names[kind], files_text(files)) for kind, files in self.files.items()]
+        head.append(("prompt", shortened(self.request.prompt, WHOLE_PROMPT) or "(empty)"))
+        head.append(("seed", str(self.request.seed)))
+        if self.sparse is not None:
+            head.append(("steps", f"{self.sparse.letters}\n{LETTERS}"))
+        details = [*self.details, *(internals(made) if verbose else [])]
+        return [
+            Section("", [Facts(head), steps_table(made), Facts(details)], where="terminal"),
+        ]
+
+    @property
+    def details(self) -> list[tuple[str, str]]:
+        """How it was made, and all that is worth knowing of it."""
+        request = self.request
+        rows = [("settings", request.settings_text)]
+        if self.sparse is not None and request.profile is not None:
+            rows.append(("profile", profile_text(request.profile, request.quality)))
+        rows += [("LoRA", f"{lora.file} at {lora.scale:g}") for lora in request.loras]
+        return [*rows, ("memory", self._memory), *self.notes]
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """Warnings, fallbacks and notes."""
+        rows = [("warning", sentence) for sentence in self.request.warnings]
+        if self.made is not None:
+            rows += [("fallback", sentence) for sentence in self.made.fallbacks]
+            rows += [("note", sentence) for sentence in self.made.notes]
+        return rows
+
+    @property
+    def _memory(self) -> str:
+        made, texts = self.made, []
+        assert made is not None
+        if made.peak_gpu_bytes is not None:
+            dense = self.dense if self.sparse is not None else None
+            also = f" (dense {format_bytes(dense.peak_gpu_bytes or 0)})" if dense else ""
+            texts.append(f"peak {format_bytes(made.peak_gpu_bytes)} on the GPU{also}")
+        elif self.peak_process_bytes is not None:
+            texts.append(f"peak {format_bytes(self.peak_process_bytes)} of the process")
+        if made.cache_bytes:
+            away = f" ({format_bytes(made.host_bytes)} in host memory)" if made.host_bytes else ""
+            texts.append(f"caches {format_bytes(made.cache_bytes)}{away}")
+        return ", ".join(texts)
+
+
+class SeriesResult(Result):
+    """Several clips of one command, in their order; ``asked``: how many there were to be."""
+
+    kind: Literal["series"] = "series"
+    asked: Count
+    clips: Sequence[GenerationResult]
+
+    @property
+    def title(self) -> str:
+        """The headline of the page."""
+        return f"{len(self.clips)} of {counted(self.asked, 'clip')}"
+
+    def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return a table of the clips between what they have in common and what went wrong."""
+        finished = [clip for clip in self.clips if clip.error is None]
+        failed = len(self.clips) - len(finished)
+        count = f"{len(finished)} of {self.asked} made" + (f", {failed} failed" if failed else "")
+        prompts = len({clip.request.prompt for clip in self.clips}) > 1
+        head = [model_fact(self.clips[0].request.model), ("clips", count)]
+        if finished:
+            seconds = sum(clip.made.total_seconds for clip in finished if clip.made)
+            total = f"{seconds_text(seconds)} for {counted(len(finished), 'clip')}"
+            head += [("gain", gain(finished)), ("time", f"{total} with text and decoding")]
+        if not prompts:
+            prompt = shortened(self.clips[0].request.prompt, WHOLE_PROMPT)
+            head.append(("prompt", prompt or "(empty)"))
+        rows = [row for number, clip in enumerate(finished) for row in _series_facts(number, clip)]
+        if verbose and finished and finished[-1].made:
+            rows += internals(finished[-1].made)
+        facts = Facts([*dict.fromkeys(rows)])
+        return [Section("", [Facts(head), self._table(prompts=prompts), facts])]
+
+    def _table(self, *, prompts: bool) -> Table:
+        compared = any(clip.comparison is not None for clip in self.clips)
+        columns = ["written", *(["prompt"] if prompts else []), "seed", "time"]
+        columns += ["speed-up", "PSNR"] if compared else []
+        rows = []
+        for clip in self.clips:
+            name, time = "failed", "-"
+            if clip.error is None and clip.made is not None:
+                name = files_text(clip.files["output"])
+                time = seconds_text(clip.made.denoising_seconds)
+            cells = [name]
+            if prompts:
+                cells.append(shortened(clip.request.prompt, ROW_PROMPT) or "(empty)")
+            cells += [str(clip.request.seed), time]
+            if compared:
+                found = clip.comparison
+                cells += ["-", "-"] if found is None else _compared(found)
+            rows.append(cells)
+        return Table(columns, rows, texts=2 if prompts else 1)
+
+
+def _series_facts(number: int, clip: GenerationResult) -> list[tuple[str, str]]:
+    return clip.details if number == 0 else clip.notes
+
+
+def _compared(comparison: Comparison) -> list[str]:
+    psnr = comparison.psnr_db
+    return [f"{comparison.speedup:.2f}x", "the same" if psnr is None else f"{psnr:.2f} dB"]
+
+
+def model_fact(location: str) -> tuple[str, str]:
+    """Return the model as a fact."""
+    name = bundled_name(location)
+    return "model", location if name is None else f"{name}, {BUNDLED}"
+
+
+def gain(results: Sequence[GenerationResult]) -> str:
+    """Return what was gained over dense, of one clip or of all of a series."""
+    made = [result.sparse for result in results if result.sparse is not None]
+    if not made:
+        return "none: the unpatched model ran"
+    compared = [result for result in results if result.comparison is not None]
+    if compared:
+        return _measured_gain(compared)
+    if all(run.nothing_sparse is not None or run.work_share == 1 for run in made):
+        return "none: nothing ran sparse"
+    saved = sorted(1 - run.work_share for run in made if run.work_share is not None)
+    if not saved:
+        return "not known; --compare measures it"
+    share = _range([f"{value:.0%}" for value in saved])
+    return f"about {share} fewer operations than dense (estimated; --compare measures the speed-up)"
+
+
+def _measured_gain(results: Sequence[GenerationResult]) -> str:
+    comparisons = [result.comparison for result in results if result.comparison is not None]
+    worst = min(comparisons, key=lambda c: float("inf") if c.psnr_db is None else c.psnr_db)
+    if len(comparisons) > 1:
+        speedups = [f"{speedup:.2f}" for speedup in sorted(c.speedup for c in comparisons)]
+        least = "" if worst.psnr_db is None else "at worst "
+        return f"{_range(speedups)} times as fast as dense; {least}{worst.quality}"
+    dense = results[0].dense
+    seconds = "" if dense is None else f" ({seconds_text(dense.denoising_seconds)})"
+    return f"{worst.speedup:.2f} times as fast as dense{seconds}, {worst.quality}"
+
+
+def _range(ascending: Sequence[str]) -> str:
+    least, most = ascending[0], ascending[-1]
+    return least if least == most else f"{least} to {most}"
+
+
+def _time(made: Run) -> str:
+    steps, sections = counted(len(made.steps), "step"), made.steps[-1].section + 1
+    steps += f" in {sections} sections" if sections > 1 else ""
+    return (
+        f"{seconds_text(made.denoising_seconds)} for {steps}, "
+        f"{seconds_text(made.total_seconds)} with text and decoding"
+    )
+
+
+def steps_table(made: Run) -> Table:
+    """Return the steps by action, with their mean time and computed shares."""
+    by_action: dict[str, list[RunStep]] = defaultdict(list)
+    for step in made.steps:
+        by_action[step.action].append(step)
+    groups = [*by_action.items(), *([("all", [*made.steps])] if len(by_action) > 1 else [])]
+    rows = []
+    for action, steps in groups:
+        attention = statistics.fmean(step.computed(step.attention_kept) for step in steps)
+        mlp = statistics.fmean(step.computed(step.mlp_kept) for step in steps)
+        seconds = seconds_text(statistics.fmean(step.seconds for step in steps))
+        rows.append([action, str(len(steps)), seconds, percent(attention), percent(mlp)])
+    return Table(["action", "steps", "mean time", "attention computed", "MLP computed"], rows)
+
+
+def internals(made: Run) -> list[tuple[str, str]]:
+    """Return what only ``--verbose`` says: which kernels ran, and why others did not."""
+    rows = [("backends", ", ".join(f"{op}: {name}" for op, name in made.backends.items()))]
+    return [*rows, *(("passed over", line) for line in made.backend_reasons)]

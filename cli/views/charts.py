@@ -1,0 +1,304 @@
+"""Charts that matplotlib draws, as SVG that stands in the page itself.
+
+The style sheet repaints what matplotlib paints in one of the named colours, on bright and on dark
+screens. A chart is drawn once for wide and once for narrow screens: text in a drawing that shrinks
+with the screen could not be read there.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle, StepPatch
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
+
+from chipsparse.cli.views.names import without_folders
+from chipsparse.cli.views.sections import ACTIONS, BACK, INK, RULE, SERIES, SHADES, SOFT, Chart
+
+WIDE, NARROW = 840, 340  # pixels
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 42
+POINTS = 72  # an inch of SVG has as many units
+NAMES = ("first", "second", "third", "fourth", "ink", "soft", "rule", "back", *ACTIONS)
+PAINTS = (*SERIES, INK, SOFT, RULE, BACK, *ACTIONS.values())
+COLOURS = {paint: f"var(--{name})" for paint, name in zip(PAINTS, NAMES, strict=True)} | {
+    shade: f"color-mix(in oklab, var(--high) {100 * place / 9:.0f}%, var(--low))"
+    for place, shade in enumerate(SHADES)
+}
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # texts stay texts
+    "svg.hashsalt": "chipsparse",  # the same page for the same results
+    "text.parse_math": False,
+    "axes.facecolor": "none",
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "axes.ymargin": 0.06,
+    "font.size": 12,
+    "grid.color": RULE,
+    "grid.linewidth": 1,
+    "lines.linewidth": 2,
+    "lines.dashed_pattern": (3, 2),
+    "lines.markeredgecolor": BACK,
+    "patch.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": RULE,
+    "xtick.labelcolor": SOFT,
+    "ytick.color": RULE,
+    "ytick.labelcolor": SOFT,
+    "ytick.major.size": 0,
+}
+LETTER = 7.5  # the usual width of a letter in pixels
+AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+TIP = "tip: "
+SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+ElementTree.register_namespace("", SVG[1:-1])
+ElementTree.register_namespace("xlink", XLINK[1:-1])
+
+Mark = tuple[float, float, str]  # a point and the text that belongs to it
+
+
+class Canvas:
+    """The axes that a chart draws on, with what several charts draw."""
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+
+    def whole_axis(self, across: str, count: int, upwards: str) -> None:
+        """Lay whole numbers across, each with a place as wide as the others."""
+        self.axes.set_xlim(-0.5, max(1, count) - 0.5)
+        self.axes.set(xlabel=across, ylabel=upwards)
+        self.axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+        self.axes.grid(axis="y")
+
+    def steps_axis(self, count: int, upwards: str) -> None:
+        """Lay the denoising steps of a generation across."""
+        self.whole_axis("denoising step, from 0", count, upwards)
+
+    def plane(self, across: str, upwards: str) -> None:
+        """Label both axes of a scatter chart."""
+        self.axes.set(xlabel=across, ylabel=upwards)
+        self.axes.margins(x=0.06)
+        self.axes.grid()
+
+    def percent_axis(self) -> None:
+        """Write the numbers upwards as percentages."""
+        self.axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
+
+    def integers_upwards(self) -> None:
+        """Write whole numbers upwards."""
+        self.axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+
+    def dots(
+        self,
+        marks: Iterable[Mark],
+        colour: str,
+        *,
+        label: str | None = None,
+        square: bool = False,
+        radius: float = 4.0,
+        alpha: float | None = None,
+    ) -> None:
+        """Draw points with tips; squares tell them apart by more than the colour."""
+        for x, y, tip in marks:
+            (dot,) = self.axes.plot(
+                x,
+                y,
+                "s" if square else "o",
+                color=colour,
+                markersize=2 * radius,
+                alpha=alpha,
+                label=label,
+            )
+            _set_tip(dot, tip)
+            label = None
+
+    def bars(self, marks: Iterable[Mark], colour: str, label: str, width: float) -> None:
+        """Draw bars with tips at the middles of their places."""
+        self.key(colour, label)
+        for place, height, tip in marks:
+            (bar,) = self.axes.bar(place, height, width, color=colour)
+            _set_tip(bar, tip)
+
+    def box(self, x: float, y: float, width: float, height: float, colour: str, tip: str) -> None:
+        """Draw a rectangle with a tip."""
+        box = Rectangle((x, y), width, height, facecolor=colour, edgecolor=BACK)
+        _set_tip(self.axes.add_patch(box), tip)
+
+    def key(self, colour: str, label: str) -> None:
+        """Have the legend say what boxes of a colour are."""
+        self.axes.add_patch(Rectangle((0, 0), 0, 0, facecolor=colour, label=label))
+
+    def stairs(
+        self, values: Sequence[float | None], colour: str, line: str = "-", label: str = ""
+    ) -> None:
+        """Draw one value for each step, level during the step, with gaps for None."""
+        edges = np.arange(len(values) + 1) - 0.5
+        self.axes.stairs(
+            np.array(values, float),
+            edges,
+            baseline=None,
+            color=colour,
+            linestyle=line,
+            linewidth=2,
+            label=label,
+        )
+
+    def level(self, value: float, label: str) -> None:
+        """Mark a value across the whole chart."""
+        self.axes.axhline(value, color=INK, linewidth=1.2, linestyle=":")
+        self.axes.annotate(
+            label,
+            (0, value),
+            (6, 4),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+        )
+
+    def labels(self, marks: Sequence[Mark]) -> None:
+        """Write short texts beside points, where they cover no point and no text if possible."""
+        self.axes.autoscale_view()
+        places = [(*self.axes.transData.transform((x, y)), text) for x, y, text in marks]
+        taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y, _ in places]
+        for x, y, text in places:
+            wide = LETTER * len(text)
+            middles = [(x + dx * (9 + wide / 2), y + dy * 13) for dx, dy in AROUND]
+            boxes = [Bbox.from_bounds(a - wide / 2, b - 6, wide, 12) for a, b in middles]
+            covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
+            best = covered.index(min(covered))
+            taken.append(boxes[best])
+            left, up = self.axes.transData.inverted().transform(middles[best])
+            self.axes.text(left, up, text, ha="center", va="center")
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend: "box", "line", "dashed", "dot" or "square" of a colour, and text."""
+
+    shape: str
+    colour: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A chart in a page: its legend, and SVG for wide and for narrow screens."""
+
+    keys: Sequence[Key]
+    wide: Markup
+    narrow: Markup
+
+
+class Renderer:
+    """Draws the charts of one page, in which no two elements share an id."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, chart: Chart) -> Drawn:
+        """Draw a chart for both widths."""
+        wide, keys = self._draw(chart, WIDE)
+        narrow, _ = self._draw(chart, NARROW)
+        return Drawn(keys, wide, narrow)
+
+    def _draw(self, chart: Chart, width: int) -> tuple[Markup, list[Key]]:
+        self._count += 1
+        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+            # A letter that the font lacks has no known width; the browser has other fonts.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            size = width / POINTS, chart.height / POINTS
+            figure = Figure(size, dpi=POINTS, facecolor="none")
+            across, up = width - LEFT - RIGHT, chart.height - TOP - BOTTOM
+            axes = figure.add_axes(
+                (LEFT / width, BOTTOM / chart.height, across / width, up / chart.height)
+            )
+            chart.draw(Canvas(axes))
+            # The label stands above the axis, where it takes no width.
+            figure.text(4 / width, 1 - 14 / chart.height, axes.get_ylabel())
+            axes.set_ylabel("")
+            axes.xaxis.set_label_coords(0.5, -34 / up)
+            text = io.StringIO()
+            no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+            figure.savefig(text, format="svg", metadata=no_metadata)
+        svg = _inline(text.getvalue(), prefix=f"chart{self._count}-")
+        return Markup(svg), [*dict.fromkeys(_keys(axes))]
+
+
+def _set_tip(artist: Artist, tip: str) -> None:
+    """Have an artist say this when the pointer rests on it."""
+    artist.set_gid(TIP + tip)
+
+
+def _inline(text: str, prefix: str) -> str:
+    """Return what matplotlib wrote as an element of a page, its ids with a prefix."""
+    root = ElementTree.fromstring(text)
+    del root.attrib["width"], root.attrib["height"]
+    root.remove(root[0])  # a style sheet, which would be the whole page's
+    for element in root.iter():
+        name = element.attrib.pop("id", "")
+        if name.startswith(TIP):
+            title = ElementTree.Element(f"{SVG}title")
+            title.text = without_folders(name.removeprefix(TIP))
+            element.insert(0, title)
+        elif element.tag in (f"{SVG}path", f"{SVG}clipPath") and name:
+            element.set("id", prefix + name)
+        if element.tag == f"{SVG}text":
+            element.text = without_folders(element.text or "")
+        for key in {"d", "x", "y"}.intersection(element.keys()):
+            # A screen shows no more digits.
+            shorter = re.sub(r"(\.\d\d)\d+", r"\1", " ".join(element.attrib[key].split()))
+            element.set(key, shorter)
+        if "style" in element.attrib:
+            element.set("style", _style(element.attrib["style"]))
+        for key in (f"{XLINK}href", "clip-path"):
+            if key in element.attrib:
+                element.set(key, element.attrib[key].replace("#", f"#{prefix}", 1))
+        if element.get("transform", "").startswith("rotate(-0 "):
+            del element.attrib["transform"]
+        if not (element.text or "").strip():
+            element.text = None
+        element.tail = None
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _style(style: str) -> str:
+    """Return a style without fonts, which are the page's, and with the page's colours."""
+    style = re.sub(r"font(-size|-family)?:[^;]*(; *|$)", "", style)
+    return re.sub(r"#[0-9a-f]{6}", lambda match: COLOURS.get(match[0], match[0]), style)
+
+
+def _keys(axes: Axes) -> Iterator[Key]:
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        assert isinstance(handle, (Line2D, Patch))
+        shape = "dashed" if handle.get_linestyle() == "--" else "line"
+        if isinstance(handle, Line2D):
+            shape = {"o": "dot", "s": "square"}.get(str(handle.get_marker()), shape)
+            paint = handle.get_color()
+        elif isinstance(handle, StepPatch):
+            paint = handle.get_edgecolor()
+        else:
+            shape, paint = "box", handle.get_facecolor()
+        yield Key(shape, COLOURS[matplotlib.colors.to_hex(paint)], str(label))
+
+
+def _overlap(a: Bbox, b: Bbox) -> float:
+    """Return the area that lies in both boxes."""
+    shared = Bbox.intersection(a, b)
+    return 0.0 if shared is None else shared.width * shared.height

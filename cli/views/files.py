@@ -1,0 +1,88 @@
+"""Files of results, read with the classes that wrote them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from chipsparse.cli.errors import UserError, first_line
+from chipsparse.cli.prompts import read_text
+from chipsparse.cli.views.sections import Result, clean
+
+# Module and class of each kind of result; imported when a file of the kind is read.
+KINDS = {
+    "generation": ("chipsparse.cli.generate.record", "GenerationResult"),
+    "series": ("chipsparse.cli.generate.record", "SeriesResult"),
+    "comparison": ("chipsparse.cli.compare.record", "ConfigsComparison"),
+    "files": ("chipsparse.cli.compare.record", "FilesComparison"),
+    "suite": ("chipsparse.cli.compare.record", "SuiteResult"),
+    "tuning": ("chipsparse.cli.tune.record", "TuningResult"),
+}
+
+
+def read_result(path: Path) -> Result:
+    """Return the result in a file.
+
+    Raises:
+        UserError: it is no file of chipsparse, or a damaged one.
+    """
+    content = read_json(path)
+    kind = content.get("kind")
+    if kind == "report":  # what `GenerationReport.to_dict` gives in Python
+        kind, content = "generation", {"report": content}
+    if kind not in KINDS:
+        raise UserError(
+            f"{path} is of no kind that report knows; it reads the file of generate --report, the "
+            "results file of tune, what compare --json prints and the suite.json of compare --suite"
+        )
+    module, name = KINDS[kind]
+    return validated(getattr(importlib.import_module(module), name), path, content)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; raises `UserError` where there is none."""
+    try:
+        if not path.exists():
+            raise UserError(f"the file {path} does not exist")
+        if not path.is_file():  # a pipe may never end
+            raise UserError(f"{path} is no regular file")
+        content = json.loads(read_text(path, str(path)))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no JSON object, as every file of chipsparse is")
+    return content
+
+
+def validated(kind: type[Result], path: Path, content: dict[str, Any]) -> Result:
+    """Return a file's content as a result; raises `UserError` with the place of what is wrong."""
+    try:
+        return kind.model_validate(_clean(content), strict=False)
+    except ValidationError as error:
+        raise UserError(f"{path} is damaged: {_first_mistake(error)}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is damaged: it is nested too deeply") from error
+
+
+def _clean(value: Any) -> Any:
+    """Return the same with texts that a page can hold."""
+    if isinstance(value, dict):
+        return {clean(name): _clean(item) for name, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else clean(value)
+
+
+def _first_mistake(error: ValidationError) -> str:
+    """Return such as ``steps[0].kept is "all"; it should be a valid number``."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    places = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    place = "".join(places).removeprefix(".") or "the file"
+    if first["type"] == "missing":
+        return f"{place} is missing"
+    value = json.dumps(first["input"], ensure_ascii=False, default=str)
+    value = value if len(value) <= 40 else f"{value[:37]}..."
+    wanted = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return f"{place} is {value}; {wanted}"

@@ -1,0 +1,120 @@
+"""Sample frames of videos and images, small enough to stand in the page itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
+from chipsparse.cli.media.images import numbered
+from chipsparse.cli.media.read import read_clip
+from chipsparse.cli.views.sections import Clips
+
+# Frames of a file and their largest side in pixels: of one clip, and of clips side by side.
+FRAMES, LARGEST_SIDE = 6, 320
+WIDE_FRAMES, WIDE_LARGEST_SIDE = 3, 640
+JPEG_QUALITY = 88
+# How much newer than the file that names it a clip may be and still be the one that was meant.
+SAME_RUN_SECONDS = 60.0
+HOW = "Give the files that it should show with --media."
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Frames of one file: uint8 ``[F, H, W, 3]`` in their own size, with their numbers."""
+
+    label: str
+    frames: np.ndarray
+    numbers: Sequence[int]
+    side_by_side: bool = False
+
+    @property
+    def images(self) -> list[tuple[int, str]]:
+        """The number and a data URI of each frame."""
+        side = WIDE_LARGEST_SIDE if self.side_by_side else LARGEST_SIDE
+        uris = (data_uri(frame, side) for frame in self.frames)
+        return list(zip(self.numbers, uris, strict=True))
+
+
+def read_sample(path: Path, label: str, *, side_by_side: bool = False) -> Sample:
+    """Return evenly spaced frames of a file; raises `UserError` where it cannot be read."""
+    frames = read_clip(path).frames
+    numbers = spaced(len(frames), WIDE_FRAMES if side_by_side else FRAMES)
+    return Sample(label, frames[numbers], numbers, side_by_side)
+
+
+def spaced(count: int, most: int) -> list[int]:
+    """Return at most ``most`` numbers below a count, evenly spaced, the first and last included."""
+    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
+
+
+def named_samples(source: Path, clips: Clips) -> list[Sample] | str:
+    """Return frames of the clips that a file names as they were when it was written, or why not."""
+    if not clips.names:
+        return clips.missing or f"{source.name} names no clip. {HOW}"
+    samples: dict[str, Sample] = {}
+    for label, name in clips.names.items():
+        # Elsewhere than beside the file, another run may have clips of the same names.
+        path = find(source, str(source.parent / name) if clips.beside else name)
+        if path is None:
+            return f"{Path(name).name}, which {source.name} names, is not there. {HOW}"
+        if newest(path) > newest(source) + SAME_RUN_SECONDS:
+            return f"{path.name} was written after {source.name}. {HOW}"
+        try:
+            title = f"{label}: {path.name}"
+            samples[label] = read_sample(path, title, side_by_side=clips.side_by_side)
+        except UserError as error:
+            return f"{str(error).replace(str(path), path.name)}."
+    if clips.reference in samples and len(samples) == 2:
+        (other,) = (sample for label, sample in samples.items() if label != clips.reference)
+        return with_difference(samples[clips.reference], other)
+    return list(samples.values())
+
+
+def with_difference(reference: Sample, sample: Sample) -> list[Sample]:
+    """Return both and, where their frames have one shape, a heat-map of where they differ."""
+    if reference.frames.shape != sample.frames.shape:
+        return [reference, sample]
+    differences = difference(reference.frames, sample.frames)
+    factor = choose_factor([differences])
+    shown = heat_map(differences, factor)
+    label = f"{heat_map_label(factor)}: black is none, white {-(-255 // factor)} of 255 or more"
+    return [reference, sample, Sample(label, shown, sample.numbers)]
+
+
+def data_uri(frame: np.ndarray, side: int) -> str:
+    """Return a frame, uint8 ``[H, W, 3]``, as a data URI of a PNG or JPEG, whichever is smaller.
+
+    Args:
+        side: the largest side that the image may have, in pixels.
+    """
+    image = Image.fromarray(frame)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    forms = []
+    for form, options in (("png", {"optimize": True}), ("jpeg", {"quality": JPEG_QUALITY})):
+        buffer = io.BytesIO()
+        image.save(buffer, form, **options)
+        forms.append((len(buffer.getvalue()), form, buffer.getvalue()))
+    _, form, content = min(forms)
+    return f"data:image/{form};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def find(source: Path, name: str) -> Path | None:
+    """Return the file that another one names: from the current folder, or beside that one."""
+    for path in (Path(name), source.parent / name, source.parent / Path(name).name):
+        if path.exists() or numbered(path):
+            return path
+    return None
+
+
+def newest(path: Path) -> float:
+    """Return when a file, or the last of its numbered ones, was written."""
+    files = [path] if path.exists() else numbered(path)
+    return max(file.stat().st_mtime for file in files)

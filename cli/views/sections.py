@@ -1,0 +1,216 @@
+"""The results of commands: one pydantic record each, which lists once what people see of it.
+
+``--json`` prints the record, files hold it, ``report`` reads it with the same class, and both
+renderers, `chipsparse.cli.views.terminal` and `chipsparse.cli.views.page`, show its sections.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+import chipsparse
+
+if TYPE_CHECKING:
+    from chipsparse.cli.views.charts import Canvas
+
+# Colours of charts. The page's style sheet has its own for each, on bright and on dark screens.
+SERIES = FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
+INK, SOFT, RULE, BACK = "#1b1f24", "#57606a", "#d9dee3", "#ffffff"
+ACTIONS = {"dense": "#9aa2ab", "refresh": "#e69f00", "sparse": "#0072b3", "skip": "#fffffe"}
+SHADES = tuple(f"#0842{shade:02x}" for shade in range(10))  # from the lowest share to the highest
+
+# Neither XML nor HTML has a way to write these.
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+def clean(value: object) -> object:
+    """Return a text with letters that every encoding and page can hold; any other value as is."""
+    return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value) if isinstance(value, str) else value
+
+
+String = Annotated[str, BeforeValidator(clean)]
+# Charts of larger numbers overflow, and a damaged file must not make a page of a billion steps.
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Count = Annotated[int, Field(ge=0, le=10**18)]
+Index = Annotated[int, Field(ge=0, lt=100_000)]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline number: large on the page, a fact on the terminal."""
+
+    value: str
+    label: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with what is to be said of each; rows with an empty text are not shown."""
+
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        columns: the headings.
+        texts: how many of the first columns hold texts; the others hold numbers.
+        folded: the summary under which the page folds the table; empty: it is open.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+    folded: str = ""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A sentence that must not be missed: an "error", or a "note" such as a warning."""
+
+    text: str
+    role: Literal["error", "note"] = "note"
+
+
+@dataclass(frozen=True)
+class Items:
+    """Sentences, one below the other."""
+
+    texts: Sequence[str]
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Words of a command, which the page shows without folders."""
+
+    words: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A diagram, for the page alone.
+
+    Attributes:
+        title: what the chart shows, for those who cannot see it.
+        draw: draws it: marks, the labels of both axes, and what the legend says of the marks.
+        height: in pixels, axes included.
+    """
+
+    title: str
+    draw: Callable[[Canvas], object]
+    caption: str
+    height: int = 280
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Videos and images to show frames of, for the page alone.
+
+    Attributes:
+        names: the files' paths by label.
+        reference: the label of the clip from which the other's difference is shown.
+        side_by_side: whether each file shows several clips side by side.
+        beside: whether the paths count from the folder of the record alone.
+        text: which clips these are, where that has to be said.
+        missing: how to get clips, where there are none.
+    """
+
+    names: Mapping[str, str]
+    reference: str | None = None
+    side_by_side: bool = False
+    beside: bool = False
+    text: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file beside the page, with its thumbnail if it has one, and what stands below it."""
+
+    file: str
+    thumbnail: str | None
+    text: str
+    detail: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures side by side, for the page alone."""
+
+    pictures: Sequence[Picture]
+
+
+Part: TypeAlias = Tile | Facts | Table | Alert | Items | Code | Chart | Clips | Gallery
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a result.
+
+    Attributes:
+        title: empty for the head of the result.
+        text: what the page says below the title.
+        where: on which of both views it is shown.
+        missing: what the page says would fill it where ``parts`` has nothing to show; empty: the
+            section is left out.
+    """
+
+    title: str
+    parts: Sequence[Part | None]
+    text: str = ""
+    where: Literal["both", "terminal", "page"] = "both"
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class QualityPoint:
+    """A result against dense, for the chart over several files."""
+
+    label: str
+    speedup: float
+    psnr_db: float
+
+
+class Record(BaseModel):
+    """A part of a result; what is not declared is not read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)
+
+
+class Result(Record):
+    """What a command measured or made.
+
+    Subclasses fix ``kind`` as a ``Literal``, which a file is recognized by.
+    """
+
+    kind: str
+    chipsparse: String = chipsparse.__version__
+
+    @property
+    def title(self) -> str:
+        """The headline of the page."""
+        raise NotImplementedError
+
+    def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return what people see, in order; the first section is the head."""
+        raise NotImplementedError
+
+    def points(self, name: str) -> list[QualityPoint]:
+        """Return the points of a chart over several files, by the file's name."""
+        return []
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints, in types of JSON; an infinite number is null."""
+        values: dict[str, Any] = json.loads(self.model_dump_json())
+        return values

@@ -1,0 +1,96 @@
+"""Results on the standard output: as tables for people, or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from chipsparse.cli.views.sections import Alert, Facts, Items, Part, Result, Section, Table, Tile
+
+
+def print_result(
+    result: Result | Sequence[Result], *, as_json: bool, verbose: bool = False
+) -> None:
+    """Print a result, or several as a JSON list, on the standard output."""
+    if as_json:
+        content = result.to_json() if isinstance(result, Result) else [r.to_json() for r in result]
+        print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    for item in [result] if isinstance(result, Result) else result:
+        print_sections(Console(), item.sections(verbose=verbose))
+
+
+def print_sections(console: Console, sections: Sequence[Section]) -> None:
+    """Print sections one below the other, with an empty line around tables."""
+    blank = True
+    for section in sections:
+        if section.where == "page":
+            continue
+        blocks = [block for block in _blocks(section.parts) if block is not None]
+        if not blocks:
+            continue
+        if section.title:
+            if not blank:
+                console.print()
+            console.print(Text(f" {section.title}", "bold"))
+        for block in blocks:
+            spaced = block.columns[0].style != "bold" if isinstance(block, Grid) else False
+            if spaced and not blank:
+                console.print()
+            console.print(block, highlight=False, markup=False)
+            if spaced:
+                console.print()
+            blank = spaced
+
+
+def _blocks(parts: Sequence[Part | None]) -> list[RenderableType]:
+    """Return what is printed; neighbouring facts share one table, so that their columns agree."""
+    blocks: list[RenderableType] = []
+    rows: list[tuple[str, str]] = []
+
+    def close() -> None:
+        if rows:
+            blocks.append(_facts(rows))
+            rows.clear()
+
+    for part in parts:
+        if isinstance(part, Tile):
+            detail = f" ({part.detail})" if part.detail else ""
+            rows.append((part.label, f"{part.value}{detail}"))
+        elif isinstance(part, Facts):
+            rows.extend((name, text) for name, text in part.rows if text)
+        elif isinstance(part, Alert):
+            rows.append(("error" if part.role == "error" else "warning", part.text))
+        elif isinstance(part, Items):
+            rows.extend((part.heading or "note", text) for text in part.texts)
+        elif isinstance(part, Table) and part.rows:
+            close()
+            blocks.append(_table(part))
+    close()
+    return blocks
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        grid.add_row(f" {name}", text)
+    return grid
+
+
+def _table(table: Table) -> Grid:
+    """Return a table whose numbers are never folded; texts behind the first one may be."""
+    grid = Grid(box=None, padding=(0, 2, 0, 1), header_style="bold")
+    for place, heading in enumerate(table.columns):
+        if place < table.texts:
+            grid.add_column(heading, no_wrap=place == 0 and table.texts == 1, overflow="fold")
+        else:
+            grid.add_column(heading, justify="right", no_wrap=True)
+    for row in table.rows:
+        grid.add_row(*row)
+    return grid

@@ -1,0 +1,118 @@
+"""Charts of the pages: what is drawn where, and how it becomes a piece of a page."""
+
+import itertools
+import random
+import re
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.figure import Figure
+
+from chipsparse.cli.views.budget_map import Cell, budget_map, colour_of, merged
+from chipsparse.cli.views.charts import NARROW, WIDE, Canvas, Key, Renderer
+from chipsparse.cli.views.sections import ACTIONS, FIRST, SECOND, SHADES, Chart
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def axes_of(draw):
+    """Return axes on which a chart was drawn."""
+    axes = Figure((10, 4), dpi=72).add_subplot()
+    draw(Canvas(axes))
+    return axes
+
+
+def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
+    def draw(canvas):
+        canvas.steps_axis(50, "up")
+        marks = [(0, 1, "<first>"), (49, 3, "last, from /home/me/x.json")]
+        canvas.dots(marks, FIRST, label="a $b")
+        canvas.axes.plot([0, 49], [1, 3], color=SECOND, linestyle="--", label="c")
+        canvas.level(2, "bound 2")
+
+    drawn = Renderer()(Chart("title", draw, "caption"))
+    assert drawn.keys == [Key("dot", "var(--first)", "a $b"), Key("dashed", "var(--second)", "c")]
+    for svg, width in ((drawn.wide, WIDE), (drawn.narrow, NARROW)):
+        root = ElementTree.fromstring(svg)
+        assert root.get("viewBox") == f"0 0 {width} 280"
+        assert root.get("width") is None
+        tips = [title.text for title in root.iter(f"{SVG}title")]
+        assert tips == ["<first>", "last, from x.json"]
+        texts = [text.text for text in root.iter(f"{SVG}text")]
+        assert {"up", "bound 2", "denoising step, from 0"} <= set(texts)
+        assert "font" not in svg
+        assert "#" not in re.sub(r"(href=\"|url\()#", "", svg)
+    assert str(drawn.wide).count("<text") > str(drawn.narrow).count("<text")  # more ticks
+
+
+def test_no_two_charts_share_an_id():
+    render = Renderer()
+    chart = Chart("same", lambda canvas: canvas.dots([(0, 1, "a")], FIRST), "same")
+    drawn = [render(chart) for _ in range(2)]
+    svgs = [svg for item in drawn for svg in (item.wide, item.narrow)]
+    ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in svgs]
+    assert all(ids)
+    assert len({*itertools.chain(*ids)}) == sum(map(len, ids))
+    for svg, own in zip(svgs, ids, strict=True):
+        assert set(re.findall(r"#([^\")]+)[\")]", svg)) <= set(own)
+
+
+def test_a_line_of_steps_is_level_during_each_and_has_gaps():
+    axes = axes_of(lambda canvas: canvas.stairs([2.0, None, 3.0], FIRST))
+    (patch,) = axes.patches
+    values, edges, _ = patch.get_data()
+    assert [*edges] == [-0.5, 0.5, 1.5, 2.5]
+    assert values == pytest.approx([2, float("nan"), 3], nan_ok=True)
+
+
+def test_every_cell_is_in_one_box_of_its_colour():
+    rng, cells, covered = random.Random(1), {}, {}
+    for place in itertools.product(range(9), range(14)):
+        action = rng.choice(["dense", "refresh", "sparse", "sparse", "skip"])
+        cells[place] = Cell(action, rng.choice([0.1, 0.2, 0.5]) if action == "sparse" else 1)
+    del cells[4, 7]
+    for run, first, last in merged(cells, 9, 14):
+        for place in itertools.product(range(first, last + 1), range(run.first, run.last + 1)):
+            assert place not in covered
+            covered[place] = (run.colour, run.text)
+    assert covered.keys() == cells.keys()
+    for place, cell in cells.items():
+        text = f"sparse, {cell.kept:.1%} computed" if cell.action == "sparse" else cell.action
+        assert covered[place] == (colour_of(cell, 0.1, 0.5), text)
+
+
+def test_cells_that_are_alike_share_a_box():
+    cells = {(layer, step): Cell("dense", 1.0) for layer in range(60) for step in range(50)}
+    cells |= {(layer, 9): Cell("sparse", 0.1) for layer in range(60)}
+    axes = axes_of(budget_map(cells, layers=60, steps=50, caption="").draw)
+    boxes = [patch for patch in axes.patches if patch.get_gid()]
+    sides = [(box.get_bbox().x0, box.get_bbox().x1) for box in boxes]
+    assert sides == [(-0.5, 8.5), (8.5, 9.5), (9.5, 49.5)]
+    assert boxes[1].get_gid() == "tip: layers 0 to 59, step 9: sparse, 10.0% computed"
+    assert axes.get_ylim() == (59.5, -0.5)  # the first layer is on top
+    assert axes.get_legend_handles_labels()[1] == ["dense: all", "sparse: 10.0%"]
+
+
+def test_the_shades_lie_between_the_least_and_the_most():
+    shades = [colour_of(Cell("sparse", kept), 0.1, 0.5) for kept in (0.1, 0.31, 0.5)]
+    assert shades == [SHADES[0], SHADES[5], SHADES[9]]
+    assert colour_of(Cell("sparse", 0.1), 0.1, 0.1001) == SHADES[9]
+    assert colour_of(Cell("dense", 1.0), 0.1, 0.5) == ACTIONS["dense"]
+
+
+def test_labels_cover_no_dot_and_no_other_label():
+    places = [(1.0, 30.0), (1.01, 30.0), (1.0, 30.1), (1.02, 30.0), (2.0, 35.0)]
+
+    def draw(canvas):
+        canvas.dots([(*place, "") for place in places], FIRST)
+        canvas.labels([(*place, str(number)) for number, place in enumerate(places, 1)])
+
+    axes = axes_of(draw)
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5"]
+    middles = [axes.transData.transform(text.get_position()) for text in axes.texts]
+    boxes = [(x - 3.75, y - 6, 7.5, 12) for x, y in middles]
+    marks = [(x - 5, y - 5, 10, 10) for x, y in map(axes.transData.transform, places)]
+    for index, (left, low, wide, high) in enumerate(boxes):
+        for other in [*boxes[:index], *marks]:
+            beside = left >= other[0] + other[2] or other[0] >= left + wide
+            assert beside or low >= other[1] + other[3] or other[1] >= low + high
