@@ -1,4 +1,4 @@
-"""What a session tells of its layers, without a model around it."""
+"""A session and its attention layers, without a model around them."""
 
 import gc
 from dataclasses import replace
@@ -15,7 +15,7 @@ from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from tests.chipsparse.attend import attend
+from tests.chipsparse.sessions import CPU, attend
 from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout(
@@ -33,7 +33,6 @@ CONFIG = SparsityConfig().override(
         "schedule.actions": ["dense", "refresh", "sparse", "refresh", "sparse"],
     }
 )
-CPU = torch.device("cpu")
 
 
 def run(
@@ -65,25 +64,21 @@ def run(
     return outputs
 
 
-def test_reports_each_op_with_its_backend_and_the_reasons():
+def test_a_report_has_each_ops_backend_with_its_reasons_until_the_next_generation():
     report = GenerationReport()
-    run(Session(CONFIG, report))
+    session = Session(CONFIG, report)
+    run(session)
     assert report.fallbacks == []
     assert report.backends["dense_attention"] == "library"
     assert report.backends["column_sparse_attention"] == "reference"
     assert list(report.passed_over["dense_attention"]) == ["gluon"]
     assert list(report.passed_over["column_sparse_attention"]) == ["gluon", "triton"]
     gluon = report.passed_over["column_sparse_attention"]["gluon"]
-    assert report.backend_reasons()[0] == f"dense_attention not on gluon: {gluon}"
-    assert report.backend_reasons()[1].startswith(
+    reasons = report.backend_reasons()
+    assert reasons[0] == f"dense_attention not on gluon: {gluon}"
+    assert reasons[1].startswith(
         f"dense_attention_column_sums, column_sparse_attention not on gluon: {gluon}; triton: "
     )
-
-
-def test_a_new_generation_forgets_the_backends_of_the_last():
-    report = GenerationReport()
-    session = Session(CONFIG, report)
-    run(session)
     session.begin(StepContext(2, 0, "cond", 6), LAYOUT, CPU)
     assert (report.backends, report.passed_over, report.backend_reasons()) == ({}, {}, [])
 
@@ -146,19 +141,16 @@ def test_a_refresh_need_not_wait_for_the_length_of_its_lists(density, capacity, 
     assert {cache.attention.capacity for cache in session._caches.values()} == {capacity}
 
 
-@pytest.mark.parametrize("forecast", [0.0, 0.5])
-def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(forecast, request):
-    config = CONFIG.override({"attention.forecast": forecast})
-
+def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(request):
     def spoil(step, layer):
         return step == 1 and layer == 1
 
-    expected = run(Session(config, GenerationReport()), spoil=spoil)
+    expected = run(Session(CONFIG, GenerationReport()), spoil=spoil)
     request.getfixturevalue("slow_device")
-    session = Session(config, GenerationReport())
-    found = run(session, spoil=spoil)
-    (once_more,) = session.report.fallbacks
-    assert once_more == (
+    session = Session(CONFIG, GenerationReport())
+    outputs = run(session, spoil=spoil)
+    (sentence,) = session.report.fallbacks
+    assert sentence == (
         "attention of layer 1 runs in full once more at step 2: column sums were NaN at its "
         "refresh, which made its lists longer than any choice does"
     )
@@ -170,23 +162,12 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(fore
     assert actions[2] == ["sparse", "refresh"]
     assert actions[4] == ["sparse", "sparse"]
     in_full = ["dense", "refresh", "refresh", "refresh", "sparse"]
-    full = run(Session(config.override({"schedule.actions": in_full}), GenerationReport()))
+    full = run(Session(CONFIG.override({"schedule.actions": in_full}), GenerationReport()))
     for step in (0, 1, 3):
         places = slice(4 * step, 4 * step + 4)
-        torch.testing.assert_close(found[places], expected[places])
-    torch.testing.assert_close(found[9:12:2], full[9:12:2])  # layer 1 at step 2
-    assert all(output.isfinite().all() for output in found)
-
-
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_a_second_generation_gives_the_same(rule):
-    session = Session(CONFIG.override({"attention.delta_rule": rule}), GenerationReport())
-    first, second = run(session), run(session, generation=2)
-    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
-    capacities = {cache.attention.capacity for cache in session._caches.values()}
-    assert capacities == {12}
-    session.reset()
-    assert not session._caches
+        torch.testing.assert_close(outputs[places], expected[places])
+    torch.testing.assert_close(outputs[9:12:2], full[9:12:2])  # layer 1 at step 2
+    assert all(output.isfinite().all() for output in outputs)
 
 
 def watch_choices(monkeypatch, session):
@@ -230,29 +211,24 @@ def test_a_branch_is_freed_after_its_last_step(guided_steps, offload, monkeypatc
     assert choices == ["cond", "cond", *["uncond"] * guided]
 
 
-def outputs_that_live():
-    """How many tensors there are of the shape that a test gives its outputs and latents."""
-    return sum(torch.is_tensor(each) and each.shape == (3, 1009) for each in gc.get_objects())
+def living_outputs():
+    """The number of tensors of the shape that a test gives its outputs."""
+    return sum(torch.is_tensor(item) and item.shape == (3, 1009) for item in gc.get_objects())
 
 
-@pytest.mark.parametrize("changes", [{"skip_threshold": 0.5}, {"forecast": 0.5}])
-def test_no_output_is_kept_after_the_last_step(changes):
+def test_no_output_is_kept_after_the_last_step():
     """Where a branch is called again after all, it is computed: what it would give is gone."""
-    listed = {"actions": ["dense", "dense", "skip"], "forecast_after": 0.0}
-    schedule = listed if "forecast" in changes else {"actions": None, "refresh_every": 2}
-    session = Session(
-        CONFIG.override({f"schedule.{k}": v for k, v in {**schedule, **changes}.items()}),
-        GenerationReport(),
-    )
+    changes = {"schedule.actions": ["dense", "dense", "skip"], "schedule.forecast": 0.5}
+    session = Session(CONFIG.override(changes), GenerationReport())
     for step in range(3):
         for branch in ("cond", "uncond"):
             context = StepContext(1, step, branch, 3, timestep=3.0 - step)
-            state = session.begin(context, LAYOUT, CPU, latents=torch.randn(3, 1009))
+            state = session.begin(context, LAYOUT, CPU)
             if step < 2 or branch == "uncond":
                 assert state.action is not Action.SKIP
             session.end(torch.randn(3, 1009), is_last_branch=step == 2)
             del state
-            assert (outputs_that_live() == 0) == (step == 2)
+            assert (living_outputs() == 0) == (step == 2)
 
 
 def packed_columns(session, branch):
@@ -263,11 +239,8 @@ def packed_columns(session, branch):
 
 
 @pytest.mark.parametrize("offload", ["never", "always"])
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, rule, monkeypatch):
-    config = CONFIG.override(
-        {"memory.offload": offload, "mlp.enabled": False, "attention.delta_rule": rule}
-    )
+def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, monkeypatch):
+    config = CONFIG.override({"memory.offload": offload, "mlp.enabled": False})
     session = Session(config, GenerationReport())
     choices = watch_choices(monkeypatch, session)
     for step in range(4):
@@ -295,20 +268,13 @@ def masks_of(session, branch, layout):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("local_blocks", [None, 0])
 @pytest.mark.parametrize("text_first", [False, True])
-def test_branches_whose_prompts_differ_in_length(local_blocks, text_first, waits, request):
+def test_branches_whose_prompts_differ_in_length(text_first, waits, request):
     """The first chooses for both; each keeps its text, and neither makes the other start anew."""
     if not waits:
         request.getfixturevalue("slow_device")
-    config = CONFIG.override(
-        {
-            "attention.local_blocks": local_blocks,
-            "attention.density": 0.4,
-            "memory.offload": "always",
-            "mlp.enabled": False,
-        }
-    )
+    changes = {"attention.density": 0.4, "memory.offload": "always", "mlp.enabled": False}
+    config = CONFIG.override(changes)
     session = Session(config, GenerationReport())
     texts = {"cond": 4, "uncond": 40}
     layouts = {
@@ -341,28 +307,28 @@ def test_branches_whose_prompts_differ_in_length(local_blocks, text_first, waits
     assert other_text.all()
     # Blocks of 16 rows: 4 of the first branch, 7 of the other; 3 of them are of text.
     blocks = [0, 0, 0, 0, 1, 2, 3] if text_first else [0, 1, 2, 3, 3, 3, 3]
-    chosen = video[:, :, blocks]
-    assert (chosen <= other_video).all()
-    if local_blocks is None:
-        assert torch.equal(chosen, other_video)
+    assert torch.equal(video[:, :, blocks], other_video)
 
 
 OTHER_PROMPT, OTHER_SIZE = replace(LAYOUT, text_tokens=5), replace(LAYOUT, grids=((3, 4, 6),))
+LARGER_BATCH = replace(LAYOUT, batch=2)
 
 
 @pytest.mark.parametrize(
     "calls",
     [
         [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (2, "cond", OTHER_PROMPT)],
+        [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (2, "cond", LARGER_BATCH)],
         [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (1, "other", OTHER_SIZE), (2, "cond", LAYOUT)],
     ],
-    ids=["prompt", "size"],
+    ids=["prompt", "batch", "size"],
 )
-def test_a_branch_of_another_prompt_and_one_of_another_size_start_anew(calls):
+def test_a_branch_starts_anew_with_another_prompt_batch_or_size(calls):
     session = Session(CONFIG, GenerationReport())
     for step, branch, layout in calls:
         session.begin(StepContext(1, step, branch, 6), layout, CPU)
-        query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
+        assert session.plan.layout == layout
+        query, key, value = torch.randn(3, layout.batch, 2, layout.tokens, 8)
         attend(session, 0, query, key, value)
         session.end(query)
     actions = [record.action for record in session.report.steps]

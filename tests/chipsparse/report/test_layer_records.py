@@ -20,12 +20,12 @@ from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepTimer
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from tests.chipsparse.attend import attend
-from tests.chipsparse.test_session_memory import (
+from tests.chipsparse.sessions import (
     ACTIONS,
     CONFIG,
     HOSTED,
     TOTAL,
+    attend,
     call,
     equal,
     generate,
