@@ -54,8 +54,8 @@ from chipsparse.cache.memory_plan import (
 )
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName, Precision
+from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.layout import ModelLayout
-from chipsparse.measure.capture_gain import as_of_many
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.schedule.schedule import Schedule
 

@@ -20,7 +20,6 @@ from chipsparse.config import (
     ScheduleConfig,
     SparsityConfig,
 )
-from chipsparse.old_names import CLASSES, OldNameWarning, old_class
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import (
     GenerationDefaults,
@@ -55,7 +54,6 @@ __all__ = [
     "LayerRecord",
     "MLPConfig",
     "MemoryConfig",
-    "OldNameWarning",
     "Parallel",
     "PeerError",
     "Profile",
@@ -85,8 +83,6 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in CLASSES:
-        return old_class(name)
     if name not in _LATER:
         raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
     return getattr(importlib.import_module(f"chipsparse.{_LATER[name]}"), name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,13 @@ from chipsparse.pipelines.denoising_loop import (
     check_scheduler,
     loop_of,
 )
-from chipsparse.pipelines.generic import limits, why_not
 from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
-from chipsparse.pipelines.registry import ADAPTERS, adapter_class, has_own
+from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
 from chipsparse.profiles.profile import (
-    MODEL_PROFILE_NAME,
     Profile,
-    default_profile,
     find_profile,
     load_profile,
 )
@@ -217,7 +213,8 @@ def enable(
     replaced = _replaceable(pipe)
     transformers = find_transformers(pipe, replaced)
     check_scheduler(getattr(pipe, "scheduler", None))
-    resolved, taken, note = _resolve(pipe, config, quality, _known_class(transformers[0]))
+    model_class = adapter_class(transformers[0]).transformer_class
+    resolved, taken, note = _resolve(pipe, config, quality, model_class)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
@@ -228,8 +225,6 @@ def enable(
         pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
     )
     handle.report.standing_note = note
-    for name in {type(each).__name__ for each in transformers if not has_own(each)}:
-        warnings.warn(limits(name), stacklevel=2)
     return handle
 
 
@@ -328,11 +323,12 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
     check_denoises(pipe)
     for name, component in components.items():
         inner = getattr(component, "_orig_mod", component)
-        if (inner is not component or is_compiled(inner)) and (_is_named(name) or has_own(inner)):
+        is_transformer = _is_named(name) or find_adapter(inner) is not None
+        if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
-    found = [item for item in components.values() if has_own(item)]
+    found = [item for item in components.values() if find_adapter(item) is not None]
     if not found:
-        found = _find_others(pipe, components)
+        raise _refusal(pipe, components)
     for item in found:
         if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
             raise ValueError(
@@ -376,37 +372,22 @@ def _replaceable(pipe: Any) -> Handle | None:
     return None if handle is None or handle._is_open else handle
 
 
-def _known_class(transformer: Any) -> str:
-    """The class whose profile is a transformer's: the one whose adapter it has."""
-    own = adapter_class(transformer)
-    return (
-        own.transformer_class if own.transformer_class in ADAPTERS else type(transformer).__name__
-    )
-
-
 def _is_named(name: str) -> bool:
     return name.startswith("transformer")
 
 
-def _find_others(pipe: Any, components: Mapping[str, Any]) -> list[torch.nn.Module]:
-    """Transformers without an adapter that can be served; raises `ValueError` without any."""
-    candidates = {
-        name: item for name, item in components.items() if _is_named(name) and item is not None
-    }
-    reasons = {name: why_not(item) for name, item in candidates.items()}
-    found = [item for name, item in candidates.items() if reasons[name] is None]
-    if found:
-        return found
-    others = {
-        name: "it is no transformer"
+def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
+    """The error for a pipeline without a transformer that has an adapter."""
+    reasons = {
+        name: why_refused(item) if _is_named(name) else "it is no transformer"
         for name, item in components.items()
-        if name.startswith("unet") and item is not None
+        if item is not None and (_is_named(name) or name.startswith("unet"))
     }
     had = "; ".join(
         f"{name} is a {type(components[name]).__name__}, and {reason}"
-        for name, reason in {**reasons, **others}.items()
+        for name, reason in reasons.items()
     )
-    raise ValueError(
+    return ValueError(
         f"{type(pipe).__name__} has no transformer that chipsparse supports "
         f"({had or 'it has none'}); classes with an adapter: {', '.join(ADAPTERS)}"
     )
@@ -445,14 +426,4 @@ def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: 
                 "dict such as {'attention.density': 0.2}"
             )
         return config if isinstance(config, Profile) else load_profile(config)
-    folder = _folder(pipe)
-    if transformer_class not in ADAPTERS and not (
-        folder is not None and (Path(folder) / MODEL_PROFILE_NAME).is_file()
-    ):
-        warnings.warn(
-            f"there is no profile for {transformer_class}: its qualities are those that were made "
-            "for no model in particular",
-            stacklevel=4,  # whoever called enable()
-        )
-        return default_profile()
-    return find_profile(folder, transformer_class)
+    return find_profile(_folder(pipe), transformer_class)

@@ -16,18 +16,17 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
-from chipsparse.old_names import nested, reads_old_names, renewed, tell
 from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
-DeltaRule = Literal["merge", "difference", "pooled"]
+DeltaRule = Literal["merge", "difference"]
+PARTS: tuple[Part, ...] = ("attention", "mlp")
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
 OffloadMode = Literal["auto", "always", "never"]
 CachePrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
-WhereSlower = Literal["dense", "sparse"]
 Dense = Literal["dense"]
 
 
@@ -43,7 +42,6 @@ class DenseWarning(UserWarning):
     """A generation computes nothing sparse although its config asks for it."""
 
 
-@reads_old_names("attention")
 @dataclass(frozen=True)
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
@@ -61,25 +59,10 @@ class AttentionConfig(Validated):
         minimum=0.0,
         maximum=1.0,
     )
-    local_blocks: int | None = option(
-        None,
-        "always keep the columns of a query block itself and of this many blocks on either side; "
-        "null: no static window",
-        minimum=0,
-    )
     delta_rule: DeltaRule = option(
         "merge",
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
-        "mass, difference adds their change to what was cached; pooled caches nothing, and lets "
-        "means of 64 columns each stand for the others",
-    )
-    forecast: float = option(
-        0.0,
-        "share of its error at the last refresh that the output is corrected by, growing from 0 "
-        "after a refresh to all of the share when as many steps have passed as before it; for the "
-        "merge rule; costs a cache as large as the residual",
-        minimum=0.0,
-        maximum=1.0,
+        "mass, difference adds their change to what was cached",
     )
     precision: Precision = option(
         "auto",
@@ -87,32 +70,15 @@ class AttentionConfig(Validated):
         "queries and keys, e4m3 for values and weights, in layers that are never sparse too; auto "
         "and bf16: the model's own, as sparse steps always have",
     )
-    refresh_precision: Precision = option(
-        "auto", "the same of refreshes alone, whose error sparse steps inherit; auto: as precision"
-    )
     block_size_q: int = option(
         128, "queries of a block, which share one list of columns", minimum=1
     )
-    column_sums_bytes: int = option(
-        2 << 30,
-        "bytes of column sums that a refresh may hold at a time; where those of all heads take "
-        "more, it goes over as many heads at once as fit, one at least",
-        minimum=1,
-    )
 
     def precision_of(self, action: str) -> Precision:
-        """Of attention at a step of this action; auto: the model's own."""
-        if action == "refresh" and self.refresh_precision != "auto":
-            return self.refresh_precision
+        """Return the precision of attention at a step of this action; auto: the model's own."""
         return self.precision if action in ("dense", "refresh") else "auto"
 
-    @property
-    def uses_fp8(self) -> bool:
-        """Whether full attention of any action is computed in 8 bits."""
-        return "fp8" in (self.precision, self.refresh_precision)
 
-
-@reads_old_names("mlp")
 @dataclass(frozen=True)
 class MLPConfig(Validated):
     """Which neurons of the feed-forward layers are recomputed on sparse steps."""
@@ -125,17 +91,9 @@ class MLPConfig(Validated):
 
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
-PUBLISHED_FORM = (
-    "warmup_steps",
-    "refresh_every",
-    "refresh_steps",
-    "final_dense_steps",
-    "dense_steps",
-    "skip_steps",
-)
+PUBLISHED_FORM = ("warmup_steps", "refresh_every")
 
 
-@reads_old_names("schedule")
 @dataclass(frozen=True)
 class ScheduleConfig(Validated):
     """Which denoising steps are computed in full, refreshed, sparse or skipped.
@@ -194,51 +152,14 @@ class ScheduleConfig(Validated):
         "the model; schedulers of flow matching only",
     )
     warmup_steps: int = option(
-        2, "first steps computed in full; the last of them is the first refresh", minimum=2
+        2,
+        "first steps computed in full; the last of them is the first refresh. A third as many at "
+        "the end, rounded down, are dense: they remove what the sparse steps left",
+        minimum=2,
     )
     refresh_every: int = option(
         10, "after the warm-up, every this many steps is a refresh", minimum=1
     )
-    refresh_steps: tuple[int, ...] | None = option(
-        None, "refresh exactly at these steps (from 0) instead of periodically", minimum=0
-    )
-    final_dense_steps: int = option(
-        0,
-        "last steps computed in full, where the number of steps is known: they remove what the "
-        "sparse ones left",
-        minimum=0,
-    )
-    dense_steps: tuple[int, ...] = option(
-        (), "steps (from 0) computed in full without a refresh", minimum=0
-    )
-    skip_steps: tuple[int, ...] = option(
-        (),
-        "steps (from 0) that reuse the transformer's last output; none of the warm-up, of "
-        "dense_steps and of final_dense_steps, and a refresh among them is made up for after it",
-        minimum=0,
-    )
-    skip_threshold: float | None = option(
-        None,
-        "also skip a sparse step, or a refresh that no list names, where the output is predicted "
-        "to change by less than this share of it since it was last computed; one wait for the "
-        "device per step; null: none",
-        minimum=0.0,
-        maximum=1.0,
-    )
-    max_skips: int = option(
-        3,
-        "skip_threshold leaves at most this many steps in a row skipped, those of skip_steps "
-        "counted",
-        minimum=1,
-    )
-    few_steps: int = option(
-        0,
-        "with at most so many steps, take in place of all the above: the first step is a refresh "
-        "that chooses the columns, then every few_refresh_every steps is one, all others are "
-        "sparse; 0: never",
-        minimum=0,
-    )
-    few_refresh_every: int = option(4, "distance of the refreshes of few_steps", minimum=1)
     actions: tuple[ActionName, ...] | None = option(
         None,
         "the action of every step, the last one repeated; overrides all the above. The first is "
@@ -417,7 +338,6 @@ class MemoryConfig(Validated):
         super().__post_init__()
 
 
-@reads_old_names()
 @dataclass(frozen=True)
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
@@ -441,14 +361,9 @@ class SparsityConfig(Validated):
     seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: CaptureMode = option(
         "auto",
-        "auto: sparse steps are captured once and then replayed, where they wait for the host, "
-        "enough are to come for that to pay, and their caches are on the GPU; always: from the "
-        "second one on, whatever it saves",
-    )
-    where_slower: WhereSlower = option(
-        "dense",
-        "what a part of a layer does on a GPU whose sparse step saves next to nothing of a dense "
-        "one, as measured there: dense, which the report notes; or sparse all the same",
+        "auto: sparse steps are captured once and then replayed, where they are expected to wait "
+        "for the host, enough are to come for that to pay, and their caches are on the GPU; "
+        "always: whatever it saves",
     )
     backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
     # What is taken where nobody asks for anything else, which is not noted where it has no effect;
@@ -485,9 +400,6 @@ class SparsityConfig(Validated):
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
         """Builds a config from nested mappings, as YAML gives them."""
-        said: list[str] = []
-        data = renewed(data, said)
-        tell(said)
         return build(cls, data)
 
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
@@ -502,24 +414,16 @@ class SparsityConfig(Validated):
         if not isinstance(values, Mapping):
             raise ValueError(f"override: expected a mapping such as {example}, got {shown(values)}")
         data = dataclasses.asdict(self)
-        said: list[str] = []
         for path, value in values.items():
             if not isinstance(path, str):
                 raise ValueError(
                     f"override: expected paths of fields such as {example}, got {shown(path)}"
                 )
-            change = renewed(nested(path, value), said)
-            _apply(change, data, depth=path.count("."), path=path)
-        tell(said)
+            *groups, name = path.split(".")
+            inner = data
+            for group in groups:
+                if not isinstance(inner.get(group), dict):
+                    raise ValueError(f"{path}: unknown field; allowed: {', '.join(inner)}")
+                inner = inner[group]
+            inner[name] = value
         return build(SparsityConfig, data).over(self.usual)
-
-
-def _apply(change: Mapping[str, Any], data: Any, *, depth: int, path: str) -> None:
-    """Puts what stands ``depth`` groups below the top of a change into nested mappings."""
-    for name, value in change.items():
-        if depth and isinstance(value, Mapping):
-            if not isinstance(data.get(name), dict):
-                raise ValueError(f"{path}: unknown field; allowed: {', '.join(data)}")
-            _apply(value, data[name], depth=depth - 1, path=path)
-        else:
-            data[name] = value

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-
-from chipsparse.old_names import reads_old_names
+from typing import Literal
 
 Grid = tuple[int, int, int]
+# What linears in FP8 round.
+Fp8Form = Literal["weights", "weights and inputs"]
 
 
-@reads_old_names("LayerKind")
 @dataclass(frozen=True)
 class LayerKind:
     """Layers of one build, which follow each other in the model.

@@ -11,7 +11,7 @@ from chipsparse.config import ConfigError, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
 from chipsparse.schedule.schedule import MANY_STEPS, Schedule
 from chipsparse.schedule.schedule import Action as Action
-from chipsparse.schedule.text import forecast_text, list_text, threshold_text
+from chipsparse.schedule.text import forecast_text, list_text
 from chipsparse.without_effect import without_effect
 
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
@@ -77,9 +77,8 @@ class SparsityPlan:
 
     def step_action(self, step: int) -> Action:
         """The action of a step (from 0) for the layers that may be sparse."""
-        if self.schedule.skips(step):
-            return Action.SKIP
-        return self.schedule.action(step) if self.has_sparse_layers else Action.DENSE
+        action = self.schedule.action(step)
+        return action if self.has_sparse_layers or action is Action.SKIP else Action.DENSE
 
     def action(self, layer: int, step: int, part: Part) -> Action:
         """The action of one layer's attention or MLP at one step."""
@@ -132,19 +131,6 @@ class SparsityPlan:
         first = min(count, self.config.schedule.first_dense_layers)
         return [None] * first + densities[first:]
 
-    def may_skip_by_threshold(self, step: int, recorded: Action | None) -> bool:
-        """Whether the threshold may skip a step of a guidance branch.
-
-        Args:
-            step: from 0.
-            recorded: see `taken`; what a branch has yet to record is not skipped.
-        """
-        recording = recorded is None or (recorded is Action.DENSE and not self.is_dense())
-        schedule = self.schedule
-        if recording or not schedule.skips_by_threshold():
-            return False
-        return schedule.may_skip(step) and not schedule.skips(step)
-
     def is_dense(self) -> bool:
         """Whether no layer ever uses a cache, so that nothing need be recorded."""
         return not self._has_sparse_steps
@@ -157,71 +143,55 @@ class SparsityPlan:
 
     def captures_steps(self) -> bool:
         """Whether sparse steps can be captured as CUDA graphs, where the device has them."""
-        wanted = self.config.cuda_graphs != "never" and not self.is_dense()
-        return wanted and self._why_steps_differ() is None
+        return self.config.cuda_graphs != "never" and not self.is_dense()
 
     def sparse_steps_from(self, step: int) -> int:
         """How many sparse steps there are from a step on, as far as that is known before."""
         steps = self.schedule.known_steps[step:]
         return sum(self.step_action(each) is Action.SPARSE for each in steps)
 
-    def _why_steps_differ(self) -> str | None:
-        """What makes sparse steps launch other kernels one time than another, or None."""
-        config = self.config
-        if config.attention.enabled and config.attention.forecast > 0:
-            return "attention.forecast grows with every step"
-        return None
-
     def taken(self, step: int, recorded: Action | None) -> Action:
         """What a guidance branch really does at a step.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
-        a branch is DENSE (of few steps a REFRESH, see `Schedule.is_few`), and a sparse step is a
-        REFRESH where there was none before, or one that was skipped. No step is a refresh where no
-        sparse step reads what it would record, unless
-        ``schedule.actions`` lists it and sparse ones.
+        a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
+        refresh where no sparse step reads what it would record, unless ``schedule.actions`` lists
+        it and sparse ones.
 
         Args:
             step: from 0.
             recorded: what the branch has recorded: None at first, DENSE before its first refresh,
-                REFRESH after it, SKIP where a later one was skipped; see `recorded_after`.
+                REFRESH after it; see `recorded_after`.
         """
         action = self.step_action(step)
-        if recorded is None and not self.schedule.is_few:
+        if recorded is None:
             return Action.DENSE
         if self.is_dense():
-            skips = action is Action.SKIP and recorded is not None
-            return action if skips else Action.DENSE
+            return action if action is Action.SKIP else Action.DENSE
         if action is Action.SPARSE and recorded is not Action.REFRESH:
             action = Action.REFRESH
         return Action.DENSE if action is Action.REFRESH and not self._is_read(step) else action
 
     def _is_read(self, step: int) -> bool:
-        """Whether a sparse step comes before the next refresh that is planned, skipped or not."""
+        """Whether a sparse step comes before the next refresh that is planned."""
         if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
             return True
         end = step + MANY_STEPS if self.steps is None else self.steps
         for later in range(step + 1, end):
-            if self.step_action(later) is Action.SPARSE:
-                return True
-            if self.schedule.action(later) is Action.REFRESH:
-                return False
+            if self.step_action(later) in (Action.SPARSE, Action.REFRESH):
+                return self.step_action(later) is Action.SPARSE
         return False
 
     def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
         """What a branch has recorded once it took an action at a step; see `taken`."""
-        if action is Action.SKIP:
-            due = recorded is Action.REFRESH and self.schedule.action(step) is Action.REFRESH
-            return Action.SKIP if due else recorded
-        if action is Action.SPARSE or (action is Action.DENSE and recorded is not None):
+        if action in CACHED or (action is Action.DENSE and recorded is not None):
             return recorded
         return action
 
     def actions(self, first: int = 0) -> list[Action]:
-        """What a branch does at each step from the first one that it is called at.
+        """Return what a branch does at each step from the first one that it is called at.
 
-        The number of steps must be known. Steps that only the threshold skips are not known, and
-        are given with what they compute.
+        The number of steps must be known.
         """
         assert self.steps is not None
         return list(itertools.islice(self.actions_from(first), self.steps - first))
@@ -239,23 +209,16 @@ class SparsityPlan:
             *without_effect(self, on_cpu=on_cpu),
             *self.schedule.notes(),
             *self._unrefreshed_steps(),
-            *self._uncaptured_steps(),
             *self._slower_in_fp8(),
         ]
 
     def _slower_in_fp8(self) -> list[str]:
-        if not self.config.attention.uses_fp8 or self.layout.tokens >= FP8_PAYS_TOKENS:
+        if self.config.attention.precision != "fp8" or self.layout.tokens >= FP8_PAYS_TOKENS:
             return []
         return [
             f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
             f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"
         ]
-
-    def _uncaptured_steps(self) -> list[str]:
-        reason = self._why_steps_differ()
-        if self.config.cuda_graphs != "always" or reason is None:
-            return []
-        return [f"{NOT_CAPTURED}: {reason}"]
 
     def _unrefreshed_steps(self) -> list[str]:
         """Which steps a list of full ones does not name, and are."""
@@ -271,6 +234,16 @@ class SparsityPlan:
     def attention_keep_count(self, layer: int) -> int:
         """Key columns that each query block of a layer keeps by score and by static rules."""
         return _count(self.density(layer, "attention"), self.layout.tokens)
+
+    def attention_static_count(self, always: int = 0) -> int:
+        """The most key columns that a query block keeps whatever their score.
+
+        Args:
+            always: columns that the user names.
+        """
+        blocks = self.config.attention.local_blocks
+        window = 0 if blocks is None else (2 * blocks + 1) * self.config.attention.block_size_q
+        return min(self.layout.tokens, self.layout.text_tokens + always + window)
 
     def attention_random_count(self) -> int:
         """Further key columns that each query block keeps at random."""
@@ -295,8 +268,6 @@ class SparsityPlan:
             text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
             if schedule.skips_any and (forecast := forecast_text(schedule)):
                 text += f"; skipped ones{forecast}"
-        if schedule.skips_by_threshold():
-            text += f"; {threshold_text(schedule.config)}"
         return text
 
 

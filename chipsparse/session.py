@@ -11,13 +11,13 @@ import torch
 from bitarray import frozenbitarray
 
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
 from chipsparse.graphs.sparse_calls import SparseCalls
 from chipsparse.graphs.step_graph import ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
@@ -30,15 +30,12 @@ from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
-from chipsparse.measure.capture_gain import may_capture
-from chipsparse.measure.slower_parts import notes_on, part_seconds, slower_parts
-from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
 from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
-from chipsparse.schedule.step_cache import StepCache
 from chipsparse.step import StepContext
 
 
@@ -76,7 +73,7 @@ class _Branch:
         last_step: at which it was called.
         refreshed_at: step of its last refresh; -1 before the first.
         dense: see `StepState`.
-        may_capture: likewise.
+        captures: likewise.
         conditioning: of its last call, where that is known.
     """
 
@@ -85,7 +82,7 @@ class _Branch:
     last_step: int = -1
     refreshed_at: int = -1
     dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
-    may_capture: bool = False
+    captures: bool = False
     conditioning: Conditioning | None = None
 
 
@@ -101,7 +98,6 @@ class _Generation:
         plan: of the branch that was called last.
         order: of the video or image tokens and its inverse, int64 ``[N]``; None: unchanged.
         held: outputs that skipped calls are made from.
-        step_cache: skips steps by a threshold; None where the config does not.
         all_dense: notes on why no layer can run sparse, until that is said; None where some can.
         held_bytes: of the caches when they were last counted: all, and those in host memory.
     """
@@ -113,7 +109,6 @@ class _Generation:
     plan: SparsityPlan | None = None
     order: tuple[torch.Tensor, torch.Tensor] | None = None
     held: HeldOutputs = field(default_factory=HeldOutputs)
-    step_cache: StepCache | None = None
     all_dense: list[str] | None = None
     held_bytes: tuple[int, int] = (0, 0)
 
@@ -148,7 +143,8 @@ class Session:
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
         agreement: with other processes that run the same calls; by default there are none.
-        clock: tells what is slower sparse than dense; by default one that measures GPUs.
+        rates_of: the rates of a device in a dtype, by which it leaves dense what may be slower
+            sparse; None where they are not known. By default `known_rates`.
 
     Attributes:
         state: the open call, which its layers are handed; None where there is none.
@@ -166,14 +162,14 @@ class Session:
         static_bits: frozenbitarray | None = None,
         observer: LayerObserver | None = None,
         agreement: Agreement | None = None,
-        clock: StepClock | None = None,
+        rates_of: Callable[[torch.device, torch.dtype], Rates | None] | None = None,
     ) -> None:
         self.config = config
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
         self._agreement = Agreement() if agreement is None else agreement
-        self._clock = clock_of_this_machine(report.note) if clock is None else clock
+        self._rates_of = known_rates if rates_of is None else rates_of
         self._caches = CacheStore(
             config, self._pool, report.note, report.fall_back, self._agreement.capacity
         )
@@ -236,7 +232,6 @@ class Session:
         layout: ModelLayout,
         device: torch.device,
         demand: Callable[[], MemoryDemand] = MemoryDemand,
-        latents: torch.Tensor | None = None,
         why_not_cached: str | None = None,
         *,
         has_faster_attention: bool = False,
@@ -252,7 +247,6 @@ class Session:
             layout: sizes of the model and the call. Branches may differ in text tokens and batch.
             device: where it runs.
             demand: says what it asks of the memory; called once per branch.
-            latents: the transformer's input, of any shape; ``skip_threshold`` needs it.
             why_not_cached: why this call, where it is not skipped, can only run as without
                 chipsparse: in the model's own order of tokens, with nothing recorded or read.
             has_faster_attention: whether full attention is faster as ours than as the model's, so
@@ -284,7 +278,7 @@ class Session:
             changed = conditioning.change(before)
         if changed is not None:
             self._drop(context.branch)
-        action, predicted = self._next_action(branch, context, latents)
+        action = plan.taken(context.step, branch.recorded)
         if changed is not None and action is Action.SKIP:  # of few steps: there is nothing held
             action = Action.DENSE
         caching = generation.caching and why_not_cached is None and context.placed
@@ -299,7 +293,6 @@ class Session:
             context.branch,
             action,
             transformer=self.name,
-            predicted_change=predicted,
             restarted=restarted or changed is not None,
         )
         self.report.begin(context.generation, record)
@@ -325,7 +318,7 @@ class Session:
             branch.refreshed_at,
             branch.dense,
             generation.budgets,
-            branch.may_capture,
+            branch.captures,
             why_not_cached is None and self._replaces_attention(plan, has_faster_attention),
         )
         if self._agreement.columns is not None:
@@ -344,26 +337,8 @@ class Session:
         if caching and tile is not None:
             tokens = grids_order(plan.layout.grids, tile).to(device)
             order = tokens, inverse_order(tokens)
-        schedule, step_cache = self.config.schedule, None
-        if plan.schedule.skips_by_threshold():
-            step_cache = StepCache(
-                schedule.skip_threshold or 0.0, schedule.max_skips, self._agreement.first
-            )
         budgets = ColumnBudgets(self.config, self._static_bits, None if order is None else order[0])
-        return _Generation(budgets, number, caching, order=order, step_cache=step_cache)
-
-    def _next_action(
-        self, branch: _Branch, context: StepContext, latents: torch.Tensor | None
-    ) -> tuple[Action, float | None]:
-        """What a call does, and how much its output was predicted to have changed, if it was."""
-        step_cache = self._generation.step_cache
-        action = branch.plan.taken(context.step, branch.recorded)
-        if step_cache is None or latents is None:
-            return action, None
-        allowed = branch.plan.may_skip_by_threshold(context.step, branch.recorded)
-        if step_cache.skips(context.step, context.branch, latents, allowed=allowed):
-            action = Action.SKIP
-        return action, step_cache.predicted
+        return _Generation(budgets, number, caching, order=order)
 
     def _admit(
         self, name: str, device: torch.device, demand: MemoryDemand, *, is_first: bool
@@ -372,10 +347,22 @@ class Session:
         generation, branch = self._generation, self._generation.branches[name]
         plan, layers = branch.plan, range(branch.plan.layout.layers)
         self.report.dtype = demand.dtype
-        branch.may_capture = may_capture(plan, demand.dtype)
-        demand = replace(demand, captures=demand.captures and branch.may_capture)
-        slower = self._slower_parts(plan, device, demand)
-        for note in notes_on(slower, len(layers)):
+        rates = self._rates_of(device, demand.dtype)
+        branch.captures = demand.captures and captures(plan, demand.dtype, rates)
+        demand = replace(demand, captures=branch.captures)
+        slower: dict[tuple[int, Part], str] = {}
+        if rates is not None:
+            times = part_times(
+                plan,
+                rates=rates,
+                dtype=demand.dtype,
+                captured=branch.captures,
+                dense=demand.dense,
+                fp8_mlps=demand.fp8_mlps,
+            )
+            slower = slower_parts(times, rates)
+        notes = dense_notes(slower, len(layers))
+        for note in notes:
             self.report.note(note)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
@@ -389,26 +376,7 @@ class Session:
         branch.dense = {part: reason for part, reason in reasons.items() if reason is not None}
         can_be_sparse = set(parts) - branch.dense.keys() - demand.dense
         if is_first and not can_be_sparse and not plan.schedule.skips_any:
-            generation.all_dense = notes_on(slower, len(layers))
-
-    def _slower_parts(
-        self, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
-    ) -> dict[tuple[int, Part], str]:
-        """What is better left dense, and why: the same on all processes, whatever each measured."""
-        if self.config.where_slower == "sparse":
-            return {}
-        times = part_seconds(
-            plan,
-            device,
-            demand.dtype,
-            self._clock,
-            dense=demand.dense,
-            fp8_mlps=demand.fp8_mlps,
-            captures=demand.captures,
-        )
-        slower = slower_parts(plan, times)
-        found = [(layer, part, reason) for (layer, part), reason in slower.items()]
-        return {(layer, part): reason for layer, part, reason in self._agreement.first(found)}
+            generation.all_dense = notes
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""
@@ -454,10 +422,7 @@ class Session:
                     self._finish(name)
         elif plan.schedule.skips_any and record.action is not Action.SKIP and context.placed:
             both = plan.schedule.forecasts_any
-            held = generation.held.hold(context.branch, context.time, output, both=both)
-            if generation.step_cache is not None:
-                sparse = record.action is Action.SPARSE
-                generation.step_cache.computed(context.branch, held, sparse=sparse)
+            generation.held.hold(context.branch, context.time, output, both=both)
         self.state = None
 
     def _count_memory(self, record: StepRecord, device: torch.device) -> None:
@@ -484,8 +449,6 @@ class Session:
         if branch in self._caches:
             self._graphs.drop(branch)
             self._caches.drop(branch)
-        if generation.step_cache is not None:
-            generation.step_cache.release()
         generation.branches[branch].recorded = None
         generation.held.drop(branch)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Values that keep something off, so that they ask for nothing.
 OFF = ("never", "none", "bf16")
-STEP_LISTS = ("full_steps", "sparse_steps", "refresh_steps", "dense_steps", "skip_steps")
+STEP_LISTS = ("full_steps", "sparse_steps")
 NOTHING_SPARSE = "no step is sparse"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
@@ -51,7 +51,6 @@ def _never_reached(plan: SparsityPlan) -> list[str]:
         f"{steps - 1}"
         for name, listed in lists.items()
         if steps is not None
-        and not plan.schedule.is_few
         and (usual is None or getattr(usual.schedule, name) != listed)
         and (beyond := [step for step in listed if step >= steps])
     ]
@@ -79,29 +78,18 @@ def _value(config: SparsityConfig, path: str) -> Any:
 
 
 def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
-    config = plan.config
     columns, neurons = _why_not_sparse(plan, "attention"), _why_not_sparse(plan, "mlp")
     density = {part: _all_budgeted(plan, part) for part in ("attention", "mlp")}
     random = None if plan.attention_random_count() else "attention.random_fraction adds no column"
-    taken = [*itertools.islice(plan.actions_from(0), len(plan.schedule.known_steps))]
-    refreshes = [step for step, action in enumerate(taken) if action is Action.REFRESH]
-    second = refreshes[1:] and Action.SPARSE in taken[refreshes[1] :]
     return {
         "attention.density": columns or density["attention"],
         "attention.random_fraction": columns or random,
         "seed": columns or random,
-        "attention.forecast": columns
-        or (None if second else "no sparse step comes after a second refresh"),
-        **{
-            f"attention.{name}": columns
-            for name in ("local_blocks", "delta_rule", "block_size_q", "column_sums_bytes")
-        },
-        "attention.refresh_precision": None if refreshes else "no step is a refresh",
+        **{f"attention.{name}": columns for name in ("delta_rule", "block_size_q")},
         "tile": columns,
         "mlp.density": neurons or density["mlp"],
         "mlp.block_size": neurons,
-        "memory.residuals": columns
-        or ("attention.delta_rule is pooled" if config.attention.delta_rule == "pooled" else None),
+        "memory.residuals": columns,
         "memory.activations": neurons,
     }
 
@@ -109,14 +97,10 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
 def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
     schedule, rules = plan.schedule, plan.config.schedule
     names = [f"schedule.{each.name}" for each in dataclasses.fields(rules)]
-    if schedule.is_few:  # which has a note of its own
-        return {}
     steps = schedule.known_steps
-    skipped = [step for step in steps if schedule.skips(step)]
-    may = any(schedule.may_skip(step) and not schedule.skips(step) for step in steps)
-    by_threshold = schedule.skips_by_threshold() and may
+    skipped = [step for step in steps if schedule.action(step) is Action.SKIP]
     no_layer = None if plan.has_sparse_layers else "no layer is sparse"
-    no_skip = None if skipped or by_threshold else "no step is skipped"
+    no_skip = None if skipped else "no step is skipped"
     found: dict[str, str | None] = {}
     if rules.actions is not None:
         found = {
@@ -136,20 +120,9 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
             "schedule.between": gaps,
             "schedule.sparse_steps": no_layer,
             "schedule.least_full": _unless(rules.full_share, "schedule.full_share"),
-            **{f"schedule.{name}": no_skip and no_layer for name in PUBLISHED_FORM},
-            "schedule.refresh_steps": no_layer,
-            "schedule.refresh_every": no_layer
-            or ("schedule.refresh_steps overrides it" if rules.refresh_steps else None),
-            "schedule.skip_steps": None,
-            "schedule.skip_threshold": None
-            if may and rules.skip_threshold
-            else "no step may be skipped by it",
-            "schedule.max_skips": _unless(rules.skip_threshold, "schedule.skip_threshold"),
-            "schedule.few_refresh_every": _unless(rules.few_steps or None, "schedule.few_steps"),
+            **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
         }
-        if rules.final_dense_steps and plan.steps is None:
-            found["schedule.final_dense_steps"] = "the number of steps is not known"
-    late = by_threshold or any(map(schedule.forecast_share, skipped))
+    late = any(map(schedule.forecast_share, skipped))
     after = None if late else "schedule.forecast_after lets no skipped step have one"
     found["schedule.forecast"] = no_skip or after
     found["schedule.forecast_after"] = (
@@ -171,8 +144,7 @@ def _of_memory(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
         "memory.ram": dense or (None if on_cpu else never),
         "memory.offload": dense,
         "cuda_graphs": dense or cpu,
-        "where_slower": dense,
-        "backend": None if plan.config.attention.uses_fp8 else dense,
+        "backend": None if plan.config.attention.precision == "fp8" else dense,
     }
 
 

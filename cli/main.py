@@ -5,15 +5,12 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-import warnings
-from collections.abc import Callable
-from functools import partial
 from io import TextIOWrapper
-from typing import Annotated, Any, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
-from chipsparse import OldNameWarning, __version__
+from chipsparse import __version__
 from chipsparse.cli.commands import (
     batch,
     bench,
@@ -73,15 +70,6 @@ def _global_options(
     pass
 
 
-def _warning_text(
-    usual: Callable[..., str], message: Warning | str, category: type[Warning], *where: Any
-) -> str:
-    """As Python shows a warning; but old names are in a profile, and not in a line of Python."""
-    if issubclass(category, OldNameWarning):
-        return f"chipsparse: warning: {message}\n"
-    return usual(message, category, *where)
-
-
 def _nowhere() -> TextIO:
     """In place of a stream that is closed, so that no file that is opened later gets its number."""
     return open(os.devnull, "w", encoding="utf-8")
@@ -106,7 +94,6 @@ def main() -> None:
     if sys.flags.optimize > 1:
         print(f"chipsparse: error: {NO_DOCSTRINGS}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
-    warnings.formatwarning = partial(_warning_text, warnings.formatwarning)
     with written_output(), usage_errors():
         # As a module, too: a shell completes no `python -m chipsparse`.
         code = app(prog_name="chipsparse", standalone_mode=False)

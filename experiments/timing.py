@@ -17,7 +17,10 @@ from typing import Any
 
 import torch
 
+from chipsparse.cost_model.layer_times import Rates
 from chipsparse.graphs.cuda_capture import CudaCapture, CudaCapturer
+from chipsparse.kernels.dense_attention import dense_attention
+from chipsparse.kernels.dense_attention.measure import FastestKernel
 
 REPEATS = 10
 LONG_MS, LONG_REPEATS = 100.0, 3
@@ -28,6 +31,11 @@ WARM_UP_MS, REPLAY_MS = 50.0, 2.0
 MOST_LAUNCHES = 100
 # Of calls that take turns.
 ROUNDS = 5
+
+# What rates are measured on: sides of square matrices and tokens of attention, heads, bytes.
+SIDE = 8192
+HEADS, HEAD_DIM = 8, 128
+COPIED = 256 << 20
 
 Call = Callable[[], Any]
 
@@ -93,6 +101,38 @@ def time_in_turn(calls: Sequence[Call], device: torch.device, *, captured: bool)
                 [_events_ms(run, 1)[0] / launches for run, launches in runs] for _ in range(ROUNDS)
             ]
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def measure_rates(device: torch.device) -> Rates:
+    """The rates of PyTorch's attention, linears and copies in bfloat16 on a GPU that is here."""
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16, device=device)
+
+    def seconds(run: Call) -> float:
+        return time_call(run, device).latency_ms / 1e3
+
+    with torch.inference_mode():
+        left, right = random(2, SIDE, SIDE)
+        linear = 2.0 * SIDE**3 / seconds(lambda: left @ right)
+        query, key, value = random(3, 1, HEADS, SIDE, HEAD_DIM)
+        kernels = FastestKernel()
+        operations = 4.0 * SIDE**2 * HEADS * HEAD_DIM
+        attention = operations / seconds(
+            lambda: dense_attention(query, key, value, kernels=kernels, backend="library")
+        )
+        source, target = torch.zeros(2, COPIED, dtype=torch.uint8, device=device)
+        memory = 2.0 * COPIED / seconds(lambda: target.copy_(source))
+        host = torch.zeros(COPIED, dtype=torch.uint8).pin_memory()
+        link = COPIED / seconds(lambda: target.copy_(host, non_blocking=True))
+    return Rates(
+        device=torch.cuda.get_device_name(device),
+        measured=True,
+        attention=attention,
+        linear=linear,
+        memory=memory,
+        link=link,
+    )
 
 
 def _run_of(call: Call, *, captured: bool) -> tuple[Call, int]:

@@ -494,7 +494,6 @@ class ModelAdapter(ModelFamily):
                 layout,
                 self.execution.device,
                 lambda: self._memory_demand(arguments),
-                hidden,
                 why_not_cached=self._loop.why_not_cached(self.transformer),
                 has_faster_attention=self._has_faster_attention(layout, arguments),
                 conditioning=None  # of which other processes would have to know

@@ -8,6 +8,7 @@ and hooks come and go.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -353,3 +354,46 @@ class FusedParallelFeedForward(ParallelFeedForward):
         if stock_class(self._owner.processor).__name__ not in self.processors:
             return "the attention's processor, which computes it, was replaced"
         return super().form()
+
+
+class PatchedHalves(PatchedModule):
+    """Mixin of a linear for neurons and their gate: the layer's input, and ones as the gate."""
+
+    def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """``[B, N, 2 C]`` from ``[B, N, C]``."""
+        return torch.cat([hidden_states, torch.ones_like(hidden_states)], dim=-1)
+
+
+class PatchedGatedBlock:
+    """Mixin of the block around it, which splits the linear's output in halves of this width."""
+
+    proj_mlp: torch.nn.Linear
+
+    @property
+    def mlp_hidden_dim(self) -> int:
+        """Neurons; where the input itself comes in their place, its channels."""
+        neurons: int = self.__dict__["mlp_hidden_dim"]
+        return self.proj_mlp.in_features if _runs_as_one(self) else neurons
+
+
+class GatedParallelFeedForward(ParallelFeedForward):
+    """The same in an Ovis-Image single block, which splits off the gate and applies it by itself.
+
+    The first linear gives the input and ones; the activation passes these on, and the block
+    multiplies by them.
+    """
+
+    def _patch_first(self, patches: Patches) -> None:
+        patches.set_class(self._modules[0], PatchedHalves)
+        patches.set_attribute(self._block, "chipsparse_activation", None)
+        patches.set_class(self._block, PatchedGatedBlock)
+
+    def run_as(self, form: Form | None) -> None:
+        """See `FeedForwardSite`."""
+        super().run_as(form)
+        self._block.chipsparse_activation = None if form is None else form.activation
+
+    def form(self) -> Form | str:
+        """See `FeedForwardSite`; the gate is the second half."""
+        form = super().form()
+        return form if isinstance(form, str) else replace(form, gate="second")

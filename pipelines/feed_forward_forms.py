@@ -58,6 +58,7 @@ class Parts:
 # By file and name of the class: some share their name with diffusers' own.
 OWN_CLASSES: Mapping[str, Parts] = MappingProxyType(
     {
+        "transformer_bria_fibo2.FeedForward": Parts("w3", "w2", "w1"),
         "transformer_cosmos3.Cosmos3VLTextMLP": Parts(
             "up_proj", "down_proj", "gate_proj", "act_fn"
         ),

@@ -1,4 +1,4 @@
-"""FLUX.1 (``FluxTransformer2DModel``) and Chroma (``ChromaTransformer2DModel``)."""
+"""FLUX.1 (``FluxTransformer2DModel``), and Chroma, LongCat-Image, Bria 3 and Ovis-Image."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from chipsparse.config import Part
 from chipsparse.layout import Grid
 from chipsparse.pipelines.double_and_single import DoubleAndSingleBlocks
+from chipsparse.pipelines.feed_forward import GatedParallelFeedForward
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, grids_of, patched
 
@@ -117,3 +118,16 @@ class BriaAdapter(FluxAdapter):
     guidance_argument = "guidance_scale"
     guides_in_batch = True
     timestep_scale = 1
+
+
+class OvisImageAdapter(FluxAdapter):
+    """Ovis-Image has the blocks of FLUX with gated feed-forward layers."""
+
+    transformer_class = "OvisImageTransformer2DModel"
+    families = "Ovis-Image: text to image"
+    sparse_mlp = (
+        "feed-forward (gated) of the image tokens in double blocks, of all tokens in single ones"
+    )
+    guidance_argument = "guidance_scale"
+    mlp_linears = 3
+    single_mlp = GatedParallelFeedForward

@@ -1,4 +1,4 @@
-"""diffusers' transformer classes without an adapter of their own, and what becomes of each.
+"""diffusers' transformer classes without an adapter, and why each is refused.
 
 A test compares this with what diffusers has, so that the classes of a new release are looked at.
 """
@@ -15,15 +15,14 @@ _OTHER_CALL = "it is called with other arguments than hidden_states and timestep
 _LINEAR = "its self-attention is linear: it has no columns"
 _CHANGED_MASK = "its processors make another mask of the one that they are given"
 
-# Why a class is refused; None where its longest attention runs sparse, see `GenericAdapter`.
-OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
+# Why a class is refused.
+OTHER_CLASSES: Mapping[str, str] = MappingProxyType(
     {
         "AceStepTransformer1DModel": "every other layer masks all but a sliding window",
         "AllegroTransformer3DModel": _DIRECT,
         "AnyFlowFARTransformer3DModel": _NO_MASK,
         "AnyFlowTransformer3DModel": _NO_MASK,
         "AuraFlowTransformer2DModel": _DIRECT,
-        "BriaFibo2Transformer2DModel": None,
         "BriaFiboTransformer2DModel": _MASKED,
         "CogView3PlusTransformer2DModel": _DIRECT,
         "CogView4Transformer2DModel": _DIRECT,
@@ -50,7 +49,6 @@ OTHER_CLASSES: Mapping[str, str | None] = MappingProxyType(
         "MotifVideoTransformer3DModel": _MASKED,
         "NucleusMoEImageTransformer2DModel": _MASKED,
         "OmniGenTransformer2DModel": _DIRECT,
-        "OvisImageTransformer2DModel": None,
         "PRXTransformer2DModel": _CHANGED_MASK,
         "PixArtTransformer2DModel": _DIRECT,
         "PriorTransformer": _DIRECT,

@@ -7,12 +7,18 @@ from inspect import Parameter
 from typing import Any
 
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.bria_fibo2 import BriaFibo2Adapter
 from chipsparse.pipelines.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.cosmos3 import Cosmos3Adapter
-from chipsparse.pipelines.flux import BriaAdapter, ChromaAdapter, FluxAdapter, LongCatImageAdapter
+from chipsparse.pipelines.flux import (
+    BriaAdapter,
+    ChromaAdapter,
+    FluxAdapter,
+    LongCatImageAdapter,
+    OvisImageAdapter,
+)
 from chipsparse.pipelines.flux2 import Flux2Adapter
 from chipsparse.pipelines.flux3 import Flux3Adapter
-from chipsparse.pipelines.generic import GenericAdapter
 from chipsparse.pipelines.helios import HeliosAdapter
 from chipsparse.pipelines.hidream import HiDreamAdapter
 from chipsparse.pipelines.hunyuan_video import FramePackAdapter, HunyuanVideoAdapter
@@ -22,6 +28,7 @@ from chipsparse.pipelines.ltx import LTXAdapter
 from chipsparse.pipelines.ltx2 import LTX2Adapter
 from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
 from chipsparse.pipelines.mochi import MochiAdapter
+from chipsparse.pipelines.other_classes import OTHER_CLASSES
 from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.qwen_image import QwenImageAdapter
 from chipsparse.pipelines.qwen_image21 import QwenImage21Adapter
@@ -48,6 +55,8 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
         ChromaAdapter,
         LongCatImageAdapter,
         BriaAdapter,
+        OvisImageAdapter,
+        BriaFibo2Adapter,
         CogVideoXAdapter,
         MochiAdapter,
         StableDiffusion3Adapter,
@@ -71,7 +80,14 @@ ADAPTERS: dict[str, type[ModelAdapter]] = {
 
 
 def adapter_class(transformer: Any) -> type[ModelAdapter]:
-    """The adapter of a transformer's class, else the one that serves what it can.
+    """The adapter of a transformer that has one; see `find_adapter`."""
+    found = find_adapter(transformer)
+    assert found is not None
+    return found
+
+
+def find_adapter(transformer: Any) -> type[ModelAdapter] | None:
+    """The adapter of a transformer's class; None where it has none.
 
     A subclass has that of the nearest class with one, unless it has a ``forward`` that may not hand
     its arguments on to that of this class.
@@ -81,15 +97,18 @@ def adapter_class(transformer: Any) -> type[ModelAdapter]:
         own = ADAPTERS.get(model_class.__name__)
         forward: Any = getattr(model_class, "forward", None)
         if own is not None:
-            return own if all(_hands_on(each, forward) for each in overriding) else GenericAdapter
+            return own if all(_hands_on(each, forward) for each in overriding) else None
         if "forward" in vars(model_class):
             overriding.append(forward)
-    return GenericAdapter
+    return None
 
 
-def has_own(transformer: Any) -> bool:
-    """Whether a transformer has an adapter that knows its class."""
-    return adapter_class(transformer) is not GenericAdapter
+def why_refused(transformer: Any) -> str:
+    """Why a transformer without an adapter is refused."""
+    names = [model_class.__name__ for model_class in stock_class(transformer).__mro__]
+    if (base := next((name for name in names if name in ADAPTERS), None)) is not None:
+        return f"its forward may not hand its arguments on to that of {base}"
+    return OTHER_CLASSES.get(names[0], "chipsparse has no adapter for it")
 
 
 def _hands_on(forward: Any, overridden: Any) -> bool:

@@ -30,9 +30,8 @@ def why_refused(transformer: torch.nn.Module, *, skips: bool) -> str | None:
         if skips and name in COUNTING:
             return (
                 f"{COUNTING[name]} counts the transformer's calls as denoising steps, so it would "
-                "lose its place where chipsparse skips one; set schedule.skip_steps to [], "
-                "schedule.skip_threshold to null and schedule.between to all, or call "
-                "disable_cache() on the transformer"
+                "lose its place where chipsparse skips one; set schedule.between to all, or "
+                "call disable_cache() on the transformer"
             )
     return None
 

@@ -33,5 +33,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def tiny_models_run_sparse():
+    """On a GPU too, by whose rates they would run dense."""
+    with pytest.MonkeyPatch.context() as patch:
+        if torch.cuda.is_available():
+            patch.setattr("chipsparse.session.known_rates", lambda *_: None)
+        yield
+
+
 def pytest_unconfigure():
     gc.unfreeze()

@@ -109,7 +109,7 @@ def _ours(path: Path, steps: int) -> Entry:
 def _is_sparse(config: SparsityConfig, steps: int) -> bool:
     """Whether any of so many steps may compute a part sparsely."""
     schedule = Schedule(config.schedule, steps)
-    planned = (schedule.action(step) for step in range(steps) if not schedule.skips(step))
+    planned = map(schedule.action, range(steps))
     return (config.attention.enabled or config.mlp.enabled) and Action.SPARSE in planned
 
 

@@ -105,7 +105,6 @@ def sparsity(steps: Steps | None, reuse: Reuse, **schedule: Any) -> dict[str, An
         "attention": attention | {"random_fraction": 0.0},
         "mlp": {"enabled": False},
         "schedule": schedule,
-        "where_slower": "sparse",
         "cuda_graphs": "always",
     }
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.computed_work import WorkCounter
+from chipsparse.cost_model.layer_times import kept_columns
 from chipsparse.kernels.checks import block_count
-from chipsparse.measure.cost_model import kept_columns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord
 
@@ -125,16 +125,15 @@ def _more_than_dense(layer: LayerRecord, plan: SparsityPlan) -> float:
 
 
 def _attention(layer: LayerRecord, plan: SparsityPlan) -> float:
-    config, layout = plan.config.attention, plan.layout
+    layout = plan.layout
     dense = 2.0 * layout.batch * len(layout.query_rows) * layout.tokens * layout.channels
     if layer.action is Action.SPARSE:
         return dense * (layer.kept - 1)
     if layer.action is not Action.REFRESH:
         return 0.0
     sums = dense / (2 * layout.head_dim)
-    # The residual is what the kept columns lack; a forecast computes them once more.
-    kept = kept_columns(plan, layer.layer) / layout.tokens * dense
-    return sums + kept * (1 + (config.forecast > 0))
+    # The residual is what the kept columns lack.
+    return sums + kept_columns(plan, layer.layer) / layout.tokens * dense
 
 
 def _mlp(layer: LayerRecord, plan: SparsityPlan) -> float:

@@ -233,11 +233,10 @@ def _call(draw: random.Random, family: str, fixed: Collection[str], *, looked_at
 
 def _settings(draw: random.Random) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "where_slower": "sparse",
         "attention.density": draw.choice((0.1, 0.25, 0.5)),
         "attention.random_fraction": draw.choice((0.0, 0.05)),
         "attention.block_size_q": draw.choice((16, 16, 32)),
-        "attention.delta_rule": draw.choice(("merge", "merge", "difference", "pooled")),
+        "attention.delta_rule": draw.choice(("merge", "merge", "difference")),
         "mlp.density": draw.choice((0.1, 0.3)),
         "mlp.block_size": draw.choice((16, 16, 32)),
         "schedule.refresh_every": draw.choice((3, 4, 4, 6)),
@@ -247,13 +246,8 @@ def _settings(draw: random.Random) -> dict[str, Any]:
     rare: dict[str, tuple[Any, ...]] = {
         "attention.enabled": (False,),
         "mlp.enabled": (False,),
-        "attention.forecast": (0.5,),
-        "attention.local_blocks": (0, 1),
-        "attention.column_sums_bytes": (4096,),
-        "schedule.skip_steps": ([3], [4, 5]),
-        "schedule.skip_threshold": (0.05, 0.3),
-        "schedule.final_dense_steps": (1, 2),
-        "schedule.warmup_steps": (3,),
+        "schedule.actions": (["dense", "refresh", "sparse", "skip", "sparse"],),
+        "schedule.warmup_steps": (3, 6),
         "schedule.forecast": (0.5, 1.0),
         "schedule.first_dense_layers": (1,),
         "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),

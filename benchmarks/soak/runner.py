@@ -141,7 +141,6 @@ def beside(family: str) -> Script:
     """What a second thread does: a generation of which nothing is changed."""
     call = Call(BASE, 7, 0, 0, True, (), None)
     settings = {
-        "where_slower": "sparse",
         "attention.block_size_q": 16,
         "mlp.block_size": 16,
         "schedule.refresh_every": 4,

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
+from chipsparse.config import PARTS as PARTS
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import padded_rows
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-
-PARTS: tuple[Part, ...] = ("attention", "mlp")
 
 SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model computes in
 
@@ -55,8 +54,6 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
     if action is Action.SPARSE:
         return kept - {"lse"}
     if action is Action.REFRESH and part == "attention":
-        if "drift" in kept:  # a refresh also computes what a sparse step would
-            return kept - {"drift"}
         return frozenset({"lse"})
     return frozenset()
 
@@ -100,7 +97,6 @@ def kind_bytes(
         "columns": layout.own_heads * blocks * -(-layout.tokens // 8),
         "residual": layout.own_attention_channels * tokens * residual.itemsize,
         "residual_scale": layout.own_heads * tokens * SOFTMAX_BYTES,
-        "drift": layout.own_attention_channels * tokens * dtype.itemsize,
         "activation": neurons * padded_rows(rows) * activation.itemsize,
         "token_scale": rows * SOFTMAX_BYTES,
         "output": layout.width * rows * dtype.itemsize,

@@ -11,9 +11,7 @@ import torch
 
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import (
-    PARTS,
     ROUNDED,
-    Part,
     keeping_in_fp8,
     kept_kinds,
     kind_bytes,
@@ -22,14 +20,14 @@ from chipsparse.cache.kinds import (
     written_kinds,
 )
 from chipsparse.cache.placement import PartNeed, Placement, place
+from chipsparse.cache.tensors import CAPACITY_MULTIPLE, COLUMN_SUMS_BYTES, LISTS_BYTES
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
-from chipsparse.config import ConfigError, MemoryConfig
+from chipsparse.config import PARTS, ConfigError, MemoryConfig, Part
+from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
-from chipsparse.layers.column_budget import CAPACITY_MULTIPLE, LISTS_BYTES
-from chipsparse.layers.mlp_weights import Fp8Form
-from chipsparse.measure.cost_model import Rates, layer_time
+from chipsparse.layout import Fp8Form
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import dense_notes
 
@@ -320,7 +318,7 @@ def working_bytes(
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
         if layout.own_query_rows < len(layout.all_query_rows):
             attention += RING_TENSORS * heads * tokens * layout.head_dim * dtype.itemsize
-    if config.attention.uses_fp8:
+    if config.attention.precision == "fp8":
         attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
@@ -328,15 +326,13 @@ def working_bytes(
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()
-        attention += min(sums, config.attention.column_sums_bytes)
+        attention += min(sums, COLUMN_SUMS_BYTES)
         lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists
         if config.attention.delta_rule == "merge":
             whole = TRANSIENT_TENSORS * 4 * heads * tokens * layout.head_dim
             attention += min(whole, TRANSIENT_BYTES)
-        attention += heads_side_by_side if config.attention.forecast > 0 else 0
-        attention += heads_side_by_side if config.attention.delta_rule == "pooled" else 0
-        attention += blocks * tokens if config.attention.local_blocks is not None else tokens
+        attention += tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists
     return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp, gathered) + kept_lists

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from chipsparse.cache.kinds import KINDS, Part
-
-SLOTS = 2  # one layer loads while another computes
+from chipsparse.cache.kinds import KINDS, read_kinds, written_kinds
+from chipsparse.config import Part, SparsityConfig
+from chipsparse.cost_model.run_times import SLOTS
+from chipsparse.plan import Action
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,17 @@ class Placement:
     def hosted(self, layer: int) -> list[str]:
         """Kinds of one layer that live in host memory."""
         return [kind for kind in KINDS if (layer, kind) in self.host]
+
+    def moved(
+        self, config: SparsityConfig, layer: int, part: Part, action: Action
+    ) -> tuple[int, int]:
+        """Bytes that a part of a layer brings from host memory in a step, and that it writes."""
+        sizes = {kind: self.host[layer, kind] for kind in self.hosted(layer)}
+        read, written = (kinds(config, part, action) for kinds in (read_kinds, written_kinds))
+        return (
+            sum(size for kind, size in sizes.items() if kind in read),
+            sum(size for kind, size in sizes.items() if kind in written),
+        )
 
 
 def slot_sizes(host: Mapping[tuple[int, str], int]) -> dict[str, int]:

@@ -11,6 +11,15 @@ import torch
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import Part, SparsityConfig
 
+# A layer's lists of columns are kept between steps where they take no more. To make them costs a
+# large layer nothing beside its attention; a small one waits for the host to launch it.
+LISTS_BYTES = 4 << 20
+# The most bytes of column sums that a refresh holds at a time: it goes over as many heads at once
+# as fit, one at least.
+COLUMN_SUMS_BYTES = 2 << 30
+# A list whose length is not read back has a multiple of this many entries: rows stay aligned.
+CAPACITY_MULTIPLE = 16
+
 
 class CachedTensor:
     """A tensor that a layer keeps between steps: the one owner, who knows whether it is there.
@@ -109,14 +118,9 @@ def merges(config: SparsityConfig) -> bool:
     return config.attention.delta_rule == "merge"
 
 
-def caches_residual(config: SparsityConfig) -> bool:
-    """Whether a config has a delta rule that reads a cached residual."""
-    return config.attention.delta_rule != "pooled"
-
-
 def rounds_residual(config: SparsityConfig) -> bool:
-    """Whether that residual is in FP8."""
-    return caches_residual(config) and config.memory.residuals == "fp8"
+    """Whether the cached residual of attention is in FP8."""
+    return config.memory.residuals == "fp8"
 
 
 def rounds_activations(config: SparsityConfig) -> bool:
@@ -146,10 +150,6 @@ class AttentionCache(TensorCache):
             with the working memory, wherever the cache lives.
         lse_dense: (merge) log-sum-exp of the refresh, float32 ``[B, H, N]``.
         kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
-        drift: what the last refresh found missing in the output that a sparse step would have
-            given in its place, ``[B, H, N, D]``; None before the second refresh.
-        refreshed_at: step of the last refresh, where a drift is recorded.
-        interval: steps from the refresh before it to the last one, over which the drift arose.
     """
 
     part = "attention"
@@ -158,9 +158,8 @@ class AttentionCache(TensorCache):
     lse_dense = CacheField(wanted=merges)
     kept_mass = CacheField(wanted=merges)
     columns = CacheField()
-    residual = CacheField(wanted=caches_residual)
+    residual = CacheField()
     residual_scale = CacheField(wanted=rounds_residual)
-    drift = CacheField(wanted=lambda config: config.attention.forecast > 0)
 
     def __init__(self, *, residual_in_fp8: bool = False) -> None:
         super().__init__()
@@ -169,8 +168,6 @@ class AttentionCache(TensorCache):
         self.longest: DeviceNumber | None = None
         self.kept_fraction: torch.Tensor | float = 0.0
         self.lists: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.refreshed_at: int | None = None
-        self.interval = 1
 
     def on_device(self) -> Iterator[torch.Tensor]:
         """All tensors that are on the device now, but for the lists, which are working memory."""

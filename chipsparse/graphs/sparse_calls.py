@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from chipsparse.cache.store import CacheStore
-from chipsparse.graphs.step_graph import ModelCall, StepGraphs, UsualCall
+from chipsparse.graphs.step_graph import ModelCall, StepGraphs
 from chipsparse.layers.state import StepState
-from chipsparse.measure.capture_gain import CALLS_BEFORE, capture_pays, device_seconds
 from chipsparse.plan import NOT_CAPTURED, Action
 from chipsparse.report.generation import GenerationReport
 
@@ -37,7 +35,6 @@ class SparseCalls:
         """Forgets all captured calls: another generation begins."""
         self._graphs.reset()
         self._not_captured_reason: str | None = UNKNOWN
-        self._launched: set[str] = set()  # branches whose calls gain nothing by a capture
 
     def run(
         self,
@@ -58,8 +55,7 @@ class SparseCalls:
         if not self._may_be_captured(state, device, not_captured_reason):
             return call.run()
         with self._graphs.on(device):
-            pays = partial(self._pays, state)
-            result = self._graphs.run(call, state.record, self._report.note, pays)
+            result = self._graphs.run(call, state.record, self._report.note)
         if state.record.replayed:
             for entry in state.record.layers:
                 if entry.part == "attention" and entry.action is Action.SPARSE:
@@ -73,31 +69,11 @@ class SparseCalls:
         if self._graphs.drop_all():
             self._report.note(f"a captured sparse step was dropped: {what} changed")
 
-    def _pays(self, state: StepState, before: UsualCall) -> bool:
-        """Whether the open call is captured now; if not, no later one of its branch is."""
-        plan, dtype = state.plan, self._report.dtype
-        if plan.config.cuda_graphs == "always":
-            return True
-        if before.number < CALLS_BEFORE:
-            return False
-        assert dtype is not None
-        found = capture_pays(
-            host=before.host_seconds,
-            call=before.record.seconds,
-            device=device_seconds(plan, dtype, dense=state.dense),
-            calls=plan.sparse_steps_from(state.context.step),
-        )
-        if not found:
-            self._launched.add(state.branch)
-        return found
-
     def _may_be_captured(
         self, state: StepState, device: torch.device, not_captured_reason: Callable[[], str | None]
     ) -> bool:
         """Whether the open call does just what other sparse calls of its branch do."""
-        if state.action is not Action.SPARSE or not state.may_capture:
-            return False
-        if state.branch in self._launched:
+        if state.action is not Action.SPARSE or not state.captures:
             return False
         if device.type != self._graphs.device_type or self._report.layer_times:
             return False

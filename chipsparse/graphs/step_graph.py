@@ -3,8 +3,8 @@
 The sparse step of an image launches a thousand kernels of a few microseconds each, and a host takes
 longer for that than a fast GPU takes to run them. All sparse calls of a generation launch the same
 ones, on the same memory as long as the caches stay where they are (see `keep_in_place`). So the
-first runs as usual, which compiles what there is to compile, a later one is captured where that
-pays, and it and all that follow are replayed.
+first runs as usual, which compiles what there is to compile, the next one is captured, and it and
+all that follow are replayed.
 
 A replay runs none of the model's Python and reads its weights where they were. Whoever runs calls
 here says so with `StepGraphs.drop_all` when the model has changed; see `ModelState`.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -136,23 +135,6 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class UsualCall:
-    """A sparse call that ran as usual and may be captured the next time.
-
-    Attributes:
-        arguments: of the call.
-        record: of the call.
-        host_seconds: that the host took to launch it.
-        number: how many there were in a row with such arguments, this one included.
-    """
-
-    arguments: Arguments
-    record: StepRecord
-    host_seconds: float
-    number: int
-
-
-@dataclass(frozen=True)
 class StepGraph:
     """A captured call.
 
@@ -231,27 +213,21 @@ class StepGraphs:
 
     def drop_all(self) -> bool:
         """Forgets the calls of all branches; returns whether there were any."""
-        self._last: dict[str, UsualCall] = {}
+        # The arguments of the last call of each branch, if it ran as usual.
+        self._last: dict[str, Arguments] = {}
         dropped = list(self._graphs)
         for branch in dropped:
             self.drop(branch)
         return bool(dropped)
 
-    def run(
-        self,
-        call: ModelCall,
-        record: StepRecord,
-        note: Callable[[str], None],
-        pays: Callable[[UsualCall], bool],
-    ) -> Any:
-        """A sparse call: as usual the first times, later ones replayed.
+    def run(self, call: ModelCall, record: StepRecord, note: Callable[[str], None]) -> Any:
+        """A sparse call: as usual the first time, later ones replayed.
 
         Args:
             call: of the model.
             record: of the call; gets the layers, which do nothing that could record them when
                 they are replayed.
             note: gets a sentence on why nothing is captured any more.
-            pays: whether to capture the call, which is like the one before.
 
         Returns:
             What the forward returns.
@@ -265,20 +241,15 @@ class StepGraphs:
             self.drop(branch)
             graph = None
         before = self._last.pop(branch, None)
-        if before is not None and not arguments.are_like(before.arguments):
-            before = None
-        if graph is None and before is not None and pays(before):
-            graph = self._graph(call, arguments, before.arguments, record, note)
+        if graph is None and before is not None and arguments.are_like(before):
+            graph = self._graph(call, arguments, before, record, note)
         if graph is not None:
             record.replayed = True
             record.layers = [dataclasses.replace(layer) for layer in graph.layers]
             return graph.run(arguments)
-        start = time.perf_counter()
         result = call.run()
-        seconds = time.perf_counter() - start
         if _was_plain(record) and self._captures.get(branch, 0) < MOST_CAPTURES:
-            number = 1 if before is None else before.number + 1
-            self._last[branch] = UsualCall(arguments, record, seconds, number)
+            self._last[branch] = arguments
         return result
 
     def _graph(

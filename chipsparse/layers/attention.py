@@ -6,14 +6,13 @@ on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from chipsparse.cache.tensors import AttentionCache
+from chipsparse.cache.tensors import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionCache
 from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import AttentionConfig, Precision
 from chipsparse.kernels.attention_residual import attention_residual
@@ -30,11 +29,10 @@ from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.attention_inputs import AttentionInputs
-from chipsparse.layers.column_budget import LISTS_BYTES, AttentionBudget
+from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
 from chipsparse.layers.other_text import budget_of, columns_of, fits, with_rows_before
-from chipsparse.layers.pooled_columns import with_means
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import LayerRecord
@@ -63,10 +61,6 @@ class _Choice:
     branch: str
     plan: SparsityPlan
     most_columns: int
-
-
-# So many-th keys tell the LSE of a first refresh: benchmarks/notes/few_steps.md.
-SAMPLED_KEYS = 16
 
 
 class AttentionLayer:
@@ -152,7 +146,6 @@ class AttentionLayer:
                         inputs,
                         config=shared.config.attention,
                         choices=choices,
-                        step=state.context.step,
                         turns=turns,
                     )
                 else:
@@ -175,7 +168,7 @@ class AttentionLayer:
         return self._shared.recorder.choices(
             ("attention", *kind_of(*inputs.tensors)),
             lambda: backend_choices(
-                inputs, block_size_q=config.block_size_q, in_fp8=config.uses_fp8
+                inputs, block_size_q=config.block_size_q, in_fp8=config.precision == "fp8"
             ),
         )
 
@@ -217,8 +210,6 @@ class AttentionLayer:
             return shared.caches.has(branch, self.number, kind)
 
         if not recorded("lse"):
-            if state.action is Action.REFRESH and state.plan.schedule.is_few:
-                return Action.REFRESH  # with an estimated LSE
             return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
         if state.action is not Action.SPARSE:
             return state.action
@@ -284,7 +275,6 @@ class AttentionLayer:
                 inputs,
                 config=shared.config.attention,
                 budget=budget,
-                step=step,
                 columns=columns,
             )
         if columns is None:
@@ -370,28 +360,12 @@ def dense_step(
     return output
 
 
-def estimated_lse(inputs: AttentionInputs, *, every: int = SAMPLED_KEYS) -> torch.Tensor:
-    """The log-sum-exp (LSE) of each row, float32 ``[B, H, N]``, from every so many-th key alone.
-
-    Takes ``1 / every`` of the time of full attention. Good enough to weigh column sums: in a query
-    block it decides how much each row says, and nothing else depends on it.
-
-    Args:
-        inputs: of the layer.
-        every: distance of the keys; fewer where there are not as many.
-    """
-    key, value = (each[:, :, ::every].contiguous() for each in (inputs.key, inputs.value))
-    _, lse = replace(inputs, key=key, value=value).dense()
-    return lse + math.log(inputs.key.shape[2] / key.shape[2])
-
-
 def refresh_step(
     cache: AttentionCache,
     inputs: AttentionInputs,
     *,
     config: AttentionConfig,
     budget: AttentionBudget,
-    step: int = 0,
     columns: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
@@ -399,21 +373,11 @@ def refresh_step(
     Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
     takes no sums, so that the fastest library kernel computes the attention.
 
-    The column sums are weighed with the LSE of the previous dense step (``cache.lse``), or with an
-    estimate where there was none (`estimated_lse`). Where the budget has no capacity, the host
-    waits once for the length of the longest list (``cache.capacity``); where it has one,
-    ``cache.longest`` tells later whether that was enough.
-
-    With a forecast, a refresh after the first also computes what a sparse step would have given at
-    this ``step``, with the columns and the residual of the refresh before; what that lacks is the
-    drift.
+    The column sums are weighed with the LSE of the previous dense step (``cache.lse``). Where the
+    budget has no capacity, the host waits once for the length of the longest list
+    (``cache.capacity``); where it has one, ``cache.longest`` tells later whether that was enough.
     """
-    expected = None
-    if config.forecast > 0 and cache.refreshed_at is not None:
-        expected = sparse_step(cache, inputs, config=config)
     if columns is None:
-        if cache.lse is None:
-            cache.lse = estimated_lse(inputs)
         output = _choose_columns(cache, inputs, config=config, budget=budget)
     else:
         output = dense_step(cache, inputs, precision=config.precision_of("refresh"))
@@ -422,18 +386,13 @@ def refresh_step(
     counts = record_residual(cache, output, inputs, config=config)
     roomy = budget.capacity is None or budget.capacity >= inputs.key.shape[2]
     cache.longest = None if roomy else DeviceNumber(counts.max())
-    if config.forecast > 0:
-        if expected is not None and cache.refreshed_at is not None:
-            cache.drift = torch.sub(output, expected, out=expected)
-            cache.interval = step - cache.refreshed_at
-        cache.refreshed_at = step
     return output
 
 
 def record_residual(
     cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: AttentionConfig
 ) -> torch.Tensor:
-    """Fills the residual cache of the delta rule, if it has one, and makes lists of the columns.
+    """Fills the residual cache of the delta rule and makes lists of the columns.
 
     ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
     many columns each query block has in its list, int32 ``[B, H, G]``.
@@ -447,8 +406,6 @@ def record_residual(
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
     cache.kept_fraction = counts.float().mean() / columns
-    if config.delta_rule == "pooled":
-        return counts
     kept, kept_lse = column_sparse_attention(
         *inputs.tensors,
         indices,
@@ -483,7 +440,7 @@ def _choose_columns(
 ) -> torch.Tensor:
     """Full attention with column sums; records the LSE and the columns chosen.
 
-    Goes over as many heads at a time as ``config.column_sums_bytes`` allows for their column sums.
+    Goes over as many heads at a time as `COLUMN_SUMS_BYTES` allows for their column sums.
     Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
     assert cache.lse is not None
@@ -491,7 +448,7 @@ def _choose_columns(
     batch, heads, tokens, _ = query.shape
     blocks, columns = block_count(tokens, config.block_size_q), inputs.key.shape[2]
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
-    chunks = list(ranges(heads, head_bytes, config.column_sums_bytes))
+    chunks = list(ranges(heads, head_bytes, COLUMN_SUMS_BYTES))
     rounded = fp8_tensors(inputs) if config.precision_of("refresh") == "fp8" else None
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -548,16 +505,12 @@ def sparse_step(
     *,
     config: AttentionConfig,
     choices: Mapping[str, Choice] | None = None,
-    step: int | None = None,
     turns: HeadTurns | None = None,
 ) -> torch.Tensor:
-    """Attention over the kept columns only, combined with the residual cache or pooled columns.
+    """Attention over the kept columns only, combined with the residual cache.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
     `backend_choices` for tensors of this kind it does not look at them again either.
-
-    With a forecast and the ``step``, the error is taken to grow with the steps since the refresh as
-    it did before it, times ``config.forecast``, and that is added.
 
     Where heads come in ``turns``, they are computed so, and the result is what those make of it.
     """
@@ -575,7 +528,7 @@ def sparse_step(
         counts,
         block_size_q=config.block_size_q,
         scale=inputs.scale,
-        delta_rule=None if config.delta_rule == "pooled" else config.delta_rule,
+        delta_rule=config.delta_rule,
         residual=cache.residual,
         residual_scale=cache.residual_scale,
         lse_dense=cache.lse_dense,
@@ -585,22 +538,7 @@ def sparse_step(
     )
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
-    grown, drift = 0.0, cache.drift
-    if step is not None and drift is not None and cache.refreshed_at is not None:
-        grown = config.forecast * (step - cache.refreshed_at) / cache.interval
-
-    def with_rest(call: ColumnSparseAttention) -> ColumnSparseAttention:
-        return with_means(call, inputs.kernels) if config.delta_rule == "pooled" else call
-
-    def forecast(output: torch.Tensor, drift: torch.Tensor | None) -> torch.Tensor:
-        return output if drift is None or not grown else output.add_(drift, alpha=grown)
-
-    if turns is None:
-        output, _ = launch(with_rest(call))
-        return forecast(output, drift)
-
-    def compute(heads: slice) -> torch.Tensor:
-        part, _ = launch(with_rest(call.of_heads(heads)))
-        return forecast(part, None if drift is None else drift[:, heads])
-
-    return turns.each(compute)
+    if turns is not None:
+        return turns.each(lambda heads: launch(call.of_heads(heads))[0])
+    output, _ = launch(call)
+    return output

@@ -8,19 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from bitarray import frozenbitarray
 
-from chipsparse.config import AttentionConfig, SparsityConfig
-from chipsparse.kernels.checks import block_count
+from chipsparse.cache.tensors import CAPACITY_MULTIPLE
+from chipsparse.config import SparsityConfig
 from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.layers.static_columns import static_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.step import StepContext
 
-# A layer's lists of columns are kept between steps where they take no more. To make them costs a
-# large layer nothing beside its attention; a small one waits for the host to launch it.
-LISTS_BYTES = 4 << 20
-# Of the entries in a list whose length is not read back: rows of the table stay aligned.
-CAPACITY_MULTIPLE = 16
 # Frames, rows and columns of a region of kept columns where tokens have no tiles.
 REGION = (4, 4, 8)
 
@@ -32,9 +27,9 @@ class AttentionBudget:
     Attributes:
         keep_count: columns kept by score, static ones included.
         random_count: further random columns.
-        static_columns: bool ``[G or 1, N]`` of columns that are always kept, or None.
+        static_columns: bool ``[1, N]`` of columns that are always kept, or None.
         seed: seed of the random columns, below 2**32.
-        static_count: the most static columns that a block may have.
+        static_count: how many static columns there are.
         capacity: entries that the lists of columns get; None for as many as the longest needs, for
             which the host waits.
         first_head: number of the first head, where these are not all of the layer's.
@@ -66,45 +61,29 @@ class AttentionBudget:
 
 def static_columns(
     tokens: int,
-    config: AttentionConfig,
     *,
     text_tokens: int,
     text_first: bool = False,
-    rows: range | None = None,
     always: torch.Tensor | None = None,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Columns kept whatever their score: text tokens, the local window, and those of the user.
+    """Return the columns that every query block keeps whatever their score.
 
     Args:
         tokens: length of the sequence, text included.
-        config: has the local window.
-        text_tokens: text tokens of the sequence.
+        text_tokens: text tokens of the sequence, which are all kept.
         text_first: whether they are the first or the last ones.
-        rows: of the sequence that are cut into query blocks; None for all.
-        always: bool ``[N]``, those of the user, or None.
+        always: further columns that the user keeps, bool ``[N]``, or None.
         device: of the result.
 
     Returns:
-        bool ``[G, N]``, or ``[1, N]`` where all blocks have the same, or None where there are none.
+        bool ``[1, N]``, or None where there are none.
     """
-    if config.local_blocks is None and text_tokens == 0 and always is None:
+    if text_tokens == 0 and always is None:
         return None
     column = torch.arange(tokens, device=device)
     text = column < text_tokens if text_first else column >= tokens - text_tokens
-    if always is not None:
-        text = text | always
-    if config.local_blocks is None:
-        return text[None]
-    rows, size = range(tokens) if rows is None else rows, config.block_size_q
-    block = torch.arange(block_count(len(rows), size), device=device)[:, None]
-    return text | (((column - rows.start) // size - block).abs() <= config.local_blocks)
-
-
-def static_count(tokens: int, config: AttentionConfig, *, text_tokens: int, always: int = 0) -> int:
-    """Upper bound of the `static_columns` of a block, known without asking a device."""
-    window = 0 if config.local_blocks is None else 2 * config.local_blocks + 1
-    return min(tokens, text_tokens + always + window * config.block_size_q)
+    return (text if always is None else text | always)[None]
 
 
 class ColumnBudgets:
@@ -136,10 +115,8 @@ class ColumnBudgets:
         if layout not in self._static_columns:
             self._static_columns[layout] = static_columns(
                 tokens,
-                config,
                 text_tokens=layout.text_tokens,
                 text_first=layout.text_first,
-                rows=layout.query_rows,
                 always=self.static_mask(layout, key.device),
                 device=key.device,
             )
@@ -149,12 +126,8 @@ class ColumnBudgets:
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns[layout],
             seed=zlib.crc32(seed.encode()),
-            static_count=static_count(
-                tokens,
-                config,
-                text_tokens=layout.text_tokens,
-                always=0 if self._static_bits is None else self._static_bits.count(),
-            ),
+            static_count=layout.text_tokens
+            + (0 if self._static_bits is None else self._static_bits.count()),
             first_head=0 if share is None else share.first_head,
             first_block=0 if share is None else share.first_row // config.block_size_q,
             branches=layout.guided_in_batch,

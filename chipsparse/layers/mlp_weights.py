@@ -15,10 +15,9 @@ from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.fp8_rows import Fp8RowRounding, fp8_rows
 from chipsparse.kernels.sparse_mlp_up.reference import activate
 from chipsparse.kernels.triton_support import compute_capability
+from chipsparse.layout import Fp8Form
 
 Gate = Literal["none", "first", "second", "apart"]
-# What linears in FP8 round.
-Fp8Form = Literal["weights", "weights and inputs"]
 MULTIPLE = 16  # of a weight's rows and columns: what products in FP8 want
 HOPPER = 9  # major compute capability
 

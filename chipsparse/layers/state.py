@@ -33,7 +33,7 @@ class StepState:
         refreshed_at: step of the branch's last refresh, this one included; -1 before the first.
         dense: why the attention or MLP of a layer runs dense at every step of the branch.
         budgets: which columns a refresh keeps.
-        may_capture: whether sparse calls are captured as CUDA graphs, or may gain by it.
+        captures: whether sparse calls are captured as CUDA graphs, where they can be.
         replaces_attention: whether layers compute full attention where nothing is recorded, too: in
             FP8, or since that is faster than as the model calls it.
     """
@@ -45,7 +45,7 @@ class StepState:
     refreshed_at: int
     dense: Mapping[tuple[int, Part], str]
     budgets: ColumnBudgets
-    may_capture: bool = False
+    captures: bool = False
     replaces_attention: bool = False
 
     @property

@@ -20,7 +20,6 @@ import yaml
 from chipsparse.common.text_files import read_text
 from chipsparse.common.validation import Validated, build, option
 from chipsparse.config import SparsityConfig
-from chipsparse.old_names import renewed, tell
 from chipsparse.profiles.qualities import (
     DEFAULT_QUALITY,
     check_quality,
@@ -225,7 +224,6 @@ def load_profile(path: Path | str) -> Profile:
     """
     data = _read(Path(path))
     try:
-        data = _with_new_names(data, str(path))
         parsed = build(_ProfileFile, data)
         qualities: dict[str, SparsityConfig] = {}
         one_schedule: tuple[str, ...] = ()
@@ -248,19 +246,6 @@ def load_profile(path: Path | str) -> Profile:
         one_schedule=one_schedule,
     )
     return profile.of_quality(DEFAULT_QUALITY) if DEFAULT_QUALITY in qualities else profile
-
-
-def _with_new_names(data: Any, path: str) -> Any:
-    """A profile with the field names of now; one warning for all old ones."""
-    if not isinstance(data, Mapping):
-        return data
-    said: list[str] = []
-    qualities = data.get("qualities")
-    if isinstance(qualities, Mapping):
-        qualities = {name: renewed(own, said) for name, own in qualities.items()}
-    renewed_parts = {"sparsity": renewed(data.get("sparsity"), said), "qualities": qualities}
-    tell(said, path)
-    return {name: renewed_parts.get(name, value) for name, value in data.items()}
 
 
 def _read(path: Path) -> Any:

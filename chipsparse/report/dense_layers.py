@@ -12,21 +12,18 @@ def part_name(part: Part) -> str:
     return "MLP" if part == "mlp" else part
 
 
-def dense_notes(
-    reasons: Mapping[tuple[int, Part], str], layers: int, *, since: str = ""
-) -> list[str]:
+def dense_notes(reasons: Mapping[tuple[int, Part], str], layers: int) -> list[str]:
     """One sentence for each part and reason.
 
     Args:
         reasons: by layer and part, why it runs dense.
         layers: how many the model has.
-        since: what stands before the reason, as ``", because"``.
     """
     alike: dict[tuple[Part, str], list[int]] = {}
     for (layer, part), reason in sorted(reasons.items()):
         alike.setdefault((part, reason), []).append(layer)
     return [
         f"{part_name(part)} runs dense in {len(dense)} of {layers} layers (first: layer "
-        f"{dense[0]}){since}: {reason}"
+        f"{dense[0]}): {reason}"
         for (part, reason), dense in alike.items()
     ]

@@ -118,8 +118,6 @@ class StepRecord:
             whole generation is sparse, nor of layers that a block cache passed over.
         finished: whether the call came to its end.
         replayed: whether a captured call of its kind was replayed as a CUDA graph.
-        predicted_change: by what share of itself the output was predicted to have changed since it
-            was last computed, where ``skip_threshold`` asked for that; see `StepCache`.
         forecast: whether it was skipped and its output continues the last two computed ones.
         corrected: whether it was skipped and then put right, once the next full step was known.
         restarted: whether the branch started anew since its conditioning changed.
@@ -142,7 +140,6 @@ class StepRecord:
     layers: list[LayerRecord] = field(default_factory=list, repr=False)
     finished: bool = False
     replayed: bool = False
-    predicted_change: float | None = None
     forecast: bool = False
     corrected: bool = False
     restarted: bool = False
@@ -283,24 +280,10 @@ class GenerationReport:
         self._begun = False
         if any(record.used_caches for record in self.steps):
             self.nothing_sparse = None
-            self._note_threshold()
         elif finished and self.steps and self.nothing_sparse is None:
             sentence = self._why_nothing_was()
             if sentence is not None:
                 self._warn_of_nothing(sentence)
-
-    def _note_threshold(self) -> None:
-        """Notes a threshold that skipped no step, where others were sparse or skipped."""
-        if any(note.startswith("schedule.skip_threshold") for note in self.notes):
-            return
-        for plan in self.plans.values():
-            threshold, skips = plan.config.schedule.skip_threshold, plan.schedule.skips
-            fired = any(each.action is Action.SKIP and not skips(each.step) for each in self.steps)
-            if plan.schedule.skips_by_threshold() and not fired:
-                self.note(
-                    f"schedule.skip_threshold ({threshold:g}) has no effect: no step was predicted "
-                    "to change the output by less"
-                )
 
     def _clear(self) -> None:
         self.steps, self.fallbacks, self.nothing_sparse = [], [], None

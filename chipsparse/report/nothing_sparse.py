@@ -7,16 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
-from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.schedule.schedule import MANY_STEPS, NO_SHARE
 
 NOTHING = "nothing runs sparse"
 # Fields of the schedule, each with the value that leaves most steps to sparse ones.
 LOOSEST: dict[str, tuple[Any, str]] = {
     "warmup_steps": (2, "lower"),
-    "final_dense_steps": (0, "lower"),
-    "dense_steps": ((), "shorten"),
-    "refresh_steps": ((), "shorten"),
     "refresh_every": (1 << 20, "raise"),
     "full_steps": ((), "shorten"),
     "full_share": (0.01, "lower"),
@@ -30,7 +27,7 @@ def wants_sparse(config: SparsityConfig) -> bool:
     parts = config.attention.enabled or config.mlp.enabled
     if schedule.actions is not None:
         return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
-    if parts or schedule.skip_steps or schedule.skip_threshold is not None:
+    if parts:
         return True
     return schedule.lists_full and (schedule.between != "all" or schedule.sparse_steps is not None)
 
@@ -66,27 +63,12 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
 
 def why_nothing_was(plan: SparsityPlan, steps: int) -> str | None:
     """As `why_nothing`, behind a generation of so many steps of which it was not known before."""
-    sentence = why_nothing(replace(plan, steps=steps))
-    if sentence is None and plan.schedule.skips_by_threshold():
-        threshold = plan.config.schedule.skip_threshold
-        return (
-            f"{NOTHING}: no step was predicted to change the output by less than "
-            f"schedule.skip_threshold ({threshold:g}); raise it"
-        )
-    return sentence
+    return why_nothing(replace(plan, steps=steps))
 
 
 def _uses_caches(plan: SparsityPlan, first: int) -> bool:
-    """Whether a step is sparse or skipped, or may be by the threshold."""
-    assert plan.steps is not None
-    if any(action in CACHED for action in plan.actions(first)):
-        return True
-    return any(_may_be_skipped(plan, step) for step in range(first + 1, plan.steps))
-
-
-def _may_be_skipped(plan: SparsityPlan, step: int) -> bool:
-    """Whether the threshold may skip a step behind the first call, which is always computed."""
-    return plan.may_skip_by_threshold(step, recorded=Action.DENSE)
+    """Whether a step is sparse or skipped."""
+    return any(action in CACHED for action in plan.actions(first))
 
 
 def _why_no_layer(plan: SparsityPlan) -> str | None:
@@ -128,7 +110,7 @@ def what_helps(plan: SparsityPlan, first: int) -> str | None:
 def _is_tight(schedule: ScheduleConfig, name: str, loosest: object) -> bool:
     value = getattr(schedule, name)
     if name == "refresh_every":  # any other leaves sparse steps between two refreshes
-        return value == 1 and schedule.refresh_steps is None
+        return value == 1
     if name == "least_full" and schedule.full_share is None:
         return False
     return value is not None and value != loosest

@@ -33,9 +33,7 @@ class HeldOutputs:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(
-        self, branch: str, time: float, output: torch.Tensor, *, both: bool = False
-    ) -> torch.Tensor:
+    def hold(self, branch: str, time: float, output: torch.Tensor, *, both: bool = False) -> None:
         """Keeps a copy of what a branch computed, and of what it computed before only if asked to.
 
         Args:
@@ -43,13 +41,9 @@ class HeldOutputs:
             time: the timestep.
             output: of any shape, the same for all steps of the branch.
             both: whether a forecast may ask for the output before it.
-
-        Returns:
-            The copy.
         """
         held = HeldOutput(time, output.clone())  # the caller may change it in place
         self._held[branch] = [*(self._held.get(branch, [])[-1:] if both else []), held]
-        return held.tensor
 
     def drop(self, branch: str) -> None:
         """Forgets what a branch computed."""

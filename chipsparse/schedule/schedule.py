@@ -65,12 +65,6 @@ class Schedule:
         """The number of steps that run."""
         return None if self.steps is None else self.steps - self.first
 
-    @property
-    def is_few(self) -> bool:
-        """Whether there are so few steps that the first one chooses the columns."""
-        few = self.config.few_steps
-        return self.config.actions is None and self.run is not None and self.run <= few
-
     @cached_property
     def full_steps(self) -> tuple[int, ...] | None:
         """The steps that are listed to be computed in full, the first one among them.
@@ -79,7 +73,7 @@ class Schedule:
         number of steps that is not known.
         """
         config, steps, run = self.config, self.steps, self.run
-        if not config.lists_full or self.is_few:
+        if not config.lists_full:
             return None
         if config.full_steps is not None:
             reached = (step for step in config.full_steps if steps is None or step < steps)
@@ -96,26 +90,19 @@ class Schedule:
         return range(self.first, MANY_STEPS if self.steps is None else self.steps)
 
     def action(self, step: int) -> Action:
-        """The action of a step if the threshold did not skip it, nor ``skip_steps``."""
+        """Return the action of a step, from 0."""
         config = self.config
         if config.actions:
             return Action(config.actions[min(step, len(config.actions) - 1)])
-        if self.is_few:
-            return Action.SPARSE if step % config.few_refresh_every else Action.REFRESH
         if self.full_steps is not None:
             return self._listed_action(step, self.full_steps)
         if config.lists_full:  # a share of a number that is not known
             return Action.DENSE
-        if step < config.warmup_steps - 1 or step in config.dense_steps:
-            return Action.DENSE
-        if self.steps is not None and step >= self.steps - config.final_dense_steps:
-            return Action.DENSE
         since_warmup = step - (config.warmup_steps - 1)
-        if since_warmup == 0:
-            return Action.REFRESH
-        if config.refresh_steps is not None:
-            return Action.REFRESH if step in config.refresh_steps else Action.SPARSE
-        return Action.REFRESH if since_warmup % config.refresh_every == 0 else Action.SPARSE
+        end = MANY_STEPS if self.steps is None else self.steps - config.warmup_steps // 3
+        if since_warmup < 0 or step >= end:
+            return Action.DENSE
+        return Action.SPARSE if since_warmup % config.refresh_every else Action.REFRESH
 
     def _listed_action(self, step: int, full_steps: tuple[int, ...]) -> Action:
         following = bisect_right(full_steps, step)
@@ -137,34 +124,10 @@ class Schedule:
             return sparse_between(full, end, between)
         return [step for step in self.config.sparse_steps if full < step < end]
 
-    def skips(self, step: int) -> bool:
-        """Whether a step is skipped whatever the threshold says."""
-        listed = step in self.config.skip_steps and self.may_skip(step)
-        return listed or self.action(step) is Action.SKIP
-
-    def may_skip(self, step: int) -> bool:
-        """Whether a step is none of those that are always computed."""
-        config, action = self.config, self.action(step)
-        if config.actions or self.is_few:
-            return False
-        if self.full_steps is not None:
-            return action is Action.SPARSE
-        return step >= config.warmup_steps and action is not Action.DENSE
-
-    def skips_by_threshold(self) -> bool:
-        """Whether steps may be skipped that only the generation itself decides on."""
-        listed = self.config.actions or self.is_few
-        return self.config.skip_threshold is not None and not listed
-
     @cached_property
     def skips_any(self) -> bool:
-        """Whether any step may be skipped."""
-        config = self.config
-        if self.is_few:
-            return False
-        if config.skip_steps or self.skips_by_threshold():
-            return True
-        listed = config.actions or self.full_steps is not None
+        """Whether any step is skipped."""
+        listed = self.config.actions or self.full_steps is not None
         return bool(listed) and any(self.action(step) is Action.SKIP for step in self.known_steps)
 
     def forecast_share(self, step: int) -> float:
@@ -192,29 +155,8 @@ class Schedule:
 
     def notes(self) -> list[str]:
         """What of it cannot be done with this number of steps, a sentence each."""
-        config, steps = self.config, self.steps
-        if self.is_few:
-            count = len(range(0, steps or 0, config.few_refresh_every))
-            choose = (
-                "the first one chooses" if count == 1 else f"the first and {count - 1} more choose"
-            )
-            return [
-                f"{steps} steps are few (at most schedule.few_steps, {config.few_steps}): {choose} "
-                "the columns, the others are sparse, and none is skipped"
-            ]
-        if config.lists_full:
-            return self._notes_on_lists()
-        if config.actions or steps is None:
+        if not self.config.lists_full:
             return []
-        computed = [step for step in config.skip_steps if step < steps and not self.skips(step)]
-        if not computed:
-            return []
-        return [
-            f"skip_steps {', '.join(map(str, computed))} are computed: no step is skipped in the "
-            f"warm-up (the first {config.warmup_steps}), in dense_steps and in final_dense_steps"
-        ]
-
-    def _notes_on_lists(self) -> list[str]:
         config, steps = self.config, self.steps
         if steps is None:
             if config.full_share is not None:

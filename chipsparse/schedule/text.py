@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from chipsparse.config import ScheduleConfig
 from chipsparse.schedule.schedule import Schedule
 from chipsparse.schedule.step_lists import LEAST_GAP
 
@@ -54,13 +53,3 @@ def forecast_text(schedule: Schedule) -> str:
         return f" with {share} after {100 * config.forecast_after:g}% of the steps"
     begun = schedule.first + math.ceil(config.forecast_after * (schedule.steps - schedule.first))
     return f" with {share} from step {begun} on"
-
-
-def threshold_text(config: ScheduleConfig) -> str:
-    """What the threshold does to the actions; only where there is one."""
-    skipped = "sparse" if config.lists_full else "sparse and refresh"
-    return (
-        f"of the {skipped} ones, those are skipped that are predicted to change the "
-        f"output by less than {100 * (config.skip_threshold or 0):g}%, at most "
-        f"{config.max_skips} in a row: how many is not known beforehand"
-    )

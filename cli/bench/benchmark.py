@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from chipsparse.cache.kinds import PARTS, Part
+from chipsparse.cli.bench.layer_times import PartTimes, attention_times, mlp_times
 from chipsparse.cli.bench.step_times import StepTimes, measure_steps
 from chipsparse.cli.command_line import command_words, settled_values
 from chipsparse.cli.commands.bench import BenchOptions
@@ -25,7 +26,6 @@ from chipsparse.cli.ranks.joined import Joined
 from chipsparse.cli.ranks.several import met
 from chipsparse.cli.results import NO_JSON, fields_json
 from chipsparse.common.machine import device_name, package_version
-from chipsparse.measure.layer_times import PartTimes, attention_times, mlp_times
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import SparsityPlan
 
@@ -50,7 +50,6 @@ class Benchmark:
         dense: why a part of a kind of layers has no sparse step to time, one sentence each.
         steps: times of denoising steps; None where only kernels were asked for.
         parallel: the processes that share the patched steps; None for one.
-        skips_by_threshold: whether it is not known beforehand which steps are skipped.
     """
 
     model: str
@@ -74,7 +73,6 @@ class Benchmark:
     parallel: Parallel | None
     command: str
     pixels: tuple[int, int] = field(metadata=NO_JSON)
-    skips_by_threshold: bool = field(metadata=NO_JSON)
 
     def to_json(self) -> dict[str, Any]:
         """Times of layers in milliseconds, of steps in seconds, sizes in bytes."""
@@ -128,7 +126,6 @@ def run_benchmark(options: BenchOptions, process: Joined) -> Benchmark:
         parallel=process.parallel,
         command=shlex.join(command_words("bench", options, settled)),
         pixels=planned.pixels,
-        skips_by_threshold=planned.plan.schedule.skips_by_threshold(),
     )
 
 

@@ -15,7 +15,7 @@ from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.planning.planned import PlannedGeneration
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks.joined import Joined
-from chipsparse.measure.capture_gain import as_of_many
+from chipsparse.cost_model.layer_times import as_of_many
 
 PROMPT = "a red circle moves left over a blue gradient"
 SEED = 0
@@ -97,7 +97,7 @@ def measure_steps(
     if "skip" in counts:
         actions = (*actions[:-1], "skip", actions[-1])
     config = as_of_many(planned.plan.config, planned.plan, dtype).override(
-        {"schedule.actions": list(actions), "schedule.skip_threshold": None}
+        {"schedule.actions": list(actions)}
     )
 
     def run(name: str, steps: int, report: Any) -> tuple[list[StepResult], int | None]:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chipsparse.cli.bench.benchmark import Benchmark
+from chipsparse.cli.bench.layer_times import PartTimes
 from chipsparse.cli.bench.step_times import StepTimes
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
 from chipsparse.cli.wording import (
@@ -17,7 +18,6 @@ from chipsparse.cli.wording import (
     short_place,
 )
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.measure.layer_times import PartTimes
 
 ORDER = ("dense", "refresh", "sparse", "skip")
 UNEVEN = 0.05
@@ -124,8 +124,6 @@ def _step_facts(steps: StepTimes, found: Benchmark) -> Facts:
         facts.append(("memory", f"peak {peaks[0]} on the GPU, stock {peaks[1]}"))
     if found.random_weights:
         facts.append(("weights", "random: times mean something, results would not"))
-    if found.skips_by_threshold:
-        facts.append(("note", "what skip_threshold would skip is not known, and counted as run"))
     facts += uneven_facts(steps)
     return facts + [("fallback", sentence) for sentence in steps.fallbacks]
 

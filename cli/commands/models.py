@@ -20,6 +20,7 @@ PIPELINES = (
     "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "
     "of its guider"
 )
+OTHERS = "refused; of those that diffusers has, each with its reason:"
 
 
 def models(options: PrintOptions) -> None:
@@ -41,7 +42,7 @@ def models(options: PrintOptions) -> None:
         "chipsparse": chipsparse.__version__,
         "models": rows,
         "pipelines": PIPELINES,
-        "others": others(),
+        "others": OTHERS,
         "other_classes": other_classes(),
     }
     tell(content, print_models, as_json=options.json)
@@ -87,26 +88,11 @@ def _guidance(adapter: type[ModelAdapter]) -> str:
     return f"{adapter.guidance_argument}: a second call per step"
 
 
-def others() -> str:
-    """What is done with models of other classes, in two sentences."""
-    from chipsparse.pipelines.generic import GenericAdapter
-
-    generic = GenericAdapter
-    return (
-        f"{generic.families}: {generic.sparse_attention}, and {generic.sparse_mlp} run sparse; "
-        "text columns are not known. enable() warns of it, and a model that cannot be served so is "
-        "refused"
-    )
-
-
 def other_classes() -> dict[str, str]:
-    """What becomes of each of diffusers' transformer classes without an adapter, by its name."""
+    """Why each of diffusers' transformer classes without an adapter is refused, by its name."""
     from chipsparse.pipelines.other_classes import OTHER_CLASSES
 
-    return {
-        name: "as other classes" if reason is None else f"refused: {reason}"
-        for name, reason in OTHER_CLASSES.items()
-    }
+    return {name: f"refused: {reason}" for name, reason in OTHER_CLASSES.items()}
 
 
 def print_models(content: dict[str, Any], console: Console) -> None:

@@ -34,17 +34,13 @@ from chipsparse.cli.ranks.joined import shared_by
 from chipsparse.cli.results import fields_json
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import MemoryConfig
+from chipsparse.cost_model.run_times import RunEstimate
 from chipsparse.kernels.checks import block_count
-from chipsparse.measure.estimate import RunEstimate
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
-AT_MOST = (
-    "counts and times are those of a generation in which skip_threshold skips no step: how many it "
-    "skips is not known beforehand"
-)
 NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
 
 
@@ -185,7 +181,6 @@ def explain(options: GenerationOptions, model: ModelDescription, profile: Profil
         *replace(plan, config=plan.config.override({"memory.vram": None})).notes(
             on_cpu=target.device.type == "cpu"
         ),
-        AT_MOST if plan.schedule.skips_by_threshold() else None,
         outlook.why_untimed,
         *_notes(model, target, memory, profile, weights),
     ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,13 +26,17 @@ from chipsparse.cli.planning.planned import PlannedGeneration, plan_generation
 from chipsparse.cli.planning.work_share import planned_share
 from chipsparse.cli.ranks.sharing import check_sharing, sharing_of
 from chipsparse.config import Part
-from chipsparse.measure.capture_gain import may_capture
-from chipsparse.measure.cost_model import Rates
-from chipsparse.measure.estimate import RunEstimate, estimate_run
-from chipsparse.measure.exchanges import Sharing
-from chipsparse.measure.measured_rates import measure_rates
-from chipsparse.measure.slower_parts import PartSeconds, part_seconds, slower_parts
-from chipsparse.measure.step_clock import StepClock, clock_of_this_machine
+from chipsparse.cost_model.exchanges import Sharing
+from chipsparse.cost_model.layer_times import (
+    PartSeconds,
+    Rates,
+    captures,
+    known_rates,
+    part_times,
+    slower_parts,
+)
+from chipsparse.cost_model.run_times import RunEstimate, estimate_run
+from chipsparse.experiments.timing import measure_rates
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import SparsityPlan
@@ -47,7 +53,7 @@ class Target:
         dtype: of weights and hidden states.
         rates: of the device; None where times cannot be estimated.
         why_untimed: why not, one sentence.
-        clock: tells what is slower sparse than dense.
+        known: rates that decide what runs dense; None where nothing is decided.
     """
 
     device: torch.device
@@ -55,18 +61,20 @@ class Target:
     dtype: torch.dtype
     rates: Rates | None
     why_untimed: str | None
-    clock: StepClock
+    known: Rates | None
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype, *, here: bool) -> Target:
-        """Measures the rates of a GPU that is here."""
+        """Measures the rates of a GPU that is here, unless they are known."""
         why = None
         if device.type != "cuda":
             why = "times are not estimated: the rates of this CPU are not known"
         elif dtype is torch.float32:
             why = "times are not estimated: the known rates are those of 16-bit types"
-        rates = None if why is not None else measure_rates(device) if here else Rates()
-        return cls(device, here, dtype, rates, why, clock_of_this_machine())
+        if why is not None:
+            return cls(device, here, dtype, None, why, None)
+        known = known_rates(device, dtype) if here else Rates()
+        return cls(device, here, dtype, known or measure_rates(device), None, known)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class Outlook:
     planned: PlannedGeneration
     working: int
     memory: MemoryPlan
-    times: PartSeconds
+    times: Mapping[tuple[int, Part], PartSeconds]
     dense: dict[Part, dict[int, str]]
     estimate: RunEstimate | None
     why_untimed: str | None
@@ -138,25 +146,31 @@ def look_ahead(
         planned = replace(planned, plan=_largest(sharing))
     plan = planned.plan
     calls = planned.branches if sharing is None else sharing.calls
-    captures = target.device.type == "cuda" and sharing is None and may_capture(plan, target.dtype)
+    captured = (
+        target.device.type == "cuda"
+        and sharing is None
+        and captures(plan, target.dtype, target.known)
+    )
     never: set[tuple[int, Part]] = {
         (layer, part) for part in planned.never for layer in range(plan.layout.layers)
     }
     form = fp8_weights(model)
     fp8 = {} if form is None else dict.fromkeys(range(plan.layout.layers), form)
     working = working_bytes(
-        plan, dtype=target.dtype, captured=calls if captures else 0, fp8_mlps=fp8.keys()
+        plan, dtype=target.dtype, captured=calls if captured else 0, fp8_mlps=fp8.keys()
     )
-    times = part_seconds(
-        plan,
-        target.device,
-        target.dtype,
-        target.clock,
-        dense=never,
-        fp8_mlps=fp8,
-        captures=captures,
-    )
-    slower = slower_parts(plan, times)
+    times: dict[tuple[int, Part], PartSeconds] = {}
+    slower: dict[tuple[int, Part], str] = {}
+    if target.known is not None:
+        times = part_times(
+            plan,
+            rates=target.known,
+            dtype=target.dtype,
+            captured=captured,
+            dense=never,
+            fp8_mlps=fp8,
+        )
+        slower = slower_parts(times, target.known)
     memory = plan_memory(
         plan,
         _capacity(plan, target, parallel, working=working, weights=weights),
@@ -165,7 +179,7 @@ def look_ahead(
     dense = dense_layers(plan, planned.never, slower, memory.placement)
     if sharing is not None:
         sharing = replace(sharing, dense=frozenset(dense["attention"]))
-    estimate, why = _estimate(planned, memory, dense, target, sharing)
+    estimate, why = _estimate(planned, memory, dense, target, sharing, captured=captured)
     return Outlook(planned, working, memory, times, dense, estimate, why, sharing)
 
 
@@ -198,13 +212,16 @@ def _estimate(
     dense: dict[Part, dict[int, str]],
     target: Target,
     sharing: Sharing | None,
+    *,
+    captured: bool,
 ) -> tuple[RunEstimate | None, str | None]:
     """The expected times, or a sentence that says why there are none."""
     if target.rates is None:
         return None, target.why_untimed
     estimate = estimate_run(
         planned.plan,
-        memory.placement,
+        moved=partial(memory.placement.moved, planned.plan.config),
+        captured=captured and not memory.placement.host,
         dense_parts=dense,
         dtype=target.dtype,
         branches=planned.branches,

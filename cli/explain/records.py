@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from chipsparse.cache.kinds import PARTS, ROUNDED, Part
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.planning.layer_budgets import LayerGroup, layer_groups
+from chipsparse.cost_model.layer_times import PartSeconds
 from chipsparse.kernels.checks import block_count
-from chipsparse.measure.step_seconds import StepSeconds
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PartLayers:
 
     sparse: int
     dense: Counter[str]
-    step: StepSeconds | None
+    step: PartSeconds | None
 
 
 @dataclass(frozen=True)

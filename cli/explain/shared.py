@@ -9,8 +9,8 @@ from typing import Any
 from chipsparse.cache.kinds import PARTS, keeping_in_fp8, kind_bytes
 from chipsparse.cli.explain.outlook import Outlook
 from chipsparse.cli.results import NO_JSON, fields_json
-from chipsparse.measure.cost_model import Rates, layer_time
-from chipsparse.measure.exchanges import RankShare, Sharing
+from chipsparse.cost_model.exchanges import RankShare, Sharing
+from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action
 

@@ -10,8 +10,8 @@ from chipsparse.cli.explain.shared import SharedOutlook
 from chipsparse.cli.tables import Facts, facts_table, number_table, print_table
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.measure.cost_model import Rates
-from chipsparse.measure.estimate import RunEstimate
+from chipsparse.cost_model.layer_times import Rates
+from chipsparse.cost_model.run_times import RunEstimate
 from chipsparse.plan import Action
 
 

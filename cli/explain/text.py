@@ -23,9 +23,9 @@ from chipsparse.cli.wording import (
 )
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
+from chipsparse.cost_model.layer_times import milliseconds_text
+from chipsparse.cost_model.run_times import RunEstimate
 from chipsparse.kernels.checks import block_count
-from chipsparse.measure.estimate import RunEstimate
-from chipsparse.measure.slower_parts import milliseconds_text
 from chipsparse.plan import Action, SparsityPlan
 
 HIDDEN_ENOUGH = 0.995
@@ -91,10 +91,8 @@ def _generation_facts(explained: Explanation) -> Facts:
             f"{_share_text(columns, layout.tokens, 'columns')}",
         ),
     ]
-    if config.uses_fp8:
-        steps = {"dense": "dense steps", "refresh": "refreshes"}
-        in_fp8 = [steps[action] for action in steps if config.precision_of(action) == "fp8"]
-        facts.append(("", f"in 8 bits (int8 and FP8) at {' and '.join(in_fp8)}"))
+    if config.precision == "fp8":
+        facts.append(("", "in 8 bits (int8 and FP8) at dense steps and refreshes"))
     for number, kind in enumerate(explained.layers):
         name = f"{kind.name}: " if len(explained.layers) > 1 else ""
         facts.append(("MLP" if number == 0 else "", name + _mlp_text(kind)))
@@ -169,13 +167,12 @@ def _part_time_facts(explained: Explanation) -> Facts:
         for part in (kind.attention, kind.mlp):
             if part.step is None:
                 continue
-            source = "measured" if part.step.measured else "estimated"
             facts.append(
                 (
                     "" if facts else "one layer",
                     f"{PART_NAMES['mlp' if part is kind.mlp else 'attention']} of {kind.name}: "
                     f"{milliseconds_text(part.step.sparse)} sparse, "
-                    f"{milliseconds_text(part.step.dense)} dense ({source})",
+                    f"{milliseconds_text(part.step.dense)} dense (estimated)",
                 )
             )
     return facts

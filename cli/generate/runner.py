@@ -10,8 +10,9 @@ from chipsparse.cli.generate.prepared import Job
 from chipsparse.cli.generate.series import Item
 from chipsparse.cli.generation.denoise import Generation
 from chipsparse.cli.generation.generator import Generator
-from chipsparse.cli.generation.patching import REFUSED, patched
+from chipsparse.cli.generation.patching import patched
 from chipsparse.cli.ranks.joined import Joined
+from chipsparse.config import ConfigError
 from chipsparse.report.generation import GenerationReport
 
 
@@ -50,7 +51,7 @@ class Runner:
 
     def sparse(self, item: Item) -> Generation:
         """A patched one."""
-        with self._report() as report, user_errors(*REFUSED):
+        with self._report() as report, user_errors(ConfigError):
             before, self.report = report.generation, None
             try:
                 return self._make("sparse", item, report)

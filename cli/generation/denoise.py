@@ -41,7 +41,6 @@ class StepResult:
             out.
         attention_kept: mean share of attention columns computed; None where nothing ran sparse.
         mlp_kept: the same of MLP neurons.
-        predicted_change: see `StepRecord`; the same in all branches.
         section: from 0.
     """
 
@@ -50,7 +49,6 @@ class StepResult:
     seconds: float
     attention_kept: float | None
     mlp_kept: float | None
-    predicted_change: float | None = None
     section: int = 0
 
 
@@ -306,7 +304,6 @@ def _step_results(
                 seconds=end - start,
                 attention_kept=_mean([record.attention_kept for record in records or ()]),
                 mlp_kept=_mean([record.mlp_kept for record in records or ()]),
-                predicted_change=records[0].predicted_change if records else None,
                 section=results[-1].section + is_new if results else 0,
             )
         )

@@ -1,4 +1,4 @@
-"""Charts over the steps of a generation: time, work, predicted changes and memory."""
+"""Charts over the steps of a generation: time, work and memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ from chipsparse.cli.pages.charts import (
     Chart,
     Mark,
     box_key,
-    dots,
-    level,
     steps_axis,
     tipped,
 )
 from chipsparse.cli.pages.generation_record import Generation
-from chipsparse.cli.views.units import percent
 from chipsparse.cli.wording import seconds_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part
@@ -92,31 +89,6 @@ def stairs(axes: Axes, values: Sequence[float | None], colour: str, line: str, l
     """One value for each step as a line that is level during the step, with gaps."""
     known, edges = np.array(values, float), np.arange(len(values) + 1) - 0.5
     axes.stairs(known, edges, baseline=None, color=colour, linestyle=line, linewidth=2, label=label)
-
-
-def predicted_chart(record: Generation) -> Chart | None:
-    """The predicted change of the output; None where none was predicted."""
-    changes = record.over_steps("predicted_change")
-    marks = [
-        (step.number, each, f"step {step.name}, {step.action}: {percent(each)}")
-        for step in record.by_step
-        if (each := changes[step.number]) is not None
-    ]
-    if not marks:
-        return None
-    threshold = record.skip_threshold
-
-    def draw(axes: Axes) -> None:
-        steps_axis(axes, record.steps_total, "predicted change")
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
-        axes.plot(np.array(changes, float), color=FIRST)
-        dots(axes, marks, FIRST)
-        if threshold is not None:
-            level(axes, threshold, f"threshold {percent(threshold)}")
-        axes.set_ylim(bottom=0)
-
-    title = "predicted change of the output at each step"
-    return Chart(title, draw, "Predicted change of the output since it was last computed", LOWER)
 
 
 def held_chart(record: Generation) -> Chart | None:

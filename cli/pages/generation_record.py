@@ -53,7 +53,6 @@ class Call(Record):
     finished: bool = False
     seconds: Number | None = None
     layers: Sequence[LayerCall] = ()
-    predicted_change: Number | None = None
     forecast: bool = False
     corrected: bool = False
     bytes_to_device: Count
@@ -209,7 +208,6 @@ class Generation(FileRecord):
     device_type: str = within("device", "type", "")
     dtype: str = ""
     versions: Mapping[str, str | None] = {}
-    skip_threshold: Number | None = within("config", "schedule", "skip_threshold", None)
     transformers: Mapping[str, Plan] = {}
     error: str | None = None
     steps: Sequence[Call] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cli.results import NO_JSON
 from chipsparse.config import ranges_text
-from chipsparse.measure.cost_model import kept_columns
+from chipsparse.cost_model.layer_times import kept_columns
 from chipsparse.plan import SparsityPlan
 
 

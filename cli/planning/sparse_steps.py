@@ -20,7 +20,7 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
     """
     assert plan.steps is not None
     first = first_step(plan.steps)
-    if plan.schedule.skips_by_threshold() or _saves(plan, first):
+    if _saves(plan, first):
         return None
     if not _saves(dataclasses.replace(plan, steps=MOST_STEPS), first_step(MOST_STEPS)):
         return None  # the profile wants nothing sparse

@@ -7,8 +7,8 @@ import math
 import torch
 
 from chipsparse.cache.kinds import PARTS
-from chipsparse.measure.cost_model import Rates, layer_time
-from chipsparse.measure.estimate import DenseParts
+from chipsparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 

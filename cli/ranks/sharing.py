@@ -10,7 +10,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.planning.planned import PlannedGeneration
 from chipsparse.cli.planning.settings import patch_sizes
-from chipsparse.measure.exchanges import Sharing
+from chipsparse.cost_model.exchanges import Sharing
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
 from chipsparse.pipelines.registry import ADAPTERS

@@ -33,8 +33,8 @@ from chipsparse.cli.tune.shared_results import SharedResults
 from chipsparse.cli.tune.unreachable import unreachable_text
 from chipsparse.cli.work_progress import WorkProgress
 from chipsparse.config import CaptureMode
+from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.experiments.quality import PerceptualDistance
-from chipsparse.measure.capture_gain import as_of_many
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
 from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text

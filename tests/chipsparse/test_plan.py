@@ -11,6 +11,7 @@ from chipsparse.cache.kinds import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
+from tests import schedules
 
 LAYOUT = ModelLayout(
     kinds=(LayerKind("block", layers=4, intermediate_size=100),),
@@ -19,8 +20,8 @@ LAYOUT = ModelLayout(
     batch=1,
     grids=((3, 4, 5),),
 )
-PUBLISHED = "1 dense, 1 refresh, 2 sparse, 1 skip, 7 sparse; skipped ones with half a forecast"
-LETTERS = {Action.DENSE: "D", Action.REFRESH: "R", Action.SPARSE: "S", Action.SKIP: "K"}
+SHORT = "1 dense, 1 refresh, 2 sparse, 1 skip, 7 sparse; skipped ones with half a forecast"
+LETTERS = {action: letter for letter, action in schedules.ACTIONS.items()}
 
 
 def letters(actions):
@@ -43,13 +44,9 @@ def taken(steps=12, config=None, **schedule):
     ("schedule", "expected"),
     [
         ({"refresh_every": 5}, "DRSSSSRSSSSR"),
-        ({"refresh_every": 4, "warmup_steps": 4}, "DDDRSSSRSSSR"),
-        ({"refresh_steps": [3, 7]}, "DRSRSSSRSSSS"),
-        ({"refresh_steps": []}, "DRSSSSSSSSSS"),
-        ({"refresh_every": 5, "skip_steps": [0, 1, 4, 6]}, "DRSSKSKSSSSR"),
-        ({"refresh_every": 5, "dense_steps": [6, 9]}, "DRSSSSDSSDSR"),
-        ({"refresh_every": 5, "final_dense_steps": 3, "skip_steps": [8, 10]}, "DRSSSSRSKDDD"),
-        ({"final_dense_steps": 20}, "DDDDDDDDDDDD"),
+        ({"refresh_every": 4, "warmup_steps": 4}, "DDDRSSSRSSSD"),
+        ({"refresh_every": 3, "warmup_steps": 7}, "DDDDDDRSSRDD"),
+        ({"warmup_steps": 40}, "DDDDDDDDDDDD"),
         ({"actions": ["dense", "refresh", "sparse", "skip"]}, "DRSKKKKKKKKK"),
     ],
 )
@@ -60,7 +57,7 @@ def test_step_actions(schedule, expected):
 
 def test_first_layers_stay_dense_but_are_skipped_too():
     config = SparsityConfig().override(
-        {"schedule.first_dense_layers": 2, "schedule.skip_steps": [5]}
+        {**schedules.listed("DRSSSKS"), "schedule.first_dense_layers": 2}
     )
     plan = SparsityPlan(config, LAYOUT, 12)
     for part in PARTS:
@@ -139,8 +136,6 @@ def test_a_share_of_the_steps_in_full():
         "13 of 50 steps in full, close at the start, one sparse step in each gap of 3 and "
         "more, the rest skipped, then corrected"
     )
-    plan = listed(50, full_share=0.26, skip_threshold=0.05)
-    assert "; of the sparse ones, those are skipped that are predicted" in plan.describe()
     assert taken(1, full_share=0.5) == "D"
     assert taken(2, full_share=0.5) == "DD"
     assert taken(6, full_share=1.0) == "DDDDDD"
@@ -172,7 +167,7 @@ def test_a_share_of_the_steps_in_full():
             {"full_share": 0.25, "between": "all", "forecast": 0.5},
             "3 of 12 steps in full, close at the start, all others sparse",
         ),
-        ({"skip_steps": [4], "refresh_steps": [], "forecast": 0.5}, PUBLISHED),
+        ({**schedules.listed("DRSSKS")["schedule"], "forecast": 0.5}, SHORT),
     ],
 )
 def test_lists_are_described_in_one_line(schedule, expected):
@@ -181,14 +176,13 @@ def test_lists_are_described_in_one_line(schedule, expected):
 
 def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
     many = dataclasses.replace(LAYOUT, grids=((10, 20, 50),))
-    for field in ("precision", "refresh_precision"):
-        config = config_of().override({f"attention.{field}": "fp8"})
-        (note,) = SparsityPlan(config, LAYOUT, 12).notes()
-        assert note == (
-            "attention.precision: with 60 tokens attention is slower in 8 bits than in 16 (on an "
-            "H200 they pay from about 5,000 on)"
-        )
-        assert SparsityPlan(config, many, 12).notes() == []
+    config = config_of().override({"attention.precision": "fp8"})
+    (note,) = SparsityPlan(config, LAYOUT, 12).notes()
+    assert note == (
+        "attention.precision: with 60 tokens attention is slower in 8 bits than in 16 (on an "
+        "H200 they pay from about 5,000 on)"
+    )
+    assert SparsityPlan(config, many, 12).notes() == []
 
 
 def test_sparse_steps_may_be_listed_too():
@@ -263,7 +257,6 @@ def test_which_skipped_outputs_are_forecast():
     assert not listed(forecast=0.5, full_steps=[1, 4], between="all").schedule.forecasts_any
     assert not listed(forecast=0.5).schedule.forecasts_any
     assert not listed(forecast=0.5, forecast_after=1, full_steps=[1, 4]).schedule.forecasts_any
-    assert listed(forecast=0.5, skip_threshold=0.1).schedule.forecasts_any
     assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
     assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []
@@ -298,8 +291,7 @@ def test_budgets_and_description():
     ],
 )
 def test_listed_actions_are_taken(actions, taken):
-    names = {letter: action.value for action, letter in LETTERS.items()}
-    config = SparsityConfig().override({"schedule.actions": [names[letter] for letter in actions]})
+    config = SparsityConfig().override(schedules.listed(actions))
     plan = SparsityPlan(config, LAYOUT, len(actions))
     assert letters(plan.actions()) == taken
 
@@ -309,7 +301,7 @@ def test_listed_actions_are_taken(actions, taken):
 )
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
-    plan = listed(8, refresh_every=3, skip_steps=[7])
+    plan = listed(8, full_steps=[1, 4], sparse_steps=[2, 3, 5, 6])
     assert letters(plan.actions(first)) == expected
 
 
@@ -331,122 +323,25 @@ def test_a_refresh_that_nothing_reads_is_a_dense_step(steps):
     def found(**schedule):
         return letters(itertools.islice(listed(steps, **schedule).actions_from(0), 12))
 
-    assert found(refresh_steps=[1, 4, 5], dense_steps=[6]) == "DRSSDRDSSSSS"
-    # The second is skipped and made up for by the step behind it: the first has no reader.
-    assert found(refresh_steps=[1, 3], dense_steps=[2], skip_steps=[3]) == "DDDKRSSSSSSS"
-    assert found(refresh_steps=[1], dense_steps=[2, 3], skip_steps=[4]) == "DRDDKSSSSSSS"
+    assert found(full_steps=[1, 4, 5], sparse_steps=[2, 6]) == "DRSKDRSKKKKK"
+    assert found(full_steps=[1, 3], sparse_steps=[4]) == "DDKRSKKKKKKK"
 
 
 def test_a_schedule_that_skips_half_of_50_steps():
     """25 skipped steps between four dense ones, as published for column-sparse video models."""
     skipped = [7, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26, 27, 29, 31]
     skipped += [33, 34, 35, 37, 38, 39, 41, 42, 43]
-    found = taken(50, refresh_steps=[1, 10, 40], skip_steps=skipped)
+    full = [1, 10, 40]
+    sparse = [step for step in range(1, 50) if step not in (*full, *skipped)]
+    found = taken(50, full_steps=full, sparse_steps=sparse)
     assert [step for step, letter in enumerate(found) if letter == "K"] == skipped
     assert [step for step, letter in enumerate(found) if letter == "R"] == [1, 10, 40]
     assert found.count("D") == 1
     assert found.count("S") == 50 - 25 - 4
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ({"refresh_every": 5, "skip_steps": [6]}, "DRSSSSKRSSSD"),
-        ({"refresh_every": 5, "skip_steps": [5, 6, 7]}, "DRSSSKKKRSSD"),
-        ({"refresh_every": 5, "skip_steps": [3, 5, 7, 9, 11]}, "DRSKSKRKSKSK"),
-        ({"refresh_every": 5, "skip_steps": [6], "dense_steps": [7]}, "DRSSSSKDRSSD"),
-        ({"refresh_every": 5, "skip_steps": [6], "final_dense_steps": 5}, "DRSSSSKDDDDD"),
-        ({"refresh_steps": [5, 6], "skip_steps": [5]}, "DRSSSKRSSSSS"),
-    ],
-)
-def test_a_refresh_that_was_skipped_comes_before_the_next_sparse_step(schedule, expected):
-    assert taken(**schedule) == expected
-
-
 def test_steps_can_be_skipped_where_nothing_is_sparse():
     off = {"attention.enabled": False, "mlp.enabled": False}
-    config = config_of(skip_steps=[0, 1, 2, 4, 5, 11], refresh_every=4, final_dense_steps=1)
-    assert taken(config=config.override(off)) == "DDKDKKDDDDDD"
-    assert SparsityPlan(config.override(off), LAYOUT, 12).is_dense()
-
-
-def test_listed_steps_that_are_computed_are_named():
-    plan = listed(skip_steps=[0, 1, 4, 11, 40], final_dense_steps=1)
-    unreached, note = plan.notes()
-    assert unreached == "skip_steps 40 are never reached: the last of 12 steps is 11"
-    assert note.startswith("skip_steps 0, 1, 11 are computed: ")
-    late = config_of(skip_steps=[3, 4], warmup_steps=3, dense_steps=[2])
-    assert taken(config=late) == "DDDKKRSSSSSS"
-    assert SparsityPlan(late, LAYOUT, 12).notes() == []
-    assert listed(skip_steps=[4]).notes() == []
-    assert listed(None, skip_steps=[0]).notes() == []
-
-
-def test_what_the_threshold_may_skip():
-    config = config_of(
-        skip_threshold=0.05,
-        warmup_steps=3,
-        refresh_every=4,
-        dense_steps=[5],
-        skip_steps=[7],
-        final_dense_steps=2,
-    )
-
-    def free(config, recorded):
-        plan = SparsityPlan(config, LAYOUT, 12)
-        return [step for step in range(12) if plan.may_skip_by_threshold(step, recorded)]
-
-    listed = ["dense", "refresh", "sparse"]
-    assert free(config, Action.REFRESH) == [3, 4, 6, 8, 9]
-    assert free(config, Action.SKIP) == [3, 4, 6, 8, 9]
-    assert free(config, Action.DENSE) == []  # its first refresh is yet to come
-    assert free(config, None) == []
-    off = config.override({"attention.enabled": False, "mlp.enabled": False})
-    assert free(off, Action.DENSE) == [3, 4, 6, 8, 9]
-    assert free(config.override({"schedule.skip_threshold": None}), Action.REFRESH) == []
-    assert free(config.override({"schedule.actions": listed}), Action.REFRESH) == []
-
-
-def test_a_threshold_is_described_as_what_it_is():
-    plan = listed(skip_threshold=0.05)
-    assert plan.schedule.skips_any
-    assert plan.describe() == (
-        "1 dense, 1 refresh, 9 sparse, 1 dense; of the sparse and refresh ones, those are "
-        "skipped that are predicted to change the output by less than 5%, at most 3 in a row: "
-        "how many is not known beforehand"
-    )
-    other = listed(skip_threshold=0.05, actions=["dense"])
-    assert "not known" not in other.describe()
-    assert not other.schedule.skips_any
-
-
-@pytest.mark.parametrize(
-    ("steps", "first", "expected"),
-    [
-        (1, 0, "D"),  # nobody would read what a refresh records
-        (2, 0, "RS"),
-        (3, 0, "RSS"),
-        (4, 0, "RSSD"),
-        (8, 0, "RSSRSSRS"),
-        (8, 4, "RSRS"),  # a second expert begins with its own choice
-        (7, 0, "RSSRSSD"),
-        (9, 0, "DDDDDDDDD"),  # more than few: the schedule of before, here all of it in full
-    ],
-)
-def test_few_steps_choose_their_columns_at_the_first(steps, first, expected):
-    config = config_of(full_share=0.9, least_full=9, few_steps=8, few_refresh_every=3)
-    plan = SparsityPlan(config, LAYOUT, steps)
-    assert letters(plan.actions(first)) == expected
-    assert plan.schedule.skips_any is False
-    said = [note for note in plan.notes() if "are few" in note]
-    assert bool(said) == (steps <= 8)
-
-
-def test_few_steps_take_the_place_of_everything_but_listed_actions():
-    few = {"few_steps": 4, "skip_threshold": 0.1, "skip_steps": [2], "warmup_steps": 3}
-    plan = listed(4, **few)
-    assert plan.actions() == [Action.REFRESH, *[Action.SPARSE] * 3]
-    assert not plan.schedule.skips_by_threshold()
-    other = listed(4, few_steps=4, actions=["dense", "skip"])
-    assert other.actions() == [Action.DENSE, *[Action.SKIP] * 3]
-    assert listed(None, few_steps=4).actions_from(0).__next__() == "dense"
+    config = SparsityConfig().override({**off, **schedules.listed("DRKSKKRSSSSS")})
+    assert taken(config=config) == "DDKDKKDDDDDD"
+    assert SparsityPlan(config, LAYOUT, 12).is_dense()

@@ -43,23 +43,14 @@ def notes(values, steps=12, **kwargs):
             "column",
         ),
         (
-            {"attention.forecast": 0.5},
-            "attention.forecast (0.5) has no effect: no sparse step comes after a second refresh",
-        ),
-        ({"attention.forecast": 0.5, "schedule.refresh_every": 4}, None),
-        (
-            {"attention.delta_rule": "pooled", "memory.residuals": "fp8"},
-            "memory.residuals ('fp8') has no effect: attention.delta_rule is pooled",
-        ),
-        (
             {"memory.offload": "never", "memory.ram": 0},
             "memory.ram (0 B) has no effect: memory.offload is never",
         ),
         (NO_MLP | {"mlp.density": 0.5}, "mlp.density (0.5) has no effect: mlp.enabled is false"),
         (
-            ACTIONS | {"schedule.skip_steps": [0], "schedule.max_skips": 2},
-            "schedule.skip_steps ([0]), schedule.max_skips (2) have no effect: schedule.actions "
-            "overrides it",
+            ACTIONS | {"schedule.warmup_steps": 3, "schedule.refresh_every": 4},
+            "schedule.warmup_steps (3), schedule.refresh_every (4) have no effect: "
+            "schedule.actions overrides it",
         ),
         (ACTIONS | {"schedule.first_dense_layers": 1, "schedule.correct": False}, None),
         (
@@ -72,7 +63,7 @@ def notes(values, steps=12, **kwargs):
         ),
         (
             {
-                "schedule.skip_steps": [3],
+                "schedule.actions": ["dense", "skip", "refresh", "sparse"],
                 "schedule.forecast": 0.5,
                 "schedule.forecast_after": 0.9,
             },
@@ -97,34 +88,13 @@ def notes(values, steps=12, **kwargs):
             "schedule.least_full (4) has no effect: schedule.full_share is not given",
         ),
         (
-            {"schedule.refresh_every": 3, "schedule.refresh_steps": [4, 8]},
-            "schedule.refresh_every (3) has no effect: schedule.refresh_steps overrides it",
-        ),
-        (
-            {"schedule.refresh_steps": [4, 12], "schedule.dense_steps": [7]},
-            "refresh_steps 12 are never reached: the last of 12 steps is 11",
+            {"schedule.full_steps": [1, 4, 12]},
+            "full_steps 12 are never reached: the last of 12 steps is 11",
         ),
         (
             NO_ATTENTION | NO_MLP | {"schedule.warmup_steps": 4, "schedule.first_dense_layers": 1},
             "schedule.warmup_steps (4), schedule.first_dense_layers (1) have no effect: no layer "
             "is sparse",
-        ),
-        (
-            {"schedule.skip_threshold": 0.0},
-            "schedule.skip_threshold (0.0) has no effect: no step may be skipped by it",
-        ),
-        (
-            {"schedule.full_steps": [1, 5], "schedule.between": "none"}
-            | {"schedule.skip_threshold": 0.1},
-            "schedule.skip_threshold (0.1) has no effect: no step may be skipped by it",
-        ),
-        (
-            {"schedule.max_skips": 2},
-            "schedule.max_skips (2) has no effect: schedule.skip_threshold is not given",
-        ),
-        (
-            {"schedule.few_refresh_every": 2},
-            "schedule.few_refresh_every (2) has no effect: schedule.few_steps is not given",
         ),
         (
             {"layers": [{"layers": 1, "attention": 0.1}]},
@@ -148,13 +118,10 @@ def test_what_is_without_effect_and_why(values, expected):
     assert notes(values) == ([] if expected is None else [expected])
 
 
-def test_what_the_device_or_an_unknown_number_of_steps_takes_the_effect_of():
+def test_what_a_cpu_takes_the_effect_of():
     assert notes({"memory.vram": "1G"}) == []
     assert notes({"memory.vram": "1G"}, on_cpu=True) == [
         "memory.vram (1.00 GiB) has no effect: this device is a CPU"
-    ]
-    assert notes({"schedule.final_dense_steps": 2}, steps=None) == [
-        "schedule.final_dense_steps (2) has no effect: the number of steps is not known"
     ]
 
 
@@ -162,7 +129,7 @@ def test_what_the_device_or_an_unknown_number_of_steps_takes_the_effect_of():
 # on or off, choose between forms, or have notes of their own.
 WITHOUT_REASON = {
     *("attention.enabled", "attention.precision", "mlp.enabled"),
-    *(f"schedule.{name}" for name in ("full_steps", "full_share", "correct", "few_steps")),
+    *(f"schedule.{name}" for name in ("full_steps", "full_share", "correct")),
     *("schedule.actions", "layers"),
 }
 
@@ -194,11 +161,11 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
     path = tmp_path / "mine.yaml"
     path.write_text(
         "sparsity: {tile: [1, 8, 8]}\n"
-        "qualities: {faithful: {schedule: {full_share: 0.5, between: none, max_skips: 2}}}"
+        "qualities: {faithful: {schedule: {full_share: 0.5, between: none, forecast_after: 0.3}}}"
     )
     config = load_profile(path).of_quality("faithful").sparsity.override({"memory.ram": "1G"})
     assert SparsityPlan(config, LAYOUT, 50).notes() == [
-        "schedule.max_skips (2) has no effect: schedule.skip_threshold is not given",
+        "schedule.forecast_after (0.3) has no effect: schedule.forecast is not given",
         "memory.ram (1.00 GiB) has no effect: no step is sparse",
     ]
     path.write_text("tuned: {model: a}\nsparsity: {attention: {enabled: false}, seed: 3}")

@@ -116,7 +116,9 @@ def test_random_weights(bench, without_weights):
 
 
 def test_skipped_steps_are_measured_where_there_are_some(bench, workdir):
-    (workdir / "skips.yaml").write_text(PROFILE.replace("{warmup", "{skip_steps: [3], warmup"))
+    (workdir / "skips.yaml").write_text(
+        re.sub("schedule: .*", "schedule: {actions: [dense, refresh, sparse, skip]}", PROFILE)
+    )
     steps = bench("--config", "skips.yaml", "--json").json()["steps"]
     assert steps["counts"] == {"dense": 1, "refresh": 1, "sparse": 1, "skip": 1}
     assert steps["patched"]["skip"] < steps["patched"]["dense"]

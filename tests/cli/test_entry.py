@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-import warnings
 from io import BytesIO, TextIOWrapper
 
 import pytest
 from typer.testing import CliRunner
 
-from chipsparse import OldNameWarning
 from chipsparse.cli import main
 from chipsparse.cli.main import app
 from tests.tiny_models import PROMPT
@@ -81,7 +79,6 @@ def test_streams_that_are_closed(workdir, closed):
     ],
 )
 def test_what_is_printed_in_other_encodings(monkeypatch, encoding, printed):
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding=encoding))
     monkeypatch.setattr(main, "app", lambda **_: print("5 €", os.fsdecode(b"d\xff")))
     main.main()
@@ -98,18 +95,7 @@ def test_python_without_docstrings_is_refused():
     assert ran.stderr.count(b"\n") == 1
 
 
-def test_old_names_in_a_profile_are_named_in_a_line(monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    monkeypatch.setattr(main, "app", lambda **_: None)
-    usual = warnings.formatwarning("said", UserWarning, "a.py", 3)
-    main.main()
-    line = warnings.formatwarning("a is now b", OldNameWarning, "typer.py", 1445)
-    assert line == "chipsparse: warning: a is now b\n"
-    assert warnings.formatwarning("said", UserWarning, "a.py", 3) == usual
-
-
 def test_a_shell_completes_the_command_however_it_was_started(monkeypatch):
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(sys, "argv", ["/x/chipsparse/__main__.py", "--help"])
     seen = {}
     monkeypatch.setattr(main, "app", lambda **given: seen.update(given))

@@ -13,7 +13,6 @@ import torch
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generation import denoise
 from chipsparse.cli.media import write as media
-from chipsparse.pipelines.generic import UnservedModelError
 from tests.cli.conftest import change_index, nothing_written
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
@@ -257,11 +256,6 @@ def test_a_failure_while_writing_leaves_nothing(fails, workdir, temporary, monke
             1,
             "the machine ran out of memory; ask for fewer --frames or a smaller --height and "
             "--width$",
-        ),
-        (
-            UnservedModelError("Model has no adapter of its own"),
-            2,
-            "Model has no adapter of its own$",
         ),
     ],
 )

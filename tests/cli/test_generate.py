@@ -234,26 +234,6 @@ def test_config_overrides_the_profile_of_the_model(generate, tmp_path):
     assert content["settings"]["max_sequence_length"] == 512  # the pipeline's own
     steps = content["sparse"]["steps"]
     assert [step["action"] for step in steps] == ["dense", "dense", "skip"]
-    assert [step["predicted_change"] for step in steps] == [None] * 3
-
-
-def test_the_predicted_change_of_each_step_is_known(generate, tmp_path):
-    profile = tmp_path / "mine.yaml"
-    profile.write_text(
-        "model_class: WanTransformer3DModel\n"
-        "generation: {height: 48, width: 32, num_frames: 1, num_inference_steps: 5}\n"
-        "sparsity: {schedule: {skip_threshold: 1.0, max_skips: 1}}\n"
-    )
-    steps = generate("--config", str(profile), "--json").json()["sparse"]["steps"]
-    assert [step["action"] for step in steps] == ["dense", "refresh", "skip", "sparse", "skip"]
-    predicted = [step["predicted_change"] for step in steps]
-    assert [0 < each < 1 if each is not None else None for each in predicted] == [
-        None,
-        None,
-        True,
-        None,
-        True,
-    ]
 
 
 def test_ram_overrides_the_profile(generate):

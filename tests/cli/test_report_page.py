@@ -230,7 +230,6 @@ def test_the_numbers_of_a_generation(page_of, read):
         "Memory over steps",
         "What ran where",
         "Run it again",
-        "Not on this page",
     ]
     assert page.all("p", **{"class": "alert"}) == []
     assert "guidance\nscale 3\n" in page.sections[PROMPT]
@@ -385,21 +384,6 @@ def test_the_budgets_cover_every_layer_and_step(page_of, read):
         assert f"steps 2 to 3: sparse, {share:.1%} computed" in budgets
 
 
-def test_the_predicted_change_of_a_generation(report):
-    def predict(content):
-        content["config"]["schedule"]["skip_threshold"] = 0.05
-        for step in content["steps"]:
-            if step["step"] >= 2:
-                step["predicted_change"] = 0.031 * step["step"]
-
-    caption = "Predicted change of the output since it was last computed"
-    page = report(changed("hostile.json", predict), drawn=[caption])
-    changes = page.sections["Predicted change over steps"]
-    assert "threshold 5.0%" in changes
-    assert "step 2, sparse: 6.2%" in changes
-    assert "step 3, sparse: 9.3%" in changes
-
-
 def test_a_forecast_is_shown_apart_from_a_held_output(report):
     def skip(content):
         for step in content["steps"]:
@@ -439,8 +423,6 @@ def test_what_is_not_in_a_report_is_said_with_the_way_to_get_it(page_of):
     page = page_of("hostile.json")
     missing = page.sections["Not on this page"]
     assert "Quality and speed: \nThey are there with generate --compare" in missing
-    assert "Predicted change over steps: \nIt is there with schedule.skip_threshold" in missing
-    assert "Predicted change over steps" not in page.headings
 
 
 def test_fallbacks_notes_and_backends(report, page_of):

@@ -30,11 +30,10 @@ PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
 CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
 OURS = ["chipsparse faithful", "chipsparse balanced", "chipsparse fast"]
 QUALITIES = """\
-sparsity: {where_slower: sparse}
 qualities:
   faithful: {schedule: {warmup_steps: 3, refresh_every: 10}}
   balanced: {schedule: {warmup_steps: 2, refresh_every: 10}}
-  fast: {schedule: {warmup_steps: 2, skip_steps: [3]}}
+  fast: {schedule: {actions: [dense, refresh, sparse, skip]}}
 """
 
 
@@ -308,7 +307,7 @@ def test_other_weights_of_the_same_name_are_refused(again, model, tmp_path):
 
 def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other" / "tiny")
-    text = with_qualities(PROFILE).replace("skip_steps: [3]", "refresh_every: 3")
+    text = with_qualities(PROFILE).replace("sparse, skip]", "sparse, dense]")
     (other / "chipsparse.yaml").write_text(text)
     before = content(Path("made"))["sample"]["files"]
     again(suite=other).fine()

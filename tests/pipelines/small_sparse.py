@@ -7,7 +7,6 @@ from chipsparse import SparsityConfig
 STEPS = 6
 SPARSE = SparsityConfig().override(
     {
-        "where_slower": "sparse",  # on a GPU, too
         "attention.density": 0.25,
         "attention.random_fraction": 0.05,
         "attention.block_size_q": 16,

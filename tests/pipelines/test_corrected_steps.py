@@ -140,17 +140,6 @@ def test_the_steps_of_a_copied_scheduler_are_corrected_too(name, variant, monkey
     assert told == [range(2, 4)] * 2 + [range(5, 6)] * 2
 
 
-def test_steps_that_the_threshold_skips():
-    pipe = FAMILIES["flux"].make()
-    config = small_sparse.SPARSE.override({"schedule.skip_threshold": 1.0})
-    with chipsparse.enable(pipe, config) as handle:
-        generate(pipe, "flux")
-        ((branch, steps),) = corrected(handle).items()
-        made = actions(handle, branch)
-    last = max(step for step, action in enumerate(made) if action in ("dense", "refresh"))
-    assert steps == [step for step in range(last) if made[step] == "skip"] != []
-
-
 def test_the_latents_are_the_solvers_with_clean_latents_along_a_line(monkeypatch):
     """Euler's method in float64, with what the transformer returned at the steps in full."""
     outputs, end = {}, Session.end
@@ -221,15 +210,8 @@ def test_a_scheduler_that_cannot_go_again_is_noted_once(case):
 
 
 @pytest.mark.parametrize("scheduler", [None, UNCORRECTED["noise"][1]], ids=["euler", "noise"])
-@pytest.mark.parametrize(
-    "config",
-    [
-        LISTED.override({"schedule.between": "all"}),
-        small_sparse.SPARSE.override({"schedule.skip_threshold": 0.0}),
-    ],
-    ids=["listed", "by threshold"],
-)
-def test_where_nothing_is_skipped_nothing_is_corrected(config, scheduler):
+def test_where_nothing_is_skipped_nothing_is_corrected(scheduler):
+    config = LISTED.override({"schedule.between": "all"})
     pipe = tiny_flux_pipeline(**({} if scheduler is None else {"scheduler": scheduler}))
     found = []
     for correct in (True, False):

@@ -24,6 +24,7 @@ from tests import variants
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions, calls_begun, state_of
 from tests.pipelines.small_sparse import EXACT, STEPS
+from tests.schedules import listed
 
 
 def collected():
@@ -54,7 +55,7 @@ MODELS = {
     "wan 2.2 two experts",
 }
 assert FAMILIES.keys() >= MODELS
-SPARSE = small_sparse.SPARSE.override({"schedule.skip_steps": [3]})
+SPARSE = small_sparse.SPARSE.override(listed("DRSKRSSRSSRSSRSS"))
 
 
 def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):
@@ -211,13 +212,11 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
 
 
 @each_model
-@pytest.mark.parametrize("final_dense_steps", [variants.slow(0), 1])
-def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
+@pytest.mark.parametrize("last_action", [variants.slow("sparse"), "dense"])
+def test_the_four_steps_of_a_distilled_model(name, last_action):
     pipe = FAMILIES[name].make()
-    config = EXACT.override(
-        {"schedule.final_dense_steps": final_dense_steps, "schedule.refresh_every": 10}
-    )
-    with chipsparse.enable(pipe, config) as handle:
+    schedule = {"full_steps": [1, 3] if last_action == "dense" else [1], "between": "all"}
+    with chipsparse.enable(pipe, EXACT.override({"schedule": schedule})) as handle:
         found = generate(pipe, name, steps=4)
     for branch in {record.branch for record in handle.report.steps}:
         first, *between, last = actions(handle, branch)
@@ -225,30 +224,10 @@ def test_the_four_steps_of_a_distilled_model(name, final_dense_steps):
         # Where the second call is the first that records, as of a second expert, one more is left
         # for a refresh and its reader.
         second = name == "wan 2.2 two experts" or FAMILIES[name].unpatched_steps == 1
-        late = second and final_dense_steps == 1
+        late = second and last_action == "dense"
         assert ("refresh" in between) is not late
-        assert last == ("dense" if final_dense_steps else "sparse")
+        assert last == last_action
     assert_close(found, dense(name, steps=4))
-
-
-FEW = {"schedule.few_steps": 4, "schedule.skip_steps": []}
-
-
-@slow_unless({"flux", "wan 2.1"})
-def test_three_of_four_steps_are_sparse_where_the_first_chooses_the_columns(name):
-    pipe, alone = FAMILIES[name].make(), FAMILIES[name].unpatched_steps
-    expected = [*["dense"] * alone, "refresh", *["sparse"] * (3 - alone)]
-    two_experts = name == "wan 2.2 two experts"
-    with chipsparse.enable(pipe, EXACT.override(FEW)) as handle:
-        assert_close(generate(pipe, name, steps=4), dense(name, steps=4))
-        for branch in {record.branch for record in handle.report.steps}:
-            taken = actions(handle, branch)
-            assert (taken == expected) is not two_experts
-        assert any("4 steps are few" in note for note in handle.report.notes)
-    with chipsparse.enable(pipe, SPARSE.override({**FEW, "memory.offload": "always"})):
-        hosted = generate(pipe, name, steps=4)
-    with chipsparse.enable(pipe, SPARSE.override(FEW)):
-        assert torch.equal(generate(pipe, name, steps=4), hosted)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ OFTEN = (
 each_family = pytest.mark.parametrize("name", FAMILIES)
 # Two steps in a row are sparse, so that the second can be recorded, and the one after a refresh.
 STEPS = 8
-UNSKIPPED = SPARSE.override({"schedule.skip_steps": [], "schedule.refresh_every": 4})
+UNSKIPPED = SPARSE.override({"schedule": {"refresh_every": 4}})
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import torch
 import chipsparse
 from chipsparse.session import Session
 from tests.pipelines import test_families as families
-from tests.pipelines import test_generic as generic
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, SPARSE
 from tests.variants import slow
@@ -14,11 +13,11 @@ from tests.variants import slow
 STEPS = 12
 LISTED = SPARSE.override(
     {
-        "schedule.refresh_every": 10,
-        "schedule.skip_steps": [],
-        "schedule.full_steps": [0, 1, 2, 5, 9],
-        "schedule.sparse_steps": [4, 7, 11],
-        "schedule.forecast": 0.5,
+        "schedule": {
+            "full_steps": [0, 1, 2, 5, 9],
+            "sparse_steps": [4, 7, 11],
+            "forecast": 0.5,
+        },
     }
 )
 # A branch and an expert each have their own outputs; guidance may double the batch; a picture to
@@ -98,27 +97,12 @@ def test_the_actions_are_those_of_the_list(returned):
         assert plan.startswith("5 of 12 steps in full, as listed, 3 sparse, likewise, ")
 
 
-def test_a_model_without_an_adapter(returned):
-    pipe = generic.bria()
-    with chipsparse.enable(pipe, LISTED):
-        generic.image(pipe, num_inference_steps=STEPS)
-    assert check(returned, pipe.scheduler.timesteps.double().tolist(), 0.5) == 8
-
-
 def test_a_forecast_that_begins_late(returned):
     pipe = FAMILIES["flux"].make()
     config = LISTED.override({"schedule.forecast": 1.0, "schedule.forecast_after": 0.5})
     with chipsparse.enable(pipe, config):
         families.generate(pipe, "flux", steps=STEPS)
     assert check(returned, pipe.scheduler.timesteps.double().tolist(), 1.0, after=6) == 3
-
-
-def test_steps_that_the_threshold_skips(returned):
-    pipe = FAMILIES["wan 2.1"].make()
-    changes = {"schedule.skip_steps": [], "schedule.skip_threshold": 1.0, "schedule.forecast": 0.5}
-    with chipsparse.enable(pipe, SPARSE.override(changes)):
-        families.generate(pipe, "wan 2.1", steps=STEPS)
-    assert check(returned, pipe.scheduler.timesteps.double().tolist(), 0.5) > 4
 
 
 def test_the_output_before_the_last_is_held_only_for_a_forecast(monkeypatch):

@@ -40,19 +40,6 @@ def test_it_changes_little_and_the_report_names_it(name):
     assert torch.equal(families.generate(pipe, name, steps=6), stock)  # as it was
 
 
-def test_refreshes_alone_in_the_precision_of_the_model():
-    pipe, name = FAMILIES["wan 2.1"].make(), "wan 2.1"
-    config = SPARSE.override({**IN_FP8, "attention.refresh_precision": "bf16"})
-    _, report = latents(pipe, name, config)
-    fp8 = {
-        entry.action.value: "fp8" in entry.backend
-        for record in report.steps
-        for entry in record.layers
-        if entry.part == "attention"
-    }
-    assert fp8 == {"dense": True, "refresh": False, "sparse": False}
-
-
 def test_where_nothing_is_sparse():
     pipe, name = FAMILIES["wan 2.1"].make(), "wan 2.1"
     stock = families.generate(pipe, name, steps=6)

@@ -13,7 +13,6 @@ CONFIG = SparsityConfig().override(
         "attention.block_size_q": 16,
         "mlp.enabled": False,
         "schedule.actions": ["dense", "refresh", "sparse"],
-        "where_slower": "sparse",
     }
 )
 FAMILIES = {

@@ -5,6 +5,7 @@ import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
+from tests.schedules import listed
 from tests.tiny_models import (
     PROMPT,
     tiny_chroma_pipeline,
@@ -73,9 +74,7 @@ def test_a_model_of_dense_layers_is_the_model_bit_for_bit(model):
 
 def test_steps_are_dense_where_the_config_says_so(model):
     pipe, _, arguments = model
-    schedule = {"schedule.warmup_steps": 3, "schedule.final_dense_steps": 1}
-    config = CONFIG.override(schedule | {"schedule.dense_steps": [4]})
-    with chipsparse.enable(pipe, config) as handle:
+    with chipsparse.enable(pipe, CONFIG.override(listed("DDRSDSD"))) as handle:
         generate(pipe, steps=7, **arguments)
     taken = {record.step: record.action.value for record in handle.report.steps}
     expected = ["dense", "dense", "refresh", "sparse", "dense", "sparse", "dense"]

@@ -13,6 +13,7 @@ from chipsparse.cache.memory_plan import BudgetError, Capacity
 from tests.devices import DEVICES
 from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
+from tests.schedules import listed
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow, slow_unless
 
@@ -35,7 +36,7 @@ def memory_of(handle):
 def test_the_same_bits_as_with_caches_on_the_device(model, rule, device):
     make, module = MODELS[model]
     pipe = make().to(device)
-    config = module.SPARSE.override({"attention.delta_rule": rule, "schedule.skip_steps": [3]})
+    config = module.SPARSE.override({"attention.delta_rule": rule, **listed("DRSKSRS")})
     with chipsparse.enable(pipe, config):
         expected = module.generate(pipe)
     with chipsparse.enable(pipe, config.override(HOSTED)) as handle:

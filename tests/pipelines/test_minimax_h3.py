@@ -199,18 +199,6 @@ def test_columns_of_text_sound_and_conditions_are_always_kept(pipe):
         assert [each.text for each in columns] == [1.0] * LAYERS
 
 
-def test_local_blocks_are_those_of_the_video(pipe):
-    config = SPARSE.override({"attention.density": 0.01, "attention.local_blocks": 0})
-    with chipsparse.enable(pipe, config) as handle, torch.no_grad():
-        call = first_call(tiny_h3_pipeline())
-        pipe.scheduler.set_timesteps(9)
-        for at in pipe.scheduler.timesteps[:2]:
-            pipe.transformer(**{**call, "timestep": at[None]})
-        for each in handle.kept_columns():
-            assert each.local == pytest.approx(TOKENS / (TOKENS + 11 * OTHERS))
-            assert each.text == pytest.approx(1 - each.local)
-
-
 # The order of the rows.
 
 

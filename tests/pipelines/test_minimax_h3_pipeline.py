@@ -24,6 +24,7 @@ from tests.pipelines import small_sparse
 from tests.pipelines.families.minimax_h3 import TEXT, TEXT_DIM, random, tiny_h3_transformer
 from tests.pipelines.model_state import actions, state_of
 from tests.pipelines.test_families import EXACT, assert_close
+from tests.schedules import listed
 from tests.variants import slow_unless
 
 CHANNELS, SOUND_CHANNELS = 24, 32  # of the latents, where the pipeline has no VAEs to ask
@@ -34,7 +35,7 @@ SPARSE = small_sparse.SPARSE.override(
     {
         "attention.density": 0.8,  # most tokens are of the sound here
         "attention.random_fraction": 0.02,
-        "schedule.skip_steps": [3],
+        **listed("DRSKRS"),
     }
 )
 CALL = {
@@ -139,7 +140,7 @@ def test_text_and_sound_are_exact_at_a_sparse_step():
     attention = pipe.transformer.transformer_blocks[0].attn
     hook = attention.register_forward_hook(lambda _module, _args, output: outputs.append(output))
     generate(pipe, "t2va")
-    config = SPARSE.override({"schedule.skip_steps": [], "attention.density": 0.01, "tile": None})
+    config = SPARSE.override({**listed("DRSSRS"), "attention.density": 0.01, "tile": None})
     with chipsparse.enable(pipe, config):
         generate(pipe, "t2va")
     hook.remove()

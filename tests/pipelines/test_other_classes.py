@@ -3,36 +3,16 @@
 import importlib
 import inspect
 import pkgutil
+from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import ModelMixin
+from diffusers import ModelMixin, SanaTransformer2DModel
 from diffusers.models import transformers
 
-from chipsparse.pipelines.generic import why_not
+import chipsparse
 from chipsparse.pipelines.other_classes import OTHER_CLASSES
 from chipsparse.pipelines.registry import ADAPTERS
-
-# What classes need that cannot be made without arguments; sizes do not matter here.
-SIZES = {"num_attention_heads": 2, "attention_head_dim": 8}
-ARGUMENTS = {
-    "DreamLiteTransformer2DModel": {"in_channels": 32, **SIZES},
-    "EasyAnimateTransformer3DModel": {"in_channels": 4, "out_channels": 4, "patch_size": 2},
-    "HunyuanDiT2DModel": {"patch_size": 2, "in_channels": 4, "sample_size": 32},
-    "LatteTransformer3DModel": {
-        "in_channels": 4,
-        "patch_size": 2,
-        "sample_size": 32,
-        "caption_channels": 8,
-    },
-    "LuminaNextDiT2DModel": {"num_kv_heads": 8},
-    "OmniGenTransformer2DModel": {
-        "rope_scaling": {"long_factor": [1.0], "short_factor": [1.0]},
-        "in_channels": 4,
-    },
-    "Transformer2DModel": {"in_channels": 32, **SIZES},
-    "TransformerTemporalModel": {"in_channels": 32, **SIZES},
-}
 
 
 def transformer_classes():
@@ -55,12 +35,23 @@ def test_the_classes_are_in_order():
     assert list(OTHER_CLASSES) == sorted(OTHER_CLASSES)
 
 
-@pytest.mark.slow
-def test_what_is_refused_at_once_has_a_reason_and_what_is_served_is_not():
-    for name, model_class in transformer_classes().items():
-        if name not in OTHER_CLASSES:
-            continue
-        with torch.device("meta"):
-            reason = why_not(model_class(**ARGUMENTS.get(name, {})))
-        if reason is not None:
-            assert OTHER_CLASSES[name] is not None, f"{name}: {reason}"
+@pytest.mark.parametrize(
+    ("components", "said"),
+    [
+        (
+            {"transformer": SanaTransformer2DModel},
+            "transformer is a SanaTransformer2DModel, and its self-attention is linear",
+        ),
+        (
+            {"transformer": torch.nn.Identity},
+            "transformer is a Identity, and chipsparse has no adapter for it",
+        ),
+        ({"unet": torch.nn.Identity}, "unet is a Identity, and it is no transformer"),
+        ({}, "it has none"),
+    ],
+)
+def test_a_pipeline_without_an_adapter_is_refused(components, said):
+    with torch.device("meta"):
+        pipe = SimpleNamespace(components={name: make() for name, make in components.items()})
+    with pytest.raises(ValueError, match=rf"{said}.*; classes with an adapter: WanTrans"):
+        chipsparse.enable(pipe)

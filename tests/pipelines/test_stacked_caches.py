@@ -18,6 +18,7 @@ from chipsparse.pipelines.stacked_caches import why_refused
 from tests.pipelines import test_flux as flux
 from tests.pipelines import test_wan as wan
 from tests.pipelines.model_state import actions
+from tests.schedules import listed
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow
 
@@ -184,7 +185,7 @@ def test_a_refresh_that_a_layer_missed_is_made_up_for(config, part):
     """Not the first one alone: what a layer recorded before is not what its step should have."""
     pipe = tiny_wan_pipeline()
     pipe.transformer.enable_cache(config(pipe))
-    changes = {"schedule.refresh_every": 3, "schedule.refresh_steps": [3, 4]}
+    changes = listed("DRSRRSS")
     with chipsparse.enable(pipe, wan.SPARSE.override(changes)) as handle:
         generate(pipe, wan)
         taken = {}
@@ -206,7 +207,7 @@ def test_a_refresh_that_a_layer_missed_is_made_up_for(config, part):
 def test_steps_are_skipped_under_a_cache_that_does_not_count_them(config):
     pipe = tiny_wan_pipeline()
     pipe.transformer.enable_cache(config(pipe))
-    with chipsparse.enable(pipe, wan.EXACT.override({"schedule.skip_steps": [3]})) as handle:
+    with chipsparse.enable(pipe, wan.EXACT.override(listed("DRSKSRS"))) as handle:
         found = generate(pipe, wan)
         assert actions(handle).count("skip") == 1
         assert torch.equal(generate(pipe, wan), found)
@@ -219,16 +220,15 @@ def test_steps_are_skipped_under_a_cache_that_does_not_count_them(config):
 
 
 @pytest.mark.parametrize(
-    ("config", "name", "skipping"),
+    ("config", "name", "skips"),
     [
-        (mag, "MagCache", {"skip_steps": [3]}),
-        (taylor_seer, "TaylorSeer", {"skip_threshold": 1.0}),
+        (mag, "MagCache", "DRSKSRS"),
+        (taylor_seer, "TaylorSeer", "DKD"),
     ],
 )
-def test_a_cache_that_counts_steps_is_refused_where_steps_are_skipped(config, name, skipping):
+def test_a_cache_that_counts_steps_is_refused_where_steps_are_skipped(config, name, skips):
     pipe = tiny_wan_pipeline()
-    changes = {f"schedule.{key}": value for key, value in skipping.items()}
-    with chipsparse.enable(pipe, wan.SPARSE.override(changes)) as handle:
+    with chipsparse.enable(pipe, wan.SPARSE.override(listed(skips))) as handle:
         pipe.transformer.enable_cache(config(pipe))
         for _ in range(2):
             with pytest.raises(ValueError, match=f"WanTransformer3DModel: {name} counts the"):

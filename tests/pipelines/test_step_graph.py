@@ -38,6 +38,7 @@ from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.test_flux import SPARSE as OF_FLUX
 from tests.pipelines.test_flux import generate as generate_image
+from tests.schedules import listed
 from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow, slow_unless
 from tests.wrapped_backends import wrap_backends
@@ -343,7 +344,7 @@ def test_a_model_that_changes_before_a_skipped_step(pipe):
             move_weights(given.transformer)
         return {}
 
-    skips = {"schedule.skip_steps": [4]}
+    skips = listed("DRSSKRS")
     state = {key: value.clone() for key, value in pipe.transformer.state_dict().items()}
     expected, _ = generate(pipe, NEVER.override(skips), between=between)
     restore(pipe.transformer, state)
@@ -541,11 +542,7 @@ def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
 
 
 def test_skipped_steps_stand_between(pipe):
-    skips = {
-        "schedule.skip_steps": [4],
-        "schedule.skip_threshold": 0.0,
-        "schedule.forecast": 0.5,
-    }
+    skips = {**listed("DRSSKRS"), "schedule.forecast": 0.5}
     expected, _ = generate(pipe, NEVER.override(skips))
     found, report = generate(pipe, SPARSE.override(skips))
     assert same(found, expected)
@@ -557,7 +554,6 @@ def test_skipped_steps_stand_between(pipe):
     "settings",
     [
         {"cuda_graphs": "never"},
-        {"attention.forecast": 0.5},
         {"memory.offload": "always"},
     ],
     ids=lambda settings: next(iter(settings)),
@@ -663,35 +659,15 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 
 
 @pytest.mark.parametrize(
-    ("pays", "expected"), [(True, ([4, 6], [2])), (False, ([], [2]))], ids=["pays", "does not pay"]
+    ("pays", "expected"), [(True, [3, 4, 6]), (False, [])], ids=["pays", "does not pay"]
 )
-def test_a_step_is_recorded_where_that_was_measured_to_pay(pays, expected, pipe, monkeypatch):
-    """The first may compile, the second is timed, and the third is asked about, once."""
-    asked = []
-
-    def measured(*, host, call, device, calls):
-        assert 0 < host <= call or pipe.device.type == "cuda"
-        assert device > 0
-        asked.append(calls)
-        return pays
-
-    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", measured)
+def test_steps_are_recorded_where_the_plan_says_that_it_pays(pays, expected, pipe, monkeypatch):
+    monkeypatch.setattr("chipsparse.session.captures", lambda *_: pays)
     usual, _ = generate(pipe, NEVER)
     found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}))
-    assert (replayed(report), asked) == expected
+    assert replayed(report) == expected
     assert same(found, usual)
     assert not report.notes
-
-
-@pytest.mark.slow
-def test_each_branch_is_recorded_where_it_pays(pipe, monkeypatch):
-    answers = iter((True, False))  # the branches are asked in turn, once each
-    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", lambda **_: next(answers))
-    expected, _ = generate(pipe, NEVER, **GUIDED)
-    found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}), **GUIDED)
-    branches = dict.fromkeys(record.branch for record in report.steps)
-    assert [replayed(report, branch) for branch in branches] == [[4, 6], []]
-    assert same(found, expected)
 
 
 def test_a_plan_says_whether_steps_can_be_recorded():
@@ -704,10 +680,6 @@ def test_a_plan_says_whether_steps_can_be_recorded():
     assert records()
     assert not records(cuda_graphs="never")
     assert not records(**{"attention.enabled": False, "mlp.enabled": False})
-    always = SPARSE.override({"cuda_graphs": "always", "attention.forecast": 0.5})
-    assert SparsityPlan(always, layout, 7).notes() == [
-        "sparse steps are not captured as a CUDA graph: attention.forecast grows with every step"
-    ]
     plan = SparsityPlan(SPARSE, layout, 7)
     once, twice = (
         working_bytes(plan, dtype=torch.bfloat16, captured=captured) for captured in (False, True)

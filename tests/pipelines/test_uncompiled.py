@@ -7,9 +7,8 @@ import torch
 
 import chipsparse
 from chipsparse.pipelines.uncompiled import uncompiled
-from tests.pipelines.test_generic import CONFIG, bria, image
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*has no adapter of its own:UserWarning")
+from tests.pipelines.families import qwen_image21
+from tests.pipelines.small_sparse import SPARSE, generate
 
 
 class Doubling(torch.nn.Module):
@@ -58,8 +57,8 @@ def test_compiled_modules_run_as_they_are_written(how, compiled):
 
 def test_what_another_thread_compiles_is_compiled_while_a_model_is_observed(compiled):
     names, backend = compiled
-    pipe = bria()
-    other = Doubling()
+    (family, *_) = qwen_image21.FAMILIES  # its first step runs as it is written
+    pipe, other = family.make(), Doubling()
     other.compile(backend=backend)
 
     def run_other(*_):
@@ -67,8 +66,8 @@ def test_what_another_thread_compiles_is_compiled_while_a_model_is_observed(comp
         thread.start()
         thread.join()
 
-    with chipsparse.enable(pipe, CONFIG):
+    with chipsparse.enable(pipe, SPARSE):
         hook = pipe.transformer.transformer_blocks[0].register_forward_hook(run_other)
-        image(pipe, branches=("cond",), num_inference_steps=1)
+        generate(pipe, family.call, branches=("cond",), num_inference_steps=1)
         hook.remove()
     assert names == ["other"]

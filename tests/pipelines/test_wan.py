@@ -12,6 +12,7 @@ import chipsparse
 from chipsparse.pipelines.adapter import ADAPTER
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions, state_of
+from tests.schedules import listed
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow
 
@@ -56,7 +57,7 @@ def sparse():
 
 
 def test_the_report_says_what_was_done(pipe):
-    with chipsparse.enable(pipe, SPARSE.override({"schedule.skip_steps": [3]})) as handle:
+    with chipsparse.enable(pipe, SPARSE.override(listed("DRSKSRS"))) as handle:
         generate(pipe)
     expected = ["dense", "refresh", "sparse", "skip", "sparse", "refresh", "sparse"]
     assert actions(handle) == actions(handle, "uncond") == expected

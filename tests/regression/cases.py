@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from tests.schedules import listed
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -56,17 +58,10 @@ class Case:
     slow: bool = True
 
 
-# Skipped between the refreshes of the published schedule, ever more of them.
-SKIPPED = (12, 16, 18, 20, 22, 25, 27, 29, 31, 33, 36, 37, 39, 40, 41, 42, 43, 45, 46)
-
-# Every action, and a second refresh with sparse steps on both sides: dense, refresh, two sparse,
-# refresh, sparse, skip, sparse.
-SHORT = {
-    "schedule.warmup_steps": 2,
-    "schedule.refresh_steps": [4],
-    "schedule.skip_steps": [6],
-    "schedule.final_dense_steps": 0,
-}
+# Steps skipped between the refreshes of the published schedule, ever more of them.
+SKIPS = listed("DDDDDDDRSSSSKSRSKSKSKSKRSKSKSKSKSKSRKKSKKKKKSKKDDD")
+# Every action, and a second refresh with sparse steps on both sides.
+SHORT = listed("DRSSRSKS")
 SHORT_STEPS = 8
 
 CASES = {
@@ -102,7 +97,7 @@ CASES = {
             "tiny-flux",
             "a yellow heart below a red triangle over gray stripes",
             seed=1,
-            sparsity={"schedule.skip_steps": SKIPPED},
+            sparsity=SKIPS,
             bounds=Bounds(psnr=36, ssim=0.99, flicker=None, golden=46, golden_half=42),
         ),
         Case(
@@ -114,10 +109,7 @@ CASES = {
             sparsity={
                 "attention.delta_rule": "difference",
                 "attention.density": 0.2,
-                "schedule.warmup_steps": 6,
-                "schedule.refresh_steps": [10],
-                "schedule.skip_steps": [],
-                "schedule.final_dense_steps": 2,
+                **listed("DDDDDRSSSSRSSSDD"),
             },
             bounds=Bounds(psnr=34, ssim=0.985, flicker=None, golden=42, golden_half=38),
         ),
@@ -127,7 +119,7 @@ CASES = {
             "a green square moves down over a purple background",
             seed=1,
             arguments={"height": 96, "width": 96, "num_frames": 17},
-            sparsity={"schedule.skip_steps": SKIPPED},
+            sparsity=SKIPS,
             bounds=Bounds(psnr=31, ssim=0.97, flicker=1.2, golden=42, golden_half=38),
         ),
         Case(
@@ -139,10 +131,7 @@ CASES = {
             sparsity={
                 "attention.delta_rule": "difference",
                 "attention.density": 0.2,
-                "schedule.warmup_steps": 5,
-                "schedule.refresh_steps": [7],
-                "schedule.skip_steps": [],
-                "schedule.final_dense_steps": 2,
+                **listed("DDDDRSSRSSDD"),
             },
             bounds=Bounds(psnr=35, ssim=0.99, flicker=1.15, golden=42, golden_half=38),
         ),

@@ -105,7 +105,7 @@ def small_latents(config):
 def test_a_preferred_backend_computes_everything(backend, monkeypatch):
     if backend == "triton" and not (triton_installed() and interpreting()):
         pytest.skip("needs Triton's interpreter")
-    config = SPARSE.override({"schedule.refresh_steps": [2]})
+    config = SPARSE.override({"schedule.refresh_every": 1})
     expected, _ = small_latents(config.override({"backend": "reference"}))
     prefer(monkeypatch, backend)
     found, report = small_latents(config)

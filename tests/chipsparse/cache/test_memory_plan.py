@@ -61,13 +61,6 @@ def test_the_caches_of_wan_14b_are_as_large_as_their_shapes_say():
     }
 
 
-def test_a_forecast_keeps_one_more_tensor_as_large_as_the_residual():
-    options = {"mlp__enabled": False, "attention__forecast": 0.5}
-    (need, *_) = cache_needs(plan_of(**options), dtype=torch.bfloat16)
-    (without, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
-    assert dict(need.sizes) == {**without.sizes, "drift": without.sizes["residual"]}
-
-
 def test_attention_is_placed_before_the_mlp_of_a_long_video():
     """A layer's attention saves forty times as much work per byte."""
     placement = planned(45, 0).placement
@@ -217,14 +210,14 @@ def test_offloading_as_the_config_asks(offload):
     assert not placement.recomputed
 
 
-def test_working_memory_grows_with_the_picture_and_is_bounded():
+def test_working_memory_grows_with_the_picture_and_is_bounded(monkeypatch):
     small = ModelLayout(WAN_14B.kinds, 40, 128, 1, ((11, 45, 80),))
     wide = working_bytes(plan_of(), dtype=torch.bfloat16)
     assert working_bytes(plan_of(small), dtype=torch.bfloat16) < wide
     hidden = 75_600 * 5120 * 2
     assert 8 * hidden < wide < 16 * hidden
-    bounded = plan_of(attention__column_sums_bytes=1)
-    assert 8 * hidden < working_bytes(bounded, dtype=torch.bfloat16) < wide
+    monkeypatch.setattr(memory_plan, "COLUMN_SUMS_BYTES", 1)
+    assert 8 * hidden < working_bytes(plan_of(), dtype=torch.bfloat16) < wide
 
 
 def test_a_gated_layer_holds_one_more_tensor_of_neurons():

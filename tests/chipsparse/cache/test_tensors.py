@@ -85,11 +85,10 @@ def test_the_fields_that_hold_tensors_are_declared():
     assert rewritten == MLPCache.kept.keys() - {"token_scale"}
     assert not any(kept.rewritten for kept in AttentionCache.kept.values())
     kinds = {"lse", "columns", "residual"}
-    changes = {"attention.delta_rule": "difference", "attention.forecast": 0.0}
-    config = SparsityConfig().override(changes)
+    config = SparsityConfig().override({"attention.delta_rule": "difference"})
     assert kept_kinds(config, "mlp") == {"mean", "output", "activation"}
     rounded = config.override({"memory.activations": "fp8"})
     assert kept_kinds(rounded, "mlp") == {"mean", "output", "activation", "token_scale"}
     assert kept_kinds(config, "attention") == kinds
-    config = config.override({"attention.delta_rule": "merge", "attention.forecast": 0.5})
-    assert kept_kinds(config, "attention") == kinds | {"lse_dense", "kept_mass", "drift"}
+    config = config.override({"attention.delta_rule": "merge"})
+    assert kept_kinds(config, "attention") == kinds | {"lse_dense", "kept_mass"}

@@ -13,12 +13,11 @@ from chipsparse.layers import attention
 from chipsparse.layers.attention import (
     backend_choices,
     dense_step,
-    estimated_lse,
     refresh_step,
     sparse_step,
 )
 from chipsparse.layers.attention_inputs import AttentionInputs
-from chipsparse.layers.column_budget import AttentionBudget, static_columns, static_count
+from chipsparse.layers.column_budget import AttentionBudget, static_columns
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
@@ -93,10 +92,11 @@ def test_refresh_keeps_the_columns_with_the_most_mass():
 
 
 @pytest.mark.parametrize("limit", [None, 1])
-def test_guidance_branches_in_a_batch_keep_what_has_the_most_mass_together(limit):
-    chunks = {} if limit is None else {"column_sums_bytes": limit}
+def test_guidance_branches_in_a_batch_keep_what_has_the_most_mass_together(limit, monkeypatch):
+    if limit is not None:
+        monkeypatch.setattr(attention, "COLUMN_SUMS_BYTES", limit)
     budget = AttentionBudget(KEEP, RANDOM, None, seed=5, branches=2)
-    cache, _, _ = refreshed("merge", budget=budget, **chunks)
+    cache, _, _ = refreshed("merge", budget=budget)
     query, key, _ = inputs()
     scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
     groups = torch.nn.functional.pad(scores.softmax(-1), (0, 0, 0, -TOKENS % ROWS))
@@ -158,32 +158,22 @@ def test_random_columns_are_seeded_and_counted():
     assert (masks[0].sum(-1) == KEEP + RANDOM).all()
 
 
-def test_static_columns():
-    config = AttentionConfig(block_size_q=16, local_blocks=1)
-    found = static_columns(75, config, text_tokens=5, device=CPU)
-    assert found.shape == (5, 75)
-    for group in range(5):
-        expected = [abs(column // 16 - group) <= 1 or column >= 70 for column in range(75)]
-        assert found[group].tolist() == expected
-    assert static_columns(75, AttentionConfig(), text_tokens=0, device=CPU) is None
-    text_only = static_columns(75, AttentionConfig(), text_tokens=5, device=CPU)
-    assert text_only.tolist() == [[column >= 70 for column in range(75)]]
-    text_first = static_columns(75, config, text_tokens=5, text_first=True, device=CPU)
-    for group in range(5):
-        expected = [abs(column // 16 - group) <= 1 or column < 5 for column in range(75)]
-        assert text_first[group].tolist() == expected
+def test_static_columns_are_those_of_the_text_and_of_the_user():
+    assert static_columns(75, text_tokens=0, device=CPU) is None
+    always = torch.zeros(75, dtype=torch.bool)
+    always[[3, 60]] = True
+    for first, text in ((True, range(5)), (False, range(70, 75))):
+        found = static_columns(75, text_tokens=5, text_first=first, device=CPU)
+        assert found.tolist() == [[column in text for column in range(75)]]
+        found = static_columns(75, text_tokens=5, text_first=first, always=always, device=CPU)
+        assert found.tolist() == [[column in (*text, 3, 60) for column in range(75)]]
 
 
 def test_static_columns_are_always_kept():
-    static = static_columns(
-        TOKENS,
-        AttentionConfig(block_size_q=ROWS, local_blocks=0),
-        text_tokens=2,
-        device=CPU,
-    )
+    static = static_columns(TOKENS, text_tokens=2, device=CPU)
     cache, _, _ = refreshed("merge", budget=AttentionBudget(KEEP, 0, static, seed=1))
     mask = unpack_mask(cache.columns, TOKENS)
-    assert mask[:, :, static].all()
+    assert mask[..., static[0]].all()
     assert (mask.sum(-1) == KEEP).all()
 
 
@@ -222,7 +212,8 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, monkeypatch):
     held = watch(
         monkeypatch, "column_selection", lambda args, _: args[0].numel() * args[0].itemsize
     )
-    found, _, found_output = refreshed("merge", budget=budget, column_sums_bytes=limit)
+    monkeypatch.setattr(attention, "COLUMN_SUMS_BYTES", limit)
+    found, _, found_output = refreshed("merge", budget=budget)
     assert sum(held) == 3 * HEAD_BYTES
     assert max(held) <= max(limit, HEAD_BYTES)  # one head is the least
     assert torch.equal(found_output, output)
@@ -270,7 +261,7 @@ class InParts:
 
 
 @pytest.mark.parametrize(
-    ("rule", "in_fp8"), [("merge", False), ("merge", True), ("difference", True), ("pooled", False)]
+    ("rule", "in_fp8"), [("merge", False), ("merge", True), ("difference", True)]
 )
 def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
@@ -279,29 +270,26 @@ def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_random_columns_of_heads_in_chunks():
+def test_random_columns_of_heads_in_chunks(monkeypatch):
     """They do not depend on the chunks, no two heads share them, and all are counted."""
-    masks = [
-        unpack_mask(refreshed("merge", column_sums_bytes=limit)[0].columns, TOKENS)
-        for limit in (2 << 30, 1, 1)
-    ]
+    masks = []
+    for limit in (2 << 30, 1, 1):
+        monkeypatch.setattr(attention, "COLUMN_SUMS_BYTES", limit)
+        masks.append(unpack_mask(refreshed("merge")[0].columns, TOKENS))
     assert (masks[1].sum(-1) == KEEP + RANDOM).all()
     assert torch.equal(masks[1], masks[2])
     assert torch.equal(masks[0], masks[1])
     budget = AttentionBudget(0, RANDOM, None, seed=5)
-    alone = unpack_mask(refreshed("merge", column_sums_bytes=1, budget=budget)[0].columns, TOKENS)
+    alone = unpack_mask(refreshed("merge", budget=budget)[0].columns, TOKENS)
     assert len({tuple(row) for row in alone[0].flatten(1).int().tolist()}) == 3
 
 
 @pytest.mark.parametrize("keep", [4, 20])
-@pytest.mark.parametrize("local_blocks", [None, 0, 1])
-def test_lists_exceed_their_budget_only_for_nan(keep, local_blocks):
-    config = AttentionConfig(block_size_q=ROWS, local_blocks=local_blocks)
-    text = 0 if local_blocks is None else 2
-    static = static_columns(TOKENS, config, text_tokens=text, device=CPU)
-    count = static_count(TOKENS, config, text_tokens=text)
-    assert count >= (0 if static is None else static.sum(-1).max())
-    budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=count)
+@pytest.mark.parametrize("text", [0, 8])
+def test_lists_exceed_their_budget_only_for_nan(keep, text):
+    config = AttentionConfig(block_size_q=ROWS)
+    static = static_columns(TOKENS, text_tokens=text, device=CPU)
+    budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=text)
     cache = AttentionCache()
     dense_step(cache, given())
     refresh_step(cache, given(), config=config, budget=budget)
@@ -340,68 +328,6 @@ def watch(monkeypatch, name, look):
     return seen
 
 
-# The forecast of the error.
-
-
-def moving_values(step):
-    """Only the values move, evenly: so does every output, and what its dropped columns add."""
-    (query, key, value), (_, _, change) = inputs(), inputs(9)
-    return query, key, value + 0.1 * step * change
-
-
-def run_actions(actions, *, tensors=moving_values, rule="merge", **config):
-    """The cache, and what was given at each step, "s" for sparse and "r" for a refresh."""
-    cache, outputs = AttentionCache(), []
-    settings = AttentionConfig(delta_rule=rule, block_size_q=ROWS, **config)
-    dense_step(cache, AttentionInputs(*tensors(0)))
-    for step, action in enumerate(actions):
-        now = AttentionInputs(*tensors(step))
-        if action == "s":
-            outputs.append(sparse_step(cache, now, config=settings, step=step))
-        else:
-            outputs.append(refresh_step(cache, now, config=settings, budget=BUDGET, step=step))
-    return cache, outputs
-
-
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_an_error_that_grows_evenly_is_forecast_exactly(rule):
-    actions = "rssrsssssrss"
-    _, held = run_actions(actions, rule=rule)
-    _, found = run_actions(actions, rule=rule, forecast=1.0)
-    for step, action in enumerate(actions):
-        exact, _ = softmax_parts(*moving_values(step))
-        if action == "r" or step > 3:
-            torch.testing.assert_close(found[step].double(), exact, atol=1e-5, rtol=1e-5)
-        if action == "s":
-            assert (held[step] - exact).norm() > 0.02 * exact.norm()
-            assert step > 3 or torch.equal(found[step], held[step])  # before the second refresh
-
-
-@pytest.mark.parametrize("share", [0.25, 1.0])
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_a_share_of_the_error_at_the_refresh_is_added(rule, share):
-    """All moves and the columns are chosen anew; against what sparse steps alone would give."""
-
-    def tensors(step):
-        return [a + 0.05 * step * b for a, b in zip(inputs(), inputs(9), strict=True)]
-
-    _, (*_, without) = run_actions("rssss", tensors=tensors, rule=rule)
-    _, held = run_actions("rsssrsss", tensors=tensors, rule=rule)
-    cache, found = run_actions("rsssrsss", tensors=tensors, rule=rule, forecast=share)
-    drift = softmax_parts(*tensors(4))[0] - without
-    torch.testing.assert_close(cache.drift.double(), drift, atol=1e-5, rtol=1e-5)
-    for step in (5, 6, 7):
-        wanted = held[step] + share * (step - 4) / 4 * drift
-        torch.testing.assert_close(found[step].double(), wanted, atol=1e-5, rtol=1e-5)
-    for step in (1, 2, 3, 4):
-        assert torch.equal(found[step], held[step])
-
-
-def test_no_drift_is_kept_without_a_forecast():
-    cache, _ = run_actions("rsrs")
-    assert cache.drift is None
-
-
 @pytest.mark.parametrize(("head", "block"), [(1, 0), (0, 2)])
 def test_the_random_columns_of_some_heads_and_rows_are_those_of_all(head, block):
     """As of a process that has the last two heads alone, or the last three query blocks."""
@@ -416,35 +342,3 @@ def test_the_random_columns_of_some_heads_and_rows_are_those_of_all(head, block)
         refresh_step(cache, own, config=config, budget=budget)
         found.append(unpack_mask(cache.columns, TOKENS))
     assert torch.equal(found[0][:, head:, block:], found[1])
-
-
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_a_first_refresh_is_exact_and_chooses_by_an_estimated_lse(rule):
-    cache, config = AttentionCache(), AttentionConfig(delta_rule=rule, block_size_q=ROWS)
-    output = refresh_step(cache, given(), config=config, budget=BUDGET)
-    expected, lse = softmax_parts(*inputs())
-    torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(cache.lse.double(), lse, atol=1e-5, rtol=1e-5)
-    found = sparse_step(cache, given(), config=config)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
-    # It holds nearly the mass that the exact LSE chooses, and far more than chance.
-    probabilities = softmax_parts(*inputs(), torch.ones(1, dtype=torch.bool))[1]
-    scores = inputs()[0].double() @ inputs()[1].double().transpose(-1, -2) * 32**-0.5
-    weights = (scores - probabilities.unsqueeze(-1)).exp()
-
-    def mass(of):
-        return weights.where(row_mask(of), 0).sum().item()
-
-    exact, _, _ = refreshed(rule)
-    assert mass(cache) > 0.97 * mass(exact)
-    assert mass(cache) > 1.3 * weights.sum().item() * (KEEP + RANDOM) / TOKENS
-
-
-@pytest.mark.parametrize("every", [1, 8, 100])
-def test_the_estimated_lse_is_that_of_the_sampled_keys_scaled_to_all(every):
-    query, key, value = inputs()
-    found = estimated_lse(AttentionInputs(query, key, value), every=every)
-    some = key[:, :, ::every]
-    _, lse = softmax_parts(query, some, value[:, :, ::every])
-    expected = lse + torch.tensor(TOKENS / some.shape[2], dtype=torch.float64).log()
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)

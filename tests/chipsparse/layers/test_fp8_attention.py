@@ -8,7 +8,7 @@ import torch
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.config import AttentionConfig, ConfigError
 from chipsparse.kernels.dispatch import Backend, Choice
-from chipsparse.layers import fp8_attention
+from chipsparse.layers import attention, fp8_attention
 from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
 from chipsparse.layers.attention_inputs import AttentionInputs
 from tests.chipsparse.layers.test_attention import (
@@ -54,30 +54,10 @@ def test_a_refresh_keeps_much_the_same_columns():
     assert (in_fp8.kept_mass - exact.kept_mass).abs().mean() < 1e-2
 
 
-@pytest.mark.parametrize(
-    ("precision", "of_refreshes", "expected"),
-    [
-        ("fp8", "bf16", ["fp8", "bf16"]),
-        ("auto", "fp8", ["auto", "fp8"]),
-        ("fp8", "auto", ["fp8"] * 2),
-    ],
-)
-def test_refreshes_may_have_a_precision_of_their_own(precision, of_refreshes, expected):
-    config = AttentionConfig(precision=precision, refresh_precision=of_refreshes, block_size_q=ROWS)
-    assert [config.precision_of(each) for each in ("dense", "refresh")] == expected
-    assert config.precision_of("sparse") == "auto"
-    assert config.uses_fp8
-    _, output = refreshed(config)
-    whole, _ = softmax_parts(*inputs())
-    in_fp8 = expected[1] == "fp8"
-    assert (1e-2 if in_fp8 else 0) <= far(output, whole) < (5e-2 if in_fp8 else 1e-6)
-
-
-def test_heads_may_come_in_chunks():
+def test_heads_may_come_in_chunks(monkeypatch):
     at_once, output = refreshed()
-    sums_of_a_head = 2 * 5 * TOKENS * 4
-    config = AttentionConfig(precision="fp8", block_size_q=ROWS, column_sums_bytes=sums_of_a_head)
-    by_head, same = refreshed(config)
+    monkeypatch.setattr(attention, "COLUMN_SUMS_BYTES", 2 * 5 * TOKENS * 4)  # of one head
+    by_head, same = refreshed()
     assert torch.equal(output, same)
     assert torch.equal(at_once.lse, by_head.lse)
 

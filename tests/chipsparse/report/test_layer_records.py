@@ -13,12 +13,14 @@ from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import Capacity
 from chipsparse.cache.placement import Placement
-from chipsparse.measure.estimate import Moves
+from chipsparse.cost_model.layer_times import Rates
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepTimer
+from chipsparse.session import Session
 from chipsparse.step import StepContext
 from tests.chipsparse.sessions import (
     ACTIONS,
+    CONFIG,
     CPU,
     HOSTED,
     TOTAL,
@@ -83,10 +85,10 @@ def test_bytes_of_each_layer_are_those_of_the_plan():
     places = session._pool._opened.places.items()
     held = {(layer, kind): place.form.nbytes for (_, layer, kind), place in places}
     placement = Placement(host=held)  # as planned, without the room left for padding
-    moves, taken = Moves(session.config, placement), set()
+    taken = set()
     for record in session.report.steps:
         for entry in record.layers:
-            expected = moves(entry.layer, entry.part, record.action)
+            expected = placement.moved(session.config, entry.layer, entry.part, record.action)
             if (entry.part, entry.action, record.branch) == ("attention", Action.REFRESH, "uncond"):
                 columns = held.get((entry.layer, "columns"), 0)  # which the other branch chose
                 expected = expected[0] + columns, expected[1]
@@ -222,9 +224,8 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
     whole = session_with()
     generate(whole)
     slower = {(layer, "mlp"): "a sparse step of it is slow" for layer in (1, 2)}
-    monkeypatch.setattr("chipsparse.session.slower_parts", lambda *_, **__: slower)
-    session = session_with()
-    session.report.strict = True
+    monkeypatch.setattr("chipsparse.session.slower_parts", lambda *_: slower)
+    session = Session(CONFIG, GenerationReport(strict=True), rates_of=lambda *_: Rates())
     generate(session)
     for record in session.report.steps:
         for entry in record.layers:
@@ -233,8 +234,7 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
             assert entry.reason == ("a sparse step of it is slow" if named else None)
     assert session.report.fallbacks == []
     assert session.report.notes == [
-        "MLP runs dense in 2 of 4 layers (first: layer 1), as it is faster so: a sparse step of it "
-        "is slow (where_slower: sparse would keep it sparse)"
+        "MLP runs dense in 2 of 4 layers (first: layer 1): a sparse step of it is slow"
     ]
     assert session.report.cache_bytes < whole.report.cache_bytes
 

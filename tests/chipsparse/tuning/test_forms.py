@@ -13,8 +13,6 @@ from tests.chipsparse.tuning.trajectories import list_cost, trajectory
 BASE = SparsityConfig().override(
     {
         "schedule.warmup_steps": 4,
-        "schedule.skip_steps": [7],
-        "schedule.skip_threshold": 0.1,
         "schedule.first_dense_layers": 1,
         "attention.delta_rule": "difference",
         "layers": [{"layers": "3", "attention": "dense"}],
@@ -29,8 +27,8 @@ def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     form = Form(reuse=Reuse("middle", 0.5, 0.25), density=0.3)
     config = form.config(BASE, Steps((0, 1, 5)))
     expected = {"full_steps": (0, 1, 5), "between": "middle", "forecast": 0.5}
-    expected |= {"forecast_after": 0.25, "warmup_steps": 2, "skip_steps": ()}
-    expected |= {"skip_threshold": None, "first_dense_layers": 1}
+    expected |= {"forecast_after": 0.25, "warmup_steps": 2}
+    expected |= {"first_dense_layers": 1}
     assert {name: getattr(config.schedule, name) for name in expected} == expected
     assert config.attention.density == 0.3
     assert (config.attention.delta_rule, config.mlp.enabled) == ("difference", False)

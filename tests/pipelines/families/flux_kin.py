@@ -1,7 +1,11 @@
-"""Models with the blocks of FLUX: LongCat-Image and Bria."""
+"""Models with the blocks of FLUX: LongCat-Image, Bria and Ovis-Image."""
 
 import torch
-from diffusers import BriaTransformer2DModel, LongCatImageTransformer2DModel
+from diffusers import (
+    BriaTransformer2DModel,
+    LongCatImageTransformer2DModel,
+    OvisImageTransformer2DModel,
+)
 
 from tests.pipelines.families.family import Family
 from tests.pipelines.families.flux import KINDS
@@ -42,13 +46,17 @@ def arguments(latents, timestep, branch, *, height, width, text=TEXT, **_):
     }
 
 
+def divided(latents, timestep, branch, **call):
+    return arguments(latents, timestep / 1000, branch, **call)
+
+
 def longcat():
-    transformer = strong(seeded(LongCatImageTransformer2DModel, **CONFIG))
+    return Loop(strong(seeded(LongCatImageTransformer2DModel, **CONFIG)), divided, shape, VAE)
 
-    def divided(latents, timestep, branch, **call):
-        return arguments(latents, timestep / 1000, branch, **call)
 
-    return Loop(transformer, divided, shape, VAE)
+def ovis():
+    transformer = seeded(OvisImageTransformer2DModel, **CONFIG, out_channels=CHANNELS)
+    return Loop(strong(transformer), divided, shape, VAE)
 
 
 def bria():
@@ -57,5 +65,6 @@ def bria():
 
 FAMILIES = [
     Family("longcat-image", longcat, IMAGE, VARIANTS, kinds=KINDS, slow=True),
+    Family("ovis-image", ovis, IMAGE, VARIANTS, kinds=KINDS, slow=True),
     Family("bria", bria, IMAGE, VARIANTS, kinds=KINDS, slow=True),
 ]

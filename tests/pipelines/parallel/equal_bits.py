@@ -62,13 +62,11 @@ OTHERS = {
     "uneven heads": (lambda: wan_of(5), BIG, {}),
     "joint text, four heads": (lambda: hunyuan_of(4), HUNYUAN, {}),
     "two experts": (lambda: experts_of(4), {**BIG, "height": 80, "width": 48}, {}),
-    "one head's columns at a time": (lambda: wan_of(4), BIG, {"attention.column_sums_bytes": 1}),
-    "skipped by a threshold, with a forecast": (
+    "skipped with a forecast": (
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
-        {"schedule.skip_threshold": 1.0, "schedule.skip_steps": [], "schedule.forecast": 0.5},
+        {"schedule.full_steps": [0, 1, 4, 8], "schedule.forecast": 0.5},
     ),
-    "forecast of the error": (lambda: wan_of(4), BIG, {"attention.forecast": 0.5}),
     "caches in e4m3": (
         lambda: wan_of(4),
         BIG,

@@ -8,16 +8,13 @@ import torch
 
 from benchmarks.records import read
 from chipsparse.config import SparsityConfig
-from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.cost_model import (
+from chipsparse.cost_model.layer_times import (
     ELEMENTWISE_PASSES,
-    Load,
     Rates,
     kept_columns,
     layer_time,
-    step_seconds,
 )
-from chipsparse.measure.measured_rates import measure_rates
+from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.flux import FluxAdapter
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import find_profile
@@ -105,14 +102,6 @@ def test_a_sparse_layer_computes_what_it_keeps():
     assert found.rest == REST
 
 
-def test_a_forecast_takes_a_sparse_step_at_refreshes_and_three_passes_at_sparse_ones():
-    plan = dataclasses.replace(PLAN, config=CONFIG.override({"attention.forecast": 0.5}))
-    sparse = time_of(Action.SPARSE).attention
-    assert time_of(Action.REFRESH, plan=plan).attention == 2 * ATTENTION + 7 + sparse
-    assert time_of(Action.SPARSE, plan=plan).attention == sparse + 3 * 20 * 8 * 2
-    assert time_of(Action.DENSE, plan=plan) == time_of(Action.DENSE)
-
-
 @pytest.mark.parametrize(
     ("changes", "columns"),
     [
@@ -154,42 +143,3 @@ def test_the_measured_transformer():
             for layer in range(layout.layers)
         )
         assert found * 1e3 == pytest.approx(milliseconds, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("loads", "seconds"),
-    [
-        ([], 0),
-        ([Load(3), Load(4)], 7),
-        # the first layer waits for its own tensors
-        ([Load(3, "mlp", 2)], 2 + 3),
-        # later ones arrive while the layer before computes
-        ([Load(3, "mlp", 2)] * 3, 2 + 9),
-        # or the link decides
-        ([Load(1, "mlp", 5)] * 3, 15 + 1),
-        # layers that fetch nothing give time to the others
-        ([Load(1, "mlp", 3), Load(1), Load(1), Load(1, "mlp", 3)], 3 + 4),
-        # what must leave a slot before it is filled again
-        ([Load(1, "mlp", 1, 9), Load(1, "mlp", 1), Load(1, "mlp", 1)], 11 + 1 + 1),
-        # parts have slots of their own, but share the link
-        ([Load(1, "attention", 1), Load(1, "mlp", 1, 9)] * 2, 1 + 4),
-        ([Load(1, "attention", 4), Load(1, "mlp", 4)], 8 + 1),
-    ],
-)
-def test_computation_and_transfers_overlap(loads, seconds):
-    assert step_seconds(loads, UNIT) == pytest.approx(seconds)
-
-
-def test_a_link_that_is_used_both_ways_carries_less_each_way():
-    rates = dataclasses.replace(UNIT, both_ways=0.5)
-    assert step_seconds([Load(1, "mlp", 3)] * 2, rates) == 3 + 3 + 1
-    assert step_seconds([Load(1, "mlp", 3, 1), Load(1, "mlp", 3)], rates) == 6 + 6 + 1
-
-
-@pytest.mark.gpu
-def test_rates_of_the_gpu_that_is_here():
-    rates = measure_rates(torch.device("cuda"))
-    assert rates.measured
-    assert rates.device == torch.cuda.get_device_name()
-    assert 1e12 < rates.attention < rates.linear * 2 < 1e16
-    assert rates.link < rates.memory < 1e14

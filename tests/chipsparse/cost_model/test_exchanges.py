@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from chipsparse.config import SparsityConfig
+from chipsparse.cost_model.exchanges import Sharing
+from chipsparse.cost_model.layer_times import Rates
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.cost_model import Rates
-from chipsparse.measure.exchanges import Sharing
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action, SparsityPlan
-from tests.chipsparse.measure.ranks import CONFIG
+from tests.chipsparse.cost_model.ranks import CONFIG
 from tests.ranks import run_ranks
 
 # 10 blocks of 4 tokens, the last one short, and a prompt behind them.
@@ -70,7 +70,7 @@ def test_what_no_process_shares_is_not_sent():
 
 @pytest.mark.slow
 def test_it_is_what_real_processes_send(tmp_path):
-    ended = run_ranks(4, "tests.chipsparse.measure.ranks:counted", 2, 2, folder=tmp_path)
+    ended = run_ranks(4, "tests.chipsparse.cost_model.ranks:counted", 2, 2, folder=tmp_path)
     layout = ModelLayout(
         kinds=(LayerKind("block", 3, 128),), heads=2, head_dim=32, batch=1, grids=((3, 3, 4),)
     )

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from chipsparse.cli.bench.random_layers import RandomAttention, RandomMLP
 from chipsparse.config import Part
+from chipsparse.cost_model.layer_times import kept_columns
 from chipsparse.experiments.timing import Call, time_call
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.measure.cost_model import kept_columns
-from chipsparse.measure.random_layers import RandomAttention, RandomMLP
 from chipsparse.plan import SparsityPlan
 
 # Largest ||sparse - dense|| / ||dense||, by dtype; a wrong kernel is off by more than a tenth.

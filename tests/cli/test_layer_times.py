@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from chipsparse.cli.bench import layer_times
+from chipsparse.cli.bench.layer_times import WrongResultError, attention_times, mlp_times
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments.timing import Timing
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure import layer_times
-from chipsparse.measure.layer_times import WrongResultError, attention_times, mlp_times
 from chipsparse.plan import SparsityPlan
 from tests.devices import DEVICES
 from tests.wrapped_backends import wrap_backends

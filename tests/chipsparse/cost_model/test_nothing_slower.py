@@ -1,6 +1,7 @@
 """No part of a layer that runs sparse would be faster dense, whatever the sizes."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,13 +11,12 @@ import torch.nn.functional as F
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.tensors import MLPCache
-from chipsparse.config import MLPConfig
+from chipsparse.config import PARTS, MLPConfig
+from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times
 from chipsparse.experiments.timing import time_in_turn
 from chipsparse.layers.mlp import dense_step
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.known_times import KnownTimes
-from chipsparse.measure.step_clock import HOST_SECONDS, StepClock
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
@@ -32,12 +32,12 @@ class OneLayer:
     Args:
         seed: of the draw.
         largest: tokens, up to so many.
-        clock: of its session.
+        rates: of its session; None where nothing is left dense.
         device: where it runs.
         dtype: of its tensors.
     """
 
-    def __init__(self, seed, *, largest, clock, device, dtype):
+    def __init__(self, seed, *, largest, rates, device, dtype):
         draw = random.Random(seed)
         tokens = round(2 ** draw.uniform(6, largest.bit_length() - 1)) + draw.randrange(64)
         heads, head_dim = draw.choice((1, 2, 4, 8, 16)), draw.choice((64, 128))
@@ -54,7 +54,7 @@ class OneLayer:
         }
         self.config = SparsityConfig().override(options)
         self.report = GenerationReport()
-        self.session = Session(self.config, self.report, clock=clock)
+        self.session = Session(self.config, self.report, rates_of=lambda *_: rates)
         normal = partial(torch.randn, device=device, dtype=dtype)
         self.query, self.key, self.value = normal(3, *shape)
         self.hidden = normal(shape[0], tokens, channels)
@@ -90,43 +90,42 @@ class OneLayer:
 
 @pytest.mark.parametrize("seed", range(6))
 @torch.inference_mode()
-def test_what_the_clock_says_is_done(seed):
-    """A clock that is not true, so that both happen to any sizes."""
-    draw, times = random.Random(seed), []
-
-    def measure(calls, device, captured):
-        for call in calls:
-            call()
-        times.append([draw.uniform(0.5, 2.0), 1.0])
-        return times[-1]
-
-    clock = StepClock(measure=measure, device_type="cpu")
-    device = torch.device("cpu")
-    layer = OneLayer(seed, largest=256, clock=clock, device=device, dtype=torch.float32)
-    most = 0.95 if layer.session.plan.captures_steps() else 0.95 - 1e3 * HOST_SECONDS
-    pays = {part for part, (sparse, _) in zip(layer.steps, times, strict=True) if sparse <= most}
-    assert layer.sparse == pays
-    notes = [note.split(" runs dense")[0] for note in layer.report.notes]
-    assert {note.lower() for note in notes} == layer.steps.keys() - pays
-    for part, (sparse, dense) in zip(layer.steps, times, strict=True):
-        assert part not in pays or sparse <= MOST_SLOWER * dense
+def test_what_the_rates_say_is_done(seed):
+    """A device so slow that launches take no time beside its work, or so fast that nothing pays."""
+    make = partial(OneLayer, seed, largest=256, device=torch.device("cpu"), dtype=torch.float32)
+    known = Rates()
+    slow = replace(known, attention=1e7, linear=1e7, memory=1e12, multiprocessors=1)
+    for rates in (slow, known):
+        layer = make(rates=rates)
+        plan, dtype = layer.session.plan, torch.float32
+        times = part_times(plan, rates=rates, dtype=dtype, captured=captures(plan, dtype, rates))
+        pays = {part for (_, part), seconds in times.items() if seconds.pays}
+        assert layer.sparse == pays
+        assert (pays == set()) == (rates is known)
+        notes = [note.split(" runs dense")[0].lower() for note in layer.report.notes]
+        assert set(notes) == set(PARTS) - pays
+    assert make(rates=None).sparse == set(PARTS)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(24))
 @torch.inference_mode()
-def test_no_sparse_step_is_slower(seed, tmp_path):
-    device = torch.device("cuda", 0)
-    make = partial(OneLayer, seed, largest=40_000, device=device, dtype=torch.bfloat16)
-    layer = make(clock=StepClock(KnownTimes(tmp_path)))
-    # Dense as a session runs it, too: nothing pays by this clock.
-    plain = make(clock=StepClock(measure=lambda *_: [2.0, 1.0]))
+def test_no_sparse_step_is_slower(seed):
+    device, dtype = torch.device("cuda", 0), torch.bfloat16
+    rates = known_rates(device, dtype)
+    if rates is None:
+        pytest.skip("the rates of this GPU are not known")
+    make = partial(OneLayer, seed, largest=40_000, device=device, dtype=dtype)
+    layer = make(rates=rates)
+    plain = make(rates=replace(rates, attention=1e20, linear=1e20, memory=1e20))  # nothing pays
     assert plain.sparse == set()
-    captured = layer.session.plan.captures_steps()
+    plan = layer.session.plan
+    captured = captures(plan, dtype, rates)
+    times = part_times(plan, rates=rates, dtype=dtype, captured=captured)
     for part in layer.sparse:
         calls = (layer.steps[part], plain.steps[part])
         sparse_ms, dense_ms = time_in_turn(calls, device, captured=captured)
-        assert sparse_ms <= MOST_SLOWER * dense_ms, (part, layer.session.plan.layout)
+        assert sparse_ms <= MOST_SLOWER * dense_ms, (part, plan.layout, times[0, part])
 
 
 @pytest.mark.gpu

@@ -16,9 +16,9 @@ from functools import cached_property
 
 import torch
 
-from chipsparse.cache.kinds import kind_bytes
+from chipsparse.cost_model.layer_times import Rates
+from chipsparse.kernels.checks import block_count
 from chipsparse.layout import ModelLayout, Share
-from chipsparse.measure.cost_model import Rates
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
 from chipsparse.plan import Action, SparsityPlan
@@ -168,19 +168,15 @@ class Sharing:
             if self.plan.is_sparse(layer, "attention") and layer not in self.dense
         ]
         if action is Action.REFRESH and layers:
-            chosen = [
-                kind_bytes(
-                    "columns",
-                    layers[0],
-                    layout=self.layout_of(each),
-                    config=self.plan.config,
-                    dtype=dtype,
-                )
-                for each in self.ranks()[:ranks]
-            ]
+            chosen = [self._column_bytes(self.layout_of(rank)) for rank in self.ranks()[:ranks]]
             none = [0] * ranks
             found.append(Exchange(len(layers), (*chosen, *none), (*none, *chosen)))
         return found
+
+    def _column_bytes(self, layout: ModelLayout) -> int:
+        """Bytes of the columns that a layer keeps, a bit for each."""
+        blocks = block_count(layout.own_query_rows, self.plan.config.attention.block_size_q)
+        return layout.batch * layout.own_heads * blocks * -(-layout.tokens // 8)
 
     def layout_of(self, rank: RankShare) -> ModelLayout:
         """The layout with what one process has of it."""

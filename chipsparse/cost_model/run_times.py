@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from chipsparse.cache.kinds import PARTS, Part, read_kinds, written_kinds
-from chipsparse.cache.placement import Placement
-from chipsparse.config import SparsityConfig
-from chipsparse.measure.capture_gain import may_capture
-from chipsparse.measure.cost_model import LayerTime, Load, Rates, layer_time, step_seconds
-from chipsparse.measure.exchanges import Sharing
+from chipsparse.config import PARTS, Part
+from chipsparse.cost_model.exchanges import Sharing
+from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
 
+SLOTS = 2  # for tensors that come from host memory: one layer loads while another computes
+
+# Bytes that a part of a layer brings from host memory in a step, and that it writes there.
+Moved = Callable[[int, Part, Action], tuple[int, int]]
 DenseParts = Mapping[Part, Mapping[int, str]]  # layers that never run sparse, and why
 
 
@@ -52,7 +53,7 @@ class RunEstimate:
         to_host: bytes that it writes back.
         similar: the layers of a sparse step.
         stock_run: all steps without chipsparse, on one device.
-        run: all steps, of which ``skip_threshold`` skips none: how many it will is not known.
+        run: all steps.
     """
 
     rates: Rates
@@ -89,31 +90,28 @@ class RunEstimate:
         return 1.0 if self.moving == 0 else max(0.0, 1 - waiting / self.moving)
 
 
-class Moves:
-    """Bytes that the parts of layers bring from host memory, and that they write there."""
+@dataclass(frozen=True)
+class Load:
+    """What a piece of a layer computes and moves.
 
-    def __init__(self, config: SparsityConfig, placement: Placement) -> None:
-        self._kinds = {
-            (part, action): (read_kinds(config, part, action), written_kinds(config, part, action))
-            for part in PARTS
-            for action in Action
-        }
-        self._placement = placement
+    Attributes:
+        seconds: its computation.
+        part: whose slots it uses.
+        to_device: bytes that must have arrived before.
+        to_host: bytes that leave behind it.
+    """
 
-    def __call__(self, layer: int, part: Part, action: Action) -> tuple[int, int]:
-        """Those of one part of a layer in a step."""
-        read, written = self._kinds[part, action]
-        host, hosted = self._placement.host, self._placement.hosted(layer)
-        return (
-            sum(host[layer, kind] for kind in hosted if kind in read),
-            sum(host[layer, kind] for kind in hosted if kind in written),
-        )
+    seconds: float
+    part: Part = "attention"
+    to_device: int = 0
+    to_host: int = 0
 
 
 def estimate_run(
     plan: SparsityPlan,
-    placement: Placement,
     *,
+    moved: Moved,
+    captured: bool,
     dense_parts: DenseParts,
     dtype: torch.dtype,
     branches: int,
@@ -125,7 +123,8 @@ def estimate_run(
     Args:
         plan: what is sparse, for which sizes and steps; of several processes with what the one has
             that has most.
-        placement: where the caches of a branch live.
+        moved: what a branch moves between the device and host memory.
+        captured: whether sparse steps are replays of a CUDA graph.
         dense_parts: what runs dense all the time.
         dtype: of the hidden states.
         branches: transformer calls per step; at a refresh the first of them chooses the columns.
@@ -147,9 +146,6 @@ def estimate_run(
             chooses=chooses,
         )
 
-    moved = Moves(plan.config, placement)
-    # A captured sparse step is replayed; what is exchanged is not captured.
-    captured = may_capture(plan, dtype, rates) and not placement.host and sharing is None
     launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
 
     def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:
@@ -178,9 +174,7 @@ def estimate_run(
     }
     own = replace(
         plan,
-        config=plan.config.override(
-            {"attention.precision": "auto", "attention.refresh_precision": "auto"}
-        ),
+        config=plan.config.override({"attention.precision": "auto"}),
         layout=replace(plan.layout, share=None),
     )
     stock = branches * sum(
@@ -210,3 +204,31 @@ def estimate_run(
         stock_run=plan.steps * stock,
         run=sum(steps[action] for action in plan.actions()),
     )
+
+
+def step_seconds(loads: Iterable[Load], rates: Rates) -> float:
+    """The time of pieces that run one behind the other while the link fetches ahead.
+
+    A piece's tensors are fetched from when the one before that uses the same slots begins, into the
+    slot that was emptied longest ago; what changed goes back in the other direction of the link.
+    """
+    loads = list(loads)
+    up, down = sum(load.to_device for load in loads), sum(load.to_host for load in loads)
+    link = rates.link_rate(up, down)
+    end = fetched = written = 0.0
+    asked: dict[Part, float] = {}
+    emptied: dict[Part, list[float]] = {}  # when each of the two slots was free again
+    for load in loads:
+        start = end
+        free = emptied.setdefault(load.part, [0.0] * SLOTS)
+        moves = load.to_device > 0 or load.to_host > 0
+        if moves:
+            fetched = max(fetched, asked.get(load.part, 0.0), free[0])
+            fetched += load.to_device / link
+            start = asked[load.part] = max(end, fetched)
+        end = start + load.seconds
+        if load.to_host:
+            written = max(written, end) + load.to_host / link
+        if moves:
+            emptied[load.part] = [*free[1:], written if load.to_host else end]
+    return end

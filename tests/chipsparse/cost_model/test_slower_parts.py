@@ -8,19 +8,21 @@ import torch
 
 from benchmarks.records import read
 from chipsparse import SparsityConfig
-from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.measure.slower_parts import (
+from chipsparse.cost_model.layer_times import (
+    PartSeconds,
+    Rates,
+    known_rates,
     milliseconds_text,
-    notes_on,
     part_seconds,
+    part_times,
     slower_parts,
 )
-from chipsparse.measure.step_clock import StepClock
-from chipsparse.measure.step_seconds import StepSeconds, estimated_seconds
+from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
-GPU, CPU = torch.device("cuda"), torch.device("cpu")
+CPU, H200 = torch.device("cpu"), Rates()
+EVERYTHING = {(layer, part) for layer in (0, 1) for part in ("attention", "mlp")}
 BF16 = torch.bfloat16
 
 
@@ -47,6 +49,10 @@ def plan_of(tokens, heads, head_dim, width, *, batch=1, channels=None, **overrid
     return SparsityPlan(SparsityConfig().override(values), layout, 50)
 
 
+def with_config(plan, changes):
+    return dataclasses.replace(plan, config=plan.config.override(changes))
+
+
 SMALL = plan_of(17_408, 4, 64, 1024, mlp__density=0.3)
 
 
@@ -61,9 +67,9 @@ def test_recorded_attention_stays_sparse(case):
         attention__density=case["density"],
         attention__block_size_q=case["block_size"],
     )
-    times = estimated_seconds(plan, 0, "attention", dtype=BF16)
+    times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=False)
     assert case["latency_ms"] < case["baseline_ms"]
-    assert times.sparse < times.dense
+    assert times.pays
     # Heads of 64 channels and Triton's kernels are slower than the rates say.
     assert 0.65 < 1e3 * times.dense / case["baseline_ms"] < 1.1
     assert 0.5 < 1e3 * times.sparse / case["latency_ms"] < 1.7
@@ -79,97 +85,78 @@ def test_recorded_mlps_stay_sparse(case):
         channels=case["channels"],
         mlp__density=case["density"],
     )
-    times = estimated_seconds(plan, 0, "mlp", dtype=BF16)
+    times = part_seconds(plan, 0, "mlp", rates=H200, dtype=BF16, captured=False)
     assert case["latency_ms"] < case["baseline_ms"]
-    assert times.sparse < times.dense
+    assert times.pays
     assert 1e3 * times.dense == pytest.approx(case["baseline_ms"], rel=0.25)
     assert 1e3 * times.sparse == pytest.approx(case["latency_ms"], rel=0.3)
 
 
-def estimated(plan, device=GPU):
-    """What is slower on a GPU that is not here, so that nothing is measured."""
-    return slower_parts(plan, part_seconds(plan, device, BF16, StepClock()))
-
-
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured")
+def slower(plan, *, captured=True, rates=H200, **given):
+    times = part_times(plan, rates=rates, dtype=BF16, captured=captured, **given)
+    return slower_parts(times, rates)
 
 
 def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
     """Measured on an H200: 0.27 ms sparse, 0.06 dense."""
-    assert estimated(SMALL).keys() == {(0, "mlp"), (1, "mlp")}
-    (note,) = notes_on(estimated(SMALL), 2)
-    assert note == (
-        "MLP runs dense in 2 of 2 layers (first: layer 0), as it is faster so: a sparse step of it "
-        "is estimated at 0.11 ms on a GPU and a dense one at 0.026 ms (where_slower: sparse would "
-        "keep it sparse)"
-    )
+    reasons = slower(SMALL)
+    assert reasons.keys() == {(0, "mlp"), (1, "mlp")}
+    assert set(reasons.values()) == {
+        "by the rates of one NVIDIA H200 a sparse step of it may take 0.17 ms, and a dense one "
+        "takes 0.026 ms"
+    }
+    assert slower(SMALL, dense={(1, "mlp")}).keys() == {(0, "mlp")}
+    assert slower(with_config(SMALL, {"mlp.enabled": False})) == {}
 
 
 def test_few_tokens_run_dense():
-    plan = plan_of(256, 24, 128, 12_288)
-    assert estimated(plan).keys() == {
-        (layer, part) for layer in (0, 1) for part in ("attention", "mlp")
-    }
+    assert slower(plan_of(256, 24, 128, 12_288)).keys() == EVERYTHING
 
 
-def test_what_the_config_asks_for_is_done():
-    plan = dataclasses.replace(SMALL, config=SMALL.config.override({"where_slower": "sparse"}))
-    assert part_seconds(plan, GPU, BF16, StepClock()).keys() > estimated(SMALL).keys()
-    assert estimated(plan) == {}
+@pytest.mark.parametrize(("tokens", "both"), [(4_352, True), (3_072, False)])
+def test_what_the_host_launches_takes_its_time(tokens, both):
+    """Attention of 3,072 tokens: 0.19 ms dense, and 0.25 to launch a sparse step."""
+    plan = plan_of(tokens, 24, 128, 12_288)
+    assert slower(plan) == {}
+    assert slower(plan, captured=False).keys() == (
+        set() if both else {(0, "attention"), (1, "attention")}
+    )
 
 
-def test_a_forced_backend_is_not_measured():
-    plan = dataclasses.replace(SMALL, config=SMALL.config.override({"backend": "reference"}))
-    assert part_seconds(plan, GPU, BF16, StepClock()) == {}
+def test_too_few_query_blocks_for_the_processors_take_longer():
+    """One head of 17,000 rows is 86 to 89 blocks of 192, for 132 processors."""
+    plan = plan_of(17_000, 1, 128, 64, attention__density=0.6, mlp__enabled=False)
+    times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=True)
+    assert times.sparse < 0.95 * times.dense < times.most
 
 
-def test_a_cpu_is_for_tests():
-    assert part_seconds(SMALL, CPU, BF16, StepClock()) == {}
+@pytest.mark.parametrize("changes", [{"backend": "reference"}, {"schedule.full_share": 1.0}])
+def test_a_forced_backend_and_a_dense_plan_have_no_times(changes):
+    assert slower(with_config(plan_of(256, 24, 128, 12_288), changes)) == {}
 
 
-def test_parts_that_are_never_sparse_are_not_named():
-    plan = dataclasses.replace(SMALL, config=SMALL.config.override({"mlp.enabled": False}))
-    assert estimated(plan) == {}
-    places = part_seconds(SMALL, GPU, BF16, StepClock(), dense={(1, "mlp")}).keys()
-    assert places == {(0, "attention"), (1, "attention"), (0, "mlp")}
-
-
-class Asked:
-    """A clock that notes whether it is asked about captured steps."""
-
-    device_type = "cuda"
-
-    def __init__(self):
-        self.captured = set()
-
-    def seconds(self, plan, part, layers, *, captured, **_):
-        self.captured.add(captured)
-        return {}
-
-
-@pytest.mark.parametrize(
-    ("graphs", "captures", "captured"),
-    [("always", True, True), ("always", False, False), ("never", True, False)],
-)
-def test_steps_are_timed_as_they_will_run(graphs, captures, captured):
-    """Several processes replay no steps, whatever the plan says."""
-    plan, clock = plan_of(256, 24, 128, 12_288, cuda_graphs=graphs), Asked()
-    part_seconds(plan, GPU, BF16, clock, captures=captures)
-    assert clock.captured == {captured}
+def test_rates_are_known_of_two_gpus_in_16_bits(monkeypatch):
+    gpu, names = torch.device("cuda"), iter(("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A40"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: next(names))
+    first, second, third = (known_rates(gpu, BF16) for _ in range(3))
+    assert first == H200
+    assert (second.attention, second.device) == (H200.attention, "NVIDIA H100 80GB HBM3")
+    assert second.memory < H200.memory
+    assert third is known_rates(gpu, torch.float32) is known_rates(CPU, BF16) is None
 
 
 @pytest.mark.parametrize(
     ("tokens", "fp8", "pays"),
     [
-        (1024, "weights", True),
-        (1024, "weights and inputs", False),
+        (4_352, "weights", True),
+        (3_072, "weights and inputs", False),
         (32_760, "weights and inputs", True),
     ],
 )
 def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
     """An MLP of FLUX's size; a sparse step reads its weights once more."""
     plan = plan_of(tokens, 24, 128, 12_288, attention__enabled=False)
-    times = part_seconds(plan, GPU, BF16, StepClock(), fp8_mlps={1: fp8})
+    times = part_times(plan, rates=H200, dtype=BF16, captured=True, fp8_mlps={1: fp8})
     plain, rounded = times[0, "mlp"], times[1, "mlp"]
     read = 2 * 3072 * 12_288 * 3 / 4.26e12
     assert rounded.sparse - plain.sparse == pytest.approx(read + 10e-6, rel=1e-3)
@@ -182,13 +169,9 @@ def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
     assert rounded.pays is pays
 
 
-def test_what_saves_next_to_nothing_runs_dense_and_the_times_are_said():
-    times = {(0, "mlp"): StepSeconds(0.94e-3, 1e-3, measured=True)}
-    assert slower_parts(SMALL, times) == {}
-    times = {(0, "mlp"): StepSeconds(0.96e-3, 1e-3, measured=True)}
-    assert slower_parts(SMALL, times) == {
-        (0, "mlp"): "a sparse step of it takes 0.96 ms here and a dense one 1 ms"
-    }
+def test_what_may_save_next_to_nothing_runs_dense():
+    assert PartSeconds(sparse=0.5e-3, most=0.94e-3, dense=1e-3).pays
+    assert not PartSeconds(sparse=0.5e-3, most=0.96e-3, dense=1e-3).pays
 
 
 def test_times_have_two_digits_that_count():

@@ -1,0 +1,1 @@
+"""What steps would cost by the rates of a GPU: decides when the plan is made, measures nothing."""

@@ -1,0 +1,413 @@
+"""How long the layers of a transformer take, and what of them pays: from sizes and rates alone.
+
+A layer's time is the sum of
+
+- attention: ``4 N^2 C`` operations, or the kept share of them, slowed by what the sparse kernel
+  does not reach;
+- the projections around it, ``2 N C^2`` each, and the feed-forward layer, ``4 N C F`` or the kept
+  share of it, slowed likewise (C is the width of the hidden states, or that of all heads);
+- the elementwise work between them: `ELEMENTWISE_PASSES` times the bytes of the hidden states.
+
+Left out: attention to a prompt beside the sequence, and the embeddings. For all layers of
+FLUX.1-dev at 1280x768 on an H200 it gives 126, 144 and 78 ms dense, at a refresh and sparse;
+measured were 124, 144 and 76 (benchmarks/results/transformer_step_h200.json).
+
+A part of a layer pays if its sparse step saves enough of a dense one in any case: `PartSeconds`.
+Small layers take longer than their operations, so floors and fixed times are added, and what the
+host takes to launch kernels where it launches them. Fitted to the cases of
+benchmarks/results/attention_curve_h200.json and sparse_mlp_h200.json, all of which stay sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from chipsparse.common.machine import device_name
+from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.kernels.checks import block_count
+from chipsparse.layout import Fp8Form, ModelLayout
+from chipsparse.plan import Action, SparsityPlan
+
+# Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
+# what a dense step of FLUX.1-dev takes beyond its attention and linears.
+ELEMENTWISE_PASSES = 66
+# To make queries, keys and values 8 bits wide: the latter two are read twice, all are written at
+# half. That is 6.5, at three quarters of the memory's rate.
+FP8_PASSES = 8.5
+
+# The share of a dense step that a sparse one must save: less is lost to refreshes, or is noise.
+LEAST_GAIN = 0.05
+# Seconds of a sparse step beside its operations: kernels that begin and end, lists, scores.
+SPARSE_SECONDS: Mapping[Part, float] = {"attention": 55e-6, "mlp": 90e-6}
+# A sparse step takes at most this many times its estimate, and so many seconds more: heads of 64
+# channels and narrow MLPs are slower than the rates say.
+MOST: Mapping[Part, float] = {"attention": 1.15, "mlp": 1.0}
+MOST_SECONDS = 60e-6
+# Seconds that a slow host takes to launch a sparse step: 5 kernels of attention, 7 of an MLP.
+HOST_SECONDS: Mapping[Part, float] = {"attention": 250e-6, "mlp": 450e-6}
+# Seconds of a sparse step whose weights are in FP8, besides: two kernels that read them.
+READING_SECONDS = 10e-6
+# Bytes in a second in which blocks of rows gather what they keep, mostly from the L2 cache.
+GATHER_RATE = 5e12
+# Passes over the kept neurons (old and new activations, changes) and over the layer's output.
+NEURON_PASSES, OUTPUT_PASSES = 4, 3
+
+# Sparse calls of a branch that run as usual before one is captured: the first may compile.
+CALLS_BEFORE = 1
+# What a capture takes of the host, in calls: 119 ms where a step of FLUX.1 takes 85.
+CAPTURE_CALLS = 1.5
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does in a second, in 16-bit types; by default one NVIDIA H200.
+
+    Attributes:
+        device: its name.
+        measured: whether the rates of dense work were measured here and now.
+        attention: operations of dense attention.
+        linear: operations of linears.
+        memory: bytes of elementwise work, reads and writes.
+        link: bytes between host and device, each way.
+        both_ways: share of that rate that each way keeps while the other is used, too: in a sparse
+            step of HunyuanVideo at 720p an H200 waited for transfers that the full rate would have
+            hidden.
+        peer_link: bytes between devices of one machine, that one of them sends to the others while
+            it receives as many. Fitted, with ``peer_seconds``, to exchanges of 137 to 581 MB
+            between two and four H200s over NVLink (NCCL, PyTorch 2.11), 0.60 to 1.81 ms, all of
+            which it meets within 7 %.
+        peer_seconds: what an exchange between devices takes besides, whatever is sent.
+        sparse_attention: share of the dense rate that sparse attention reaches.
+        sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
+        refresh_attention: time of a refresh's attention, column sums included, over that of a
+            dense one.
+        fp8_attention: rate of full attention in FP8 over the 16-bit one at any number of tokens,
+            without the rounding.
+        fp8_tokens: keys of 16-bit attention, so many more for each query, that FP8 takes the time
+            of besides: with few tokens it is the slower one. Both from 4k to 119k tokens.
+        fp8_linear: rate of linears whose weights and inputs are in FP8 over the 16-bit one, with
+            the rounding: measured in whole steps of Wan 14B.
+        refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
+        launch_seconds: what a fast host takes to launch a sparse layer; none is faster that is not
+            captured.
+        host_seconds: what a usual host takes to launch one: 85 ms for the 57 layers of FLUX.1.
+        multiprocessors: each computes one query block of one head at a time.
+    """
+
+    device: str = "NVIDIA H200"
+    measured: bool = False
+    attention: float = 600e12
+    linear: float = 700e12
+    memory: float = 4.26e12
+    link: float = 55e9
+    both_ways: float = 0.85
+    peer_link: float = 350e9
+    peer_seconds: float = 0.2e-3
+    sparse_attention: float = 0.85
+    sparse_mlp: float = 0.75
+    refresh_attention: float = 1.12
+    fp8_attention: float = 1.43
+    fp8_tokens: float = 550.0
+    fp8_linear: float = 1.6
+    refresh_seconds: float = 0.27e-3
+    launch_seconds: float = 1.2e-3
+    host_seconds: float = 1.5e-3
+    multiprocessors: int = 132
+
+    def link_rate(self, to_device: int, to_host: int) -> float:
+        """Bytes a second each way, where so many are to come and to go."""
+        return self.link * (self.both_ways if to_device and to_host else 1.0)
+
+
+# An H100 computes as fast as an H200; its memory has 3.35 TB/s for 4.8.
+KNOWN = {
+    rates.device: rates
+    for rates in (Rates(), Rates(device="NVIDIA H100 80GB HBM3", memory=2.97e12))
+}
+
+
+def known_rates(device: torch.device, dtype: torch.dtype) -> Rates | None:
+    """The rates of a device that is here; None where none are known, as of CPUs and in float32."""
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return None
+    return KNOWN.get(device_name(device))
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds that one layer computes.
+
+    Attributes:
+        attention: its self-attention.
+        mlp: its feed-forward layer.
+        rest: projections and elementwise work.
+    """
+
+    attention: float
+    mlp: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.attention + self.mlp + self.rest
+
+
+@dataclass(frozen=True)
+class PartSeconds:
+    """Seconds of one part of a layer for one guidance branch.
+
+    Attributes:
+        sparse: a sparse step.
+        most: a sparse step that takes the longest that it may by this estimate.
+        dense: a dense step.
+    """
+
+    sparse: float
+    most: float
+    dense: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether a sparse step saves enough of a dense one in any case."""
+        return self.most <= (1 - LEAST_GAIN) * self.dense
+
+
+def kept_columns(plan: SparsityPlan, layer: int) -> int:
+    """The most columns that a query block of a layer computes at a sparse step."""
+    most = max(plan.attention_keep_count(layer), plan.attention_static_count())
+    return min(plan.layout.tokens, most + plan.attention_random_count())
+
+
+def layer_time(
+    layer: int,
+    action: Action,
+    *,
+    plan: SparsityPlan,
+    rates: Rates,
+    dtype: torch.dtype,
+    dense_parts: Collection[Part] = (),
+    chooses: bool = True,
+) -> LayerTime:
+    """The time of one layer for one guidance branch.
+
+    Args:
+        layer: number of the transformer block.
+        action: what the step does; nothing takes time in a skipped one.
+        plan: has sizes and shares.
+        rates: of the device.
+        dtype: of the hidden states.
+        dense_parts: parts of this layer that run dense although the plan has them sparse.
+        chooses: whether the branch chooses columns at a refresh, or keeps those of another one,
+            which takes no column sums.
+    """
+    if action is Action.SKIP:
+        return LayerTime(0.0, 0.0, 0.0)
+    layout = plan.layout
+    tokens = layout.batch * layout.own_tokens
+    attended = layout.batch * layout.tokens * layout.own_attention_channels
+    column = 4.0 * attended / rates.attention
+    attention = column * layout.own_query_rows
+    sixteen_bit = attention
+    sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
+    refreshes = "attention" in sparse and action is Action.REFRESH
+    in_full = Action.REFRESH if refreshes else Action.DENSE
+    if plan.config.attention.precision_of(in_full) == "fp8":
+        rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
+        attention *= 1 / rates.fp8_attention + rates.fp8_tokens / layout.tokens
+        attention += rounding
+    if "attention" in sparse:
+        kept = kept_columns(plan, layer) / layout.tokens / rates.sparse_attention * sixteen_bit
+        if action is Action.SPARSE:
+            attention = kept
+        elif action is Action.REFRESH:
+            attention *= rates.refresh_attention if chooses else 1.0
+            attention += rates.refresh_seconds
+    attention += column * layout.exact_rows  # these rows see everything
+    kind = layout.kind(layer)
+    rows = kind.mlp_linears * kind.intermediate_size
+    mlp_tokens = layout.batch * layout.mlp_tokens(layer)
+    mlp = _linear_seconds(mlp_tokens, layout, rows, rates)
+    if "mlp" in sparse and action is Action.SPARSE:
+        mlp *= plan.mlp_keep_count(layer) / kind.intermediate_size / rates.sparse_mlp
+    mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # of the text
+    projected = kind.projections * layout.channels
+    elementwise = ELEMENTWISE_PASSES * tokens * layout.width * dtype.itemsize / rates.memory
+    return LayerTime(
+        attention, mlp, _linear_seconds(tokens, layout, projected, rates) + elementwise
+    )
+
+
+def _linear_seconds(tokens: int, layout: ModelLayout, width: int, rates: Rates) -> float:
+    return 2.0 * tokens * layout.width * width / rates.linear
+
+
+def part_seconds(
+    plan: SparsityPlan,
+    layer: int,
+    part: Part,
+    *,
+    rates: Rates,
+    dtype: torch.dtype,
+    captured: bool,
+    fp8: Fp8Form | None = None,
+) -> PartSeconds:
+    """How long a part of a layer takes that the plan has sparse.
+
+    Args:
+        plan: has sizes and shares.
+        layer: number of the transformer block.
+        part: attention or feed-forward layer.
+        rates: of the device.
+        dtype: of the hidden states.
+        captured: whether sparse steps are replays of a CUDA graph, which no host launches.
+        fp8: what the linears of the feed-forward layer round to FP8, if their weights are in it.
+    """
+    sparse, dense = (
+        getattr(layer_time(layer, action, plan=plan, rates=rates, dtype=dtype), part)
+        for action in (Action.SPARSE, Action.DENSE)
+    )
+    moved = _attention_bytes if part == "attention" else _mlp_bytes
+    gathered, read, read_dense = moved(plan, layer, dtype.itemsize)
+    sparse = max(sparse, gathered / GATHER_RATE, read / rates.memory) + SPARSE_SECONDS[part]
+    dense = max(dense, read_dense / rates.memory)
+    if part == "mlp" and fp8 is not None:
+        read_weights = _fp8_weight_bytes(plan, layer, dtype.itemsize) / rates.memory
+        sparse += read_weights + READING_SECONDS
+        if fp8 == "weights":
+            dense += read_weights
+        else:
+            rounding = _fp8_input_bytes(plan, layer, dtype.itemsize) / rates.memory
+            dense = dense / rates.fp8_linear + rounding
+    most = MOST[part] * sparse + MOST_SECONDS
+    if part == "attention":
+        most *= _idle(plan, rates)
+    return PartSeconds(sparse, most if captured else max(most, HOST_SECONDS[part]), dense)
+
+
+def part_times(
+    plan: SparsityPlan,
+    *,
+    rates: Rates,
+    dtype: torch.dtype,
+    captured: bool,
+    dense: Collection[tuple[int, Part]] = (),
+    fp8_mlps: Mapping[int, Fp8Form] | None = None,
+) -> dict[tuple[int, Part], PartSeconds]:
+    """The times of all parts of layers that the plan has sparse; none where a backend is forced.
+
+    Args:
+        plan: what is sparse, for which sizes.
+        rates: of the device.
+        dtype: of the hidden states.
+        captured: whether sparse steps are replays of a CUDA graph.
+        dense: what cannot run sparse in any case.
+        fp8_mlps: layers whose feed-forward weights are in FP8, and what their linears round.
+    """
+    if plan.config.backend != "auto" or plan.is_dense():
+        return {}
+    in_fp8 = fp8_mlps or {}
+    return {
+        (layer, part): part_seconds(
+            plan, layer, part, rates=rates, dtype=dtype, captured=captured, fp8=in_fp8.get(layer)
+        )
+        for part in PARTS
+        for layer in range(plan.layout.layers)
+        if plan.is_sparse(layer, part) and (layer, part) not in dense
+    }
+
+
+def slower_parts(
+    times: Mapping[tuple[int, Part], PartSeconds], rates: Rates
+) -> dict[tuple[int, Part], str]:
+    """The parts of layers that run dense, since a sparse step may be no faster, and the reason."""
+    return {
+        place: f"by the rates of one {rates.device} a sparse step of it may take "
+        f"{milliseconds_text(seconds.most)}, and a dense one takes "
+        f"{milliseconds_text(seconds.dense)}"
+        for place, seconds in times.items()
+        if not seconds.pays
+    }
+
+
+def milliseconds_text(seconds: float) -> str:
+    """Two digits that count: 0.0061 ms, 0.35 ms, 12 ms."""
+    return f"{float(f'{1e3 * seconds:.2g}'):g} ms"
+
+
+def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None) -> bool:
+    """Whether sparse calls are captured as CUDA graphs: where they would wait for the host.
+
+    A replay takes the host next to nothing, and a capture `CAPTURE_CALLS` calls.
+
+    Args:
+        plan: has sizes and steps.
+        dtype: of the hidden states.
+        rates: of the device; None for those of an H200.
+    """
+    if not plan.captures_steps():
+        return False
+    if plan.config.cuda_graphs == "always":
+        return True
+    rates = Rates() if rates is None else rates
+    host = plan.layout.layers * rates.host_seconds
+    waits = host - sum(
+        layer_time(layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype).total
+        for layer in range(plan.layout.layers)
+    )
+    return waits * (plan.sparse_steps_from(0) - CALLS_BEFORE) > CAPTURE_CALLS * host
+
+
+def as_of_many(config: SparsityConfig, plan: SparsityPlan, dtype: torch.dtype) -> SparsityConfig:
+    """The config with which a few sparse steps run as those of a whole generation do.
+
+    Args:
+        config: of a run of a few steps.
+        plan: of the generation.
+        dtype: of the hidden states.
+    """
+    return config.override({"cuda_graphs": "always" if captures(plan, dtype) else "never"})
+
+
+def _idle(plan: SparsityPlan, rates: Rates) -> float:
+    """How much longer sparse attention takes since its last query blocks leave processors idle."""
+    layout = plan.layout
+    blocks = block_count(layout.own_query_rows, plan.config.attention.block_size_q)
+    blocks *= layout.batch * layout.own_heads
+    return block_count(blocks, rates.multiprocessors) * rates.multiprocessors / blocks
+
+
+def _fp8_weight_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> int:
+    """Bytes to read the weights of a feed-forward layer in FP8 and write them in another type."""
+    kind = plan.layout.kind(layer)
+    return kind.mlp_linears * kind.intermediate_size * plan.layout.width * (1 + itemsize)
+
+
+def _fp8_input_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> int:
+    """Bytes to find the largest number of each row that its linears read, and to round them."""
+    layout, kind = plan.layout, plan.layout.kind(layer)
+    numbers = (kind.mlp_linears - 1) * layout.width + kind.intermediate_size
+    return layout.batch * layout.mlp_tokens(layer) * numbers * (2 * itemsize + 1)
+
+
+def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int, int]:
+    """Bytes that a sparse step gathers, that it reads and writes, and that a dense one does."""
+    layout = plan.layout
+    hidden = layout.batch * layout.tokens * layout.own_attention_channels * itemsize
+    blocks = block_count(layout.own_query_rows, plan.config.attention.block_size_q)
+    kept = kept_columns(plan, layer)
+    gathered = 2 * layout.batch * blocks * kept * layout.own_attention_channels * itemsize
+    return gathered, 3 * hidden, 4 * hidden
+
+
+def _mlp_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int, int]:
+    """The same of a feed-forward layer; each block gathers the weights of its neurons."""
+    layout, kind = plan.layout, plan.layout.kind(layer)
+    tokens, kept = layout.batch * layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
+    blocks = layout.batch * block_count(layout.mlp_tokens(layer), plan.config.mlp.block_size)
+    gathered = blocks * kept * kind.mlp_linears * layout.width * itemsize
+    read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.width) * itemsize
+    return gathered, read, tokens * 2 * (kind.intermediate_size + layout.width) * itemsize

@@ -1,1 +1,0 @@
-"""Measuring times, and what steps would cost."""

@@ -1,0 +1,158 @@
+"""Fibo 2 (``BriaFibo2Transformer2DModel``): text to image, editing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+
+from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.token_grids import patched, reorder_patches
+
+MASK, IMAGES = "encoder_attention_mask", "context_latents"
+
+
+class BriaFibo2Adapter(ModelAdapter):
+    """Attention and feed-forward layers of the main blocks; those that refine stay dense.
+
+    Gist tokens, which the model makes of the prompt, stand before the image in the sequence; their
+    columns are kept, as text. Images to edit stand behind the image and have grids of their own.
+    The patches of each image are put in order before the model sees them, and its position ids
+    where the model makes them; the image is in raster order again before the final layer.
+    """
+
+    transformer_class = "BriaFibo2Transformer2DModel"
+    families = "Fibo 2: text to image, editing"
+    sparse_attention = "self-attention of the main blocks, to the gist of the prompt too"
+    sparse_mlp = "feed-forward (gated) of all tokens in the main blocks"
+    why_whole = "blocks before the main ones see the image or the text alone, and stay as they are"
+    default_latents = 128
+    timestep_scale = 1000
+    block_list = "layers"
+    attention_name = "attention"
+    mlp_name = "feed_forward"
+    text_place = "first"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._lengths_of = TensorFacts(lambda mask: mask.sum(dim=1).tolist())
+        super().__init__(*args, **kwargs)
+
+    @classmethod
+    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+        """One kind of block."""
+        width = config["dim"] * 8 // 3 // 64 * 64
+        return (LayerKind("layer", config["n_layers"], width, mlp_linears=3),)
+
+    @classmethod
+    def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
+        """The config has the channels of all heads together."""
+        return config["n_heads"], config["dim"] // config["n_heads"]
+
+    @classmethod
+    def sizes(
+        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+    ) -> ModelLayout:
+        """As `ModelAdapter`, with the gist of a prompt of so many tokens as the text."""
+        gist = max(_gist_counts(config, [text_tokens]))
+        return super().sizes(config, grids=grids, text_tokens=gist, batch=batch)
+
+    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+        """That of the latents ``[B, C, H, W]``, then those of the images to edit."""
+        patch = self._model.config.patch_size
+        images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
+        return tuple(
+            grid for each in images for grid in patched((1, *each.shape[2:]), (1, patch, patch))
+        )
+
+    def text_tokens(self, arguments: dict[str, Any]) -> int:
+        """The tokens of the longest prompt."""
+        return max(self._text_lengths(arguments))
+
+    def _text_lengths(self, arguments: dict[str, Any]) -> list[int]:
+        mask = arguments.get(MASK)
+        if mask is not None:
+            return self._lengths_of(mask)
+        states = arguments["encoder_hidden_states"]
+        return [states.shape[2]] * len(states)
+
+    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+        """Prompts of a batch whose gists differ in length, which the model pads and masks."""
+        counts = _gist_counts(self._model.config, self._text_lengths(arguments))
+        if min(counts) == max(counts):
+            return None
+        return (
+            f"the prompts of the batch have gists of {min(counts)} to {max(counts)} tokens, so the "
+            "shorter ones need a mask"
+        )
+
+    # Tile order.
+
+    def install_tile_order(self) -> None:
+        """Takes the place of the method that makes position ids; hooks inputs and final layer."""
+        places = self._ordered_places(self._model.create_coordinate_grid)
+        self._patches.set_attribute(self._model, "create_coordinate_grid", places)
+        self.hook_inputs(self._order_inputs)
+        final = self._model.final_layer
+        self._patches.add_hook(final.register_forward_pre_hook(self._restore_image))
+
+    def _order_of(self, image: int) -> torch.Tensor:
+        """The order of one image's tokens, int64 ``[N]``, where tokens are put in order."""
+        assert self.session.tile_order is not None
+        assert self.session.plan is not None
+        sizes = [math.prod(grid) for grid in self.session.plan.layout.grids]
+        first = sum(sizes[:image])
+        return self.session.tile_order[0][first : first + sizes[image]] - first
+
+    def _order_inputs(self, arguments: dict[str, Any]) -> None:
+        if self.session.tile_order is None:
+            return
+        images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
+        patch = (1, self._model.config.patch_size, self._model.config.patch_size)
+        arguments["hidden_states"], *others = (
+            reorder_patches(each[:, :, None], patch, self._order_of(image))[:, :, 0]
+            for image, each in enumerate(images)
+        )
+        if others:
+            arguments[IMAGES] = others
+
+    def _ordered_places(self, stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The ids of an image's tokens ``[1, H, W, 3]`` in their order; those of the gist as is."""
+
+        @wraps(stock)
+        def create(size: Any, start: Any = None, device: Any = None) -> torch.Tensor:
+            ids = stock(size, start, device)
+            image = (start or (0,))[0] - self._model.config.max_num_gist_tokens - 1
+            if image < 0 or self.session.tile_order is None:
+                return ids
+            order = self._order_of(image).to(ids.device)
+            return ids.flatten(0, 2).index_select(0, order).view_as(ids)
+
+        return create
+
+    def _restore_image(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
+        if self.session.tile_order is None:
+            return None
+        hidden, *rest = args
+        inverse = self.session.tile_order[1][: hidden.shape[1]]
+        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
+
+
+def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:
+    """How many gist tokens the model makes of prompts of these lengths."""
+    # Only releases that have the model have this module.
+    from diffusers.models.transformers.transformer_bria_fibo2 import compute_gist_count
+
+    counts: list[int] = compute_gist_count(
+        text_lengths,
+        min_gist=config["min_num_gist_tokens"],
+        max_gist=config["max_num_gist_tokens"],
+        gist_step=config["gist_step"],
+        min_text_len=config["gist_min_text_len"],
+        max_text_len=config["gist_max_text_len"],
+    )
+    return counts
