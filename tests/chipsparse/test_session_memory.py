@@ -7,7 +7,6 @@ import torch
 
 import chipsparse.cache.store
 from chipsparse.cache import memory_plan
-from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import KINDS, PARTS, kept_kinds, kind_bytes
 from chipsparse.cache.memory_plan import Capacity, cache_needs, working_bytes
 from chipsparse.cache.placement import SLOTS
@@ -356,17 +355,3 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
         assert any(line.startswith("in branch third, ") for line in said)
     if share + host_share >= 1:
         assert all(line.startswith("in branch ") for line in said)
-
-
-def test_generations_of_changing_shape_reuse_one_block_of_memory():
-    memory = HostMemory()
-    session = session_with(HOSTED, memory=memory)
-    small, large = layout_of(grid=(1, 5, 5)), layout_of()
-    expected = {shape: generate(session_with(), layout=shape) for shape in (small, large)}
-    sizes = set()
-    for generation, shape in enumerate([large, small, large], start=1):
-        assert equal(generate(session, generation=generation, layout=shape), expected[shape])
-        sizes.add((shape is large, memory.nbytes))
-    assert len(sizes) == 2
-    session.close()
-    assert memory.nbytes == 0

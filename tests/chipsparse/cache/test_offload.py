@@ -3,12 +3,8 @@
 import pytest
 import torch
 
-from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.kinds import kind_bytes
 from chipsparse.cache.offload import OffloadPool, Traffic
-from chipsparse.kernels.token_layout import empty_token_contiguous, has_padding
-from chipsparse.layout import LayerKind, ModelLayout
 from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
@@ -46,29 +42,6 @@ def test_a_tensor_comes_back_with_its_strides_and_dtype(dtype):
         assert (loaded.dtype, loaded.stride()) == (dtype, tensor.stride())
         pool.release(key(layer))
     assert key(LAYERS) not in pool
-
-
-@pytest.mark.parametrize("rows", [13, 16])
-def test_slots_of_the_planned_size_pad_the_tokens_of_activations(rows):
-    """Also behind the last neuron of the last sample; what is written there is no tensor's."""
-    layout = ModelLayout((LayerKind("block", 3, 24),), 2, 8, batch=2, grids=((1, 1, rows),))
-    planned = {"layout": layout, "config": SparsityConfig(), "dtype": torch.bfloat16}
-    keys = [key(layer, "activation") for layer in range(3)]
-    pool = OffloadPool(HostMemory(), pytest.fail)
-    pool.open({item: kind_bytes("activation", item[1], **planned) for item in keys}, CPU)
-    like = torch.zeros(0, dtype=torch.bfloat16)
-    tensors = [empty_token_contiguous(like, 2, rows, 24).fill_(layer) for layer in range(3)]
-    for item, tensor in zip(keys, tensors, strict=True):
-        pool.store(item, tensor)
-        pool.release(item)
-    for item, tensor in (*zip(keys, tensors, strict=True), (keys[0], tensors[0])):
-        loaded = pool.load(item)
-        assert has_padding(loaded)
-        assert torch.equal(loaded, tensor)
-        strides = loaded.stride(0), loaded.stride(2), 1
-        loaded.as_strided((2, 24, -(-rows // 8) * 8), strides)[:, :, rows:] = torch.nan
-        pool.store(item, loaded)
-        pool.release(item)
 
 
 def test_there_are_two_slots_per_kind_of_its_largest_tensor():
@@ -179,14 +152,10 @@ def test_a_write_back_waits_for_a_load_that_nobody_used():
         assert any("to_host writes" in race for race in copies.races) == (forget is not None)
 
 
-def test_new_slots_are_not_filled_before_what_had_their_memory_is_done():
-    pool, _ = traced()
-    assert all(slot.used is not None for slot in pool._opened.slots["residual"])
-
-
-def test_memory_waits_for_copies_of_what_lives_elsewhere_by_now():
+def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_tensor():
     """Before slots grow, and before all is freed."""
     pool, copies = traced(layers=1)
+    assert all(slot.used is not None for slot in pool._opened.slots["residual"])
     waits = []
     copies.synchronize = lambda: waits.append(None)
     pool.store(key(0), numbers(0, 16))
@@ -228,15 +197,16 @@ def test_a_tensor_is_void_once_released():
 # Memory.
 
 
-def test_a_second_generation_allocates_nothing():
+def test_a_second_generation_allocates_nothing_in_and_out_of_inference_mode():
     host = HostMemory()
     pool = OffloadPool(host, pytest.fail)
     sizes = {key(layer): 1000 + layer for layer in range(3)}
     addresses = set()
-    for _ in range(5):
-        pool.open(sizes, CPU)
-        addresses.add(pool._opened.places[key(0)].memory.data_ptr())
-        pool.store(key(0), numbers(0, 16))
+    for inference in (True, False, True):
+        with torch.inference_mode(inference), torch.no_grad():
+            pool.open(sizes, CPU)
+            addresses.add(pool._opened.places[key(0)].memory.data_ptr())
+            walk(pool, layers=3, rewritten=True)
         pool.reset()
         assert not pool.has(key(0))
         assert pool.slots == {}
@@ -274,12 +244,3 @@ def test_an_interrupt_while_waiting_waits_to_the_end_before_memory_is_freed():
         pool.reset()
     assert copies.waits == 2
     assert host.lent_bytes == 0
-
-
-def test_generations_in_and_out_of_inference_mode_share_the_memory():
-    pool = OffloadPool(HostMemory(), pytest.fail)
-    for inference in (True, False, True):
-        with torch.inference_mode(inference), torch.no_grad():
-            pool.open({key(0): 64}, CPU)
-            walk(pool, layers=1, rewritten=True)
-        pool.reset()

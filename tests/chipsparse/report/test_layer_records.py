@@ -7,11 +7,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse import FallbackError
-from chipsparse.cache import memory_plan
-from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import PARTS
-from chipsparse.cache.memory_plan import Capacity
 from chipsparse.cache.placement import Placement
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.plan import Action
@@ -237,22 +233,6 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
         "MLP runs dense in 2 of 4 layers (first: layer 1): a sparse step of it is slow"
     ]
     assert session.report.cache_bytes < whole.report.cache_bytes
-
-
-def test_refused_host_memory_ends_a_strict_run_where_layers_run_dense(monkeypatch):
-    def refuse(self, nbytes, **_):
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(HostMemory, "acquire", refuse)
-    capacity = Capacity(device=30_000, host=1 << 30)
-    monkeypatch.setattr("chipsparse.cache.store.available", lambda *_, **__: capacity)
-    monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
-    session = session_with(HOSTED)
-    session.report.strict = True
-    with pytest.raises(FallbackError, match="its caches do not fit into the memory budgets"):
-        generate(session)
-    note, *_ = session.report.notes
-    assert note.startswith("host memory for caches was refused (no more)")
 
 
 def test_a_strict_run_says_nothing_of_what_a_block_cache_passed_over():
