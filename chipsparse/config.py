@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
-from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
 DeltaRule = Literal["merge", "difference"]
 PARTS: tuple[Part, ...] = ("attention", "mlp")
+Between = Literal["none", "middle", "every_other", "all"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]

@@ -235,16 +235,6 @@ class SparsityPlan:
         """Key columns that each query block of a layer keeps by score and by static rules."""
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
-    def attention_static_count(self, always: int = 0) -> int:
-        """The most key columns that a query block keeps whatever their score.
-
-        Args:
-            always: columns that the user names.
-        """
-        blocks = self.config.attention.local_blocks
-        window = 0 if blocks is None else (2 * blocks + 1) * self.config.attention.block_size_q
-        return min(self.layout.tokens, self.layout.text_tokens + always + window)
-
     def attention_random_count(self) -> int:
         """Further key columns that each query block keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)

@@ -66,7 +66,8 @@ class CacheStore:
         pool: holds what lives in host memory; used by nobody else.
         note: gets a sentence about what is elsewhere than planned.
         fall_back: gets a sentence about what is nowhere, so that layers run dense.
-        agree: the capacity that counts where several processes plan the same; by default one's own.
+        agree: the bytes on the device and on the host that count where several processes plan the
+            same; by default one's own.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class CacheStore:
         pool: OffloadPool,
         note: Callable[[str], None],
         fall_back: Callable[[str], None],
-        agree: Callable[[Capacity, torch.device], Capacity] = lambda capacity, _: capacity,
+        agree: Callable[[int, int, torch.device], tuple[int, int]] = lambda *own: own[:2],
     ) -> None:
         self._agree = agree
         self._config = config
@@ -167,9 +168,9 @@ class CacheStore:
         last = self._last.get(branch)
         if host and last is not None and last[:2] == (plan, demand):
             memory = last[2]
-            if memory.fits(self._agree(room(reserve=0.0), device)):
+            if memory.fits(self._agreed(room(reserve=0.0), device)):
                 return memory
-        capacity = self._agree(room(), device)
+        capacity = self._agreed(room(), device)
         memory = plan_memory(
             plan,
             capacity if host else replace(capacity, host=0),
@@ -181,6 +182,10 @@ class CacheStore:
             self._last.clear()
         self._last[branch] = plan, demand, memory
         return memory
+
+    def _agreed(self, own: Capacity, device: torch.device) -> Capacity:
+        on_device, on_host = self._agree(own.device, own.host, device)
+        return replace(own, device=on_device, host=on_host)
 
     def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:
         host = memory.placement.host

@@ -178,7 +178,7 @@ class PartSeconds:
 
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """The most columns that a query block of a layer computes at a sparse step."""
-    most = max(plan.attention_keep_count(layer), plan.attention_static_count())
+    most = max(plan.attention_keep_count(layer), plan.layout.text_tokens)
     return min(plan.layout.tokens, most + plan.attention_random_count())
 
 

@@ -10,10 +10,11 @@ from bitarray import frozenbitarray
 
 from chipsparse.cache.tensors import CAPACITY_MULTIPLE
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.layers.kept_columns import read_kept_columns
 from chipsparse.layers.static_columns import static_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
+from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.step import StepContext
 
 # Frames, rows and columns of a region of kept columns where tokens have no tiles.

@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from chipsparse.common.machine import package_version
+from chipsparse.common.version import __version__
 from chipsparse.config import Part
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
@@ -223,8 +224,6 @@ def record_of(report: GenerationReport) -> ReportRecord:
 
 def versions() -> dict[str, str | None]:
     """Return the versions that numbers depend on; None for what is not installed."""
-    from chipsparse import __version__
-
     return {
         "chipsparse": __version__,
         "python": platform.python_version(),

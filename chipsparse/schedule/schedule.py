@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from chipsparse.config import ScheduleConfig
-from chipsparse.schedule.step_lists import Between, full_count, sparse_between, spread
+from chipsparse.config import Between, ScheduleConfig
+from chipsparse.schedule.step_lists import full_count, sparse_between, spread
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000

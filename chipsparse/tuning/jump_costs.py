@@ -16,7 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from chipsparse.schedule.step_lists import Between, sparse_between
+from chipsparse.config import Between
+from chipsparse.schedule.step_lists import sparse_between
 
 # What counts of a gap's error before it is corrected: the full step behind it is computed there.
 BEFORE_CORRECTION = 0.5

@@ -9,7 +9,7 @@ import diffusers
 import torch
 import torch.distributed as dist
 
-from chipsparse import __version__
+from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
 from chipsparse.parallel.agreement import Together
 from chipsparse.parallel.branch_columns import BranchColumns

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.offload import OffloadPool, Traffic
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.report.recorder import Traffic
 from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
@@ -59,10 +60,10 @@ def test_traffic_is_counted():
     pool.store(key(0), numbers(0, 16))
     pool.release(key(0))
     assert pool.stored_bytes == 64
-    assert pool.take_traffic() == {key(0): Traffic(to_host=64)}
+    assert pool.take_traffic() == {(0, "attention"): Traffic(to_host=64)}
     changed = pool.load(key(0))
     pool.store(key(0), changed)
-    assert pool.take_traffic() == {key(0): Traffic(to_device=64, to_host=64)}
+    assert pool.take_traffic() == {(0, "attention"): Traffic(to_device=64, to_host=64)}
     assert pool.take_traffic() == {}
 
 

@@ -5,7 +5,6 @@ import time
 import torch
 import torch.distributed as dist
 
-from chipsparse.cache.memory_plan import Capacity
 from chipsparse.parallel.agreement import Together
 from chipsparse.parallel.peers import PeerError, Peers
 
@@ -17,15 +16,13 @@ def all_of_it():
         "first": peers.first(0.1 * (1 + peers.rank)),
         "least": peers.least(5 - peers.rank, 3),
         "hosts": peers.on_this_host,
-        "room": {kind: room(peers, torch.device(kind)) for kind in ("cpu", "cuda")},
+        "room": {
+            kind: Together(peers).capacity(90 - peers.rank, 60, torch.device(kind))
+            for kind in ("cpu", "cuda")
+        },
         "differ": differing(peers),
         "afterwards": peers.tell(peers.rank),
     }
-
-
-def room(peers, device):
-    capacity = Together(peers).capacity(Capacity(90 - peers.rank, 60), device)
-    return capacity.device, capacity.host
 
 
 def differing(peers):
