@@ -170,14 +170,28 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(requ
     assert all(output.isfinite().all() for output in outputs)
 
 
+def one_call(session, step, branch="cond", layout=LAYOUT, *, steps=6, layers=1):
+    """A call that is checked to compute full attention unless its step is sparse."""
+    context = StepContext(1, step, branch, steps)
+    session.begin(context, layout, CPU, lambda: MemoryDemand(branches=2))
+    generator = torch.Generator().manual_seed(10 * step + len(branch))
+    tensors = torch.randn(3, layout.batch, 2, layout.tokens, 8, generator=generator)
+    dense = torch.nn.functional.scaled_dot_product_attention(*tensors)
+    for layer in range(layers):
+        output = attend(session, layer, *tensors)
+        assert output.shape == dense.shape
+        is_dense = torch.allclose(output, dense, atol=1e-5)
+        assert is_dense == (session.report.steps[-1].action is not Action.SPARSE)
+    session.end(tensors[0])
+
+
 def watch_choices(monkeypatch, session):
     """The branches that choose columns, as they do."""
     choices = []
-    choose = chipsparse.layers.attention.column_selection.run
+    selection = chipsparse.layers.attention.column_selection
+    choose = selection.run
     monkeypatch.setattr(
-        chipsparse.layers.attention.column_selection,
-        "run",
-        lambda call: choices.append(session.state.branch) or choose(call),
+        selection, "run", lambda call: choices.append(session.state.branch) or choose(call)
     )
     return choices
 
@@ -191,21 +205,15 @@ def test_a_branch_is_freed_after_its_last_step(guided_steps, offload, monkeypatc
     lived. A branch that ended before is freed with the others.
     """
     actions = ["dense", "refresh", "sparse", "refresh"]
-    session = Session(
-        CONFIG.override({"memory.offload": offload, "schedule.actions": actions}),
-        GenerationReport(),
-    )
+    changes = {"memory.offload": offload, "schedule.actions": actions}
+    session = Session(CONFIG.override(changes), GenerationReport())
     choices, held = watch_choices(monkeypatch, session), []
     for step in range(4):
         for branch in ("cond", "uncond")[: 1 + (step < guided_steps)]:
-            session.begin(StepContext(1, step, branch, 4), LAYOUT, CPU)
-            query, key, value = torch.randn(3, 1, 2, 60, 8)
-            attend(session, 0, query, key, value)
-            session.end(query)
+            one_call(session, step, branch, steps=4)
             held.append(session.cache_bytes())
     guided = guided_steps == 4
-    if guided:
-        assert held[6] == held[5] / 2 > 0
+    assert not guided or held[6] == held[5] / 2 > 0
     assert held[-1] == 0
     assert session.report.cache_bytes == held[3]
     assert choices == ["cond", "cond", *["uncond"] * guided]
@@ -231,82 +239,54 @@ def test_no_output_is_kept_after_the_last_step():
             assert (living_outputs() == 0) == (step == 2)
 
 
-def packed_columns(session, branch):
-    with session._caches.acquire(
-        branch, 0, "attention", frozenset({"columns"}), frozenset()
-    ) as cache:
-        return cache.columns.clone()
-
-
-@pytest.mark.parametrize("offload", ["never", "always"])
-def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, monkeypatch):
-    config = CONFIG.override({"memory.offload": offload, "mlp.enabled": False})
-    session = Session(config, GenerationReport())
-    choices = watch_choices(monkeypatch, session)
-    for step in range(4):
-        for number, branch in enumerate(("cond", "uncond")):
-            generator = torch.Generator().manual_seed(10 * step + number)
-            tensors = torch.randn(3, 1, 2, 60, 8, generator=generator)
-            session.begin(StepContext(1, step, branch, 6), LAYOUT, CPU)
-            output = attend(session, 0, *tensors)
-            session.end(tensors[0])
-            dense = torch.nn.functional.scaled_dot_product_attention(*tensors)
-            is_dense = torch.allclose(output, dense, atol=1e-5)
-            assert is_dense == (session.report.steps[-1].action.value != "sparse")
-        if step > 0:
-            assert torch.equal(*(packed_columns(session, name) for name in ("cond", "uncond")))
-    assert choices == ["cond", "cond"]
-    assert session.report.fallbacks == []
-
-
 def masks_of(session, branch, layout):
     """Which columns of layer 0 are kept: those of the video, and those of the text."""
-    text = layout.text_tokens
-    mask = unpack_mask(packed_columns(session, branch), layout.tokens)
-    parts = mask.split([text, 60] if layout.text_first else [60, text], dim=-1)
+    kinds = frozenset({"columns"})
+    with session._caches.acquire(branch, 0, "attention", kinds, frozenset()) as cache:
+        mask = unpack_mask(cache.columns, layout.tokens)
+    parts = mask.split([layout.text_tokens, 60][:: 1 if layout.text_first else -1], dim=-1)
     return parts[layout.text_first], parts[not layout.text_first]
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("text_first", [False, True])
-def test_branches_whose_prompts_differ_in_length(text_first, waits, request):
-    """The first chooses for both; each keeps its text, and neither makes the other start anew."""
+@pytest.mark.parametrize(
+    ("texts", "text_first", "offload", "blocks"),
+    [
+        ((0, 0), False, "never", [0, 1, 2, 3]),
+        ((0, 0), False, "always", [0, 1, 2, 3]),
+        # Blocks of 16 rows: 4 of the first branch, 7 of the other; 3 of them are of text.
+        ((4, 40), False, "always", [0, 1, 2, 3, 3, 3, 3]),
+        ((4, 40), True, "always", [0, 0, 0, 0, 1, 2, 3]),
+    ],
+)
+def test_branches_keep_the_columns_that_the_first_of_them_chose(
+    texts, text_first, offload, blocks, waits, request, monkeypatch
+):
+    """Each keeps its own text, and neither makes the other start anew."""
     if not waits:
         request.getfixturevalue("slow_device")
-    changes = {"attention.density": 0.4, "memory.offload": "always", "mlp.enabled": False}
-    config = CONFIG.override(changes)
-    session = Session(config, GenerationReport())
-    texts = {"cond": 4, "uncond": 40}
+    changes = {"attention.density": 0.4, "memory.offload": offload, "mlp.enabled": False}
+    session = Session(CONFIG.override(changes), GenerationReport())
+    choices = watch_choices(monkeypatch, session)
     layouts = {
         branch: replace(LAYOUT, text_tokens=text, text_first=text_first)
-        for branch, text in texts.items()
+        for branch, text in zip(("cond", "uncond"), texts, strict=True)
     }
-    for step in range(3):
+    for step in range(4):
         for branch, layout in layouts.items():
-            context = StepContext(1, step, branch, 6)
-            session.begin(context, layout, CPU, lambda: MemoryDemand(branches=2))
+            one_call(session, step, branch, layout, layers=2)
             # Images start at row 4 of a block, and at row 40 + 12.
             before = 12 if text_first and branch == "uncond" else 0
             assert session.plan.layout == replace(layout, rows_before=before)
-            query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
-            dense = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-            for layer in range(layout.layers):
-                output = attend(session, layer, query, key, value)
-                assert output.shape == query.shape
-                is_dense = torch.allclose(output, dense, atol=1e-5)
-                assert is_dense == (session.report.steps[-1].action is not Action.SPARSE)
-            session.end(query)
-    assert [record.action for record in session.report.steps] == [
-        action for action in ("dense", "refresh", "sparse") for _ in texts
-    ]
+    actions = [record.action.value for record in session.report.steps[::2]]
+    assert actions == ["dense", "refresh", "sparse", "refresh"]
+    assert choices == ["cond"] * 4
     assert session.report.fallbacks == []  # such as caches larger than planned, or lists cut
     (video, text), (other_video, other_text) = (
         masks_of(session, branch, layout) for branch, layout in layouts.items()
     )
     assert text.all()
     assert other_text.all()
-    # Blocks of 16 rows: 4 of the first branch, 7 of the other; 3 of them are of text.
-    blocks = [0, 0, 0, 0, 1, 2, 3] if text_first else [0, 1, 2, 3, 3, 3, 3]
     assert torch.equal(video[:, :, blocks], other_video)
 
 
@@ -326,11 +306,8 @@ LARGER_BATCH = replace(LAYOUT, batch=2)
 def test_a_branch_starts_anew_with_another_prompt_batch_or_size(calls):
     session = Session(CONFIG, GenerationReport())
     for step, branch, layout in calls:
-        session.begin(StepContext(1, step, branch, 6), layout, CPU)
+        one_call(session, step, branch, layout)
         assert session.plan.layout == layout
-        query, key, value = torch.randn(3, layout.batch, 2, layout.tokens, 8)
-        attend(session, 0, query, key, value)
-        session.end(query)
     actions = [record.action for record in session.report.steps]
     assert actions == ["dense", "refresh", *["dense"] * (len(calls) - 2)]
 
