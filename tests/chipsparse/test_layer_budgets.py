@@ -12,7 +12,6 @@ from chipsparse.step import StepContext
 from tests.chipsparse.sessions import (
     CONFIG,
     CPU,
-    HOSTED,
     TOTAL,
     generate,
     layout_of,
@@ -52,9 +51,8 @@ def test_each_layer_keeps_its_own_number(monkeypatch):
     assert last.mlp_kept == pytest.approx((7 / 24 + 18 / 24 + 12 / 40) / 3)
 
 
-@pytest.mark.parametrize("where", [{}, HOSTED], ids=["device", "host"])
-def test_dense_layers_compute_what_the_model_does(where):
-    session = session_with(DENSE_LAYERS | where)
+def test_dense_layers_compute_what_the_model_does():
+    session = session_with(DENSE_LAYERS)
     outputs = generate(session)
     expected = generate(session_with({"schedule.first_dense_layers": 4}))
     assert session.report.fallbacks == []
@@ -65,14 +63,6 @@ def test_dense_layers_compute_what_the_model_does(where):
             assert torch.equal(output, wanted)
     step = outputs[parts * 4 : parts * 5]  # a sparse one: the others do differ
     assert not torch.equal(step[2], expected[parts * 4 + 2])
-
-
-def test_a_layer_that_does_not_exist_ends_the_first_call():
-    session = session_with({"layers": [{"layers": "3-4", "mlp": "dense"}]})
-    with pytest.raises(ValueError, match=r"layers\[0\].layers: names layer 4, .* has 4 layers"):
-        generate(session)
-    larger = layout_of(layers=6)
-    assert len(generate(session, layout=larger)) == 2 * 2 * larger.layers * 8  # a skipped step
 
 
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 16)])

@@ -68,19 +68,12 @@ def test_a_report_has_each_ops_backend_with_its_reasons_until_the_next_generatio
     report = GenerationReport()
     session = Session(CONFIG, report)
     run(session)
-    assert report.fallbacks == []
-    assert report.backends["dense_attention"] == "library"
-    assert report.backends["column_sparse_attention"] == "reference"
-    assert list(report.passed_over["dense_attention"]) == ["gluon"]
-    assert list(report.passed_over["column_sparse_attention"]) == ["gluon", "triton"]
-    gluon = report.passed_over["column_sparse_attention"]["gluon"]
-    reasons = report.backend_reasons()
-    assert reasons[0] == f"dense_attention not on gluon: {gluon}"
-    assert reasons[1].startswith(
-        f"dense_attention_column_sums, column_sparse_attention not on gluon: {gluon}; triton: "
-    )
+    backends = {"dense_attention": "library", "column_sparse_attention": "reference"}
+    assert backends.items() <= report.backends.items()
+    passed_over = {op: list(report.passed_over[op]) for op in backends}
+    assert list(passed_over.values()) == [["gluon"], ["gluon", "triton"]]
     session.begin(StepContext(2, 0, "cond", 6), LAYOUT, CPU)
-    assert (report.backends, report.passed_over, report.backend_reasons()) == ({}, {}, [])
+    assert (report.backends, report.passed_over) == ({}, {})
 
 
 def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
@@ -310,20 +303,3 @@ def test_a_branch_starts_anew_with_another_prompt_batch_or_size(calls):
         assert session.plan.layout == layout
     actions = [record.action for record in session.report.steps]
     assert actions == ["dense", "refresh", *["dense"] * (len(calls) - 2)]
-
-
-def test_an_observer_runs_every_layer_and_changes_nothing():
-    class Observer:
-        def __init__(self):
-            self.seen = []
-
-        def attention(self, layer, state, *tensors, **options):
-            self.seen.append((state.context.step, state.action.value, layer.number))
-            return layer(state, *tensors, **options)
-
-    observer = Observer()
-    watched, plain = (Session(CONFIG, GenerationReport(), observer=o) for o in (observer, None))
-    outputs, expected = (run(session, branches=("cond",)) for session in (watched, plain))
-    assert all(map(torch.equal, outputs, expected))
-    actions = ["dense", "refresh", "sparse", "refresh", "sparse"]
-    assert observer.seen == [(step, a, layer) for step, a in enumerate(actions) for layer in (0, 1)]

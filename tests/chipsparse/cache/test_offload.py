@@ -55,20 +55,15 @@ def test_there_are_two_slots_per_kind_of_its_largest_tensor():
     assert pool.slots == {"residual": 500, "columns": 7}
 
 
-def test_traffic_is_counted():
+def test_traffic_is_counted_and_what_is_larger_than_planned_is_not_taken():
     pool = pool_with()
     pool.store(key(0), numbers(0, 16))
     pool.release(key(0))
     assert pool.stored_bytes == 64
     assert pool.take_traffic() == {(0, "attention"): Traffic(to_host=64)}
-    changed = pool.load(key(0))
-    pool.store(key(0), changed)
+    pool.store(key(0), pool.load(key(0)))
     assert pool.take_traffic() == {(0, "attention"): Traffic(to_device=64, to_host=64)}
     assert pool.take_traffic() == {}
-
-
-def test_what_is_larger_than_planned_is_not_taken():
-    pool = pool_with(size=64)
     assert pool.takes(key(0), numbers(0, 16))
     assert not pool.takes(key(0), numbers(0, 17))
     assert not pool.takes(key(0), numbers(0, 3, 16)[:, 0])  # gaps between elements count

@@ -37,7 +37,7 @@ def test_shares_and_regions(text_first):
     mask[..., text : text + 5] = True
     mask[..., first + 1] = False
     always = torch.rand(53, generator=generator) < 0.3
-    found = read_kept_columns(
+    result = read_kept_columns(
         pack_mask(mask),
         sizes,
         block_size_q=ROWS,
@@ -46,27 +46,27 @@ def test_shares_and_regions(text_first):
         tile=(1, 2, 3),
         where=("transformer", "cond", 7),
     )
-    assert (found.transformer, found.branch, found.layer) == ("transformer", "cond", 7)
-    assert (found.columns, found.lists) == (53, 16)
+    assert (result.transformer, result.branch, result.layer) == ("transformer", "cond", 7)
+    assert (result.columns, result.lists) == (53, 16)
     kept = int(mask.sum())
-    assert found.kept == pytest.approx(kept / mask.numel())
-    assert found.text == pytest.approx(5 * 16 / kept)
-    assert found.static == pytest.approx(int((mask & always).sum()) / kept)
+    assert result.kept == pytest.approx(kept / mask.numel())
+    assert result.text == pytest.approx(5 * 16 / kept)
+    assert result.static == pytest.approx(int((mask & always).sum()) / kept)
     own = torch.arange(53) // ROWS == torch.arange(4)[:, None]
-    assert found.local == pytest.approx(int((mask & own).sum()) / kept)
+    assert result.local == pytest.approx(int((mask & own).sum()) / kept)
     rows = mask.flatten(0, 2)
-    assert found.everywhere == pytest.approx(int(rows.all(0).sum()) / 53)
-    assert found.nowhere == pytest.approx(int((~rows.any(0)).sum()) / 53)
-    assert found.everywhere > 0
-    assert found.nowhere > 0
-    most = found.regions[0]
+    assert result.everywhere == pytest.approx(int(rows.all(0).sum()) / 53)
+    assert result.nowhere == pytest.approx(int((~rows.any(0)).sum()) / 53)
+    assert result.everywhere > 0
+    assert result.nowhere > 0
+    most = result.regions[0]
     assert (most.grid, most.frames, most.rows, most.columns) == (0, (1, 1), (2, 3), (3, 5))
     assert most.kept == pytest.approx(1.0)
     shares = torch.zeros(48)
     shares[order] = rows[:, first : first + 48].float().mean(0)
     means = shares.view(2, 2, 2, 2, 3).mean((2, 4)).flatten()
     expected = means.sort(descending=True).values[:3].tolist()
-    assert [region.kept for region in found.regions] == pytest.approx(expected)
+    assert [region.kept for region in result.regions] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("tile", [None, (2, 2, 2)])
