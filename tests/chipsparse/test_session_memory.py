@@ -125,9 +125,19 @@ def test_no_copy_can_overtake_a_layer(rule):
     assert all(len(trace.accesses) > 20 for trace in traces)
 
 
-def test_each_sparse_call_brings_every_tensor_that_it_reads_once():
-    session = session_with(HOSTED)
+def test_each_sparse_call_brings_every_tensor_that_it_reads_once_and_before_it_is_due(monkeypatch):
+    session, late = session_with(HOSTED), []
+    pool = session._pool
+    load = pool.load
+
+    def watched(key):
+        if session.state.action is Action.SPARSE and pool._slot_of(key) is None:
+            late.append(key)
+        return load(key)
+
+    monkeypatch.setattr(pool, "load", watched)
     generate(session)
+    assert late == []
     plan = SparsityPlan(session.config, layout_of(), len(ACTIONS))
     needs = cache_needs(plan, dtype=torch.float32)
     nbytes = sum(size for need in needs for kind, size in need.sizes.items() if kind != "lse")

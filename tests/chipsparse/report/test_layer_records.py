@@ -198,21 +198,31 @@ def test_to_dict():
 # Denser than asked.
 
 
-def test_a_layer_that_had_recorded_nothing_is_a_fallback():
+def first_layers(count):
+    """The layout of the first layers alone, as where a block cache passes over the others."""
+    double, single = LAYOUT.kinds
+    kinds = replace(double, layers=min(count, 2)), replace(single, layers=max(0, count - 2))
+    return replace(LAYOUT, kinds=kinds)
+
+
+@pytest.mark.parametrize("passed_over_at", [1, 7])
+def test_a_layer_that_was_passed_over_at_the_last_refresh_is_a_fallback(passed_over_at):
     session = session_with()
-    generate(session, steps=2)
-    del session._caches._branches["cond"].caches[3]
-    assert session.report.fallbacks == []
-    session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
-    call(session, session.state.context, LAYOUT)
+    for step in range(passed_over_at + 2):
+        context = StepContext(1, step, "cond", TOTAL)
+        if session.begin(context, LAYOUT, CPU).action is Action.SKIP:
+            session.end(session.skipped_output())
+            continue
+        assert session.report.fallbacks == []
+        call(session, context, first_layers(3) if step == passed_over_at else LAYOUT)
+        session.end(torch.zeros(1))
     assert session.report.fallbacks == [
         f"{part} runs in full at sparse steps where a layer had recorded nothing since "
-        "the last refresh (first: layer 3, step 2)"
+        f"the last refresh (first: layer 3, step {passed_over_at + 1})"
         for part in ("attention", "MLP")
     ]
-    session.end(torch.zeros(1))
     actions = [entry.action.value for entry in session.report.steps[-1].layers]
-    assert actions == ["sparse"] * 6 + ["dense", "refresh"]
+    assert actions == ["sparse"] * 6 + ["refresh"] * 2
 
 
 def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(monkeypatch):
@@ -236,11 +246,10 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
 
 
 def test_a_strict_run_says_nothing_of_what_a_block_cache_passed_over():
-    session = session_with()
+    session = session_with({"layers": [{"layers": 2, "attention": "dense"}]})
     session.report.strict = True
     generate(session, steps=2, branches=("cond",))
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
-    one = replace(LAYOUT, kinds=(replace(LAYOUT.kinds[0], layers=1),))
-    call(session, session.state.context, one)  # the first block alone
+    call(session, session.state.context, first_layers(1))
     session.end(torch.zeros(1))
     assert len(session.report.steps[-1].layers) == 2
