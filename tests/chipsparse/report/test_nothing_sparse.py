@@ -50,6 +50,10 @@ def test_steps_that_are_too_few(steps, schedule, fewest, changes):
     [
         (plan_of(1), "1 step is too few for the schedule, which needs at least 3; "),
         (plan_of(50, refresh_every=1), EVERY + "raise schedule.refresh_every (now 1)"),
+        (
+            plan_of(3, warmup_steps=4, refresh_every=1),
+            EVERY + "lower schedule.warmup_steps (now 4) and raise schedule.refresh_every (now 1)",
+        ),
         (plan_of(50, full_share=1.0), EVERY + "lower schedule.full_share (now 1.0)"),
         (
             plan_of(50, first_dense_layers=9),
