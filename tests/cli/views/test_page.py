@@ -166,12 +166,12 @@ def test_the_page_of_a_generation():
     steps = reader.sections["Steps"]
     assert "step 2, sparse: 5.00 s" in steps
     assert "mean step of the dense run, 2.00 s" in steps
+    assert "2\nsparse\n5.00 s\n25.0%\n25.0%\n2.0 MiB\n0 B\n" in steps
     budgets = reader.sections["Budget of each layer and step"]
     assert budgets.count("layers 0 to 2, step 1: refresh\n") == 4  # two parts, two widths
     assert "layers 0 to 2, step 2: sparse, 25.0% computed" in budgets
     memory = reader.sections["Memory over steps"]
     assert "caches in host memory" in memory
-    assert "step 2: 2.0 MiB to the device" in memory
     assert "allocated on the GPU behind" not in memory
     assert "triton: no GPU" in reader.sections["What ran where"]
     assert len(reader.all("img")) == 3 * 5  # dense, sparse and where they differ
