@@ -33,7 +33,7 @@ from chipsparse.cli.explain.record import (
     Shared,
 )
 from chipsparse.cli.model.description import choose_device, choose_dtype
-from chipsparse.cli.model.weights import ComponentWeights, count_weights
+from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, fp8_weights, plan_generation
 from chipsparse.cli.progress import ProgressDisplay
@@ -234,7 +234,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
     profile, model = request.profile, request.model
     assert profile is not None  # none is needed for the unpatched model alone
     weights = count_weights(model, request.dtype)
-    weight_bytes = sum(component.nbytes or 0 for component in weights)
+    weight_bytes = sum(size or 0 for size in weights.values())
     forecaster = Forecaster.of(request, weight_bytes)
     forecast = forecaster.look_ahead(profile, parallel)
     _check_memory(forecast, weight_bytes)
@@ -261,7 +261,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         schedule=plan.describe(),
         counts=forecast.quality.counts,
         full_steps=plan.schedule.full_steps,
-        weights={component.name: component.nbytes for component in weights},
+        weights=weights,
         memory=Memory(
             weights=weight_bytes,
             working=forecast.working,
@@ -376,13 +376,13 @@ def _check_memory(forecast: Forecast, weights: int) -> None:
         raise UserError(f"{error} ({needed})") from error
 
 
-def _notes(request: Request, forecast: Forecast, weights: list[ComponentWeights]) -> list[str]:
+def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | None]) -> list[str]:
     model, plan, profile = request.model, forecast.planned.plan, request.profile
     assert profile is not None
     # Whatever is cached, it is told whether the model fits into --vram.
     unlimited = replace(plan, config=plan.config.override({"memory.vram": None}))
     budgets, away = plan.config.memory, not request.here
-    unknown = ", ".join(component.name for component in weights if component.nbytes is None)
+    unknown = ", ".join(name for name, size in weights.items() if size is None)
     remarks = {
         "planned for a GPU without limit; give --vram to see what fits": (
             away and budgets.vram is None
