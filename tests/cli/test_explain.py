@@ -341,30 +341,19 @@ def test_a_schedule_that_lists_its_full_steps(explained, explain, folder, workdi
     assert found["schedule"].startswith("13 of 50 steps in full, close at the start, one sparse")
     assert found["counts"] == {"dense": 8, "refresh": 5, "skip": 32, "sparse": 5}
     assert found["full_steps"] == [0, 1, 2, 3, 4, 6, 8, 11, 15, 22, 31, 41, 47]
-    steps = found["estimate"]["steps"]
-    run = sum(count * steps[action] for action, count in found["counts"].items())
-    assert found["estimate"]["run"] == pytest.approx(run)
     page = " ".join(explain(*small).stdout.split())
     assert "in full: 0-4, 6, 8, 11, 15, 22, 31, 41, 47" in page
 
 
-@pytest.mark.parametrize(
-    "config", ["Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"]
-)
-def test_weights_in_fp8_run_sparse_where_that_pays(explained, folder, config):
-    quant_type = {"default": {"_type": config, "_version": 2, "_data": {}}}
+def test_weights_in_fp8_are_what_sparse_steps_are_compared_with(explained, folder):
+    quant_type = {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig"}}
     quantized = {"quantization_config": {"quant_method": "torchao", "quant_type": quant_type}}
-    model = folder("flux", own=quantized)
-    found = explained("--model", model, "--steps", "20", "--quality", "published")
-    rounds_inputs = config.startswith("Float8Dynamic")
-    # The text of double blocks is dense, so these gain less.
-    for row, (least, most) in zip(found["layers"][1::2], ((1.1, 1.2), (1.2, 1.3)), strict=True):
-        step = row["step"]
-        pays = step["most"] <= 0.95 * step["dense"]
-        assert (row["sparse"] > 0) == pays == (not row["dense"])
-        assert pays or rounds_inputs
-        gain = step["dense"] / step["sparse"]
-        assert least < gain < most if rounds_inputs else 1.2 < gain < 2.2
+    for own, gains in (({}, (1.7, 2.2)), (quantized, (1.1, 1.3))):
+        model = folder("flux", own=own)
+        found = explained("--model", model, "--steps", "20", "--quality", "published")
+        assert any("were not quantized" in note for note in found["notes"]) == bool(own)
+        for mlp in found["layers"][1::2]:
+            assert gains[0] < mlp["step"]["dense"] / mlp["step"]["sparse"] < gains[1]
 
 
 def test_qualities_stand_side_by_side(explained, explain, folder):
@@ -381,7 +370,6 @@ def test_qualities_stand_side_by_side(explained, explain, folder):
     gains = [rows[name]["speedup_run"] for name in ("faithful", "balanced", "fast")]
     assert (works, gains) == (sorted(works, reverse=True), sorted(gains))
     steps = rows["fast"]["counts"]
-    assert steps["dense"] + steps["refresh"] == 8  # 16 % of 50
     # A dense step is 1, a skipped one nothing, and a sparse one more than the columns it keeps.
     assert (8 + 0.2 * steps["sparse"]) / 50 < works[-1] < works[0] < 1
     # Where gaps are short nothing is sparse.
@@ -411,19 +399,6 @@ def test_budgets_of_layers(explained, folder, workdir):
         assert part["dense"][reason] == dense
 
 
-def test_a_dense_layer_takes_the_time_of_a_dense_one(explained, folder, workdir):
-    times, caches, model = {}, {}, folder()
-    for name, layers in (("none", ""), ("dense", "0-39"), ("half", "0-19")):
-        entry = f"{{layers: {layers}, attention: dense, mlp: dense}}" if layers else ""
-        (workdir / "mine.yaml").write_text(PROFILE % f"{{layers: [{entry}]}}")
-        found = explained("--model", model, "--config", "mine.yaml", *SIZE)
-        times[name], stock = found["estimate"]["steps"]["sparse"], found["estimate"]["stock"]
-        caches[name] = found["memory"]["caches_wanted"]
-    assert (caches["dense"], caches["half"]) == (0, caches["none"] / 2)
-    assert times["dense"] == pytest.approx(stock)
-    assert times["half"] == pytest.approx((times["none"] + stock) / 2)
-
-
 def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -440,7 +415,6 @@ def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):
 
 
 def test_what_is_not_known_is_noted(explained, folder):
-    second = {"boundary_ratio": 0.875, "transformer_2": ["diffusers", "WanTransformer3DModel"]}
     for arguments, reason in [
         (("--model", folder(), "--dtype", "float32"), "those of 16-bit types"),
         ((), "a layer this small"),
@@ -449,8 +423,7 @@ def test_what_is_not_known_is_noted(explained, folder):
         found = explained(*arguments)
         assert found["estimate"] is None
         assert any(reason in note for note in found["notes"])
-    del second["boundary_ratio"]
-    found = explained("--model", folder(**second))
+    found = explained("--model", folder(transformer_2=["diffusers", "WanTransformer3DModel"]))
     assert found["weights"]["transformer_2"] == found["weights"]["transformer"]
     assert any("second expert" in note for note in found["notes"])
 
@@ -513,7 +486,7 @@ def test_mistakes(explain, folder, model, arguments, sentence):
     assert ran.sentence().startswith(sentence)
 
 
-# Several GPUs.
+# Several GPUs. What they send each other is checked beside `chipsparse.cost_model.exchanges`.
 
 
 def test_what_each_of_two_gpus_has(wan):
@@ -521,46 +494,26 @@ def test_what_each_of_two_gpus_has(wan):
     assert alone["shared"] is None
     # 591 blocks of 128 tokens, the last one short; 20 of the 40 heads each.
     last, first = found["shared"]["ranks"]  # the first rank has less
-    assert (last["tokens"], first["tokens"]) == (295 * 128, 75600 - 295 * 128) == (37760, 37840)
+    assert (last["tokens"], first["tokens"]) == (295 * 128, 75600 - 295 * 128)
     assert (first["heads"], last["heads"]) == (20, 20)
-    token_of_heads = 20 * 128 * 2
-    forth, back = 37840 * token_of_heads, 37760 * token_of_heads
-    gathered = 37840 * 5120 * 2
-    step = 2 * (40 * (3 * forth + back) + gathered)
-    assert first["sent_bytes"] == {"dense": step, "refresh": step, "sparse": step, "skip": 0}
     one = 20 * 75600 * 4 * 3 + 20 * 591 * 9450 + 75600 * 2560 * 2  # of attention
     one += 296 * 13824 * 4 + 37840 * 5120 * 2 + 37840 * 13824 * 2
     on_device = sum(sizes["device"] for sizes in found["caches"].values())
     assert first["cache_bytes"] == 2 * 40 * one == on_device
-    # Times: what is sent, packed and unpacked, and the rest computed by two.
-    rates, times = Rates(), found["estimate"]
-    wire = 2 * (40 * 4 * forth + gathered) / rates.peer_link + 2 * (2 * 40 + 1) * rates.peer_seconds
-    sending = wire + 2 * 40 * 4 * 4 * gathered / rates.memory
-    assert times["exchanging"]["sparse"] == pytest.approx(sending)
-    assert times["exchanging"]["skip"] == 0
-    assert times["steps"]["sparse"] == pytest.approx(times["computing"] + sending)
-    assert times["stock"] == alone["estimate"]["stock"]
+    times, single = found["estimate"], alone["estimate"]
+    assert times["exchanging"]["skip"] == first["sent_bytes"]["skip"] == 0
+    sparse = times["computing"] + times["exchanging"]["sparse"]
+    assert times["steps"]["sparse"] == pytest.approx(sparse)
     for action in ("dense", "refresh", "sparse"):
-        own = alone["estimate"]["steps"][action] / (2 * times["steps"][action])
+        own = single["steps"][action] / (2 * times["steps"][action])
         assert found["shared"]["efficiency"][action] == pytest.approx(own)
         assert 0.8 < own < 1
-    whole = alone["estimate"]["run"] / (2 * times["run"])
-    assert found["shared"]["efficiency_run"] == pytest.approx(whole)
-
-
-def test_guidance_branches_on_gpus_of_their_own(wan):
-    alone, found = wan(), wan("--gpus", 2, "--guidance-parallel", 2)
-    first, second = found["shared"]["ranks"]
-    assert [rank["branch"] for rank in (first, second)] == [0, 1]
-    assert first["tokens"] == second["tokens"] == 75600
+    assert found["shared"]["efficiency_run"] == pytest.approx(single["run"] / (2 * times["run"]))
+    first, second = wan("--gpus", 2, "--guidance-parallel", 2)["shared"]["ranks"]
     half = sum(sizes["device"] for sizes in alone["caches"].values()) // 2
-    assert first["cache_bytes"] == second["cache_bytes"] == half
-    output, columns = 75600 * 64 * 2, 40 * 591 * 9450
-    assert second["sent_bytes"] == dict.fromkeys(("dense", "refresh", "sparse", "skip"), output)
-    assert first["sent_bytes"]["refresh"] == output + 40 * columns
-    steps, dense = found["estimate"]["steps"], alone["estimate"]["steps"]["dense"] / 2
-    assert steps["dense"] == pytest.approx(dense + output / 350e9 + 0.2e-3)
-    assert found["shared"]["efficiency"]["sparse"] > 0.99
+    for branch, rank in enumerate((first, second)):
+        assert (rank["branch"], rank["tokens"], rank["cache_bytes"]) == (branch, 75600, half)
+    assert first["sent_bytes"]["refresh"] - second["sent_bytes"]["refresh"] == 40 * 40 * 591 * 9450
     four = wan("--gpus", 4, "--guidance-parallel", 2)["shared"]["ranks"]
     assert [(rank["branch"], rank["heads"]) for rank in four] == [(0, 20)] * 2 + [(1, 20)] * 2
 
