@@ -1,4 +1,4 @@
-"""Numbers with their nouns, times and places, as sentences need them."""
+"""Places, parts and numbers of processes, as sentences need them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS
 
 PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 step``, ``2 steps``, ``1,024 groups``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def refused_rows(refused: int, rows: int) -> str:
-    """How many rows of a suite did not run."""
-    return f"{refused} of {counted(rows, 'row')} did not run; the same command tries them again"
 
 
 def bundled_name(place: str) -> str | None:
@@ -43,14 +33,6 @@ def short_place(place: str) -> str:
 def files_text(files: Sequence[Path | str]) -> str:
     """Return the names of one clip's files: one, or the first and the last of numbered ones."""
     return str(files[0]) if len(files) == 1 else f"{files[0]} to {Path(files[-1]).name}"
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration for people to read."""
-    if seconds >= 60:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
 def sharing_text(parallel: Parallel) -> str:

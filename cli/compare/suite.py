@@ -30,7 +30,8 @@ from chipsparse.cli.views.names import name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
-from chipsparse.cli.wording import bundled_name, counted
+from chipsparse.cli.views.units import counted
+from chipsparse.cli.wording import bundled_name
 from chipsparse.common.machine import package_version
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
