@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import diffusers
+import torch
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
@@ -66,7 +67,10 @@ def _of_name(name: str, own: Any, *, sparse: bool) -> Any:
             made = fitting[matches[0]].from_config(own.config)
             if sparse:
                 check_scheduler(made)
-        return made
+            sample = torch.ones(1, 1, 2, 2)
+            made.set_timesteps(2)  # some notice at their first step that the config is not theirs
+            made.step(sample, made.timesteps[0], sample)
+        return fitting[matches[0]].from_config(own.config)
     for other in _matching(name, [kind for kind in dir(diffusers) if kind.endswith("Scheduler")]):
         raise UserError(f"--scheduler {other} takes another config than this model has; {choices}")
     raise UserError(f"--scheduler {name} is none of diffusers' schedulers; {choices}")

@@ -186,6 +186,7 @@ def test_short_names_of_schedulers(unipc_model):
         ("nonsense", "--scheduler nonsense is none of diffusers' schedulers; for this model there"),
         ("", "--scheduler is empty; leave it out for the model's own"),
         ("DPMSolver", "--scheduler DPMSolver may be DPMSolver"),
+        ("DDIM", "--scheduler DDIMScheduler does not work here: prediction_type given"),
         ("FlowMatchEulerDiscrete", "--scheduler FlowMatchEulerDiscreteScheduler takes another con"),
         ("Heun", "--scheduler HeunDiscreteScheduler does not work here: "),
     ],
