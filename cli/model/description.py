@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ import torch
 from chipsparse.cli.errors import UserError, first_line, user_errors
 from chipsparse.cli.options import could_be_hub_name, is_here
 
+LAYERS = re.compile(r"num_(\w+_)?layers")
+MOST_LAYERS = 1000  # to make many more would take for ever
 # In the names of pipelines that always start from an image.
 FROM_IMAGES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
 
@@ -301,7 +304,15 @@ def component_config(location: str, name: str, entry: list[str] | None) -> dict[
             f"the {name} of the model {location} has the class {library}.{class_name}, which "
             f"diffusers {diffusers.__version__} does not have"
         )
-    return default_arguments(found) | read_json(location, f"{name}/config.json")
+    config = default_arguments(found) | read_json(location, f"{name}/config.json")
+    for key, value in config.items():
+        counts = LAYERS.fullmatch(key) and isinstance(value, int | float | str)
+        if counts and value not in range(MOST_LAYERS + 1):
+            raise UserError(
+                f"{name}/config.json of {location}: {key} must be a whole number from 0 to "
+                f"{MOST_LAYERS}, got {value!r}"
+            )
+    return config
 
 
 def default_arguments(component_class: type) -> dict[str, Any]:

@@ -53,8 +53,9 @@ def test_sound_models(model_folder, broken_model):
     [
         ({"num_layers": 2}, r"does not fit the weights .* has no place for \d+ tensors that are"),
         ({"num_layers": 4}, r"it asks for \d+ tensors more than are there, such as blocks\.3\."),
-        ({"num_layers": -1}, r"has no place for \d+ tensors that are there"),
-        ({"num_layers": "ten"}, r"config\.json makes no WanTransformer3DModel: "),
+        ({"num_layers": -1}, "num_layers must be a whole number from 0 to 1000, got -1"),
+        ({"num_layers": 10**6}, "num_layers must be a whole number from 0 to 1000, got 1000000"),
+        ({"num_layers": "ten"}, "num_layers must be a whole number from 0 to 1000, got 'ten'"),
         ({"ffn_dim": 96}, r"asks for other shapes of \d+ tensors, such as blocks"),
         ({"attention_head_dim": "wide"}, r"config\.json makes no WanTransformer3DModel: "),
     ],
