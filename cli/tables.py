@@ -23,15 +23,6 @@ def facts_table(facts: Facts) -> Table:
     return table
 
 
-def number_table(first: str, *others: str, gap: int = 2) -> Table:
-    """An empty table of numbers, never folded, with ``gap`` spaces more behind each column."""
-    table = Table(box=None, padding=(0, gap, 0, 1), header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
 def print_table(console: Console, table: Table) -> None:
     """Prints a table as it is, and an empty line."""
     console.print(table, highlight=False, markup=False)

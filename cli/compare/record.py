@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.views.sections import (
     FIRST,
@@ -29,7 +30,7 @@ from chipsparse.cli.views.sections import (
     Table,
     Tile,
 )
-from chipsparse.cli.views.units import TIMES, counted, decibels, seconds_text, times
+from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.experiments.records import DENSE, ClipRecord
 from chipsparse.experiments.statistics import LEVEL, draws, interval
 
@@ -151,7 +152,7 @@ class ConfigsComparison(Result):
     transformer_class: String
     device: String
     dtype: String
-    settings: Mapping[str, Any] = {}
+    settings: Settings = Settings()
     flow_shift: Number | None = None
     sharing: String = ""
     configs: Mapping[Side, Config]
@@ -270,16 +271,12 @@ class ConfigsComparison(Result):
                 parts.append(Tile(times(speed.value), f"speed of {side} over dense", detail))
             if psnr is not None:
                 parts.append(Tile(decibels(psnr.value), f"PSNR of {side} against dense", detail))
-        settings = self.settings
-        size = TIMES.join(str(settings.get(name, "?")) for name in ("width", "height"))
-        shift = "" if self.flow_shift is None else f"{self.flow_shift:g}"
         dense = statistics.median(clip.seconds for clip in self.dense)
         missing = next((r.lpips_missing for r in self.records if r.lpips_missing), None)
         seeds = [record.seed for record in self.dense]
         rows = [
             ("model", f"{name_of(self.model)} ({self.transformer_class})"),
-            ("size", f"{size}, {settings.get('num_inference_steps', '?')} steps"),
-            ("flow shift", shift),
+            ("settings", self.settings.text(self.flow_shift)),
             ("prompts", f"{count}, seeds {seeds[0]} to {seeds[-1]}, the same for dense, A and B"),
             ("dense", f"{seconds_text(dense)} for the denoising loop, median"),
             ("device", f"{self.device}, {self.dtype}"),
