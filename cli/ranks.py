@@ -278,7 +278,7 @@ def check_sharing(
         layout, mlp = planned.plan.layout, planned.plan.config.mlp
         with user_errors(ValueError):
             check_heads(layout, parallel.ulysses)
-            cut_sequence(layout, parallel.ulysses, mlp.block_size if mlp.enabled else 1)
+            cut_sequence(layout, parallel.ulysses, mlp.block_size if mlp.is_sparse else 1)
 
 
 # Start and meeting.

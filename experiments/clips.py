@@ -37,7 +37,12 @@ WAYS_OUT = {
 }
 # Every step in full, over nothing that could be cut in fewer pieces than there are tokens.
 IN_FULL = SparsityConfig().override(
-    {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
+    {
+        "attention.density": "dense",
+        "mlp.density": "dense",
+        "schedule.actions": ["dense"],
+        "tile": None,
+    }
 )
 
 Item = TypeVar("Item")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cache.kinds import KINDS, PARTS, keeping_in_fp8, read_kinds
+from chipsparse.cache.kinds import KINDS, PARTS, read_kinds, with_caches
 from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -29,14 +29,10 @@ from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 
-IN_FP8 = {
-    name: f"{what} in FP8, which takes half of the bytes: in full, caches would go to host memory "
-    f"or layers run dense (memory.{name}: full has it so)"
-    for name, what in {
-        "residuals": "what attention keeps of dropped columns is",
-        "activations": "what feed-forward layers keep of their neurons is",
-    }.items()
-}
+IN_FP8 = (
+    "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
+    "layers run dense (memory.cache_precision: full has it so)"
+)
 
 
 @dataclass(eq=False)
@@ -127,9 +123,8 @@ class CacheStore:
             memory = self._plan(branch, plan, device, demand, host=False)
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
-        for name, note in IN_FP8.items():
-            if name in memory.in_fp8 and getattr(plan.config.memory, name) == "auto":
-                self._note(note)
+        if memory.in_fp8 and plan.config.memory.cache_precision == "auto":
+            self._note(IN_FP8)
         of_branch = "" if first is None or memory == first.memory else f"in branch {branch}, "
         for each in memory.fallbacks(plan.layout.layers):
             self._fall_back(of_branch + each)
@@ -146,7 +141,7 @@ class CacheStore:
         first = not self._branches
         if not first:  # guidance takes a difference of branches: they are rounded alike
             in_fp8 = next(iter(self._branches.values())).memory.in_fp8
-            plan = replace(plan, config=keeping_in_fp8(plan.config, in_fp8))
+            plan = replace(plan, config=with_caches(plan.config, in_fp8=in_fp8))
         captured = 0
         if device.type == "cuda" and demand.captures:
             captured = max(demand.branches, len(self._branches) + 1)
@@ -226,10 +221,7 @@ class CacheStore:
         each = self._branches[branch]
         caches = each.caches
         if layer not in caches:
-            in_fp8 = each.memory.in_fp8
-            cache = LayerCache(
-                residual_in_fp8="residuals" in in_fp8, activation_in_fp8="activations" in in_fp8
-            )
+            cache = LayerCache(in_fp8=each.memory.in_fp8)
             caches[layer] = cache
             for name, kind in KINDS.items():
                 place = (branch, layer, name)

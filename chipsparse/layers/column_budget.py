@@ -121,7 +121,7 @@ class ColumnBudgets:
                 always=self.static_mask(layout, key.device),
                 device=key.device,
             )
-        seed = f"{self._config.seed} {context.branch} {context.step} {layer}"
+        seed = f"0 {context.branch} {context.step} {layer}"
         return AttentionBudget(
             keep_count=plan.attention_keep_count(layer),
             random_count=plan.attention_random_count(),

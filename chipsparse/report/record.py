@@ -26,7 +26,7 @@ Index = Annotated[int, Field(ge=0, lt=100_000)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class Layer(_Record):
@@ -93,7 +93,7 @@ class Transformer(_Record):
         layout: the `ModelLayout` of its last call, with tokens and layers.
     """
 
-    class_name: str | None = Field(None, alias="class")
+    class_name: str | None = None
     schedule: str = ""
     actions: Sequence[ActionName] | None = None
     layout: Mapping[str, Any] = {}
@@ -102,7 +102,7 @@ class Transformer(_Record):
 class Pipeline(_Record):
     """The pipeline's class, and the folder or hub name that it was loaded from."""
 
-    class_name: str | None = Field(None, alias="class")
+    class_name: str | None = None
     location: str | None = None
 
 

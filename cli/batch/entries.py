@@ -1,4 +1,4 @@
-"""What a batch makes: one file for each prompt, seed and settings, named by their digest."""
+"""The files of a batch: one for each prompt, seed and settings, named by their digest."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 
-from chipsparse.cli.batch.prompt_file import Line, check_lines
-from chipsparse.cli.commands.batch import BatchOptions
+from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.batch.prompt_file import check_lines, read_lines
+from chipsparse.cli.batch.record import THUMBNAILS, BatchClip, State
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate.job import record_of
-from chipsparse.cli.media.write import check_kind, check_style
+from chipsparse.cli.generate.job import WARNING, record_of
+from chipsparse.cli.media.write import check_kind
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
-from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.options import SEEDS, check_count, read_value
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Item
 from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, resolve
@@ -26,170 +28,132 @@ from chipsparse.cli.results import json_values
 
 DIGITS = 16  # of a digest: 2^64 of them
 # What decides about a result, of the facts that `RequestRecord` has.
-DECISIVE = (
-    "mode",
-    "negative_prompt",
-    "strength",
-    "scheduler",
-    "pipeline_class",
-    "dtype",
-    "fps",
-    "settings",
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Prompts with the same settings.
-
-    Attributes:
-        options: of `generate`, without a prompt.
-        decisive: what decides about their results besides prompt and seed, as JSON values.
-    """
-
-    options: GenerateOptions
-    job: Request
-    decisive: Mapping[str, Any]
+DECISIVE = {
+    "mode", "negative_prompt", "strength", "scheduler", "flow_shift", "pipeline_class", "dtype",
+    "fps", "settings",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file to make."""
+    """A file to make.
+
+    Attributes:
+        lines: numbers of those that ask for it.
+        request: the same one for all prompts with the same settings.
+    """
 
     name: str
-    lines: Sequence[int]  # numbers of those that ask for it: several where they are the same
+    lines: Sequence[int]
     prompt: str
     seed: int
-    group: Group
+    request: Request
 
-    @property
-    def digest(self) -> str:
-        """The name without its suffix."""
-        return Path(self.name).stem
+    def item(self, folder: Path) -> Item:
+        """Return the clip as `generate` makes it."""
+        label = f"line {self.lines[0]}, seed {self.seed}"
+        return Item(self.prompt, self.seed, folder / self.name, None, label)
 
-    @property
-    def label(self) -> str:
-        """What the user sees in front of what is said of it."""
-        return f"line {self.lines[0]}, seed {self.seed}"
+    def thumbnail(self, folder: Path) -> Path:
+        """Return the place of its thumbnail."""
+        return folder / THUMBNAILS / f"{Path(self.name).stem}.jpg"
 
-    def facts(self, folder: Path) -> dict[str, Any]:
-        """What is to be made, in which file: as `generate --json` has it."""
-        item = Item(self.prompt, self.seed, folder / self.name, None)
-        request = record_of(self.group.job, item).model_dump(mode="json")
-        return {"file": self.name, "lines": list(self.lines), **request}
+    def clip(
+        self, folder: Path, state: State, warnings: Sequence[str] = (), **result: Any
+    ) -> BatchClip:
+        """Return the record of what became of it."""
+        request = record_of(self.request, self.item(folder), warnings)
+        return BatchClip(file=self.name, state=state, lines=self.lines, request=request, **result)
 
 
 def find_entries(
     options: BatchOptions,
-    lines: Sequence[Line],
     model: ModelDescription,
     device: torch.device,
     dtype: torch.dtype,
+    display: ProgressDisplay,
 ) -> list[Entry]:
-    """What the lines of a file ask for, in their order; loads no weights.
+    """Return the files that the lines ask for, in their order, without loading weights.
 
     Raises:
         UserError: lines that cannot be made; all of them are named.
     """
-    groups = _Groups(options, model, device, dtype)
-    problems: dict[int, str] = {}
-    found: dict[str, Entry] = {}
+    video = model.accepts("num_frames")
+    if options.format not in (None, "png") and not video:
+        raise UserError("this model makes images, not videos; use --format png")
+    clip = (options.output if options.output.is_dir() else options.output.parent) / "clip"
+    clip = clip.with_suffix(f".{options.format or ('mp4' if video else 'png')}")
+    fixed = {"output": clip, "device": str(device), "dtype": str(dtype).removeprefix("torch.")}
+    weights = {
+        "model": weights_digest(model) or model.location,
+        "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
+    }
+    known: dict[str, tuple[Request, Mapping[str, Any]]] = {}  # by the lines' own settings
+    lines, problems = read_lines(options.prompts)
+    count, total = len(lines) + len(problems), 0
+    entries: dict[str, Entry] = {}
     for line in lines:
+        own = {name: text for name, text in line.settings.items() if name not in ("seed", "num")}
         try:
-            group = groups.of(line)
+            if str(own) not in known:
+                known[str(own)] = _resolved(options, {**own, **fixed}, model, device, dtype)
+            request, decisive = known[str(own)]
+            seed, number = (
+                read_value(BatchOptions, name, line.settings.get(name, usual))
+                for name, usual in (("seed", options.seed), ("num", options.num or 1))
+            )
+            if seed + number > SEEDS:
+                raise UserError(f"--seed {seed}: {number} seeds from there go beyond 2^64 - 1")
         except UserError as error:
             problems[line.number] = str(error)
             continue
-        seed = line.settings.get("seed", options.seed)
-        for each in range(seed, seed + (line.settings.get("num", options.num) or 1)):
-            name = file_name(line.prompt, each, group.decisive, groups.suffix)
-            asked = (*found[name].lines, line.number) if name in found else (line.number,)
-            found[name] = Entry(name, asked, line.prompt, each, group)
-    check_lines(options.prompts, problems, count=len(lines))
-    return list(found.values())
+        total += number
+        check_count(str(options.prompts), total)
+        for each in range(seed, seed + number):
+            facts = {"prompt": line.prompt, "seed": each, "settings": {**decisive, **weights}}
+            name = digest(facts) + clip.suffix
+            asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
+            entries[name] = Entry(name, asked, line.prompt, each, request)
+    check_lines(options.prompts, problems, count=count)
+    ignored = ", ".join(dict.fromkeys(name for line in lines for name in line.ignored))
+    if ignored:
+        display.tell(f"{WARNING}{options.prompts}: no setting, and ignored: {ignored}")
+    for warning in dict.fromkeys(
+        text for request, _ in known.values() for text in request.warnings
+    ):
+        display.tell(WARNING + warning)
+    return list(entries.values())
 
 
-def file_name(prompt: str, seed: int, decisive: Mapping[str, Any], suffix: str) -> str:
-    """The name of the file with what these make."""
-    about = {"prompt": prompt, "seed": seed, "settings": decisive}
-    text = json.dumps(about, sort_keys=True, allow_nan=False)
-    return _digest(text.encode())[:DIGITS] + suffix
+def digest(facts: Mapping[str, Any]) -> str:
+    """Return the name of a file, without a suffix, of all that decides about it."""
+    text = json.dumps(facts, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-class _Groups:
-    """Settles each settings once."""
-
-    def __init__(
-        self,
-        options: BatchOptions,
-        model: ModelDescription,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        self._options, self._model, self._device, self._dtype = options, model, device, dtype
-        video = model.accepts("num_frames")
-        if options.format not in (None, "png") and not video:
-            raise UserError("this model makes images, not videos; use --format png")
-        self.suffix = f".{options.format or ('mp4' if video else 'png')}"
-        self._weights = {
-            "model": weights_digest(model) or model.location,
-            "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
-        }
-        self._found: dict[str, Group] = {}
-        self._first: tuple[int, type] | None = None  # line and pipeline
-
-    def of(self, line: Line) -> Group:
-        """The group of a line; raises `UserError` for settings that cannot be."""
-        own = {name: each for name, each in line.settings.items() if name not in ("seed", "num")}
-        key = repr(own)
-        if key not in self._found:
-            self._found[key] = self._settled(own)
-        group = self._found[key]
-        pipeline = group.job.model.pipeline_class
-        self._first = self._first or (line.number, pipeline)
-        number, first = self._first
-        if pipeline is not first:
-            raise UserError(
-                f"it needs {pipeline.__name__}, and line {number} {first.__name__}; make a batch "
-                "of those with an image and one of those without"
-            )
-        return group
-
-    def _settled(self, own: Mapping[str, Any]) -> Group:
-        settled = {
-            "seed": 0,
-            "num": None,
-            "output": Path(f"clip{self.suffix}"),
-            "device": str(self._device),
-            "dtype": str(self._dtype).removeprefix("torch."),
-        }
-        options = self._options.of_line({**own, **settled})
-        check_style(self.suffix, options.given_fps, options.crf)
-        parallel = None
-        if options.gpus is not None:
-            parallel = shared_by(options.gpus, options.guidance_parallel)
-        job = resolve(
-            options, model=self._model, device=self._device, dtype=self._dtype, parallel=parallel
+def _resolved(
+    options: BatchOptions,
+    settings: Mapping[str, Any],
+    model: ModelDescription,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Request, dict[str, Any]]:
+    """Return the request of a line's settings, and what decides about its results."""
+    given = options.of_line(settings)
+    parallel = None if given.gpus is None else shared_by(given.gpus, given.guidance_parallel)
+    here = device.type == "cpu" or torch.cuda.is_available()
+    request = resolve(given, model=model, device=device, dtype=dtype, here=here, parallel=parallel)
+    check_kind(given.output, video=request.model.accepts("num_frames"))
+    if given.output.suffix == ".png" and (request.settings.num_frames or 1) > 1:
+        raise UserError(
+            f"a video of {request.settings.num_frames} frames is no single .png; use --format mp4"
         )
-        check_kind(options.output, video=job.model.accepts("num_frames"))
-        if self.suffix == ".png" and (job.settings.num_frames or 1) > 1:
-            raise UserError(
-                f"a video of {job.settings.num_frames} frames is no single .png; use --format mp4"
-            )
-        request = record_of(job, Item("", 0, options.output, None)).model_dump(mode="json")
-        shift = options.flow_shift  # left out, as it is of files that were made before it was known
-        decisive = {
-            **{name: request[name] for name in DECISIVE},
-            **({} if shift is None else {"flow_shift": shift}),
-            **self._weights,
-            "sparsity": None
-            if job.profile is None or options.dense
-            else json_values(job.profile.sparsity),
-            "image": None if options.image is None else _digest(options.image.read_bytes()),
-            "crf": options.crf,
-        }
-        return Group(options, job, decisive)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    record = record_of(request, Item("", 0, given.output, None))
+    profile = None if given.dense else request.profile
+    image = given.image
+    return request, {
+        **record.model_dump(include=DECISIVE),
+        "sparsity": None if profile is None else json_values(profile.sparsity),
+        "image": None if image is None else hashlib.sha256(image.read_bytes()).hexdigest(),
+        "crf": given.crf,
+    }

@@ -1,221 +1,253 @@
-"""Workers as actors of Ray: of the cluster that `RAY_ADDRESS` names, else of this machine."""
+"""Actors of Ray that make clips: of the cluster that `RAY_ADDRESS` names, else of this machine."""
 
 from __future__ import annotations
 
 import os
+import queue
 import socket
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from chipsparse.cli.batch.engine import (
-    Answer,
-    Died,
-    Failed,
-    Loaded,
-    MakeWorker,
-    NotLoaded,
-    Task,
-    Unavailable,
-)
-from chipsparse.cli.batch.members import Answers, Meetings
-from chipsparse.cli.errors import UserError, first_line, user_errors
-from chipsparse.cli.options import GenerateOptions
-from chipsparse.cli.ranks import Rank
+import ray
+import torch
+import torch.distributed as dist
+from ray.util import get_node_ip_address, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import chipsparse
+from chipsparse.cli.batch.entries import Entry
+from chipsparse.cli.batch.maker import Made, Maker, Outcome, tried
+from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.media.write import written_whole
+from chipsparse.cli.model.description import quiet_libraries
+from chipsparse.cli.progress import ProgressDisplay, WorkProgress, silent_display
+from chipsparse.cli.ranks import Meeting, Rank, meet
+from chipsparse.cli.request import Request
+from chipsparse.cli.results import results_alone
+from chipsparse.parallel.peers import PeerError
 
 ADDRESS = "RAY_ADDRESS"  # which Ray itself reads
 SECONDS_TO_CONNECT = 10.0
+# How long the reason of a failure may come after the failures that it causes.
+SECONDS_TO_SAY_WHY = 5.0
 STORE_BYTES = 1 << 28  # of a Ray of our own: nothing passes through but finished files
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """Its actors, the room that they have on a machine, and what they answered."""
-
-    actors: Sequence[Any]
-    group: Any
-    answers: Answers
+class ActorDied(RuntimeError):
+    """An actor's process ended, or cannot be reached."""
 
 
 class RayActors:
-    """See `Engine`. Every actor holds a GPU, or CPUs; Ray chooses the machine.
+    """Workers on Ray, each with an actor for each GPU that it has; a context manager.
 
-    Args:
-        device: ``auto``, ``cpu`` or ``cuda``, as it was typed.
-        workers: how many there will be, where the user says so.
-        per_worker: actors of each worker, on one machine.
+    Attributes:
+        device: that all of them compute on.
+        count: how many workers there are at most.
 
     Raises:
-        UserError: there is no cluster at the address, or no machine of it has the GPUs.
+        UserError: there is no cluster at the address, or it lacks the GPUs.
     """
 
-    def __init__(
-        self, device: str, workers: int | None, make_worker: MakeWorker, *, per_worker: int = 1
-    ) -> None:
-        import ray
+    def __init__(self, options: BatchOptions) -> None:
+        self._options, each = options, options.gpus_per_job
+        if options.device.startswith("cuda:"):
+            raise UserError(f"--device {options.device}: Ray chooses the GPUs; use --device cuda")
+        _connect()
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        on_gpu = options.device != "cpu" and any(machine.get("GPU") for machine in machines)
+        if options.device == "cuda" and not on_gpu:
+            raise UserError("--device cuda: Ray has no GPU; use --device cpu")
+        self.device, kind = torch.device("cuda" if on_gpu else "cpu"), "GPU" if on_gpu else "CPU"
+        there = [int(machine.get(kind, 0)) for machine in machines]
+        for name, asked, most in (
+            ("--gpus-per-job", each, max(there)),  # on one machine
+            ("--gpus", options.gpus or each, sum(there)),
+        ):
+            if asked > most:
+                raise UserError(f"{name} {asked} is more than the {most} {kind}s that Ray has")
+        usual = sum(count // each for count in there) if on_gpu else len(there)
+        self.count = options.gpus // each if options.gpus else usual
+        cpus = 1 if on_gpu else max(1, sum(there) // (self.count * each))
+        self._needs = {"GPU": int(on_gpu), "CPU": cpus}
+        self._makers: list[_RemoteMaker] = []
 
-        self._ray: Any = ray
-        self._make_worker = make_worker
-        self._per_worker = per_worker
-        self._workers: dict[int, _Worker] = {}
-        self._asked: dict[Any, tuple[int, int]] = {}  # worker and member
-        if device.startswith("cuda:"):
-            raise UserError(f"--device {device}: Ray chooses the GPUs; use --device cuda")
-        self.page = self._connect()
-        self._meetings = Meetings(ray.util.get_node_ip_address())
-        try:
-            cpus, gpus = self._resources()
-            self.device = self._device(device, sum(gpus))
-            on_gpu = self.device == "cuda"
-            self.most = sum(each // per_worker for each in gpus) if on_gpu else len(gpus)
-            if self.most == 0:
-                raise UserError(
-                    f"--gpus-per-job {per_worker} is more than the {max(gpus)} GPUs that any "
-                    "machine of Ray has"
-                )
-        except BaseException:
-            ray.shutdown()
-            raise
-        spread = max(1, cpus // ((workers or self.most) * per_worker))
-        self._needs = {"num_gpus": int(on_gpu), "num_cpus": 1 if on_gpu else spread}
+    def __enter__(self) -> RayActors:
+        return self
 
-    def start(self, worker: int, options: GenerateOptions, threads: int | None) -> None:
-        """See `Engine`."""
-        self._end(worker)
+    def __exit__(self, *_: object) -> None:
+        ray.shutdown()
+
+    def make(self, entries: Sequence[Entry], display: ProgressDisplay) -> Iterator[Outcome]:
+        """Make files on all workers.
+
+        Raises:
+            UserError: the model cannot be loaded, or a machine has another version.
+        """
+        count, folder = min(self.count, len(entries)), self._options.output
+        makers = [_RemoteMaker(self._options, self._needs) for _ in range(count)]
+        idle: queue.SimpleQueue[_RemoteMaker] = queue.SimpleQueue()
+        for maker in makers:
+            idle.put(maker)
+
+        def make(entry: Entry) -> Outcome:
+            maker = idle.get()
+            try:
+                return tried(maker, entry, folder, self._options.tries)
+            finally:
+                idle.put(maker)
+
+        with display.stage(f"making files with {count} workers"), ThreadPoolExecutor(count) as pool:
+            futures = [pool.submit(make, entry) for entry in entries]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for maker in makers:
+                    maker.close()
+
+
+class _RemoteMaker(Maker):
+    """A maker whose pipeline is with actors, which make each file together."""
+
+    def __init__(self, options: BatchOptions, needs: dict[str, int]) -> None:
+        super().__init__(WorkProgress(silent_display()))
+        self._options, self._needs, self._closed = options, needs, False
+        self._actors: list[Any] = []
+        self._group: Any = None
+
+    def load(self, request: Request) -> None:
+        """Start the actors where there are none, and let them load the pipeline."""
+        if self._closed:
+            raise ActorDied("the command ends")
+        if self._actors:
+            return
+        count, needs = self._options.gpus_per_job, self._needs
+        bundle = {name: number for name, number in needs.items() if number}
+        self._group = placement_group([bundle] * count, strategy="STRICT_PACK")
         # What dies is started anew here, where tries are counted.
-        kind = self._ray.remote(max_restarts=0, max_task_retries=0, **self._needs)(_Actor)
-        own = threads and self._needs["num_cpus"]  # of its machine, which may be another one
-        places = self._meetings.places(self._per_worker, options.guidance_parallel)
-        group = self._group()
-        actors = []
-        for place in places:
-            at = kind if group is None else kind.options(scheduling_strategy=_in(group, place.rank))
-            actors.append(at.remote(self._make_worker, options, own, place))
-        self._workers[worker] = _Worker(actors, group, Answers(self._per_worker))
-        self._ask(worker, [actor.load.remote() for actor in actors])
+        kind = ray.remote(num_gpus=needs["GPU"], num_cpus=needs["CPU"], max_restarts=0)(_Actor)
+        for rank in self._ranks(count):
+            strategy = PlacementGroupSchedulingStrategy(self._group, rank.rank)
+            self._actors.append(kind.options(scheduling_strategy=strategy).remote(rank))
+        for version, machine in self._asked("load", request, self._needs["CPU"]):
+            if version != chipsparse.__version__:
+                raise UserError(
+                    f"{machine} has chipsparse {version}, and this machine "
+                    f"{chipsparse.__version__}; install the same one on all"
+                )
 
-    def _group(self) -> Any:
-        """Room for a worker's actors on one machine, all at once; None where one is enough."""
-        if self._per_worker == 1:
-            return None
-        from ray.util import placement_group
+    def _ranks(self, count: int) -> list[Rank]:
+        if count == 1:
+            return [Rank()]
+        host = get_node_ip_address()
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        meeting = Meeting(host, self._store.port, "worker")
+        guidance = self._options.guidance_parallel or 1
+        return [Rank(rank, count, rank, guidance, meeting=meeting) for rank in range(count)]
 
-        each = {"CPU": self._needs["num_cpus"], "GPU": self._needs["num_gpus"]}
-        wanted = {name: count for name, count in each.items() if count}
-        return placement_group([wanted] * self._per_worker, strategy="STRICT_PACK")
+    def make(self, entry: Entry, folder: Path) -> Made:
+        """Let the actors make a file and its thumbnail, and write them."""
+        (made, *parts), *_ = self._asked("make_bytes", entry)
+        small = entry.thumbnail(folder)
+        small.parent.mkdir(parents=True, exist_ok=True)
+        for path, part in zip((small, folder / entry.name), parts, strict=True):
+            with written_whole("--output", path) as file:
+                file.write_bytes(part)
+        return made
 
-    def submit(self, worker: int, task: Task) -> None:
-        """See `Engine`."""
-        self._ask(worker, [actor.make.remote(task) for actor in self._workers[worker].actors])
-
-    def _ask(self, worker: int, asked: list[Any]) -> None:
-        self._asked |= {each: (worker, member) for member, each in enumerate(asked)}
-
-    def wait(self, seconds: float) -> Sequence[tuple[int, Answer]]:
-        """See `Engine`."""
-        if not self._asked:
-            time.sleep(seconds)
-            return []
-        ready, _ = self._ray.wait(list(self._asked), timeout=seconds)
-        found = []
-        for each in ready:
-            worker, member = self._asked.pop(each)
-            answer = self._workers[worker].answers.take(member, self._answer(each))
-            if answer is not None:
-                found.append((worker, answer))
-        return found
+    def forget(self) -> None:
+        """End the actors."""
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        self._actors, self._group = [], None
 
     def close(self) -> None:
-        """See `Engine`."""
-        for worker in list(self._workers):
-            self._end(worker)
-        self._ray.shutdown()
+        """End the actors for good."""
+        self._closed = True
+        self.forget()
 
-    def _connect(self) -> str:
-        """To a cluster, or to a Ray of our own; returns the address of its dashboard."""
-        quiet = {"logging_level": "ERROR", "log_to_driver": False}
-        given = os.environ.get(ADDRESS)
-        if not given:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            context = self._ray.init("local", object_store_memory=STORE_BYTES, **quiet)
-        else:
-            with user_errors(Exception, what=f"the Ray cluster at {given} cannot be used"):
-                _check_reachable(given)
-                context = self._ray.init(given, **quiet)
-        return str(context.dashboard_url or "")
-
-    def _resources(self) -> tuple[int, list[int]]:
-        """CPUs of all machines, and the GPUs of each."""
-        machines = [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
-        cpus = int(self._ray.cluster_resources().get("CPU", 1))
-        return cpus, [int(each.get("GPU", 0)) for each in machines]
-
-    def _device(self, name: str, gpus: int) -> str:
-        if name == "cuda" and not gpus:
-            raise UserError("--device cuda: Ray has no GPU; use --device cpu")
-        return ("cuda" if gpus else "cpu") if name == "auto" else name
-
-    def _answer(self, asked: Any) -> Answer:
-        try:
-            answer: Answer = self._ray.get(asked)
-        except self._ray.exceptions.RayError as error:
-            return answer_of(error)
-        return answer
-
-    def _end(self, worker: int) -> None:
-        running = self._workers.pop(worker, None)
-        if running is None:
-            return
-        self._asked = {each: asked for each, asked in self._asked.items() if asked[0] != worker}
-        for actor in running.actors:
-            self._ray.kill(actor)
-        if running.group is not None:
-            from ray.util import remove_placement_group
-
-            remove_placement_group(running.group)
+    def _asked(self, method: str, *given: Any) -> list[Any]:
+        """Return what all actors answer; raise the error that the others' come from."""
+        refs = [getattr(actor, method).remote(*given) for actor in self._actors]
+        waiting = refs
+        while waiting:
+            (ready, *_), waiting = ray.wait(waiting)
+            if _error(ready) is not None:
+                ended, _ = ray.wait(refs, num_returns=len(refs), timeout=SECONDS_TO_SAY_WHY)
+                errors = [error for error in map(_error, ended) if error is not None]
+                errors.sort(key=lambda error: isinstance(error, PeerError))
+                if len(errors) < len(refs) or isinstance(errors[-1], PeerError):
+                    self.forget()  # some went on without the others
+                raise errors[0]
+        return list(ray.get(refs))
 
 
-def _in(group: Any, place: int) -> Any:
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place)
-
-
-def _check_reachable(address: str) -> None:
-    """Raises `OSError` where nothing listens; Ray would wait for it for minutes."""
-    found = urlsplit(address if "//" in address else f"//{address}")
-    if found.hostname and found.port:
-        with socket.create_connection((found.hostname, found.port), SECONDS_TO_CONNECT):
-            pass
-
-
-def answer_of(error: Exception) -> Answer:
-    """What an error of Ray says of a worker."""
-    from ray import exceptions
-
-    if isinstance(error, exceptions.ActorUnavailableError):
-        return Unavailable()
-    if isinstance(error, exceptions.RayTaskError):
-        return Failed(first_line(error.cause or error))
-    if isinstance(error, exceptions.OutOfMemoryError):
-        return Died("ended by Ray: its machine ran out of memory")
-    if isinstance(error, exceptions.NodeDiedError):
-        return Died("its machine is gone")
-    return Died("its process ended")
+def _error(ref: Any) -> Exception | None:
+    """Return the error that an actor answers with; None where it answers."""
+    try:
+        ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        cause: Exception = error.cause or error
+        return cause
+    except ray.exceptions.RayError as error:
+        memory = isinstance(error, ray.exceptions.OutOfMemoryError)
+        return ActorDied("its machine ran out of memory" if memory else "its process ended")
+    return None
 
 
 class _Actor:
-    """A worker where Ray runs it."""
+    """A maker where Ray runs it; of several the first one answers with the file."""
 
-    def __init__(
-        self, make_worker: MakeWorker, options: GenerateOptions, threads: int | None, place: Rank
-    ) -> None:
-        self._worker = make_worker(options, threads, place)
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
 
-    def load(self) -> Loaded | NotLoaded:
-        return self._worker.load()
+    def load(self, request: Request, threads: int) -> tuple[str, str]:
+        """Meet the others, load, and return the version and the machine."""
+        with _quiet(request):
+            if request.device.type == "cpu":
+                torch.set_num_threads(threads)
+            self._rank = meet(self._rank, request.device)
+            self._maker = Maker(WorkProgress(silent_display()), self._rank)
+            self._maker.load(request)
+        return chipsparse.__version__, socket.gethostname()
 
-    def make(self, task: Task) -> Answer:
-        return self._worker.make(task)
+    def make_bytes(self, entry: Entry) -> tuple[Made, bytes, bytes]:
+        """Return what is known of a file, its thumbnail, and the file."""
+        with _quiet(entry.request), TemporaryDirectory() as name:
+            folder = Path(name)
+            self._maker.load(entry.request)
+            made = self._maker.make(entry, folder)
+            if not self._rank.writes:
+                return made, b"", b""
+            return made, entry.thumbnail(folder).read_bytes(), (folder / entry.name).read_bytes()
+
+
+@contextmanager
+def _quiet(request: Request) -> Iterator[None]:
+    with results_alone(), quiet_libraries(debug=request.options.debug):
+        yield
+
+
+def _connect() -> None:
+    """Connect to a cluster, or to a Ray of our own."""
+    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+    given = os.environ.get(ADDRESS)
+    if not given:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init("local", object_store_memory=STORE_BYTES, **quiet)
+        return
+    with user_errors(Exception, what=f"the Ray cluster at {given} cannot be used"):
+        # Ray would wait for minutes for an address at which nothing listens.
+        address = urlsplit(given if "//" in given else f"//{given}")
+        if address.hostname and address.port:
+            socket.create_connection((address.hostname, address.port), SECONDS_TO_CONNECT).close()
+        ray.init(given, **quiet)

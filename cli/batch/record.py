@@ -1,148 +1,203 @@
-"""What became of a batch: for the table, for JSON and for the page."""
+"""The result of `chipsparse batch`, and the manifest of its folder: a record for each file."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from chipsparse.cli.batch.entries import Entry
-from chipsparse.cli.batch.folder import FAILED, MADE, THUMBNAILS, Folder
-from chipsparse.cli.wording import counted
+from pydantic import ValidationError, computed_field
 
-PAGE = "index.html"
+from chipsparse.cli.errors import user_errors
+from chipsparse.cli.generate.record import ROW_PROMPT, RequestRecord
+from chipsparse.cli.progress import duration
+from chipsparse.cli.views.names import name_of
+from chipsparse.cli.views.sections import (
+    Alert,
+    Count,
+    Facts,
+    Gallery,
+    Number,
+    Picture,
+    Record,
+    Result,
+    Section,
+    String,
+    Table,
+)
+from chipsparse.cli.views.units import counted, seconds_text, shortened
+from chipsparse.cli.wording import bundled_name
+
+MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"
+MOST_ROWS = 40  # of the terminal
+
 State = Literal["made", "already there", "failed", "missing"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A file of the batch.
+class BatchClip(Record):
+    """A file of a batch; in the manifest it was made, or failed.
 
     Attributes:
         file: its name in the folder.
         lines: of the file of prompts, that ask for it.
-        settings: of its line and of the command, for people.
-        seconds: that the generation took; None where that is not known.
-        tries: that it took; None likewise.
-        error: why it is not there, in one sentence; None where it is.
+        seconds: that the generation took, with text and decoding; None where that is not known.
         remarks: what ran otherwise than the profile asks, and what else is worth knowing.
+        time: when it was made or given up, in UTC.
         thumbnail: its path in the folder; None where it has none.
-        command: what makes it alone.
     """
 
-    file: str
+    file: String
     state: State
-    lines: Sequence[int]
-    prompt: str
-    seed: int
-    settings: str
-    seconds: float | None
-    tries: int | None
-    error: str | None
-    warnings: Sequence[str]
-    remarks: Sequence[str]
-    thumbnail: str | None
-    command: Sequence[str]
+    lines: Sequence[Count]
+    request: RequestRecord
+    seconds: Number | None = None
+    tries: Count | None = None
+    error: String | None = None
+    remarks: Sequence[String] = ()
+    time: String = ""
+    thumbnail: String | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether its file is there."""
+        return self.state in ("made", "already there")
+
+    @property
+    def settings(self) -> str:
+        """Size, length, steps and quality in words."""
+        settings, quality = self.request.settings, self.request.quality or "sparse"
+        steps = settings.num_inference_steps
+        texts = [
+            settings.size.replace(" pixels", ""),
+            "" if steps is None else counted(steps, "step"),
+            "dense" if self.request.mode == "dense" else quality,
+        ]
+        return ", ".join(text for text in texts if text)
+
+    @property
+    def cells(self) -> list[str]:
+        """The last cells of its row in a table."""
+        return [
+            self.error or shortened(self.request.prompt, ROW_PROMPT) or "(empty)",
+            "-" if self.seconds is None else seconds_text(self.seconds),
+            ", ".join(map(str, self.lines)),
+            str(self.request.seed),
+        ]
 
 
-@dataclass(frozen=True)
-class Batch:
+def read_manifest(folder: Path) -> dict[str, BatchClip]:
+    """Return the last record of each file, by its name; a broken line counts for nothing.
+
+    Raises `UserError` for a manifest that cannot be read.
+    """
+    path, clips = folder / MANIFEST, {}
+    with user_errors(OSError, UnicodeDecodeError, what=f"{path} could not be read"):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    for line in text.split("\n"):
+        try:
+            clip = BatchClip.model_validate_json(line)
+        except ValidationError:
+            continue
+        clips[clip.file] = clip
+    return clips
+
+
+def note(folder: Path, clip: BatchClip) -> None:
+    """Add a record to the manifest; raise `UserError` where that cannot be written."""
+    path = folder / MANIFEST
+    with user_errors(OSError, what=f"{path} could not be written"), path.open("ab+") as file:
+        file.seek(max(0, file.tell() - 1))
+        broken = file.read(1) not in (b"", b"\n")  # a line that was broken off
+        file.write(b"\n" * broken + clip.model_dump_json(exclude_none=True).encode() + b"\n")
+
+
+class BatchResult(Result):
     """A batch, finished or broken off.
 
     Attributes:
-        manifest: the file in it that says what each file is.
-        page: the file in it that shows them.
-        seconds: that the run took.
-        rows: a file each, in the order of the lines.
+        manifest: the file that says what each file is.
+        page: the file that shows them.
+        seconds: that the command took.
+        clips: in the order of the lines.
     """
 
-    folder: Path
-    manifest: Path
-    page: Path
-    model: str
-    seconds: float
-    rows: Sequence[Row]
-    also_in_json: ClassVar = ("made", "already_there", "failed", "missing")
+    kind: Literal["batch"] = "batch"
+    folder: String
+    manifest: String
+    page: String
+    model: String
+    seconds: Number
+    clips: Sequence[BatchClip]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def counts(self) -> dict[State, int]:
+        """How many files are in each state."""
+        states: tuple[State, ...] = ("made", "already there", "failed", "missing")
+        return {state: sum(clip.state == state for clip in self.clips) for state in states}
 
     @property
-    def made(self) -> int:
-        """How many files this run made."""
-        return self._count("made")
+    def title(self) -> str:
+        """The headline of the page."""
+        made = sum(clip.made for clip in self.clips)
+        return f"{made} of {counted(len(self.clips), 'file')}"
 
-    @property
-    def already_there(self) -> int:
-        """How many were there before it, or were made by another command."""
-        return self._count("already there")
+    def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the counts and a table for the terminal, thumbnails and failures for the page."""
+        # Where there are too many, those without a file come first.
+        shown = sorted(self.clips, key=lambda clip: clip.made)[:MOST_ROWS]
+        rows = [[clip.file if clip.made else "-", clip.state, *clip.cells] for clip in shown]
+        states = ", ".join(f"{count:,} {state}" for state, count in self.counts.items() if count)
+        left = len(self.clips) - len(rows)
+        facts = [
+            ("model", bundled_name(self.model) or self.model),
+            ("files", f"{states} of {len(self.clips):,}, in {duration(self.seconds)}"),
+            ("folder", self.folder),
+            ("manifest", self.manifest),
+            ("page", self.page),
+        ]
+        more = [("also", f"{counted(left, 'file')} that the manifest has" if left else "")]
+        columns = ["file", "state", "prompt", "time", "line", "seed"]
+        terminal = [Facts(facts), Table(columns, rows, texts=3), Facts(more)]
+        return [Section("", terminal, where="terminal"), *self._page()]
 
-    @property
-    def failed(self) -> int:
-        """How many were given up."""
-        return self._count("failed")
-
-    @property
-    def missing(self) -> int:
-        """How many were not come to."""
-        return self._count("missing")
-
-    def _count(self, state: State) -> int:
-        return sum(row.state == state for row in self.rows)
-
-
-def batch_record(
-    folder: Folder,
-    entries: Sequence[Entry],
-    made: Collection[str],
-    given_up: Collection[str],
-    seconds: float,
-) -> Batch:
-    """What became of all files; ``made`` and ``given_up`` are the names of those of this run."""
-    known = folder.manifest.read()
-
-    def row(entry: Entry) -> Row:
-        found = known.get(entry.name, {})
-        facts = entry.facts(folder.path)
-        state: State
-        if folder.has(entry):
-            state, wanted = ("made" if entry.name in made else "already there"), MADE
-        else:
-            state, wanted = ("failed" if entry.name in given_up else "missing"), FAILED
-        kept = found if found.get("state") == wanted else {}
-        shown = f"{THUMBNAILS}/{entry.digest}.jpg"
-        return Row(
-            file=entry.name,
-            state=state,
-            lines=entry.lines,
-            prompt=entry.prompt,
-            seed=entry.seed,
-            settings=_settings(facts),
-            seconds=kept.get("seconds"),
-            tries=kept.get("tries"),
-            error=kept.get("error"),
-            warnings=kept.get("warnings", ()),
-            remarks=kept.get("remarks", ()),
-            thumbnail=shown if folder.has(entry) and (folder.path / shown).is_file() else None,
-            command=facts["command"],
-        )
-
-    return Batch(
-        folder=folder.path,
-        manifest=folder.manifest.path,
-        page=folder.path / PAGE,
-        model=entries[0].group.job.model.location,
-        seconds=seconds,
-        rows=[row(entry) for entry in entries],
-    )
+    def _page(self) -> list[Section]:
+        made = [clip for clip in self.clips if clip.made]
+        settings = list(dict.fromkeys(clip.settings for clip in self.clips))
+        seconds = [clip.seconds for clip in made if clip.seconds is not None]
+        median = seconds_text(statistics.median_low(seconds)) if seconds else ""
+        facts = [
+            ("model", bundled_name(self.model) or name_of(self.model)),
+            ("settings", settings[0] if len(settings) == 1 else ""),
+            ("time", f"{median} each, median" if seconds else ""),
+        ]
+        # Warnings about all are said once.
+        common = set.intersection(*(set(clip.request.warnings) for clip in self.clips))
+        alerts = [Alert(text) for text in sorted(common)]
+        if self.counts["missing"]:
+            text = f"{counted(self.counts['missing'], 'file')} to make: the same command goes on."
+            alerts.insert(0, Alert(text))
+        if self.counts["failed"]:
+            text = f"{counted(self.counts['failed'], 'prompt')} failed. Why, stands below."
+            alerts.insert(0, Alert(text, "error"))
+        pictures = [_picture(clip, common, settings=len(settings) > 1) for clip in made]
+        gone = [clip for clip in self.clips if not clip.made]
+        rows = [
+            [clip.request.prompt, clip.error or "not yet come to", clip.settings, *clip.cells[2:]]
+            for clip in gone
+        ]
+        columns = ["prompt", "why", "settings", "line", "seed"]
+        again = "The same command makes them." if rows else ""
+        return [
+            Section("", [*alerts, Facts(facts), Gallery(pictures)], where="page"),
+            Section("Not made", [Table(columns, rows, 3)], again, where="page"),
+        ]
 
 
-def _settings(facts: dict[str, Any]) -> str:
-    """Size, length, steps and quality."""
-    settings = facts["settings"]
-    parts = []
-    if settings["width"] is not None and settings["height"] is not None:
-        parts.append(f"{settings['width']}x{settings['height']}")
-    if settings["num_frames"] is not None:
-        parts.append(counted(settings["num_frames"], "frame"))
-    parts.append(counted(settings["num_inference_steps"], "step"))
-    parts.append("dense" if facts["mode"] == "dense" else facts["quality"] or "sparse")
-    return ", ".join(parts)
+def _picture(clip: BatchClip, common: set[str], *, settings: bool) -> Picture:
+    detail = [f"seed {clip.request.seed}", *([clip.settings] if settings else [])]
+    detail += [] if clip.seconds is None else [seconds_text(clip.seconds)]
+    notes = [text for text in clip.request.warnings if text not in common]
+    prompt = clip.request.prompt or "(empty)"
+    return Picture(clip.file, clip.thumbnail, prompt, ", ".join(detail), notes)

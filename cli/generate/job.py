@@ -110,8 +110,7 @@ def work_name(name: str, label: str) -> str:
 
 def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> RequestRecord:
     """Return what was asked for, with ``warnings`` about this clip."""
-    options = request.options
-    assert isinstance(options, GenerateOptions)
+    options = request.generate_options
     return RequestRecord(
         mode=options.mode,
         prompt=item.prompt,
@@ -197,18 +196,13 @@ class Runner:
     _stack: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Runner:
-        if self._options.mode == "sparse":
+        if self.request.generate_options.mode == "sparse":
             # Held, so that a series takes and pins host memory once.
             self._held = self._stack.enter_context(self._patch())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    @property
-    def _options(self) -> GenerateOptions:
-        assert isinstance(self.request.options, GenerateOptions)
-        return self.request.options
 
     def dense(self, item: Item) -> Generation:
         """Return a generation of the pipeline as it was."""
@@ -231,8 +225,8 @@ class Runner:
         return patched(
             self.generator.pipe,
             self.request.profile,
-            strict=self._options.strict,
-            layer_times=self._options.report is not None,
+            strict=self.request.generate_options.strict,
+            layer_times=self.request.generate_options.report is not None,
             parallel=self.rank.parallel,
         )
 
@@ -242,7 +236,7 @@ class Runner:
             seed=item.seed,
             title=f"{item.label}: {name} run" if item.label else f"{name} run",
             report=report,
-            way=name if self._options.compare else None,
+            way=name if self.request.generate_options.compare else None,
             work=work_name(name, item.label),
             step_costs=() if report is None else self.request.step_costs,
         )
@@ -286,8 +280,7 @@ def prompt_warnings(runner: Runner, item: Item) -> list[str]:
 def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
     request, progress = runner.request, runner.generator.progress
-    options = request.options
-    assert isinstance(options, GenerateOptions)
+    options = request.generate_options
     dense = sparse = None
     runner.report = None
     try:

@@ -1,11 +1,10 @@
-"""What the page shows of a moment and of a result, as HTML."""
+"""A moment and a result as HTML."""
 
 from __future__ import annotations
 
 import base64
 import functools
 import io
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,70 +12,31 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from chipsparse.cli.studio.feed import Run, Shown, Way
-from chipsparse.cli.studio.maker import Result
-from chipsparse.cli.views.units import decibels, percent, times
-from chipsparse.cli.wording import counted, seconds_text
-from chipsparse.experiments.clips import Generation
+from chipsparse.cli.studio.run import Moment, Result, Run
+from chipsparse.cli.views.units import counted, decibels, percent, seconds_text, times
 
 TEMPLATES = Path(__file__).with_name("templates")
-Tile = tuple[str, str]  # a number, and what it is
 LETTERS = {"dense": "D", "refresh": "R", "sparse": "S", "skip": "\N{EN DASH}"}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A step of a strip.
-
-    Attributes:
-        kind: an action, which has a colour.
-        planned: whether it is to come.
-    """
-
-    letter: str
-    kind: str
-    title: str
-    planned: bool = False
-
-
-@dataclass(frozen=True)
-class Strip:
-    """The steps of a run, and what is to be said of it."""
-
-    way: Way
-    cells: list[Cell]
-    note: str
-
-
 def style() -> str:
-    """The style sheet of both."""
+    """Return the style sheet of both."""
     return (TEMPLATES / "studio.css").read_text(encoding="utf-8")
 
 
-def moment(shown: Shown, *, error: str | None = None) -> str:
-    """What goes on, the steps that are done and planned, and the preview.
-
-    Args:
-        error: one sentence about what went wrong there.
-    """
-    pictures = [] if shown.preview is None else [_picture(each) for each in shown.preview]
-    facts = {"stage": shown.stage, "clock": shown.clock, "error": error}
-    strips = [_strip(run) for run in shown.runs]
-    return _filled("moment.html", strips=strips, pictures=pictures, **facts)
+def moment(shown: Moment) -> str:
+    """Return what goes on, the steps that are done and planned, and the preview."""
+    pictures = [] if shown.preview is None else [_picture(frame) for frame in shown.preview]
+    return _filled("moment.html", moment=shown, strips=_strips(shown.runs), pictures=pictures)
 
 
 def result(made: Result) -> str:
-    """Times and differences, the steps, and what else is worth knowing."""
-    by_way = {"sparse": made.sparse, "dense": made.dense}
-    strips = [_strip(run, by_way[run.way], _note(by_way[run.way])) for run in made.runs]
-    notes = [*made.request.warnings, *made.sparse.fallbacks, *made.sparse.notes]
+    """Return times and differences, the steps, and what else is worth knowing."""
+    notes = [*made.warnings, *made.sparse.fallbacks, *made.sparse.notes]
     if made.kept:
         notes.append("The dense run is that of before: it does not depend on the quality.")
+    strips = _strips(made.runs, stopped="stopped")
     return _filled("result.html", tiles=_tiles(made), strips=strips, notes=notes)
-
-
-def _filled(template: str, **values: Any) -> str:
-    return _templates().get_template(template).render(letters=LETTERS, **values)
 
 
 @functools.cache
@@ -90,11 +50,15 @@ def _templates() -> Environment:
     )
 
 
-def _tiles(made: Result) -> list[Tile]:
+def _filled(template: str, **values: Any) -> str:
+    return _templates().get_template(template).render(letters=LETTERS, **values)
+
+
+def _tiles(made: Result) -> list[tuple[str, str]]:
+    """Return numbers with what they are."""
     tiles = [(seconds_text(made.sparse.denoising_seconds), "sparse, all steps")]
-    compared = made.comparison
+    compared, share = made.comparison, made.sparse.work_share
     if made.dense is None or compared is None:
-        share = made.sparse.work_share
         return tiles if share is None else [*tiles, (percent(share), "of dense's operations")]
     tiles += [
         (seconds_text(made.dense.denoising_seconds), "dense, all steps"),
@@ -109,41 +73,42 @@ def _tiles(made: Result) -> list[Tile]:
     return tiles
 
 
-def _strip(run: Run, made: Generation | None = None, note: str = "") -> Strip:
-    """The steps of a run; of one that is finished with times and shares.
+def _strips(runs: Any, stopped: str = "") -> list[dict[str, Any]]:
+    """Return the steps of runs; those of finished ones with times and shares.
 
     Steps whose branches differ have the letter M.
     """
-    cells = []
-    for number, action in enumerate(run.actions):
-        title = [f"step {number + 1}: {action}"]
-        if made is not None:
-            step = made.steps[number]
-            shares = {"attention": step.attention_kept, "MLP": step.mlp_kept}
-            title += [f"{percent(v)} of {name}" for name, v in shares.items() if v is not None]
-            title.append(seconds_text(step.seconds))
-        cells.append(Cell(LETTERS.get(action, "M"), action.partition("+")[0], ", ".join(title)))
-    for number, action in enumerate(run.planned[len(cells) :], start=len(cells)):
-        planned = f"step {number + 1}: {action}, planned"
-        cells.append(Cell(LETTERS[action], action, planned, planned=True))
-    return Strip(run.way, cells, note)
+    strips = []
+    for run in runs:
+        cells = []
+        for number, action in enumerate([*run.actions, *run.planned[len(run.actions) :]]):
+            planned, title = number >= len(run.actions), f"step {number + 1}: {action}"
+            if run.made is not None:
+                step = run.made.steps[number]
+                shares = {"attention": step.attention_kept, "MLP": step.mlp_kept}
+                parts = [f"{percent(v)} of {name}" for name, v in shares.items() if v is not None]
+                title = ", ".join([title, *parts, seconds_text(step.seconds)])
+            title += ", planned" if planned else ""
+            kind = action.partition("+")[0]
+            cells.append((LETTERS.get(action, "M"), kind, title, planned))
+        strips.append({"way": run.way, "cells": cells, "note": _note(run) or stopped})
+    return strips
 
 
-def _note(made: Generation | None) -> str:
-    """What a run computed; nothing of one that was stopped."""
-    if made is None:
-        return "stopped"
-    steps, seconds = counted(len(made.steps), "step"), seconds_text(made.denoising_seconds)
-    kept = [step.attention_kept for step in made.steps if step.action == "sparse"]
+def _note(run: Run) -> str:
+    """Return what a finished run computed."""
+    if run.made is None:
+        return ""
+    steps, seconds = counted(len(run.made.steps), "step"), run.made.denoising_seconds
+    kept = [step.attention_kept for step in run.made.steps if step.action == "sparse"]
     shares = [share for share in kept if share is not None]
-    if not shares:
-        return f"{steps} in {seconds}"
-    mean = sum(shares) / len(shares)
-    return f"{steps} in {seconds}; a sparse one computes {percent(mean)} of the attention"
+    text = f"{steps} in {seconds_text(seconds)}"
+    mean = percent(float(np.mean(shares))) if shares else ""
+    return f"{text}; a sparse one computes {mean} of the attention" if shares else text
 
 
 def _picture(pixels: np.ndarray) -> str:
-    """An image as an address that holds it."""
+    """Return an image as an address that holds it."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "png")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -274,7 +274,7 @@ def test_what_fits_nowhere_runs_dense(explained, folder):
     (layers,) = found["layers"]
     reason = "its caches do not fit into the memory budgets"
     # With residuals in FP8 all attention fits, and with activations in FP8 more of the MLPs do.
-    assert found["memory"]["residuals"] == found["memory"]["activations"] == "fp8"
+    assert found["memory"]["precision"] == "fp8"
     assert (layers["attention"]["sparse"], layers["attention"]["dense"]) == (40, {})
     assert 0 < layers["mlp"]["sparse"] < 10
     assert layers["mlp"]["dense"] == {reason: 40 - layers["mlp"]["sparse"]}
@@ -369,7 +369,7 @@ def test_an_image_model(explained, folder):
 @pytest.mark.parametrize(
     ("sparsity", "part", "reason", "layers"),
     [
-        ("{mlp: {enabled: false}}", "mlp", "mlp.enabled is false in the profile", 40),
+        ("{mlp: {density: dense}}", "mlp", "mlp.density is dense in the profile", 40),
         (
             "{schedule: {first_dense_layers: 3}}",
             "attention",

@@ -1,45 +1,15 @@
 """`chipsparse batch` on the tiny model."""
 
 import json
-import time
 
 import pytest
 
-from chipsparse.cli.batch import job
-from chipsparse.cli.batch.worker import PipelineWorker
 from tests.cli.conftest import command
 
 
-class InThisProcess:
-    """An engine without processes."""
-
-    page, most = "", 1
-
-    def __init__(self, device):
-        self.device = device
-        self._answers = []
-
-    def start(self, worker, options, threads):
-        self._worker = PipelineWorker(options, None)
-        self._answers = [(worker, self._worker.load())]
-
-    def submit(self, worker, task):
-        self._answers.append((worker, self._worker.make(task)))
-
-    def wait(self, seconds):
-        if not self._answers:
-            time.sleep(seconds)
-        found, self._answers = self._answers, []
-        return found
-
-    def close(self):
-        self._worker = None
-
-
 @pytest.fixture
-def batch(model_folder, workdir, monkeypatch):
-    """Runs the command in this process; what it is given is in ``prompts.csv`` or named."""
-    monkeypatch.setattr(job, "_engine", lambda options, here: InThisProcess(options.device))
+def batch(model_folder, workdir):
+    """Runs the command; what it is given is in ``prompts.csv`` or named."""
 
     def run(*arguments, file="prompts.csv", model=model_folder):
         usual = {"-o": "out", "--device": "cpu", "--model": str(model)}

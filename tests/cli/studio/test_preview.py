@@ -28,12 +28,12 @@ def batch(latents):
     ids=["channels first", "frames first", "tokens"],
 )
 def test_latents_of_videos_are_arranged(latents):
-    assert torch.equal(arrange(latents, grid=GRID, channels=CHANNELS), EXPECTED)
+    assert torch.equal(arrange(latents, GRID, CHANNELS), EXPECTED)
 
 
 def test_latents_of_images_are_arranged():
     image = EXPECTED[0]
-    found = arrange(batch(image.permute(2, 0, 1)), grid=None, channels=CHANNELS)
+    found = arrange(batch(image.permute(2, 0, 1)), None, CHANNELS)
     assert torch.equal(found, image[None])
 
 
@@ -42,14 +42,14 @@ def test_latents_that_flux_packed_are_unpacked():
 
     image = torch.randn(1, CHANNELS, 6, 10)
     packed = FluxPipeline._pack_latents(image, 1, CHANNELS, 6, 10)
-    found = arrange(packed, grid=(1, 3, 5), channels=CHANNELS)
+    found = arrange(packed, (1, 3, 5), CHANNELS)
     assert torch.equal(found[0], image[0].permute(1, 2, 0))
 
 
 @pytest.mark.parametrize("grid", [None, (3, 2, 4)])
 def test_tokens_in_an_order_that_is_not_known_show_nothing(grid):
     tokens = batch(EXPECTED.flatten(0, 2))
-    assert arrange(tokens, grid=grid, channels=CHANNELS) is None
+    assert arrange(tokens, grid, CHANNELS) is None
     assert Preview(grid, CHANNELS, Colours()).pictures(tokens, None) is None
     assert Preview(grid, CHANNELS, Colours()).pictures(None, None) is None
 

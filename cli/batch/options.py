@@ -1,0 +1,108 @@
+"""The options of `batch`: those of `generate` count where a line of the file has none."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.options import (
+    REQUIRED,
+    GenerateOptions,
+    argument,
+    check_positive,
+    one_of,
+    option,
+    output_option,
+    read_options,
+)
+
+worker_option = partial(option, panel="Workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(GenerateOptions):
+    """The options of `batch`."""
+
+    prompts: Path = argument(
+        help="A prompt a line, CSV with a column prompt, or JSON lines (.jsonl). Other columns and "
+        "names are settings of the line, called as the options are: seed, height, quality, ...",
+        default=REQUIRED,
+        metavar="FILE",
+    )
+    output: Path = output_option(
+        "-o",
+        help="Folder to fill. What is there already is not made again.",
+        default=REQUIRED,
+        shown=False,
+    )
+    format: str | None = output_option(
+        help="mp4, webm or gif for videos; images are png.",
+        shown="mp4, or png of images",
+        check=one_of("mp4", "webm", "gif", "png"),
+    )
+    engine: str | None = worker_option(
+        help="ray: actors of the Ray cluster that RAY_ADDRESS names, else of this machine.",
+        shown="this process; Ray for several GPUs",
+        check=one_of("ray"),
+    )
+    gpus: int | None = worker_option(
+        help="GPUs to make clips on, each by an actor of Ray that loads the model once; 1 needs no "
+        "Ray. With --device cpu so many actors.",
+        shown="1, or with --engine ray all that it has",
+        check=check_positive,
+    )
+    gpus_per_job: int = worker_option(
+        help="How many of these GPUs make each clip together.", default=1, check=check_positive
+    )
+    tries: int = worker_option(
+        help="How often a prompt is tried where an actor ends, or the error may come from the "
+        "GPU's state. What is wrong with the prompt itself is not tried again.",
+        default=2,
+        check=check_positive,
+    )
+    prompt: None = None
+    compare: bool = False
+    report: None = None
+    verbose: bool = False
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether actors of Ray make the clips, not this process."""
+        return self.engine == "ray" or (self.gpus or self.gpus_per_job) > 1
+
+    def check(self) -> None:
+        """Raise `UserError` for what is wrong with any model and on any device."""
+        # Imported here so that --help does not wait for torch.
+        from chipsparse.cli.media.write import check_writable
+        from chipsparse.cli.ranks import check_alone, shared_by
+
+        check_alone("a process of batch")
+        shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
+        if (self.gpus or self.gpus_per_job) % self.gpus_per_job:
+            raise UserError(f"--gpus {self.gpus} is no multiple of --gpus-per-job")
+        if self.on_ray and importlib.util.find_spec("ray") is None:
+            raise UserError(
+                "several GPUs need Ray, which is not installed: pip install 'chipsparse[ray]'"
+            )
+        if self.output.exists() and not self.output.is_dir():
+            raise UserError(f"--output {self.output} is a file; name a folder")
+        if not self.output.exists():  # else files in it would be named as the option's
+            check_writable("--output", self.output)
+
+    def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
+        """Return the options of `generate` for a line's prompts, checked; raise `UserError`."""
+        names = [field.name for field in dataclasses.fields(GenerateOptions)]
+        shared = {name: getattr(self, name) for name in names}
+        gpus = self.gpus_per_job if self.gpus_per_job > 1 else None
+        fixed = {"prompt": "", "prompts": None, "num": None, "gpus": gpus}
+        return read_options(GenerateOptions, {**shared, **fixed, **settings})
+
+    def kept(self) -> str:
+        """Return what an interruption leaves, in words."""
+        return "what was finished is in the folder; the same command goes on"
