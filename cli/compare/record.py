@@ -31,7 +31,7 @@ from chipsparse.cli.views.sections import (
     Tile,
 )
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
-from chipsparse.experiments.records import DENSE, ClipRecord
+from chipsparse.experiments.records import DENSE, ClipQuality, ClipRecord
 from chipsparse.experiments.statistics import LEVEL, draws, interval
 
 if TYPE_CHECKING:
@@ -445,13 +445,11 @@ def spread(
     return rows
 
 
-class FilesComparison(Result):
-    """Two files; a PSNR of None is that of files which are the same.
+class FilesComparison(Result, ClipQuality):
+    """The quality of file B against file A, whose flicker is ``flicker_dense`` in `per_frame`.
 
     Attributes:
         lossy: the files whose format changed the pixels.
-        flicker: of B.
-        per_frame: the values of each frame, by metric; `flicker_dense` is that of A.
     """
 
     kind: Literal["files"] = "files"
@@ -461,15 +459,7 @@ class FilesComparison(Result):
     height: Count
     width: Count
     lossy: Sequence[String] = ()
-    identical: bool
-    psnr_db: Number | None = None
-    ssim: Number | None = None
-    lpips: Number | None = None
     lpips_missing: String | None = None
-    largest_difference: Count
-    flicker: Number | None = None
-    flicker_change: Number | None = None
-    per_frame: Mapping[str, Sequence[Number | None]] = {}
     clip: ShownClip | None = None
 
     @property
