@@ -207,13 +207,13 @@ class Page:
             self._command: shlex.join(made.command),
         }
 
-    def _at(self, frame: int, made: Result | None = None) -> tuple[str, str] | None:
-        """Return a frame of both clips, as files."""
+    def _at(self, frame: int, made: Result | None = None) -> tuple[Any, Any] | None:
+        """Return a frame of both clips."""
         made = made or self._result
         if made is None or made.dense is None:
             return None
         place = min(int(frame), len(made.sparse.frames) - 1)
-        return str(made.still("dense", place)), str(made.still("sparse", place))
+        return made.dense.frames[place], made.sparse.frames[place]
 
 
 def _shown(moment: Moment) -> Any:

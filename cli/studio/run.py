@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from rich.console import Console
 
 from chipsparse.cli.errors import described
@@ -92,17 +91,6 @@ class Result:
     def worst_frame(self) -> int:
         """The frame in which sparse is furthest from dense; 0 where there is no dense one."""
         return int(np.argmin(self.psnr_per_frame)) if self.psnr_per_frame else 0
-
-    def still(self, way: Way, frame: int) -> Path:
-        """Return a frame as a PNG, which is written once: a browser may be reading it."""
-        made = self.sparse if way == "sparse" else self.dense
-        assert made is not None
-        file = self.clips[way].with_name(f"{way}-{frame}.png")
-        if not file.exists():
-            half = file.with_suffix(f".{threading.get_ident()}")
-            Image.fromarray(made.frames[frame]).save(half, "png")
-            half.replace(file)
-        return file
 
 
 @dataclass(frozen=True)
