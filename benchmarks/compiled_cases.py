@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -125,40 +126,24 @@ def _gluon() -> Iterator[CompiledCase]:
         return CompiledCase(operation, "gluon_sm90", variant, default, made)
 
     sparse = import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
-    for head_dim, rows in sparse.CONFIGS:
-        for rule, half, in_fp8 in (
-            (None, "bf16", False),
-            ("merge", "bf16", False),
-            ("merge", "fp16", False),
-            ("merge", "bf16", True),
-            ("difference", "bf16", True),
-        ):
-            if half == "bf16" or (head_dim, rows) == (128, 128):
-                variant = f"D{head_dim} rows{rows} {rule or 'none'}{' fp8' * in_fp8} {half}"
-                default = rows == 128 and half == "bf16"
-                arguments = (head_dim, rows, rule, half)
-                yield case("column_sparse_attention", variant, default, *arguments, in_fp8=in_fp8)
-    for head_dim in (64, 128):
-        for sums, rows, half in (
-            (True, 128, "bf16"),
-            (True, 64, "bf16"),
-            (False, 128, "bf16"),
-            (True, 128, "fp16"),
-        ):
-            variant = f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}"
-            options: dict[str, Any] = {"with_column_sums": sums, "part_rows": rows, "half": half}
-            default = rows == 128 and half == "bf16"
-            # Without sums this is the kernel of `dense_attention`, for heads of this size.
-            alone = default and head_dim == FASTER_HEAD_DIM
-            in_sums = default if sums else alone
-            yield case("dense_attention_column_sums", variant, in_sums, head_dim, **options)
-            yield case("fp8_dense_attention", variant, default, head_dim, **options)
-    for activation, even, half in (
-        ("gelu-tanh", True, "bf16"),
-        ("gelu", True, "bf16"),
-        ("silu", False, "bf16"),
-        ("gelu-tanh", False, "fp16"),
-    ):
+    rules: list[Any] = [(None, "bf16", False), ("merge", "bf16", False), ("merge", "fp16", False)]
+    rules += [("merge", "bf16", True), ("difference", "bf16", True)]
+    for (head_dim, rows), (rule, half, in_fp8) in product(sparse.CONFIGS, rules):
+        if half == "bf16" or (head_dim, rows) == (128, 128):
+            variant = f"D{head_dim} rows{rows} {rule or 'none'}{' fp8' * in_fp8} {half}"
+            default, arguments = rows == 128 and half == "bf16", (head_dim, rows, rule, half)
+            yield case("column_sparse_attention", variant, default, *arguments, in_fp8=in_fp8)
+    sizes = ((True, 128, "bf16"), (True, 64, "bf16"), (False, 128, "bf16"), (True, 128, "fp16"))
+    for head_dim, (sums, rows, half) in product((64, 128), sizes):
+        variant = f"D{head_dim} rows{rows} {'sums' if sums else 'no sums'} {half}"
+        options: dict[str, Any] = {"with_column_sums": sums, "part_rows": rows, "half": half}
+        default = rows == 128 and half == "bf16"
+        # Without sums this is the kernel of `dense_attention`, for heads of this size.
+        in_sums = default and (sums or head_dim == FASTER_HEAD_DIM)
+        yield case("dense_attention_column_sums", variant, in_sums, head_dim, **options)
+        yield case("fp8_dense_attention", variant, default, head_dim, **options)
+    ups = (("gelu-tanh", True, "bf16"), ("gelu", True, "bf16"), ("silu", False, "bf16"))
+    for activation, even, half in (*ups, ("gelu-tanh", False, "fp16")):
         variant = f"{activation}{' ragged' * (not even)} {half}"
         default = even and activation == "gelu-tanh"
         yield case("sparse_mlp_up", variant, default, activation, even=even, half=half)
@@ -172,323 +157,202 @@ def _attention() -> Iterator[CompiledCase]:
         device = torch.device("cuda", 0)
         shape: tuple[int, ...] = ()
 
-    for capability in (HOPPER, AMPERE):
-        for head_dim in (64, 128):
-            Query.shape = (1, 1, 1, head_dim)
-            sparse, dense = "column_sparse_attention", "dense_attention_column_sums"
-            rules = {
-                "none": ("none", False),
-                "merge": ("merge", False),
-                "merge fp8": ("merge", True),
-            }
-            variants: list[tuple[str, bool, str, dict[str, Any]]] = [
-                (sparse, True, text, {"RULE": rule, "IN_FP8": in_fp8, "WIDE_OFFSETS": False})
-                for text, (rule, in_fp8) in rules.items()
-            ]
-            variants.append((dense, True, "sums", {"WITH_COLUMN_SUMS": True}))
-            variants.append((dense, False, "no sums", {"WITH_COLUMN_SUMS": False}))
-            for operation, default, text, constants in variants:
-                module = _module(operation)
-                pretended: dict[str, Any] = {"return_value": divmod(capability, 10), "create": True}
-                with mock.patch.object(module, "compute_capability", **pretended):
-                    config = module.CONFIGS[module.default_config(Query)]
-                yield _triton(
-                    operation,
-                    f"_{operation}_kernel",
-                    f"D{head_dim} {text} bf16",
-                    default,
-                    {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False, **constants, **config},
-                    capability,
-                    types=RESIDUAL_BYTES | TRITON_TYPES if "fp8" in text else TRITON_TYPES,
-                )
+    sparse, dense = "column_sparse_attention", "dense_attention_column_sums"
+    rules = {"none": ("none", False), "merge": ("merge", False), "merge fp8": ("merge", True)}
+    variants: list[tuple[str, bool, str, dict[str, Any]]] = [
+        (sparse, True, text, {"RULE": rule, "IN_FP8": in_fp8, "WIDE_OFFSETS": False})
+        for text, (rule, in_fp8) in rules.items()
+    ]
+    variants.append((dense, True, "sums", {"WITH_COLUMN_SUMS": True}))
+    variants.append((dense, False, "no sums", {"WITH_COLUMN_SUMS": False}))
+    for capability, head_dim, variant in product((HOPPER, AMPERE), (64, 128), variants):
+        operation, default, text, constants = variant
+        Query.shape = (1, 1, 1, head_dim)
+        module = _module(operation)
+        pretended: dict[str, Any] = {"return_value": divmod(capability, 10), "create": True}
+        with mock.patch.object(module, "compute_capability", **pretended):
+            config = module.CONFIGS[module.default_config(Query)]
+        constants = {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False, **constants, **config}
+        types = RESIDUAL_BYTES | TRITON_TYPES if "fp8" in text else TRITON_TYPES
+        kernel, name = f"_{operation}_kernel", f"D{head_dim} {text} bf16"
+        yield _triton(operation, kernel, name, default, constants, capability, types=types)
 
 
 def _fp8() -> Iterator[CompiledCase]:
     quantization, dense = _module("fp8_quantization"), _module("fp8_dense_attention")
-    for capability in (HOPPER, ADA, BLACKWELL):
-        for head_dim in (64, 128):
-            fixed: dict[str, Any] = {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False}
-            for part, rotations, options in (
-                ("note", (False, True), {"num_warps": quantization.WARPS}),
-                ("make", (False,), {"num_warps": quantization.MAKE_WARPS}),
-                (
-                    "round",
-                    (False, True),
-                    {"num_warps": quantization.WARPS, "num_stages": quantization.ROUND_STAGES},
-                ),
-            ):
-                for rotate in rotations:
-                    constants = {
-                        **fixed,
-                        "ROTATE": rotate,
-                        "TILE": quantization.TILE_TOKENS,
-                        "CHUNK": quantization.CHUNK_TOKENS,
-                        "PART": quantization.PART_TOKENS,
-                        **options,
-                    }
-                    yield _triton(
-                        "fp8_quantization",
-                        f"_{part}_kernel",
-                        f"{part} D{head_dim}{' rotated' * rotate} bf16",
-                        True,
-                        constants,
-                        capability,
-                        types=FP8_TYPES | TRITON_TYPES,
-                    )
-            for sums in (True, False):
-                yield _triton(
-                    "fp8_dense_attention",
-                    "_fp8_dense_attention_kernel",
-                    f"D{head_dim} {'sums' if sums else 'no sums'} bf16",
-                    True,
-                    {**fixed, "WITH_COLUMN_SUMS": sums, **dense.CONFIG},
-                    capability,
-                    types=QUANTIZED_TYPES | FP8_TYPES | TRITON_TYPES,
-                )
+    usual = {"num_warps": quantization.WARPS}
+    parts = {
+        "note": ((False, True), usual),
+        "make": ((False,), {"num_warps": quantization.MAKE_WARPS}),
+        "round": ((False, True), usual | {"num_stages": quantization.ROUND_STAGES}),
+    }
+    sizes = {"TILE": quantization.TILE_TOKENS, "CHUNK": quantization.CHUNK_TOKENS}
+    sizes |= {"PART": quantization.PART_TOKENS}
+    types, own = FP8_TYPES | TRITON_TYPES, QUANTIZED_TYPES | FP8_TYPES | TRITON_TYPES
+    for capability, head_dim in product((HOPPER, ADA, BLACKWELL), (64, 128)):
+        fixed: dict[str, Any] = {"HEAD_DIM": head_dim, "WIDE_PRODUCTS": False}
+        for part, (rotations, options) in parts.items():
+            for rotate in rotations:
+                constants = {**fixed, "ROTATE": rotate, **sizes, **options}
+                name = f"{part} D{head_dim}{' rotated' * rotate} bf16"
+                operation, kernel = "fp8_quantization", f"_{part}_kernel"
+                yield _triton(operation, kernel, name, True, constants, capability, types=types)
+        for sums in (True, False):
+            constants = {**fixed, "WITH_COLUMN_SUMS": sums, **dense.CONFIG}
+            operation, name = "fp8_dense_attention", f"D{head_dim} {'' if sums else 'no '}sums bf16"
+            kernel = f"_{operation}_kernel"
+            yield _triton(operation, kernel, name, True, constants, capability, types=own)
 
 
 def _selection() -> Iterator[CompiledCase]:
-    module = _module("column_selection")
-    for half, even, static in (
-        ("bf16", True, False),
-        ("bf16", True, True),
-        ("bf16", False, False),
-        ("fp32", True, False),
-    ):
+    module, operation = _module("column_selection"), "column_selection"
+    kinds = (("bf16", True, False), ("bf16", True, True), ("bf16", False, False))
+    for half, even, static in (*kinds, ("fp32", True, False)):
         packed = even and half != "fp32"  # compares two 16-bit sums by one instruction
-        yield _triton(
-            "column_selection",
-            "_select_kernel",
-            f"select {half}{' ragged' * (not even)}{' static' * static}",
-            half == "bf16" and even,
-            {
-                "INFINITY": 0x7F80,
-                "EVEN": even,
-                "STATIC": static,
-                "PACKED": packed,
-                "BYTES": module.TILE_BYTES if even else module.TILE_BYTES // 2,
-                "SAMPLE": module.SAMPLE_BYTES,
-                "num_warps": module.SELECT_WARPS,
-                **(module.OCCUPANCY if packed else {}),
-            },
-            half=half,
-        )
+        constants = {"INFINITY": 0x7F80, "EVEN": even, "STATIC": static, "PACKED": packed}
+        constants["BYTES"] = module.TILE_BYTES if even else module.TILE_BYTES // 2
+        constants |= {"SAMPLE": module.SAMPLE_BYTES, "num_warps": module.SELECT_WARPS}
+        constants |= module.OCCUPANCY if packed else {}
+        name = f"select {half}{' ragged' * (not even)}{' static' * static}"
+        default = half == "bf16" and even
+        yield _triton(operation, "_select_kernel", name, default, constants, half=half)
     for wide in (False, True):
         constants = {"WIDE": wide, "STRATA": module.STRATA, "num_warps": module.DRAW_WARPS}
-        variant = f"draw{' wide' * wide}"
-        yield _triton("column_selection", "_draw_kernel", variant, not wide, constants)
+        yield _triton(operation, "_draw_kernel", f"draw{' wide' * wide}", not wide, constants)
 
 
 def _packing() -> Iterator[CompiledCase]:
     module = _module("mask_packing")
     pack = {"BYTES": module.PACK_BYTES, "num_warps": module.PACK_WARPS}
-    for kernel, variant, constants in (
-        ("pack", "pack", {"EVEN": True, **pack}),
-        ("pack", "pack ragged", {"EVEN": False, **pack}),
-        ("unpack", "unpack", {"EVEN": True, **pack}),
-        ("unpack", "unpack ragged", {"EVEN": False, **pack}),
-        ("count", "count", {"WORDS": module.COUNT_WORDS, "num_warps": module.COUNT_WARPS}),
-        ("list", "list", {"STAGED": True, "num_warps": 1}),
-    ):
-        yield _triton("mask_packing", f"_{kernel}_kernel", variant, True, constants)
+    count = {"WORDS": module.COUNT_WORDS, "num_warps": module.COUNT_WARPS}
+    constants = {
+        **{
+            f"{kernel}{' ragged' * (not even)}": {"EVEN": even, **pack}
+            for kernel, even in product(("pack", "unpack"), (True, False))
+        },
+        **{"count": count, "list": {"STAGED": True, "num_warps": 1}},
+    }
+    for name, values in constants.items():
+        yield _triton("mask_packing", f"_{name.split()[0]}_kernel", name, True, values)
 
 
 def _residuals() -> Iterator[CompiledCase]:
     module = _module("attention_residual")
-    for half, capability, rule, in_fp8 in (
-        ("bf16", HOPPER, "merge", False),
-        ("fp32", HOPPER, "merge", False),
-        ("bf16", HOPPER, "difference", False),
-        ("bf16", HOPPER, "merge", True),
+    kinds = (
+        *(("bf16", HOPPER, "merge", False), ("fp32", HOPPER, "merge", False)),
+        *(("bf16", HOPPER, "difference", False), ("bf16", HOPPER, "merge", True)),
         ("bf16", AMPERE, "merge", True),  # which cannot convert FP8 itself
         ("bf16", HOPPER, "difference", True),
-    ):
-        for head_dim in (64, 128):
-            constants = {
-                "MERGES": rule == "merge",
-                "IN_FP8": in_fp8,
-                "WIDTH": head_dim,
-                "ROWS": module.TILE_ELEMENTS // head_dim,
-                "COLUMNS": head_dim,
-                "num_warps": module.WARPS,
-            }
-            yield _triton(
-                "attention_residual",
-                "_residual_kernel",
-                f"D{head_dim} {rule}{' fp8' * in_fp8} {half}",
-                True,
-                constants,
-                capability,
-                half=half,
-                types=RESIDUAL_BYTES | TRITON_TYPES if in_fp8 else TRITON_TYPES,
-            )
+    )
+    for (half, capability, rule, in_fp8), width in product(kinds, (64, 128)):
+        constants = {"MERGES": rule == "merge", "IN_FP8": in_fp8, "WIDTH": width}
+        constants |= {"ROWS": module.TILE_ELEMENTS // width, "COLUMNS": width}
+        constants |= {"num_warps": module.WARPS}
+        types = RESIDUAL_BYTES | TRITON_TYPES if in_fp8 else TRITON_TYPES
+        name = f"D{width} {rule}{' fp8' * in_fp8} {half}"
+        named = "attention_residual", "_residual_kernel", name, True
+        yield _triton(*named, constants, capability, half=half, types=types)
 
 
 def _pieces() -> Iterator[CompiledCase]:
     module = _module("rank_pieces")
-    for packs in (True, False):
-        for cuts_heads in (True, False):
-            constants = {
-                "TENSORS": 3 if packs == cuts_heads else 1,  # q, k and v there, the output back
-                "CUTS_HEADS": cuts_heads,
-                "PACKS": packs,
-                "WIDTH": 128,
-                "ROWS": module.TILE_ELEMENTS // 128,
-                "COLUMNS": 128,
-                "num_warps": module.WARPS,
-            }
-            variant = f"{'pack' if packs else 'unpack'} {'heads' if cuts_heads else 'tokens'}"
-            yield _triton("rank_pieces", "_copy_kernel", variant, True, constants)
+    for packs, cuts_heads in product((True, False), (True, False)):
+        # q, k and v there, the output back
+        constants = {"TENSORS": 3 if packs == cuts_heads else 1, "CUTS_HEADS": cuts_heads}
+        constants |= {"PACKS": packs, "WIDTH": 128, "ROWS": module.TILE_ELEMENTS // 128}
+        constants |= {"COLUMNS": 128, "num_warps": module.WARPS}
+        variant = f"{'pack' if packs else 'unpack'} {'heads' if cuts_heads else 'tokens'}"
+        yield _triton("rank_pieces", "_copy_kernel", variant, True, constants)
 
 
 def _weights() -> Iterator[CompiledCase]:
     module = _module("fp8_dequantization")
-    for capability in (HOPPER, ADA, AMPERE, BLACKWELL):
-        for turned in (False, True):
-            constants = {
-                "TURNED": turned,
-                "ROWS": module.TILE_ROWS,
-                "COLUMNS": module.TILE_COLUMNS,
-                "num_warps": module.WARPS,
-            }
-            yield _triton(
-                "fp8_dequantization",
-                "_dequantize_kernel",
-                "turned" if turned else "as it lies",
-                True,
-                constants,
-                capability,
-                types=WEIGHT_TYPES,
-            )
+    sizes = {"ROWS": module.TILE_ROWS, "COLUMNS": module.TILE_COLUMNS, "num_warps": module.WARPS}
+    for capability, turned in product((HOPPER, ADA, AMPERE, BLACKWELL), (False, True)):
+        kernel = "fp8_dequantization", "_dequantize_kernel", "turned" if turned else "as it lies"
+        yield _triton(*kernel, True, {"TURNED": turned, **sizes}, capability, types=WEIGHT_TYPES)
 
 
 def _rows() -> Iterator[CompiledCase]:
     module = _module("fp8_rows")
-    for capability in (HOPPER, ADA, BLACKWELL):
-        constants = {"TILE": module.TILE, "INTERPRETED": False, "num_warps": module.WARPS}
-        for half in ("bf16", "fp16"):
-            yield _triton(
-                "fp8_rows",
-                "_round_rows_kernel",
-                half,
-                half == "bf16",
-                constants,
-                capability,
-                half=half,
-                types=ROW_TYPES,
-            )
+    constants = {"TILE": module.TILE, "INTERPRETED": False, "num_warps": module.WARPS}
+    for capability, half in product((HOPPER, ADA, BLACKWELL), ("bf16", "fp16")):
+        kernel = "fp8_rows", "_round_rows_kernel", half, half == "bf16"
+        yield _triton(*kernel, constants, capability, half=half, types=ROW_TYPES)
 
 
 def _activations() -> Iterator[CompiledCase]:
     module = _module("fp8_activations")
     sizes = {"TOKENS": module.TOKENS, "NEURONS": module.NEURONS, "num_warps": module.WARPS}
-    for capability in (HOPPER, AMPERE):
-        for contiguous in ("tokens", "neurons"):
-            eight = {"EIGHT_AT_ONCE": contiguous == "tokens"}
-            first, second = ("i32:1", "i32") if contiguous == "tokens" else ("i32:16", "i32:1")
-            for kernel, constants in (
-                ("_largest_kernel", sizes | eight),
-                ("_round_kernel", {"CONVERTS": capability >= HOPPER, **sizes, **eight}),
-            ):
-                yield _triton(
-                    "fp8_activations",
-                    kernel,
-                    f"{kernel[1:-7]}, {contiguous} contiguous bf16",
-                    True,
-                    constants,
-                    capability,
-                    types={"stride_n": first, "stride_f": second} | ACTIVATION_TYPES,
-                )
+    for capability, contiguous in product((HOPPER, AMPERE), ("tokens", "neurons")):
+        eight = {"EIGHT_AT_ONCE": contiguous == "tokens"}
+        first, second = ("i32:1", "i32") if contiguous == "tokens" else ("i32:16", "i32:1")
+        types = {"stride_n": first, "stride_f": second} | ACTIVATION_TYPES
+        converts = {"CONVERTS": capability >= HOPPER}
+        for name, constants in (("largest", sizes | eight), ("round", converts | sizes | eight)):
+            kernel = "fp8_activations", f"_{name}_kernel", f"{name}, {contiguous} contiguous bf16"
+            yield _triton(*kernel, True, constants, capability, types=types)
 
 
 def _mlp() -> Iterator[CompiledCase]:
     up, down = _module("sparse_mlp_up"), _module("sparse_mlp_down")
     even = {"COUNTS": False, "EVEN_CHANNELS": True, "WIDE_PRODUCTS": False}
     full = {"IN_FP8": False, "CONVERTS": False}
+    first = "sparse_mlp_up", "_sparse_mlp_up_kernel"
+    second = "sparse_mlp_down", "_sparse_mlp_down_kernel"
     for capability in (HOPPER, AMPERE):
         with _pretended(up, capability), _pretended(down, capability):
-            defaults = {gated: up.default_config(_OnGpu, gated=gated) for gated in (False, True)}
-            rounding = {
-                gated: up.default_config(_OnGpu, gated=gated, in_fp8=True) for gated in defaults
-            }
-            down_default = down.default_config(_OnGpu)
-        for name, config in up.CONFIGS.items():
-            for gated in (False, True):
-                if _sums_fit(config, 1 + gated, capability):
-                    yield _triton(
-                        "sparse_mlp_up",
-                        "_sparse_mlp_up_kernel",
-                        f"{name}{' gated' * gated} bf16",
-                        name == defaults[gated],
-                        {**_first_layer(gated), **full, **even, **config},
-                        capability,
-                        types=MLP_TYPES,
-                    )
-        in_fp8 = {"IN_FP8": True, "CONVERTS": capability >= HOPPER}
-        for gated in (False, True):
-            yield _triton(
-                "sparse_mlp_up",
-                "_sparse_mlp_up_kernel",
-                f"{rounding[gated]}{' gated' * gated} bf16, cache in fp8",
-                True,
-                {**_first_layer(gated), **in_fp8, **even, **up.CONFIGS[rounding[gated]]},
-                capability,
-                types={"cache_ptr": "*u8:16"} | MLP_TYPES,
+            defaults, rounding = (
+                {g: up.default_config(_OnGpu, gated=g, **fp8) for g in (False, True)}
+                for fp8 in ({}, {"in_fp8": True})
             )
+            down_default = down.default_config(_OnGpu)
+        for (name, config), gated in product(up.CONFIGS.items(), (False, True)):
+            if _sums_fit(config, 1 + gated, capability):
+                text, default = f"{name}{' gated' * gated} bf16", name == defaults[gated]
+                constants = {**_first_layer(gated), **full, **even, **config}
+                yield _triton(*first, text, default, constants, capability, types=MLP_TYPES)
+        in_fp8, bytes_ = {"IN_FP8": True, "CONVERTS": capability >= HOPPER}, {"cache_ptr": "*u8:16"}
+        for gated, name in rounding.items():
+            text = f"{name}{' gated' * gated} bf16, cache in fp8"
+            constants = {**_first_layer(gated), **in_fp8, **even, **up.CONFIGS[name]}
+            yield _triton(*first, text, True, constants, capability, types=bytes_ | MLP_TYPES)
         for name, config in down.CONFIGS.items():
             if _sums_fit(config, 1, capability):
                 constants = {"ADDEND": True, "EVEN_NEURONS": True, "WIDE_OFFSETS": False}
-                yield _triton(
-                    "sparse_mlp_down",
-                    "_sparse_mlp_down_kernel",
-                    f"{name} bf16",
-                    name == down_default,
-                    {**constants, **even, **config},
-                    capability,
-                    types=MLP_TYPES,
-                )
+                constants |= {**even, **config}
+                named = *second, f"{name} bf16", name == down_default
+                yield _triton(*named, constants, capability, types=MLP_TYPES)
     sizes = {"TOKENS": up.ACTIVATE_TOKENS, "NEURONS": up.ACTIVATE_NEURONS}
     constants = {**_first_layer(False), **sizes, "num_warps": up.ACTIVATE_WARPS}
-    kernel, variant = "_activate_kernel", "activate bf16"
-    yield _triton("sparse_mlp_up", kernel, variant, True, constants, types=MLP_TYPES)
+    named = "sparse_mlp_up", "_activate_kernel", "activate bf16", True
+    yield _triton(*named, constants, types=MLP_TYPES)
 
 
 def _neurons() -> Iterator[CompiledCase]:
-    module = _module("neuron_selection")
-
-    def case(kernel: str, variant: str, default: bool, constants: Any, *args: Any) -> CompiledCase:
-        types = TOP_TYPES | MLP_TYPES if kernel != "_means_kernel" else MLP_TYPES
-        return _triton("neuron_selection", kernel, variant, default, constants, *args, types=types)
-
+    module, operation = _module("neuron_selection"), "neuron_selection"
+    types = TOP_TYPES | MLP_TYPES
+    fixed = {"SCORES": True, "EVEN_CHANNELS": True, "WIDE_PRODUCTS": False}
     for capability in (HOPPER, AMPERE):
         with _pretended(module, capability):
             defaults = {
                 (module.default_product_config(_OnGpu, blocks, gated=gated), gated)
-                for blocks in (32, 64, 256)
-                for gated in (False, True)
+                for blocks, gated in product((32, 64, 256), (False, True))
             }
-        for name, config in module.PRODUCT_CONFIGS.items():
-            for gated in (False, True):
-                if gated and (name, gated) not in defaults:
-                    continue  # two weights at a time leave the larger tiles no room
-                constants = {
-                    **_first_layer(gated, alone="none"),
-                    "SCORES": True,
-                    "EVEN_CHANNELS": True,
-                    "WIDE_PRODUCTS": False,
-                    **config,
-                }
-                variant, default = (
-                    f"product {name}{' gated' * gated} bf16",
-                    (name, gated) in defaults,
-                )
-                yield case("_product_kernel", variant, default, constants, capability)
+        for (name, config), gated in product(module.PRODUCT_CONFIGS.items(), (False, True)):
+            default = (name, gated) in defaults
+            if default or not gated:  # two weights at a time leave the larger tiles no room
+                constants = {**_first_layer(gated, alone="none"), **fixed, **config}
+                named = operation, "_product_kernel", f"product {name}{' gated' * gated} bf16"
+                yield _triton(*named, default, constants, capability, types=types)
     for name, config in module.MEAN_CONFIGS.items():
-        yield case("_means_kernel", f"means {name} bf16", True, config)
+        named = operation, "_means_kernel", f"means {name} bf16"
+        yield _triton(*named, True, config, types=MLP_TYPES)
     for block, warps in module.TOP_WARPS:
         for part in sorted({min(block, module.TOP_PART), block}):
             constants = {"BLOCK": block, "PART": part, "num_warps": warps}
-            yield case("_top_kernel", f"top {part} of {block}", block <= 16384, constants)
+            named = operation, "_top_kernel", f"top {part} of {block}"
+            yield _triton(*named, block <= 16384, constants, types=types)
 
 
 def _first_layer(gated: bool, *, alone: str = "gelu-tanh") -> dict[str, Any]:

@@ -1,51 +1,65 @@
-"""What figures have in common: their look, and the commands that draw them from records."""
+"""``python -m benchmarks figure KIND RECORDS... -o FIGURE``: the docs' figures, from records alone.
+
+Kinds: ``curve`` (speed-up over the keep fraction, time over the tokens), ``parts`` (where a sparse
+step's time goes) and ``equal_work`` (quality over work and over time).
+"""
 
 from __future__ import annotations
 
-import argparse
 import io
-from collections.abc import Callable, Sequence
+import math
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MultipleLocator, PercentFormatter
 from PIL import Image
 
+from benchmarks import curves
+from benchmarks.curves import by_workload, on_gpu
 from benchmarks.records import Record, read
+from benchmarks.step_breakdown import PARTS
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#b4b4b4")
-NOTE = "#666666"
-DPI = 100  # a figure of 12 inches is 1200 pixels wide
+NOTE, IDEAL = "#666666", "#8a8a8a"
 STYLE: dict[Any, Any] = {
-    "axes.axisbelow": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.h_pad": 0.12,
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.12,
-    "figure.dpi": DPI,
-    "font.size": 10,
-    "grid.color": "#e4e4e4",
-    "savefig.dpi": DPI,
+    **{"axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False},
+    **{"figure.constrained_layout.use": True, "figure.constrained_layout.h_pad": 0.12},
+    **{"figure.constrained_layout.w_pad": 0.12, "figure.dpi": 100, "savefig.dpi": 100},
+    **{"font.size": 10, "grid.color": "#e4e4e4"},
 }
+METHODS = {
+    **{curves.OURS: "#0072b2", curves.SKIPS: "#56b4e9", "fewer steps": "#888888"},
+    **{"FirstBlockCache": "#d55e00", "MagCache": "#cc79a7", "TaylorSeer": "#e69f00"},
+    **{"PAB": "#e7298a", "FasterCache": "#66a61e", "SeaCache": "#8b1a1a"},
+}
+SHARES = tuple(percent / 100 for percent in range(20, 61, 2))
+AXES: dict[curves.Axis, str] = {
+    "work": "share of the dense generation's work",
+    "time": "share of its GPU time",
+}
+LEAST_LABEL = 0.025  # of a bar: what a share needs to be written on it
 
 
-def figure_of(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
-    with matplotlib.rc_context(STYLE):
-        return Figure((width, height))
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("kind", choices=DRAWN)
+    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("-o", "--output", type=Path, required=True, help=".png or .webp")
 
 
-def axes_of(figure: Figure, *place: int) -> Axes:
-    """Axes at a place of `Figure.add_subplot`, in the look of all figures."""
-    with matplotlib.rc_context(STYLE):
-        return figure.add_subplot(*place)
+def run(args: Namespace, *_: Any) -> None:
+    """Draws a figure of the docs from records."""
+    save(DRAWN[args.kind](read(*args.records)), args.output)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes a figure in 24 colours: a third of the bytes, which the repository keeps for good."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
@@ -57,12 +71,177 @@ def save_figure(figure: Figure, path: Path) -> None:
         few.save(path)
 
 
-def draw_from_records(
-    module: str, help_text: str | None, draw: Callable[[Sequence[Record]], Figure]
-) -> None:
-    """The command of a figure's module: reads a file of records, writes the figure."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{module}", description=help_text)
-    parser.add_argument("records", type=Path)
-    parser.add_argument("figure", type=Path)
-    args = parser.parse_args()
-    save_figure(draw(read(args.records)), args.figure)
+@matplotlib.rc_context(STYLE)
+def curve(records: Sequence[Record]) -> Figure:
+    """Speed-up over dense against the share of kept columns, and milliseconds per head by tokens.
+
+    Raises:
+        ValueError: no record belongs to a curve.
+    """
+    panels = [
+        (panel, of_it)
+        for name, panel in {"keep": _keep_panel, "tokens": _tokens_panel}.items()
+        if (of_it := [record for record in records if record.get("curve") == name])
+    ]
+    if not panels:
+        raise ValueError("no records of a curve")
+    figure = Figure((12, 5))
+    for place, (panel, of_it) in enumerate(panels, 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        axes.set(xscale="log", yscale="log")
+        panel(axes, of_it)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid()
+        axes.legend()
+    one = panels[0][1][0]
+    text = "{device}, torch {torch}, {dtype}, head size {head_dim}, blocks of {block_size} rows, "
+    figure.supxlabel((text + "backend {backend}").format(**one), color=NOTE, fontsize=9)
+    return figure
+
+
+def _keep_panel(axes: Axes, records: Sequence[Record]) -> None:
+    of_case: dict[str, list[Record]] = {}
+    for record in records:
+        of_case.setdefault(f"{record['tokens']:,} tokens", []).append(record)
+    for (label, of_it), colour in zip(of_case.items(), COLOURS, strict=False):
+        _line(axes, of_it, "density", "speedup", label, colour)
+    ideal = sorted({record["density"]: record["ideal"] for record in records}.items())
+    axes.plot(*zip(*ideal, strict=True), "--", color=IDEAL, label="possible, 1 / kept share")
+    # Lists have whole lengths: shares of several cases that round alike are one tick.
+    ticks = {f"{100 * keep:.0f}": keep for keep, _ in ideal}
+    axes.set_xticks([*ticks.values()], [*ticks])
+    axes.set(title="Speed-up over the fastest dense attention", xlabel="kept columns, %")
+
+
+def _tokens_panel(axes: Axes, records: Sequence[Record]) -> None:
+    """Per head, since long cases have fewer heads."""
+    times = ("latency_ms", "baseline_ms")
+    records = [r | {n: r[n] / (r["batch"] * r["heads"]) for n in times} for r in records]
+    baseline = ", ".join(sorted({record["baseline"] for record in records}))
+    keep = ", ".join(sorted({f"{record['density']:.0%}" for record in records}))
+    _line(axes, records, "tokens", "baseline_ms", baseline, COLOURS[1])
+    _line(axes, records, "tokens", "latency_ms", f"sparse, {keep} kept", COLOURS[0])
+    tokens = sorted({record["tokens"] for record in records})
+    axes.set_xticks(tokens, [f"{n / 1000:.0f}k" if n >= 1000 else str(n) for n in tokens])
+    axes.set(title="Milliseconds per head", xlabel="tokens")
+
+
+def _line(axes: Axes, records: Sequence[Record], x: str, y: str, label: str, colour: str) -> None:
+    points = sorted((record[x], record[y]) for record in records)
+    axes.plot(*zip(*points, strict=True), "o-", color=colour, label=label)
+
+
+@matplotlib.rc_context(STYLE)
+def parts(records: Sequence[Record]) -> Figure:
+    """One bar per record with a ``breakdown_ms``, as long as its part of the model's longest.
+
+    Numbers in it are shares of its own step. Bars of one model stand together, each named by the
+    ``when`` of its record.
+    """
+    # Schedules of a case have the same sparse step.
+    bars = {(r["case"], r.get("when", "")): r for r in records if r.get("breakdown_ms")}
+    cases = list(dict.fromkeys(case for case, _ in bars))
+    records = sorted(bars.values(), key=lambda record: cases.index(record["case"]))
+    figure = Figure((12, 1.3 + 0.5 * len(records)))
+    axes = figure.add_subplot()
+    labels = [
+        f"{', '.join(filter(None, (r['case'], r.get('when'))))}\n"
+        f"{r['breakdown_ms']['all']:.0f} ms, {r['step_speedup']:.1f}x stock"
+        for r in records
+    ]
+    wholes = [sum(r["breakdown_ms"][part] for part in PARTS) or 1.0 for r in records]
+    longest = {
+        case: max(whole for r, whole in zip(records, wholes, strict=True) if r["case"] == case)
+        for case in cases
+    }
+    lefts = [0.0] * len(records)
+    for part, colour in zip(PARTS, COLOURS, strict=True):
+        times = [r["breakdown_ms"][part] for r in records]
+        widths = [time / longest[r["case"]] for time, r in zip(times, records, strict=True)]
+        drawn = axes.barh(labels, widths, 0.62, lefts, color=colour, label=part)
+        shares = [time / whole for time, whole in zip(times, wholes, strict=True)]
+        texts = [f"{share:.0%}" if share > LEAST_LABEL else "" for share in shares]
+        ink = "black" if part in ("idle", "elementwise") else "white"
+        axes.bar_label(drawn, texts, label_type="center", color=ink)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.set_xlim(0, 1)
+    axes.invert_yaxis()
+    axes.xaxis.set_visible(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    title = "One sparse step of a transformer (one guidance branch), by part"
+    if len(cases) < len(records):
+        title += "; bars of one model to scale"
+    options: dict[str, Any] = {"loc": "outside upper center", "frameon": False}
+    figure.legend(title=title, title_fontsize=12, ncols=len(PARTS), **options)
+    if records:
+        text = "{device}, torch {torch}, {dtype}, compiled blocks"
+        figure.supxlabel(text.format(**records[0]), color=NOTE, fontsize=9)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def equal_work(records: Sequence[Record]) -> Figure:
+    """Mean PSNR over prompts, each method in the variant that is best at each share.
+
+    A model, a size and a number of steps together have a panel of their own.
+
+    Raises:
+        ValueError: no record is of a clip that is compared.
+    """
+    compared = curves.compared(curves.joined(records))
+    panels = [
+        (name, clips, axis)
+        for name, clips in by_workload(compared).items()
+        for axis in AXES
+        if axis == "work" or on_gpu(clips)
+    ]
+    if not panels:
+        raise ValueError("no records of equal work")
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure((4.2 * columns + 2.0, 2.6 * rows + 0.3))
+    handles: dict[Any, Any] = {}
+    for place, (name, clips, axis) in enumerate(panels, 1):
+        axes = figure.add_subplot(rows, columns, place)
+        at_share = {share: curves.qualities(clips, axis, share) for share in SHARES}
+        for method, colour in METHODS.items():
+            points = [(share, at[method].mean) for share, at in at_share.items() if method in at]
+            if points:
+                style: dict[str, Any] = {"color": colour, "label": method, "markersize": 4}
+                (handles[method],) = axes.plot(*zip(*points, strict=True), "o-", **style)
+        axes.set_xlabel(AXES[axis])
+        axes.xaxis.set_major_locator(MultipleLocator(0.05))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.grid()
+        axes.set_title(f"{name}: PSNR, dB", fontsize=9)
+    methods = [method for method in METHODS if method in handles]
+    lines = [handles[method] for method in methods]
+    figure.legend(lines, methods, loc="outside right upper", frameon=False)
+    devices = ", ".join(dict.fromkeys(clip["device"] for clip in compared))
+    figure.supxlabel(devices, color=NOTE, fontsize=9)
+    return figure
+
+
+DRAWN = {"curve": curve, "parts": parts, "equal_work": equal_work}
+
+
+def contact_sheet(clips: torch.Tensor, *, frames: int = 8) -> Image.Image:
+    """One row per clip, evenly spaced frames from left to right; images in a square grid.
+
+    Args:
+        clips: float ``[B, F, H, W, C]`` in 0..1; images have one frame.
+        frames: how many of each clip to show.
+    """
+    clips = clips.cpu()
+    if clips.shape[1] == 1:
+        columns = math.ceil(math.sqrt(clips.shape[0]))
+        rows = math.ceil(clips.shape[0] / columns)
+        empty = clips.new_ones(rows * columns - clips.shape[0], *clips.shape[1:])
+        shown = torch.cat([clips, empty]).unflatten(0, (rows, columns)).squeeze(2)
+    else:
+        shown = clips[:, torch.linspace(0, clips.shape[1] - 1, frames).round().long()]
+    pixels = shown.permute(0, 2, 1, 3, 4).flatten(2, 3).flatten(0, 1)
+    return Image.fromarray((pixels * 255).round().byte().numpy())

@@ -6,7 +6,9 @@ import json
 import math
 import string
 import subprocess
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,32 @@ from chipsparse.common.machine import device_name, package_version
 
 Record = dict[str, Any]
 ABSENT = object()  # of a field that a record does not have
-SEPARATORS: dict[str, Any] = {"separators": (",", ":")}
 DIGITS = string.digits + string.ascii_letters  # one for a number of up to so many
+
+
+class Run:
+    """What one run has measured so far; the file has all records after each new one."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self.records: list[Record] = []
+        self.failed: list[str] = []
+
+    def add(self, *records: Record) -> None:
+        """Keeps records and writes all."""
+        self.records += records
+        if self._path is not None:
+            write(self.records, self._path)
+
+    @contextmanager
+    def attempt(self, label: str) -> Iterator[None]:
+        """Reports a failure inside and lets the run go on: other cases may still be measured."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            print(f"FAILED {label}: {type(error).__name__}: {error}", flush=True)
+            self.failed.append(label)
 
 
 def environment(device: torch.device) -> Record:
@@ -53,7 +79,9 @@ def write_compact(records: Sequence[Record], path: Path) -> None:
         name: _field([_rounded(each[name]) if name in each else ABSENT for each in records])
         for name in names
     }
-    lines = (f"{json.dumps(name)}: {json.dumps(fields[name], **SEPARATORS)}" for name in names)
+    lines = (
+        f"{json.dumps(name)}: {json.dumps(fields[name], separators=(',', ':'))}" for name in names
+    )
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
@@ -121,14 +149,11 @@ def _rounded(value: Any) -> Any:
 
 
 def _commit() -> str | None:
+    command = ["git", "rev-parse", "--short", "HEAD"]
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
+        result = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return result.stdout.strip()

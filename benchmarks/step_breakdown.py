@@ -73,33 +73,27 @@ Span = tuple[str, str | None, float, float]  # name, op around it, begin and len
 
 def kernel_spans(profiler: Any) -> list[Span]:
     """Every kernel and copy once, with the op of ours in which the host launched it."""
-    events = profiler.profiler.kineto_results.events()
-    cpu = torch.autograd.DeviceType.CPU
+    events, cpu = profiler.profiler.kineto_results.events(), torch.autograd.DeviceType.CPU
+    on_host = [event for event in events if event.device_type() == cpu]
     ops = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
-        for event in events
-        if event.device_type() == cpu and event.name() in OPS
+        for event in on_host
+        if event.name() in OPS
     )
     launches = {
         event.correlation_id(): event.start_ns()
-        for event in events
-        if event.device_type() == cpu and event.name().startswith(("cuda", "cu"))
+        for event in on_host
+        if event.name().startswith(("cuda", "cu"))
     }
     starts = [start for start, _, _ in ops]
 
-    def op_at(launched: float | None) -> str | None:
-        if launched is None:
-            return None
+    def op_of(event: Any) -> str | None:
+        launched = launches.get(event.correlation_id(), -1)
         place = bisect.bisect_right(starts, launched) - 1
         return ops[place][2] if place >= 0 and launched <= ops[place][1] else None
 
     return [
-        (
-            event.name(),
-            op_at(launches.get(event.correlation_id())),
-            event.start_ns() / 1e3,
-            event.duration_ns() / 1e3,
-        )
+        (event.name(), op_of(event), event.start_ns() / 1e3, event.duration_ns() / 1e3)
         for event in events
         if event.device_type() != cpu and not event.is_user_annotation()
     ]
@@ -107,20 +101,13 @@ def kernel_spans(profiler: Any) -> list[Span]:
 
 def operation_spans(profiler: Any) -> list[Span]:
     """PyTorch's operations with the time of each itself, where there are no kernels."""
-    return [
-        (event.name, enclosing_op(event), event.time_range.start, event.self_cpu_time_total)
-        for event in profiler.events()
-    ]
-
-
-def enclosing_op(event: Any) -> str | None:
-    """Name of the outermost of our ops that an event lies in, or None."""
-    op = None
-    while event is not None:
-        if event.name in OPS:
-            op = event.name
-        event = event.cpu_parent
-    return op
+    spans = []
+    for event in profiler.events():
+        op, around = None, event
+        while around is not None:  # the outermost of our ops
+            op, around = around.name if around.name in OPS else op, around.cpu_parent
+        spans.append((event.name, op, event.time_range.start, event.self_cpu_time_total))
+    return spans
 
 
 def part_of(kernel: str, op: str | None) -> str:

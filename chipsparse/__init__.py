@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from chipsparse.common.version import __version__ as __version__
 from chipsparse.config import (
     AttentionConfig,
     ConfigError,
@@ -32,12 +33,10 @@ from chipsparse.profiles.profile import (
 if TYPE_CHECKING:
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cache.memory_plan import BudgetError
-    from chipsparse.layers.kept_columns import KeptColumns
     from chipsparse.parallel.peers import PeerError
     from chipsparse.plan import Action
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
-
-__version__ = "0.1.0"
+    from chipsparse.report.kept_columns import KeptColumns
 
 __all__ = [
     "Action",
@@ -73,7 +72,7 @@ _LATER = {
     "BudgetError": "cache.memory_plan",
     "GenerationReport": "report.generation",
     "Handle": "api",
-    "KeptColumns": "layers.kept_columns",
+    "KeptColumns": "report.kept_columns",
     "LayerRecord": "report.generation",
     "PeerError": "parallel.peers",
     "StepRecord": "report.generation",

@@ -15,7 +15,6 @@ from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.static_columns import StaticColumns, static_bits
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
@@ -36,6 +35,7 @@ from chipsparse.profiles.profile import (
     load_profile,
 )
 from chipsparse.report.generation import GenerationReport, PipelineFacts
+from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.summary import Facts, as_html, as_text, facts
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker

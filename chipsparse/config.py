@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
-from chipsparse.schedule.step_lists import Between
 
 Part = Literal["attention", "mlp"]
 DeltaRule = Literal["merge", "difference"]
 PARTS: tuple[Part, ...] = ("attention", "mlp")
+Between = Literal["none", "middle", "every_other", "all"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 BackendName = Literal["auto", "reference"]
@@ -46,16 +46,16 @@ class DenseWarning(UserWarning):
 class AttentionConfig(Validated):
     """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
 
-    enabled: bool = option(True, "make self-attention sparse")
-    density: float = option(
+    density: float | Dense = option(
         0.1,
-        "share of key columns that each query block keeps, static columns included",
+        "share of key columns that each query block keeps, static columns included; or dense: "
+        "never sparse",
         minimum=0.0,
         maximum=1.0,
     )
     random_fraction: float = option(
         0.0,
-        "share of further columns chosen at random (seeded), besides density",
+        "share of further columns besides density, chosen at random and always the same",
         minimum=0.0,
         maximum=1.0,
     )
@@ -74,6 +74,11 @@ class AttentionConfig(Validated):
         128, "queries of a block, which share one list of columns", minimum=1
     )
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether self-attention may be sparse."""
+        return self.density != "dense"
+
     def precision_of(self, action: str) -> Precision:
         """Return the precision of attention at a step of this action; auto: the model's own."""
         return self.precision if action in ("dense", "refresh") else "auto"
@@ -83,11 +88,18 @@ class AttentionConfig(Validated):
 class MLPConfig(Validated):
     """Which neurons of the feed-forward layers are recomputed on sparse steps."""
 
-    enabled: bool = option(True, "make the feed-forward layers sparse")
-    density: float = option(
-        0.3, "share of neurons that each token block recomputes", minimum=0.0, maximum=1.0
+    density: float | Dense = option(
+        0.3,
+        "share of neurons that each token block recomputes; or dense: never sparse",
+        minimum=0.0,
+        maximum=1.0,
     )
     block_size: int = option(128, "tokens of a block, which share one list of neurons", minimum=1)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether feed-forward layers may be sparse."""
+        return self.density != "dense"
 
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
@@ -122,14 +134,11 @@ class ScheduleConfig(Validated):
         "but at least so many of them: with no more steps than this, all are computed in full",
         minimum=2,
     )
-    between: Between = option(
+    between: Between | tuple[int, ...] = option(
         "middle",
         "which steps between two full ones, and behind the last, are sparse: none; the middle one, "
-        "of three and more; every_other, of two and more; or all. The rest is skipped",
-    )
-    sparse_steps: tuple[int, ...] | None = option(
-        None,
-        "with full_steps: make exactly these steps (from 0, in order) sparse, in place of between",
+        "of three and more; every_other, of two and more; all; or, with full_steps, those listed "
+        "(from 0). The rest is skipped",
         minimum=0,
     )
     forecast: float = option(
@@ -189,10 +198,11 @@ class ScheduleConfig(Validated):
 
     def _check_full(self) -> None:
         """Raises `ValueError` for a list of full steps that cannot be, or one in both forms."""
-        if self.sparse_steps is not None and self.full_steps is None:
+        sparse = self.between if isinstance(self.between, tuple) else ()
+        if sparse and self.full_steps is None:
             raise ValueError(
-                f"sparse_steps ({shown(list(self.sparse_steps))}) needs full_steps: the list of "
-                "what is computed in full between them"
+                f"between ({shown(list(sparse))}) needs full_steps: the list of what is computed "
+                "in full between them"
             )
         if self.full_steps is None and self.full_share is None:
             return
@@ -204,16 +214,15 @@ class ScheduleConfig(Validated):
             )
         if self.full_share == 0:
             raise ValueError("full_share: expected a number above 0 and at most 1, got 0")
-        for field in ("full_steps", "sparse_steps"):
-            steps = getattr(self, field) or ()
+        for field, steps in (("full_steps", self.full_steps or ()), ("between", sparse)):
             if any(step >= later for step, later in itertools.pairwise(steps)):
                 raise ValueError(
                     f"{field}: expected steps in order, each of them once, got {shown(list(steps))}"
                 )
-        both = sorted({0, *(self.full_steps or ())} & set(self.sparse_steps or ()))
+        both = sorted({0, *(self.full_steps or ())} & set(sparse))
         if both:
             raise ValueError(
-                f"sparse_steps: {shown(both)} are computed in full, as full_steps or the first step"
+                f"between: {shown(both)} are computed in full, as full_steps or the first step"
             )
         name = "full_share" if self.full_steps is None else "full_steps"
         for item in dataclasses.fields(self):
@@ -315,16 +324,11 @@ class MemoryConfig(Validated):
         "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
         "them in host memory; never: none",
     )
-    residuals: CachePrecision = option(
+    cache_precision: CachePrecision = option(
         "auto",
-        "what attention keeps of the dropped columns: full: in the model's precision; fp8: in e4m3 "
-        "with a scale for each row, half of the bytes; auto: in fp8 where that keeps all caches on "
-        "the GPU, or more layers sparse, and else in full",
-    )
-    activations: CachePrecision = option(
-        "auto",
-        "what feed-forward layers keep of their neurons: full, fp8 (with a scale for each token) "
-        "or auto, as for residuals, which are rounded first",
+        "of residuals and activations. full: as the model; fp8: e4m3 with a scale for each row, "
+        "half of the bytes; auto: fp8 where that keeps all caches on the GPU, or more layers "
+        "sparse, and else full",
     )
 
     def __post_init__(self) -> None:
@@ -358,7 +362,6 @@ class SparsityConfig(Validated):
         minimum=1,
     )
     memory: MemoryConfig = option(MemoryConfig(), "memory of the caches")
-    seed: int = option(0, "seed of the random columns", minimum=0)
     cuda_graphs: CaptureMode = option(
         "auto",
         "auto: sparse steps are captured once and then replayed, where they are expected to wait "
@@ -395,7 +398,7 @@ class SparsityConfig(Validated):
     @classmethod
     def dense(cls) -> SparsityConfig:
         """A config under which every step is computed exactly as without chipsparse."""
-        return cls(attention=AttentionConfig(enabled=False), mlp=MLPConfig(enabled=False))
+        return cls(attention=AttentionConfig(density="dense"), mlp=MLPConfig(density="dense"))
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
@@ -405,7 +408,7 @@ class SparsityConfig(Validated):
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
         """A copy with some fields changed, named by dotted paths.
 
-        Example: ``config.override({"attention.density": 0.2, "seed": 3})``.
+        Example: ``config.override({"attention.density": 0.2, "tile": None})``.
 
         Raises:
             ValueError: as making a config, and where the paths are no texts.

@@ -100,8 +100,8 @@ class SparsityPlan:
         if self.is_sparse(layer, part):
             return None
         config, first = self.config, self.config.schedule.first_dense_layers
-        if not (config.attention if part == "attention" else config.mlp).enabled:
-            return f"{part}.enabled is false"
+        if not (config.attention if part == "attention" else config.mlp).is_sparse:
+            return f"{part}.density is dense"
         if layer < first:
             return f"schedule.first_dense_layers is {first}"
         return "layers names it dense"
@@ -119,7 +119,7 @@ class SparsityPlan:
     def _resolve(self, part: Part) -> list[float | None]:
         config = self.config.attention if part == "attention" else self.config.mlp
         count = self.layout.layers
-        if not config.enabled:
+        if config.density == "dense":
             return [None] * count
         densities: list[float | None] = [config.density] * count
         for budget in self.config.layers:

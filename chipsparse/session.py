@@ -23,7 +23,6 @@ from chipsparse.graphs.step_graph import ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
-from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.other_text import aligned
 from chipsparse.layers.state import Shared, StepState
@@ -34,6 +33,7 @@ from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
+from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
 from chipsparse.step import StepContext
@@ -322,7 +322,7 @@ class Session:
             why_not_cached is None and self._replaces_attention(plan, has_faster_attention),
         )
         if self._agreement.columns is not None:
-            self._agreement.columns.open(self.state)
+            self._agreement.columns.open(context.step, action, plan.layout)
         if action is not Action.SKIP:
             record.timer = StepTimer(device)
             self._caches.start(context.branch, action)

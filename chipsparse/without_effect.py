@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from chipsparse.plan import SparsityPlan
 
 # Values that keep something off, so that they ask for nothing.
-OFF = ("never", "none", "bf16")
-STEP_LISTS = ("full_steps", "sparse_steps")
+OFF = ("never", "none", "bf16", "dense")
+STEP_LISTS = ("full_steps", "between")
 NOTHING_SPARSE = "no step is sparse"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
@@ -45,7 +45,8 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
 
 def _never_reached(plan: SparsityPlan) -> list[str]:
     rules, usual, steps = plan.config.schedule, plan.config.usual, plan.steps
-    lists = {name: getattr(rules, name) or () for name in STEP_LISTS}
+    fields = {name: getattr(rules, name) for name in STEP_LISTS}
+    lists = {name: value for name, value in fields.items() if isinstance(value, tuple)}
     return [
         f"{name} {', '.join(map(str, beyond))} are never reached: the last of {steps} steps is "
         f"{steps - 1}"
@@ -63,7 +64,7 @@ def _fields(plan: SparsityPlan, on_cpu: bool) -> Iterator[tuple[str, Any, str | 
         value, *usual = (_value(each, path) for each in (config, default, config.usual or default))
         # A list of full steps asks for sparse ones between them unless it says none.
         rules = config.schedule
-        listed = path == "schedule.between" and rules.lists_full and rules.sparse_steps is None
+        listed = path == "schedule.between" and rules.lists_full and isinstance(rules.between, str)
         if (
             (listed or value != usual[0])
             and value not in OFF
@@ -84,13 +85,11 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
     return {
         "attention.density": columns or density["attention"],
         "attention.random_fraction": columns or random,
-        "seed": columns or random,
         **{f"attention.{name}": columns for name in ("delta_rule", "block_size_q")},
         "tile": columns,
         "mlp.density": neurons or density["mlp"],
         "mlp.block_size": neurons,
-        "memory.residuals": columns,
-        "memory.activations": neurons,
+        "memory.cache_precision": columns and neurons,
     }
 
 
@@ -112,13 +111,12 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
         gaps = None
         if not rules.lists_full:
             gaps = "no full steps are listed"
-        elif rules.sparse_steps is not None:
-            gaps = "schedule.sparse_steps overrides it"
+        elif isinstance(rules.between, tuple):
+            gaps = no_layer
         elif skipped and not any(schedule.action(step) is Action.SPARSE for step in steps):
             gaps = "no gap between full steps is long enough"
         found = {
             "schedule.between": gaps,
-            "schedule.sparse_steps": no_layer,
             "schedule.least_full": _unless(rules.full_share, "schedule.full_share"),
             **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
         }
@@ -128,7 +126,7 @@ def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
     found["schedule.forecast_after"] = (
         _unless(rules.forecast or None, "schedule.forecast") or no_skip
     )
-    parts = plan.config.attention.enabled or plan.config.mlp.enabled
+    parts = plan.config.attention.is_sparse or plan.config.mlp.is_sparse
     found["schedule.first_dense_layers"] = (
         NOTHING_SPARSE if plan.has_sparse_layers and plan.is_dense() else None
     ) or (None if parts else no_layer)

@@ -66,7 +66,7 @@ class Check:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        make = core_schema.no_info_after_validator_function
+        make: Any = core_schema.no_info_after_validator_function
         if self.before:
             make = core_schema.no_info_before_validator_function
         return make(self.function, handler(source))
@@ -554,10 +554,13 @@ def read_options(kind: type[AnyOptions], values: dict[str, Any]) -> AnyOptions:
 
 def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
     """Return the value of an option, checked; raise `UserError` where it is wrong."""
-    from pydantic import ValidationError
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    checked: Any = value_type(kind, name)
+    for check in _declared(kind)[name].checks:
+        checked = Annotated[checked, check]
     try:
-        return _adapter(kind, name).validate_python(value)
+        return TypeAdapter(checked, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         cause = wrong.get("ctx", {}).get("error")
@@ -570,15 +573,6 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
             why = f"{side} {'2^64 - 1' if limit == SEEDS - 1 else f'{limit:g}'}"
         text = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{option_name(name)} {text} {why}") from None
-
-
-@functools.cache
-def _adapter(kind: type[PrintOptions], name: str) -> Any:
-    from pydantic import ConfigDict, TypeAdapter
-
-    checks = _declared(kind)[name].checks
-    checked = Annotated[(value_type(kind, name), *checks)] if checks else value_type(kind, name)
-    return TypeAdapter(checked, config=ConfigDict(allow_inf_nan=False))
 
 
 def value_type(kind: type[PrintOptions], name: str) -> Any:
@@ -624,7 +618,6 @@ def command_words(command: str, options: PrintOptions, resolved: dict[str, Any])
     return ["chipsparse", command, *places, *words]
 
 
-@functools.cache
 def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
     """Return the options and arguments by field, in the order of the help."""
     fields = [field for field in dataclasses.fields(kind) if "declared" in field.metadata]

@@ -127,10 +127,10 @@ def _never_sparse(
     if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
         reasons["mlp"] = "its weights are quantized"
     reasons |= adapter.masked_parts
-    if not plan.config.attention.enabled:
-        reasons["attention"] = "attention.enabled is false in the profile"
-    if not plan.config.mlp.enabled:
-        reasons["mlp"] = "mlp.enabled is false in the profile"
+    if not plan.config.attention.is_sparse:
+        reasons["attention"] = "attention.density is dense in the profile"
+    if not plan.config.mlp.is_sparse:
+        reasons["mlp"] = "mlp.density is dense in the profile"
     if plan.is_dense():
         reasons = {part: reasons.get(part, "no step of the schedule is sparse") for part in PARTS}
     return reasons

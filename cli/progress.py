@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from chipsparse.experiments import progress as experiments
+
 if TYPE_CHECKING:
     import torch
 
@@ -136,7 +138,7 @@ class ProgressDisplay:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class StepDisplay:
+class StepDisplay(experiments.StepsShown):
     """One denoising loop; call `done` after each step."""
 
     def __init__(
@@ -207,7 +209,7 @@ class _Work:
         return self.cost * sum(costs[: self.steps]) / sum(costs) if self.steps else 0.0
 
 
-class WorkProgress:
+class WorkProgress(experiments.Progress):
     """Knows what is planned, and how long such things took so far.
 
     The kind of a work is its name up to the first comma. Until a kind was measured, the rate of the

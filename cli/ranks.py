@@ -24,6 +24,7 @@ import typer
 from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, user_errors
 from chipsparse.cli.options import SHOWING, GenerationOptions, command_words, option_name
 from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.experiments.progress import Ranks
 from chipsparse.parallel.degrees import Parallel
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Rank:
+class Rank(Ranks):
     """A process of a launch; by default one that is alone.
 
     Attributes:
@@ -277,7 +278,7 @@ def check_sharing(
         layout, mlp = planned.plan.layout, planned.plan.config.mlp
         with user_errors(ValueError):
             check_heads(layout, parallel.ulysses)
-            cut_sequence(layout, parallel.ulysses, mlp.block_size if mlp.enabled else 1)
+            cut_sequence(layout, parallel.ulysses, mlp.block_size if mlp.is_sparse else 1)
 
 
 # Start and meeting.

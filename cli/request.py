@@ -26,7 +26,7 @@ from chipsparse.cli.model.description import (
 )
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
-from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.options import GenerateOptions, GenerationOptions
 from chipsparse.cli.plan import (
     PlannedGeneration,
     called_steps,
@@ -91,6 +91,12 @@ class Request:
     too_few_steps: str | None
     out_of_range: list[str]
     warnings: list[str]
+
+    @property
+    def generate_options(self) -> GenerateOptions:
+        """The options, of a request of `generate`."""
+        assert isinstance(self.options, GenerateOptions)
+        return self.options
 
     @property
     def step_costs(self) -> list[float]:
@@ -191,7 +197,7 @@ def resolve(
     scheduler = choose_scheduler(
         model,
         options.scheduler,
-        sparse=not options.dense,
+        sparse=not options.dense and instead is not None,
         flow_shift=options.flow_shift,
     )
     strength = options.strength or model.default("strength")

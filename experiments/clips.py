@@ -7,10 +7,10 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from chipsparse.common.errors import UserError, user_errors
 from chipsparse.config import PARTS, ConfigError, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.cost_model.run_times import DenseParts
+from chipsparse.experiments.progress import Progress, StepsShown
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
 from chipsparse.pipelines.stacked_caches import transformers_of
@@ -37,75 +38,15 @@ WAYS_OUT = {
 }
 # Every step in full, over nothing that could be cut in fewer pieces than there are tokens.
 IN_FULL = SparsityConfig().override(
-    {"attention.enabled": False, "mlp.enabled": False, "schedule.actions": ["dense"], "tile": None}
+    {
+        "attention.density": "dense",
+        "mlp.density": "dense",
+        "schedule.actions": ["dense"],
+        "tile": None,
+    }
 )
 
 Item = TypeVar("Item")
-
-
-class StepsShown(Protocol):
-    """The display of one denoising loop."""
-
-    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
-        """Shows that a step, from 0, is finished."""
-
-
-class Progress(Protocol):
-    """The display of a command that makes many clips."""
-
-    def plan(self, work: Mapping[str, float]) -> None:
-        """Replaces the planned work: names with costs in dense generations."""
-
-    def working(
-        self, name: str, *, step_costs: Sequence[float] = ()
-    ) -> AbstractContextManager[None]:
-        """The time in which a planned work is done."""
-
-    def stage(self, text: str) -> AbstractContextManager[None]:
-        """The time in which something of unknown length is done."""
-
-    def denoising(
-        self, title: str, steps: int, *, plain_lines: int = 5
-    ) -> AbstractContextManager[StepsShown]:
-        """The time of one denoising loop, with at most so many lines where there is no bar."""
-
-    def tell(self, text: str) -> None:
-        """Shows a line that stays."""
-
-    def check(self) -> None:
-        """Raises where the work is to be stopped; called between steps that are not shown."""
-
-
-class NoProgress:
-    """A `Progress` that shows nothing."""
-
-    def plan(self, work: Mapping[str, float]) -> None:
-        """Ignores the plan."""
-
-    def working(
-        self, name: str, *, step_costs: Sequence[float] = ()
-    ) -> AbstractContextManager[None]:
-        """Shows nothing."""
-        return nullcontext()
-
-    def stage(self, text: str) -> AbstractContextManager[None]:
-        """Shows nothing."""
-        return nullcontext()
-
-    def denoising(
-        self, title: str, steps: int, *, plain_lines: int = 5
-    ) -> AbstractContextManager[StepsShown]:
-        """Shows nothing."""
-        return nullcontext(self)
-
-    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
-        """Shows nothing."""
-
-    def tell(self, text: str) -> None:
-        """Shows nothing."""
-
-    def check(self) -> None:
-        """Stops nothing."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +136,7 @@ class ClipMaker:
     load: Callable[[], Any]
     arguments: Callable[[str], dict[str, Any]]
     steps: int
-    progress: Progress = NoProgress()
+    progress: Progress = field(default_factory=Progress)
     plain_lines: int = 5
     _warm: set[str] = field(default_factory=set, init=False)
 
@@ -317,14 +258,9 @@ def time_steps(
     seed: int,
     display: StepsShown,
     report: GenerationReport | None,
-) -> tuple[list[StepResult], int | None]:
-    """Runs the pipeline once without decoding.
-
-    Returns:
-        The denoising steps, and the largest amount of memory allocated on the GPU.
-    """
-    run = _run(pipe, arguments, seed, display, report, output_type="latent")
-    return run.steps, run.peak_gpu_bytes
+) -> list[StepResult]:
+    """Runs the pipeline once without decoding, and returns its denoising steps."""
+    return _run(pipe, arguments, seed, display, report, output_type="latent").steps
 
 
 @dataclass(frozen=True)

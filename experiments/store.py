@@ -10,49 +10,14 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from chipsparse.common.errors import UserError, reason
-from chipsparse.parallel.degrees import Parallel
-from chipsparse.report.generation import GenerationReport
+from chipsparse.experiments.progress import Ranks
 
 FORMAT = 3
-
-Value = TypeVar("Value")
-
-
-class Ranks(Protocol):
-    """The processes that make each clip together; the first one compares and writes."""
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process is the first."""
-
-    @property
-    def parallel(self) -> Parallel | None:
-        """How they share a generation; None where there is one process."""
-
-    def first(self, make: Callable[[], Value]) -> Value | None:
-        """The JSON value that the first process makes, in all of them."""
-
-    def gather_fallbacks(self, report: GenerationReport | None) -> None:
-        """Adds to the first process's report what ran dense on others alone."""
-
-
-class Alone:
-    """A single process."""
-
-    writes = True
-    parallel = None
-
-    def first(self, make: Callable[[], Value]) -> Value | None:
-        """The value, made here."""
-        return make()
-
-    def gather_fallbacks(self, report: GenerationReport | None) -> None:
-        """Adds nothing."""
 
 
 class Store:
@@ -80,7 +45,7 @@ class Store:
     ) -> None:
         self.path, self.kind = path, kind
         self.about: dict[str, Any] = json.loads(json.dumps(about or {}))
-        self.ranks: Ranks = ranks or Alone()
+        self.ranks = ranks or Ranks()
         self._dense = dense or (None if path is None else dense_folder(path))
         content = self.ranks.first(self._read) or {}
         self.measured: dict[str, Any] = content.get("measured", {})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -29,8 +29,6 @@ SHORT_MS = 1.0
 # Long enough for the clocks of a GPU to rise, and for a replay to hide its own start.
 WARM_UP_MS, REPLAY_MS = 50.0, 2.0
 MOST_LAUNCHES = 100
-# Of calls that take turns.
-ROUNDS = 5
 
 # What rates are measured on: sides of square matrices and tokens of attention, heads, bytes.
 SIDE = 8192
@@ -79,30 +77,6 @@ def time_call(call: Call, device: torch.device) -> Timing:
         return Timing(statistics.median(times), "events")
 
 
-def time_in_turn(calls: Sequence[Call], device: torch.device, *, captured: bool) -> list[float]:
-    """Milliseconds of each call: medians of a few rounds in which all of them take turns.
-
-    What changes while they run, such as the clocks of a GPU, so meets all of them alike. Calls
-    of less than 2 ms are repeated, and the host runs ahead of them as far as it can.
-
-    Args:
-        calls: what is timed.
-        device: where they run.
-        captured: time them as replays of a CUDA graph, where they can be captured.
-    """
-    for call in calls:
-        call()  # compiles, tunes, allocates
-    if device.type != "cuda":
-        rounds = [[_clock_ms(call) for call in calls] for _ in range(ROUNDS)]
-    else:
-        with torch.cuda.device(device):
-            runs = [_run_of(call, captured=captured) for call in calls]
-            rounds = [
-                [_events_ms(run, 1)[0] / launches for run, launches in runs] for _ in range(ROUNDS)
-            ]
-    return [statistics.median(times) for times in zip(*rounds, strict=True)]
-
-
 def measure_rates(device: torch.device) -> Rates:
     """The rates of PyTorch's attention, linears and copies in bfloat16 on a GPU that is here."""
 
@@ -133,21 +107,6 @@ def measure_rates(device: torch.device) -> Rates:
         memory=memory,
         link=link,
     )
-
-
-def _run_of(call: Call, *, captured: bool) -> tuple[Call, int]:
-    """What launches a call often enough to be timed, and how often."""
-    estimate_ms = _events_ms(call, 1)[0]
-    launches = min(MOST_LAUNCHES, ceil(REPLAY_MS / max(estimate_ms, 1e-3)))
-    graph = _captured(call, launches) if captured else None
-    if graph is not None:
-        return graph.replay, launches
-
-    def repeated() -> None:
-        for _ in range(launches):
-            call()
-
-    return repeated, launches
 
 
 def _repeats(milliseconds: float) -> int:

@@ -940,7 +940,7 @@ class ModelAdapter(ModelFamily):
 
     def _check_attention(self) -> None:
         """Reports the layers whose attention does not lead here any more."""
-        wanted = self.session.wants_attention and self.session.config.attention.enabled
+        wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if not wanted and self.split is None:
             return
         lost: dict[str, list[int]] = {}
@@ -968,7 +968,7 @@ class ModelAdapter(ModelFamily):
             self._refuse_split(reason)
             yield
             return
-        wanted = self.session.wants_attention and self.session.config.attention.enabled
+        wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if reason is not None and wanted:
             self.session.leave_dense("attention", range(len(self._unpatched_backends)), reason)
             self.session.report.fall_back(f"attention runs dense: {reason}")
@@ -980,7 +980,7 @@ class ModelAdapter(ModelFamily):
 
     def _check_feed_forwards(self) -> None:
         """Decides before each call which feed-forward layers run sparse; reports the others."""
-        wanted = self.session.caching and self.session.config.mlp.enabled
+        wanted = self.session.caching and self.session.config.mlp.is_sparse
         dense: dict[str, list[int]] = {}
         if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
             self._layouts.undo()

@@ -164,7 +164,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Which feed-forward layers are never sparse."""
         experts = self._model.config.num_routed_experts
-        if experts == 0 or not (self.session.caching and self.session.config.mlp.enabled):
+        if experts == 0 or not (self.session.caching and self.session.config.mlp.is_sparse):
             return []
         return [f"the {experts} routed experts of each layer run dense: each step chooses anew"]
 

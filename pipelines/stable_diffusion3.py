@@ -103,7 +103,7 @@ class StableDiffusion3Adapter(ModelAdapter):
         """Which attention of the dual layers is never sparse."""
         blocks = self._model.transformer_blocks
         dual = sum(block.attn2 is not None for block in blocks)
-        if dual == 0 or not (self.session.caching and self.session.config.attention.enabled):
+        if dual == 0 or not (self.session.caching and self.session.config.attention.is_sparse):
             return []
         return [
             f"the second attention (attn2) of {dual} of {len(blocks)} layers runs dense: "

@@ -179,7 +179,7 @@ WRONG = {
         "chipsparse generate --compare",
         "chipsparse generate a -o out.mp4 --steps many",
         "chipsparse paint",
-        "python -m benchmarks --op nothing",
+        "python -m benchmarks nothing",
         "python -m benchmarks.nothing",
         "python nothing.py",
         "make nothing",

@@ -5,15 +5,13 @@ Known from the sizes of a model alone, so that memory can be planned before anyt
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
 from chipsparse.config import PARTS as PARTS
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.config import CachePrecision, Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import padded_rows
@@ -26,8 +24,6 @@ SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model comput
 # By part in the order in which they are put on the device, and all their tensors by name.
 CACHES: dict[Part, type[TensorCache]] = {"mlp": MLPCache, "attention": AttentionCache}
 KINDS = MLPCache.kept | AttentionCache.kept
-# What may be kept in FP8, as fields of `MemoryConfig`; rounded first what loses least by it.
-ROUNDED = ("residuals", "activations")
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
@@ -37,15 +33,13 @@ def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
 
 def _may_keep(config: SparsityConfig, part: Part) -> frozenset[str]:
     """What it may keep, where the memory decides about precisions."""
-    memory = config.memory
-    in_fp8 = {name for name in ROUNDED if getattr(memory, name) != "full"}
-    return kept_kinds(keeping_in_fp8(config, in_fp8), part)
+    return kept_kinds(with_caches(config, in_fp8=config.memory.cache_precision != "full"), part)
 
 
-def keeping_in_fp8(config: SparsityConfig, in_fp8: Collection[str]) -> SparsityConfig:
-    """The config with some of `ROUNDED` kept in FP8, and the others in full."""
-    precisions: dict[str, Any] = {name: "fp8" if name in in_fp8 else "full" for name in ROUNDED}
-    return replace(config, memory=replace(config.memory, **precisions))
+def with_caches(config: SparsityConfig, *, in_fp8: bool) -> SparsityConfig:
+    """Return the config with its caches kept in FP8 or in full."""
+    precision: CachePrecision = "fp8" if in_fp8 else "full"
+    return replace(config, memory=replace(config.memory, cache_precision=precision))
 
 
 def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
@@ -79,13 +73,10 @@ def kind_bytes(
         kind: one of `KINDS`.
         layer: number of the transformer block.
         layout: sizes of the model and of one call; has the batch.
-        config: has the block sizes and shares; in FP8 is what it says ``fp8`` of.
+        config: has the block sizes and shares; caches are in FP8 where it says ``fp8``.
         dtype: of the hidden states.
     """
-    memory = config.memory
-    residual, activation = (
-        FP8 if precision == "fp8" else dtype for precision in (memory.residuals, memory.activations)
-    )
+    rounded = FP8 if config.memory.cache_precision == "fp8" else dtype
     tokens, rows = layout.own_query_rows, layout.mlp_tokens(layer)
     neurons = layout.kind(layer).intermediate_size
     mlp_groups = block_count(rows, config.mlp.block_size)
@@ -95,9 +86,9 @@ def kind_bytes(
         "lse_dense": layout.own_heads * tokens * SOFTMAX_BYTES,
         "kept_mass": layout.own_heads * tokens * SOFTMAX_BYTES,
         "columns": layout.own_heads * blocks * -(-layout.tokens // 8),
-        "residual": layout.own_attention_channels * tokens * residual.itemsize,
+        "residual": layout.own_attention_channels * tokens * rounded.itemsize,
         "residual_scale": layout.own_heads * tokens * SOFTMAX_BYTES,
-        "activation": neurons * padded_rows(rows) * activation.itemsize,
+        "activation": neurons * padded_rows(rows) * rounded.itemsize,
         "token_scale": rows * SOFTMAX_BYTES,
         "output": layout.width * rows * dtype.itemsize,
         "mean": mlp_groups * neurons * SOFTMAX_BYTES,

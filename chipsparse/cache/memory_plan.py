@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -11,12 +11,11 @@ import torch
 
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import (
-    ROUNDED,
-    keeping_in_fp8,
     kept_kinds,
     kind_bytes,
     read_kinds,
     saved_work,
+    with_caches,
     written_kinds,
 )
 from chipsparse.cache.placement import PartNeed, Placement, place
@@ -112,7 +111,7 @@ class MemoryPlan:
         capacity: what there was.
         wanted: bytes of all that the config wants kept, for all branches.
         lost: work that sparse steps would save in what is recomputed.
-        in_fp8: what is kept in FP8 and not in the model's precision, of `ROUNDED`.
+        in_fp8: whether caches are kept in FP8 and not in the model's precision.
     """
 
     placement: Placement
@@ -120,7 +119,7 @@ class MemoryPlan:
     capacity: Capacity
     wanted: int
     lost: float = 0.0
-    in_fp8: frozenset[str] = frozenset()
+    in_fp8: bool = False
 
     @property
     def device_bytes(self) -> int:
@@ -178,35 +177,22 @@ def plan_memory(
         demand: what the generation asks for.
         open_slots: bytes of slots that are there already, by kind.
     """
-    best = None
-    for in_fp8 in _roundings(plan):
-        found = _planned(plan, in_fp8, capacity, demand, open_slots)
-        if best is None or found.is_better_than(best):
-            best = found
-        if not best.needs_host:
-            break
-    assert best is not None
-    return best
-
-
-def _roundings(plan: SparsityPlan) -> Iterator[frozenset[str]]:
-    """What may be kept in FP8 by the config, less before more."""
-    asked = {name: getattr(plan.config.memory, name) for name in ROUNDED}
-    wanted = {name for name, precision in asked.items() if precision == "fp8"}
-    left_open = [name for name, precision in asked.items() if precision == "auto"]
-    for count in range(len(left_open) + 1):
-        for chosen in combinations(left_open, count):
-            yield frozenset(wanted.union(chosen))
+    precision = plan.config.memory.cache_precision
+    planned = _planned(plan, precision == "fp8", capacity, demand, open_slots)
+    if precision == "auto" and planned.needs_host:
+        rounded = _planned(plan, True, capacity, demand, open_slots)
+        planned = rounded if rounded.is_better_than(planned) else planned
+    return planned
 
 
 def _planned(
     plan: SparsityPlan,
-    in_fp8: frozenset[str],
+    in_fp8: bool,
     capacity: Capacity,
     demand: MemoryDemand,
     open_slots: Mapping[str, int] | None,
 ) -> MemoryPlan:
-    plan = replace(plan, config=keeping_in_fp8(plan.config, in_fp8))
+    plan = replace(plan, config=with_caches(plan.config, in_fp8=in_fp8))
     needs = cache_needs(plan, dtype=demand.dtype, dense=demand.dense)
     placement = place(
         needs,

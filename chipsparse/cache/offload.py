@@ -18,26 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
 from chipsparse.cache.copies import HostCopies, Mark, copies_for
 from chipsparse.cache.host_memory import HostBlock, HostMemory
+from chipsparse.cache.kinds import KINDS
 from chipsparse.cache.placement import SLOTS, slot_sizes
 from chipsparse.cache.tensors import CachedTensor
+from chipsparse.config import Part
+from chipsparse.report.recorder import Traffic
 
 Key = tuple[str, int, str]  # branch, layer, kind
 
 ALIGNMENT = 512  # bytes; as PyTorch aligns allocations
 POISON = 0xFF  # NaN in every floating dtype
-
-
-class Traffic(NamedTuple):
-    """Bytes that were copied to the device and to the host."""
-
-    to_device: int = 0
-    to_host: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,7 @@ class OffloadPool:
         self._copies: HostCopies = HostCopies()
         self._opened = _Opened()
         self._turn = 0
-        self._traffic: dict[Key, Traffic] = {}
+        self._traffic: dict[tuple[int, Part], Traffic] = {}
 
     def open(self, sizes: Mapping[Key, int], device: torch.device) -> None:
         """Makes room for tensors of at most so many bytes each, beside what is there already.
@@ -189,14 +184,16 @@ class OffloadPool:
         """Bytes of one slot of each kind on the device."""
         return {kind: slots[0].memory.numel() for kind, slots in self._opened.slots.items()}
 
-    def take_traffic(self) -> dict[Key, Traffic]:
-        """What was copied of each tensor since this was last asked."""
+    def take_traffic(self) -> dict[tuple[int, Part], Traffic]:
+        """What was copied of the caches of each part of a layer since this was last asked."""
         moved, self._traffic = self._traffic, {}
         return moved
 
     def _count(self, key: Key, *, to_device: int = 0, to_host: int = 0) -> None:
-        before = self._traffic.get(key, Traffic())
-        self._traffic[key] = Traffic(before.to_device + to_device, before.to_host + to_host)
+        _, layer, kind = key
+        place = layer, KINDS[kind].part
+        before = self._traffic.get(place, Traffic())
+        self._traffic[place] = Traffic(before.to_device + to_device, before.to_host + to_host)
 
     @property
     def stored_bytes(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from chipsparse.cache.kinds import KINDS, PARTS, keeping_in_fp8, read_kinds
+from chipsparse.cache.kinds import KINDS, PARTS, read_kinds, with_caches
 from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -29,14 +29,10 @@ from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 
-IN_FP8 = {
-    name: f"{what} in FP8, which takes half of the bytes: in full, caches would go to host memory "
-    f"or layers run dense (memory.{name}: full has it so)"
-    for name, what in {
-        "residuals": "what attention keeps of dropped columns is",
-        "activations": "what feed-forward layers keep of their neurons is",
-    }.items()
-}
+IN_FP8 = (
+    "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
+    "layers run dense (memory.cache_precision: full has it so)"
+)
 
 
 @dataclass(eq=False)
@@ -66,7 +62,8 @@ class CacheStore:
         pool: holds what lives in host memory; used by nobody else.
         note: gets a sentence about what is elsewhere than planned.
         fall_back: gets a sentence about what is nowhere, so that layers run dense.
-        agree: the capacity that counts where several processes plan the same; by default one's own.
+        agree: the bytes on the device and on the host that count where several processes plan the
+            same; by default one's own.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class CacheStore:
         pool: OffloadPool,
         note: Callable[[str], None],
         fall_back: Callable[[str], None],
-        agree: Callable[[Capacity, torch.device], Capacity] = lambda capacity, _: capacity,
+        agree: Callable[[int, int, torch.device], tuple[int, int]] = lambda *own: own[:2],
     ) -> None:
         self._agree = agree
         self._config = config
@@ -126,9 +123,8 @@ class CacheStore:
             memory = self._plan(branch, plan, device, demand, host=False)
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
-        for name, note in IN_FP8.items():
-            if name in memory.in_fp8 and getattr(plan.config.memory, name) == "auto":
-                self._note(note)
+        if memory.in_fp8 and plan.config.memory.cache_precision == "auto":
+            self._note(IN_FP8)
         of_branch = "" if first is None or memory == first.memory else f"in branch {branch}, "
         for each in memory.fallbacks(plan.layout.layers):
             self._fall_back(of_branch + each)
@@ -145,7 +141,7 @@ class CacheStore:
         first = not self._branches
         if not first:  # guidance takes a difference of branches: they are rounded alike
             in_fp8 = next(iter(self._branches.values())).memory.in_fp8
-            plan = replace(plan, config=keeping_in_fp8(plan.config, in_fp8))
+            plan = replace(plan, config=with_caches(plan.config, in_fp8=in_fp8))
         captured = 0
         if device.type == "cuda" and demand.captures:
             captured = max(demand.branches, len(self._branches) + 1)
@@ -167,9 +163,9 @@ class CacheStore:
         last = self._last.get(branch)
         if host and last is not None and last[:2] == (plan, demand):
             memory = last[2]
-            if memory.fits(self._agree(room(reserve=0.0), device)):
+            if memory.fits(self._agreed(room(reserve=0.0), device)):
                 return memory
-        capacity = self._agree(room(), device)
+        capacity = self._agreed(room(), device)
         memory = plan_memory(
             plan,
             capacity if host else replace(capacity, host=0),
@@ -181,6 +177,10 @@ class CacheStore:
             self._last.clear()
         self._last[branch] = plan, demand, memory
         return memory
+
+    def _agreed(self, own: Capacity, device: torch.device) -> Capacity:
+        on_device, on_host = self._agree(own.device, own.host, device)
+        return replace(own, device=on_device, host=on_host)
 
     def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:
         host = memory.placement.host
@@ -221,10 +221,7 @@ class CacheStore:
         each = self._branches[branch]
         caches = each.caches
         if layer not in caches:
-            in_fp8 = each.memory.in_fp8
-            cache = LayerCache(
-                residual_in_fp8="residuals" in in_fp8, activation_in_fp8="activations" in in_fp8
-            )
+            cache = LayerCache(in_fp8=each.memory.in_fp8)
             caches[layer] = cache
             for name, kind in KINDS.items():
                 place = (branch, layer, name)

@@ -118,14 +118,9 @@ def merges(config: SparsityConfig) -> bool:
     return config.attention.delta_rule == "merge"
 
 
-def rounds_residual(config: SparsityConfig) -> bool:
-    """Whether the cached residual of attention is in FP8."""
-    return config.memory.residuals == "fp8"
-
-
-def rounds_activations(config: SparsityConfig) -> bool:
-    """Whether the activations of feed-forward layers are kept in FP8."""
-    return config.memory.activations == "fp8"
+def in_fp8(config: SparsityConfig) -> bool:
+    """Whether a config keeps residuals and activations in FP8."""
+    return config.memory.cache_precision == "fp8"
 
 
 class AttentionCache(TensorCache):
@@ -159,7 +154,7 @@ class AttentionCache(TensorCache):
     kept_mass = CacheField(wanted=merges)
     columns = CacheField()
     residual = CacheField()
-    residual_scale = CacheField(wanted=rounds_residual)
+    residual_scale = CacheField(wanted=in_fp8)
 
     def __init__(self, *, residual_in_fp8: bool = False) -> None:
         super().__init__()
@@ -208,7 +203,7 @@ class MLPCache(TensorCache):
     mean = CacheField(rewritten=True)
     output = CacheField(rewritten=True)
     activation = CacheField(rewritten=True)
-    token_scale = CacheField(wanted=rounds_activations)
+    token_scale = CacheField(wanted=in_fp8)
 
     def __init__(self, *, activation_in_fp8: bool = False) -> None:
         super().__init__()
@@ -218,9 +213,9 @@ class MLPCache(TensorCache):
 class LayerCache:
     """The caches of one transformer block and guidance branch."""
 
-    def __init__(self, *, residual_in_fp8: bool = False, activation_in_fp8: bool = False) -> None:
-        self.attention = AttentionCache(residual_in_fp8=residual_in_fp8)
-        self.mlp = MLPCache(activation_in_fp8=activation_in_fp8)
+    def __init__(self, *, in_fp8: bool = False) -> None:
+        self.attention = AttentionCache(residual_in_fp8=in_fp8)
+        self.mlp = MLPCache(activation_in_fp8=in_fp8)
 
     def nbytes(self) -> int:
         """Bytes of all tensors on the device, each storage counted once."""

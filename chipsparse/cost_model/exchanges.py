@@ -93,7 +93,7 @@ class Sharing:
     def cut(self) -> SequenceCut:
         """The tokens of those that share a call."""
         mlp = self.plan.config.mlp
-        rows = mlp.block_size if mlp.enabled else 1
+        rows = mlp.block_size if mlp.is_sparse else 1
         return cut_sequence(self.plan.layout, self.parallel.ulysses, rows)
 
     @property

@@ -178,9 +178,8 @@ class PartSeconds:
 
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """The most columns that a query block of a layer computes at a sparse step."""
-    layout = plan.layout
-    most = max(plan.attention_keep_count(layer), layout.text_tokens) + plan.attention_random_count()
-    return min(layout.tokens, most)
+    most = max(plan.attention_keep_count(layer), plan.layout.text_tokens)
+    return min(plan.layout.tokens, most + plan.attention_random_count())
 
 
 def layer_time(

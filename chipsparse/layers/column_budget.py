@@ -10,10 +10,11 @@ from bitarray import frozenbitarray
 
 from chipsparse.cache.tensors import CAPACITY_MULTIPLE
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.kept_columns import KeptColumns, read_kept_columns
+from chipsparse.layers.kept_columns import read_kept_columns
 from chipsparse.layers.static_columns import static_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
+from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.step import StepContext
 
 # Frames, rows and columns of a region of kept columns where tokens have no tiles.
@@ -120,7 +121,7 @@ class ColumnBudgets:
                 always=self.static_mask(layout, key.device),
                 device=key.device,
             )
-        seed = f"{self._config.seed} {context.branch} {context.step} {layer}"
+        seed = f"0 {context.branch} {context.step} {layer}"
         return AttentionBudget(
             keep_count=plan.attention_keep_count(layer),
             random_count=plan.attention_random_count(),

@@ -27,7 +27,7 @@ def aligned(layout: ModelLayout, first: ModelLayout, config: AttentionConfig) ->
 
     As it is where they do without, where no columns are chosen, and where processes share the rows.
     """
-    if not (config.enabled and layout.text_first) or layout.exact_text or not _is_whole(layout):
+    if not (config.is_sparse and layout.text_first) or layout.exact_text or not _is_whole(layout):
         return layout
     return replace(
         layout, rows_before=(first.text_tokens - layout.text_tokens) % config.block_size_q

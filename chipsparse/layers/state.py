@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from chipsparse.cache.store import CacheStore
 from chipsparse.config import Part, SparsityConfig
-from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.step import StepContext
 
-if TYPE_CHECKING:
-    from chipsparse.parallel.branch_columns import BranchColumns
+
+class CapturedSteps(Protocol):
+    """Captured sparse steps, as layers know them."""
+
+    def kept_in_place(
+        self, branch: str, cache: Any, kinds: Collection[str]
+    ) -> AbstractContextManager[None]:
+        """Around what records a layer's cache anew, which stays where the captured step reads it.
+
+        Args:
+            branch: guidance branch.
+            cache: of the layer.
+            kinds: what of it a sparse step reads and writes.
+        """
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,7 @@ class Shared:
     report: GenerationReport
     recorder: CallRecorder
     caches: CacheStore
-    graphs: StepGraphs
+    graphs: CapturedSteps
     kernels: FastestKernel
     columns: BranchColumns | None = None
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
 
-from chipsparse.cache.memory_plan import Capacity
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.peers import Peers
-
-Found = TypeVar("Found")
 
 
 class Agreement:
@@ -22,13 +17,15 @@ class Agreement:
 
     columns: BranchColumns | None = None
 
-    def first(self, value: Found) -> Found:
-        """What the first process found, as JSON carries it, which decides for all."""
-        return value
+    def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
+        """The bytes for caches, on the device and on the host, that every process has.
 
-    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
-        """What every process has for its caches, with this one's and where it computes."""
-        return own
+        Args:
+            on_device: of this process.
+            on_host: of this process.
+            device: where it computes.
+        """
+        return on_device, on_host
 
 
 class Together(Agreement):
@@ -38,14 +35,10 @@ class Together(Agreement):
         self._peers = peers
         self.columns = columns
 
-    def first(self, value: Found) -> Found:
-        """See `Agreement`."""
-        found: Found = self._peers.first(value)
-        return found
-
-    def capacity(self, own: Capacity, device: torch.device) -> Capacity:
+    def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
         """The least of all, since they wait for the slowest; a machine's memory is shared."""
         sharing = self._peers.on_this_host
-        on_device = own.device // sharing if device.type == "cpu" else own.device
-        on_device, host = self._peers.least(on_device, own.host // sharing)
-        return Capacity(on_device, host, one_memory=own.one_memory)
+        if device.type == "cpu":
+            on_device //= sharing
+        on_device, on_host = self._peers.least(on_device, on_host // sharing)
+        return on_device, on_host

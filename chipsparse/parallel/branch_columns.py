@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chipsparse.layers.state import StepState
+from chipsparse.layout import ModelLayout
 from chipsparse.parallel.peers import PeerError, Peers
 from chipsparse.plan import Action
 
@@ -26,23 +26,22 @@ class BranchColumns:
         self._source = dist.get_process_group_ranks(group)[0]
         self._shared = False
 
-    def open(self, state: StepState) -> None:
+    def open(self, step: int, action: Action, layout: ModelLayout) -> None:
         """Begins a call on every process of the branches.
 
         Raises:
             PeerError: they do not do the same.
         """
-        context = state.context
-        said = self._peers.tell([context.step, state.action.value, str(state.plan.layout)])
-        for rank, (step, action, _) in enumerate(said):
-            if [step, action] != said[0][:2]:
+        said = self._peers.tell([step, action.value, str(layout)])
+        for rank, (other_step, other_action, _) in enumerate(said):
+            if [other_step, other_action] != said[0][:2]:
                 raise PeerError(
                     f"{self._peers.names[0]} is at step {said[0][0]} ({said[0][1]}) and "
-                    f"{self._peers.names[rank]} at step {step} ({action})"
+                    f"{self._peers.names[rank]} at step {other_step} ({other_action})"
                 )
         # Prompts of other lengths in the sequence choose for themselves.
-        alike = all(layout == said[0][2] for *_, layout in said)
-        self._shared = alike and state.action is Action.REFRESH
+        alike = all(other_layout == said[0][2] for *_, other_layout in said)
+        self._shared = alike and action is Action.REFRESH
 
     def give(self, columns: torch.Tensor) -> None:
         """Sends what a layer chose at a refresh, uint8 ``[B, H, G, n]``, if this is the first."""

@@ -20,8 +20,8 @@ import torch
 from chipsparse.common.user_warnings import warn_user
 from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.layers.kept_columns import KeptColumns
 from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing, why_nothing_was
 
 

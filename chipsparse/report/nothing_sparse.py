@@ -24,12 +24,12 @@ LOOSEST: dict[str, tuple[Any, str]] = {
 def wants_sparse(config: SparsityConfig) -> bool:
     """Whether a config asks for sparse or skipped steps at all."""
     schedule = config.schedule
-    parts = config.attention.enabled or config.mlp.enabled
+    parts = config.attention.is_sparse or config.mlp.is_sparse
     if schedule.actions is not None:
         return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
     if parts:
         return True
-    return schedule.lists_full and (schedule.between != "all" or schedule.sparse_steps is not None)
+    return schedule.lists_full and schedule.between != "all"
 
 
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:

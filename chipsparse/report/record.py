@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from chipsparse.common.machine import package_version
+from chipsparse.common.version import __version__
 from chipsparse.config import Part
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
@@ -25,7 +26,7 @@ Index = Annotated[int, Field(ge=0, lt=100_000)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True)
 
 
 class Layer(_Record):
@@ -92,7 +93,7 @@ class Transformer(_Record):
         layout: the `ModelLayout` of its last call, with tokens and layers.
     """
 
-    class_name: str | None = Field(None, alias="class")
+    class_name: str | None = None
     schedule: str = ""
     actions: Sequence[ActionName] | None = None
     layout: Mapping[str, Any] = {}
@@ -101,7 +102,7 @@ class Transformer(_Record):
 class Pipeline(_Record):
     """The pipeline's class, and the folder or hub name that it was loaded from."""
 
-    class_name: str | None = Field(None, alias="class")
+    class_name: str | None = None
     location: str | None = None
 
 
@@ -223,8 +224,6 @@ def record_of(report: GenerationReport) -> ReportRecord:
 
 def versions() -> dict[str, str | None]:
     """Return the versions that numbers depend on; None for what is not installed."""
-    from chipsparse import __version__
-
     return {
         "chipsparse": __version__,
         "python": platform.python_version(),

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 
-from chipsparse.cache.kinds import KINDS, PARTS, Part
-from chipsparse.cache.offload import Key, Traffic
+from chipsparse.config import PARTS, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import part_name
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, StepTimer
+
+
+class Traffic(NamedTuple):
+    """Bytes that were copied to the device and to the host."""
+
+    to_device: int = 0
+    to_host: int = 0
 
 
 class CallRecorder:
@@ -97,7 +104,7 @@ class CallRecorder:
             )
         return action
 
-    def end(self, traffic: Mapping[Key, Traffic], *, finished: bool = True) -> None:
+    def end(self, traffic: Mapping[tuple[int, Part], Traffic], *, finished: bool = True) -> None:
         """Closes the call, where one is open, with what was copied during it.
 
         Raises:
@@ -145,10 +152,10 @@ class CallRecorder:
                     )
 
 
-def _count_traffic(record: StepRecord, traffic: Mapping[Key, Traffic]) -> None:
+def _count_traffic(record: StepRecord, traffic: Mapping[tuple[int, Part], Traffic]) -> None:
     layers = {(entry.layer, entry.part): entry for entry in record.layers}
-    for (_, layer, kind), moved in traffic.items():
-        for entry in (record, layers.get((layer, KINDS[kind].part))):
+    for place, moved in traffic.items():
+        for entry in (record, layers.get(place)):
             if entry is not None:
                 entry.bytes_to_device += moved.to_device
                 entry.bytes_to_host += moved.to_host

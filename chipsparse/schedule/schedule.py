@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from chipsparse.config import ScheduleConfig
-from chipsparse.schedule.step_lists import Between, full_count, sparse_between, spread
+from chipsparse.config import Between, ScheduleConfig
+from chipsparse.schedule.step_lists import full_count, sparse_between, spread
 
 # As many steps as stand for a number that is not known.
 MANY_STEPS = 1000
@@ -119,10 +119,12 @@ class Schedule:
             return Action.REFRESH if sparse and step > self.first else Action.DENSE
         return Action.SPARSE if step in sparse else Action.SKIP
 
-    def _sparse_between(self, full: int, end: int, between: Between) -> Sequence[int]:
-        if self.config.sparse_steps is None:
+    def _sparse_between(
+        self, full: int, end: int, between: Between | tuple[int, ...]
+    ) -> Sequence[int]:
+        if isinstance(between, str):
             return sparse_between(full, end, between)
-        return [step for step in self.config.sparse_steps if full < step < end]
+        return [step for step in between if full < step < end]
 
     @cached_property
     def skips_any(self) -> bool:
@@ -161,7 +163,7 @@ class Schedule:
         if steps is None:
             if config.full_share is not None:
                 return [NO_SHARE]
-            no_middle = config.between == "middle" and config.sparse_steps is None
+            no_middle = config.between == "middle"
             return [NO_MIDDLE] if no_middle else []
         run = steps - self.first
         if config.full_share is not None and run < FEW_STEPS:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
 
 import numpy as np
 
-Between = Literal["none", "middle", "every_other", "all"]
+from chipsparse.config import Between
 
 # How much it counts to skip a step, by its place u in the generation, 0 to 1:
 # exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models, and

@@ -30,10 +30,10 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     of = "" if schedule.run is None else f" of {schedule.run}"
     form = "as listed" if config.full_share is None else "close at the start"
     what = "sparse" if sparse else "dense"
-    if config.sparse_steps is None:
+    if isinstance(config.between, str):
         between, rest = BETWEEN[config.between].format(what), config.between != "all"
     else:
-        listed = len(config.sparse_steps)
+        listed = len(config.between)
         between, rest = f", {listed} {what}, likewise" if listed else "", True
     corrects = config.correct and schedule.corrects and len(full) > 1
     corrected = ", then corrected" if corrects else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.schedule.text import list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, best_lists, drift, jump_costs
@@ -56,19 +56,16 @@ class Form:
         schedule = replace(
             self.schedule(steps), first_dense_layers=base.schedule.first_dense_layers
         )
-        return base.override(
-            {
-                "schedule": dataclasses.asdict(schedule),
-                "attention.density": self.density,
-                "mlp.enabled": self.sparse_mlp,
-            }
+        return with_sparse_mlp(base, self.sparse_mlp).override(
+            {"schedule": dataclasses.asdict(schedule), "attention.density": self.density}
         )
 
     def schedule(self, steps: Steps) -> ScheduleConfig:
         """The schedule with these steps."""
-        return ScheduleConfig(
-            full_steps=steps.full, sparse_steps=steps.sparse, between="none", **vars(self.reuse)
-        )
+        schedule = ScheduleConfig(full_steps=steps.full, **vars(self.reuse))
+        if steps.sparse is None:
+            return schedule
+        return dataclasses.replace(schedule, between=steps.sparse)
 
     def describe(self, config: SparsityConfig, steps: int) -> str:
         """One line for people about one of its configs."""
@@ -77,6 +74,13 @@ class Form:
             mlp = " and sparse MLPs" if self.sparse_mlp else ""
             text += f"; {self.density:.0%} of the columns{mlp}"
         return f"{text} (list by growth {self.growth:g})"
+
+
+def with_sparse_mlp(config: SparsityConfig, sparse: bool) -> SparsityConfig:
+    """Return the config with dense MLPs, or with sparse ones of its own or the usual density."""
+    if sparse == config.mlp.is_sparse:
+        return config
+    return config.override({"mlp.density": MLPConfig().density if sparse else "dense"})
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import typer
@@ -70,7 +71,7 @@ def compare_configs(options: CompareOptions) -> None:
         ]
         experiment.plan(ways)
         records: list[ClipRecord] = []
-        worst: tuple[float, Mapping[str, np.ndarray | None]] | None = None
+        worst: tuple[float, Mapping[str, Any]] | None = None
         for done, sample in enumerate(samples):
             try:
                 clips = list(experiment.run(ways, [sample], dense_first=False))
@@ -182,9 +183,7 @@ def _source(request: Request | None) -> str | None:
     return None if request is None or request.profile is None else request.profile.source
 
 
-def _write_clip(
-    frames: Mapping[str, np.ndarray | None], output: Path, options: CompareOptions
-) -> ShownClip:
+def _write_clip(frames: Mapping[str, Any], output: Path, options: CompareOptions) -> ShownClip:
     others = [
         (frames[side], f"{side}: {Path(subject.text).stem}")
         for side, subject in zip(SIDES, options.subjects, strict=True)

@@ -15,12 +15,10 @@ from chipsparse.cli.views.sections import (
     FIRST,
     SECOND,
     SERIES,
-    Alert,
     Chart,
     Clips,
     Count,
     Facts,
-    Items,
     Number,
     Part,
     QualityPoint,
@@ -102,7 +100,7 @@ class Summary(Record):
             return None
         estimates = {}
         for name in ("mean", "median"):
-            result = interval(known, name, drawn)  # type: ignore[arg-type]
+            result = interval(known, name, drawn)
             values = {
                 key: each if math.isfinite(each) else None for key, each in vars(result).items()
             }
@@ -235,7 +233,7 @@ class ConfigsComparison(Result):
         names = {} if self.clip is None else dict(zip([shown], self.clip.files, strict=False))
         missing = "They are there with compare -o worst.mp4."
         return [
-            Section("", [*self._head()], where="page"),
+            Section("", self._head()),
             Section("Frames", [Clips(names, side_by_side=True, missing=missing)], where="page"),
             Section(
                 "Quality and speed",
@@ -246,16 +244,10 @@ class ConfigsComparison(Result):
                 missing="Both configs make the same clips as dense for every prompt.",
             ),
             Section(
-                "",
-                [*tables, self._table("B - A", "B - A"), Facts(self._facts())],
-                where="terminal",
-            ),
-            Section(
                 "Intervals",
-                [*tables, self._table("B - A", "B - A"), Items([t for _, t in self._notes()])],
+                [*tables, self._table("B - A", "B - A"), Facts([("B - A", self._zeros())])],
                 f"Means and medians over prompts with their {self.level:.0%} bootstrap intervals; "
                 "A and B were resampled together.",
-                where="page",
             ),
             Section(
                 "Frame by frame",
@@ -271,8 +263,6 @@ class ConfigsComparison(Result):
     def _head(self) -> list[Part]:
         parts: list[Part] = []
         count = len(self.dense)
-        if count < self.asked:
-            parts.append(Alert(f"interrupted after {counted(count, 'prompt')} of {self.asked}"))
         for side in SIDES:
             detail = f"median; {self.names[side]}"
             speed, psnr = (self._median(side, name) for name in ("speedup", "psnr_db"))
@@ -284,16 +274,22 @@ class ConfigsComparison(Result):
         size = TIMES.join(str(settings.get(name, "?")) for name in ("width", "height"))
         shift = "" if self.flow_shift is None else f"{self.flow_shift:g}"
         dense = statistics.median(clip.seconds for clip in self.dense)
+        missing = next((r.lpips_missing for r in self.records if r.lpips_missing), None)
+        seeds = [record.seed for record in self.dense]
         rows = [
-            ("model", name_of(self.model)),
-            ("transformer", self.transformer_class),
+            ("model", f"{name_of(self.model)} ({self.transformer_class})"),
             ("size", f"{size}, {settings.get('num_inference_steps', '?')} steps"),
             ("flow shift", shift),
-            ("prompts", f"{count}, each with the same seed for dense, A and B"),
+            ("prompts", f"{count}, seeds {seeds[0]} to {seeds[-1]}, the same for dense, A and B"),
             ("dense", f"{seconds_text(dense)} for the denoising loop, median"),
             ("device", f"{self.device}, {self.dtype}"),
             ("versions", f"chipsparse {self.chipsparse}"),
+            ("LPIPS", "" if missing is None else f"not available: {missing}"),
+            *(("note", note) for note in self.notes),
         ]
+        if self.clip is not None:
+            rows += self.clip.facts
+            rows.append(("", f"of the lowest PSNR: seed {self.worst.seed}, {self.worst.prompt}"))
         return [*parts, Facts(rows)]
 
     def _median(self, column: str, metric: str) -> Estimate | None:
@@ -314,21 +310,9 @@ class ConfigsComparison(Result):
                 rows.append(row)
         return Table([title, "mean", bounds, "median", bounds], rows)
 
-    def _facts(self) -> list[tuple[str, str]]:
-        seeds = [record.seed for record in self.dense]
-        prompts = f"with dense, {len(seeds)} prompts, seeds {seeds[0]} to {seeds[-1]}"
-        rows = [
-            ("compared", prompts),
-            ("intervals", "bootstrap over prompts, A and B resampled together"),
-            *self._notes(),
-        ]
-        if self.clip is not None:
-            rows += self.clip.facts
-            rows.append(("", f"of the lowest PSNR: seed {self.worst.seed}, {self.worst.prompt}"))
-        return rows
-
-    def _notes(self) -> list[tuple[str, str]]:
-        """Return what to know beside the numbers, one sentence each."""
+    @property
+    def notes(self) -> list[str]:
+        """What to know beside the numbers, one sentence each."""
         count = len(self.dense)
         notes = []
         if count < self.asked:
@@ -343,9 +327,7 @@ class ConfigsComparison(Result):
         for side in SIDES:
             lines = [line for clip in self.clips(side) for line in (*clip.fallbacks, *clip.notes)]
             notes += [f"{side}: {line}" for line in dict.fromkeys(lines)]
-        missing = next((r.lpips_missing for r in self.records if r.lpips_missing), None)
-        lpips = [] if missing is None else [("LPIPS", f"not available: {missing}")]
-        return [("B - A", self._zeros()), *lpips, *(("note", note) for note in notes)]
+        return notes
 
     def _zeros(self) -> str:
         """Return where B - A may be nothing but the choice of prompts."""
@@ -400,7 +382,8 @@ class ConfigsComparison(Result):
         speed, psnr = (self._median(side, name) for name in ("speedup", "psnr_db"))
         if speed is None or psnr is None or speed.value is None or psnr.value is None:
             return
-        canvas.axes.hlines(psnr.value, speed.low, speed.high, color=colour, linewidth=1.6)
+        if speed.low is not None and speed.high is not None:
+            canvas.axes.hlines(psnr.value, speed.low, speed.high, color=colour, linewidth=1.6)
         if psnr.low is not None and psnr.high is not None:
             canvas.axes.vlines(speed.value, psnr.low, psnr.high, color=colour, linewidth=1.6)
         tip = f"{side}: median {times(speed.value)}, {psnr.value:.2f} dB"
@@ -447,6 +430,7 @@ def curves_chart(metric: str, groups: Mapping[str, Sequence[Curves]]) -> Chart |
             canvas.axes.set_ylim(bottom=0)
 
     title = f"{facts.title.partition(',')[0]} of each frame"
+    title = title[:1].upper() + title[1:]
     return Chart(title, draw, title)
 
 
@@ -506,7 +490,8 @@ class FilesComparison(Result):
         both = {"B against A": [self.per_frame]}
         charts = [curves_chart(name, both) for name in FRAME_METRICS if name != "flicker"]
         return [
-            Section("", [*self._head()]),
+            Section("", self._tiles(), where="page"),
+            Section("B against A", self._numbers()),
             Section("Frames", [Clips({"A": self.a, "B": self.b}, reference="A")], where="page"),
             Section(
                 "Frame by frame",
@@ -519,7 +504,14 @@ class FilesComparison(Result):
             ),
         ]
 
-    def _head(self) -> list[Part]:
+    def _tiles(self) -> list[Part]:
+        tiles: list[Part] = [Tile(decibels(self.psnr_db), "PSNR of B against A")]
+        for title, value in (("SSIM", self.ssim), ("LPIPS", self.lpips)):
+            if value is not None:
+                tiles.append(Tile(f"{value:.4f}", title))
+        return tiles
+
+    def _numbers(self) -> list[Part]:
         forms: dict[str, tuple[str, Callable[[Sequence[float]], float], Callable[[float], str]]] = {
             "psnr_db": ("PSNR", min, decibels),
             "ssim": ("SSIM", min, "{:.4f}".format),
@@ -557,11 +549,11 @@ class FilesComparison(Result):
             why = "part of the difference may be the encoder's; PNG files are exact"
             facts.append(("note", f"{names}: {why}"))
         facts += [] if self.clip is None else self.clip.facts
-        return [Table(["B against A", "overall", "worst", "in frame"], rows), Facts(facts)]
+        return [Table(["", "overall", "worst", "in frame"], rows), Facts(facts)]
 
     def _frames(self) -> Table:
         names = [name for name in (*FRAME_METRICS, "flicker_dense") if self.per_frame.get(name)]
-        titles = {**{name: each.title for name, each in FRAME_METRICS.items()}}
+        titles = {name: metric.title for name, metric in FRAME_METRICS.items()}
         titles |= {"flicker": "flicker of B, of 255", "flicker_dense": "flicker of A, of 255"}
         rows = []
         for frame in range(self.frames):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 
 import chipsparse
 from chipsparse.cli.compare.options import MEASURED, CompareOptions
@@ -27,7 +28,8 @@ from chipsparse.cli.ranks import Rank, check_alone
 from chipsparse.cli.request import choose_profile, device_name, required_profile, resolve, working
 from chipsparse.cli.views.names import name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
-from chipsparse.cli.views.terminal import print_result
+from chipsparse.cli.views.sections import Facts, Section
+from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.common.machine import package_version
 from chipsparse.experiments import records
@@ -105,7 +107,8 @@ def run_suite(options: CompareOptions) -> None:
     print_result(result, as_json=options.json)
     if not options.json:
         hidden = "" if options.with_prompts else ", without the prompts"
-        print(f" page     {folder / PAGE}\n to send  {folder / TO_SEND}{hidden}")
+        files = [("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{hidden}")]
+        print_sections(Console(), [Section("", [Facts(files)])])
 
 
 def _samples(options: CompareOptions, model: ModelDescription) -> list[records.Sample]:

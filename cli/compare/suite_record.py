@@ -47,32 +47,16 @@ MOST = {"lpips": 0.2}
 QUIET = 1.25
 FAR_DB = 15.0  # a floor that is so far above everything would press it together
 PASSED = "\N{CHECK MARK}"
+# Fields of a record that are not sent: texts are in the remarks, without folders.
+UNSENT = {"prompt": "", "fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
 
 
-class SuiteClip(Record):
-    """One clip of a row; a PSNR of None is that of a clip which is the same as dense."""
-
-    seed: Count
-    seconds: Number
-    speedup: Number
-    psnr_db: Number | None = None
-    ssim: Number | None = None
-    lpips: Number | None = None
-    work: Number | None = None
-    passes: bool = False
-
-    @staticmethod
-    def of(record: ClipRecord) -> SuiteClip:
-        """Return what is sent of a record."""
-        fields = {
-            name: getattr(record, name) for name in SuiteClip.model_fields if name != "passes"
-        }
-        values = {name: each for name in METRICS if (each := fields[name]) is not None}
-        passes = all(
-            LEAST.get(name, value) <= value <= MOST.get(name, value)
-            for name, value in values.items()
-        )
-        return SuiteClip(**fields, passes=passes)
+def passes(clip: ClipRecord) -> bool:
+    """Return whether a clip meets every threshold of what was measured."""
+    values = {name: value for name in METRICS if (value := getattr(clip, name)) is not None}
+    return all(
+        LEAST.get(name, value) <= value <= MOST.get(name, value) for name, value in values.items()
+    )
 
 
 class Quality(Record):
@@ -88,6 +72,7 @@ class Row(Record):
     Attributes:
         refused: why it did not run.
         remarks: what there is to say of it, a sentence each.
+        clips: its records, without prompts.
     """
 
     name: String
@@ -95,7 +80,7 @@ class Row(Record):
     setting: String = ""
     refused: String | None = None
     remarks: Sequence[String] = ()
-    clips: Sequence[SuiteClip] = ()
+    clips: Sequence[ClipRecord] = ()
 
     @staticmethod
     def of(
@@ -117,13 +102,13 @@ class Row(Record):
             setting=setting,
             refused=None if refused is None else without_folders(refused),
             remarks=[without_folders(note) for note in dict.fromkeys(notes)],
-            clips=[SuiteClip.of(record) for record in records],
+            clips=[record.model_copy(update=UNSENT) for record in records],
         )
 
     @property
     def passed(self) -> int:
         """How many clips pass."""
-        return sum(clip.passes for clip in self.clips)
+        return sum(passes(clip) for clip in self.clips)
 
     @property
     def pass_text(self) -> str:
@@ -274,10 +259,8 @@ class SuiteResult(Result):
         if self.restless:
             alerts.append(Alert(self.restless))
         if refused:
-            rows = counted(len(self.rows), "row")
-            alerts.append(
-                Alert(f"{refused} of {rows} did not run; the same command tries them again")
-            )
+            text = f"{refused} of {counted(len(self.rows), 'row')} did not run"
+            alerts.append(Alert(f"{text}; the same command tries them again"))
         tiles = [
             Tile(
                 times(row.median("speedup")),
@@ -331,7 +314,7 @@ class SuiteResult(Result):
             cells = [text, str(seed)]
             for row in self.shown:
                 clip = next((clip for clip in row.clips if clip.seed == seed), None)
-                mark = f" {PASSED}" if clip is not None and clip.passes else ""
+                mark = f" {PASSED}" if clip is not None and passes(clip) else ""
                 cells.append("" if clip is None else decibels(clip.psnr_db) + mark)
             rows.append(cells)
         columns = ["prompt", "seed", *(row.name for row in self.shown)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from chipsparse.cache.kinds import PARTS, ROUNDED, Part
+from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.memory_plan import BudgetError
 from chipsparse.cache.table import bytes_by_kind
 from chipsparse.cli.errors import UserError
@@ -133,7 +133,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
             device=weight_bytes + forecast.working + memory.device_bytes + on_host,
             vram=plan.config.memory.vram,
             ram=plan.config.memory.ram,
-            **{name: "fp8" if name in memory.in_fp8 else "full" for name in ROUNDED},
+            precision="fp8" if memory.in_fp8 else "full",
         ),
         caches=bytes_by_kind(memory, layout),
         estimate=None if forecast.estimate is None else Estimate.of(forecast.estimate),

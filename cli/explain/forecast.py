@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from chipsparse.cache.kinds import PARTS, keeping_in_fp8, kind_bytes
+from chipsparse.cache.kinds import PARTS, kind_bytes, with_caches
 from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -285,7 +285,7 @@ def rank_forecasts(forecast: Forecast, sharing: Sharing) -> list[RankForecast]:
 def _rank(number: int, rank: RankShare, forecast: Forecast, sharing: Sharing) -> RankForecast:
     plan = replace(sharing.plan, layout=sharing.layout_of(rank))
     placement = forecast.memory.placement
-    config = keeping_in_fp8(plan.config, forecast.memory.in_fp8)
+    config = with_caches(plan.config, in_fp8=forecast.memory.in_fp8)
     cache_bytes = sharing.calls * sum(
         kind_bytes(kind, layer, layout=plan.layout, config=config, dtype=sharing.dtype)
         for layer, kind in (*placement.device, *placement.host)

@@ -132,7 +132,7 @@ class Memory(Record):
         slots: on the device, for what comes from the host.
         device: of weights, work, caches and slots; on a CPU, where all memory is one, of all.
         vram: budget of the device, if there is one; ram: of host memory.
-        residuals: how those of attention are kept: ``full`` or ``fp8``; activations likewise.
+        precision: how caches are kept: ``full`` or ``fp8``.
     """
 
     weights: int
@@ -144,8 +144,7 @@ class Memory(Record):
     device: int
     vram: int | None
     ram: int | None
-    residuals: str
-    activations: str
+    precision: str
 
 
 class Estimate(Record):
@@ -383,7 +382,7 @@ class Explanation(Result):
         weights = [f"{name} {format_bytes(n)}" for name, n in self.weights.items() if n is not None]
         left = memory.caches_wanted - sum(sizes.total for sizes in self.caches.values())
         host = f"{format_bytes(memory.caches_on_host)} of pinned memory for caches{each}"
-        half = "half of their bytes"
+        fp8 = "caches in FP8 (e4m3) with a scale for each row, half of their bytes"
         rows = [
             ("weights", f"{format_bytes(memory.weights)}: {', '.join(weights)}"),
             ("working", f"about {format_bytes(memory.working)} at most during a step"),
@@ -391,18 +390,7 @@ class Explanation(Result):
                 "GPU" if on_gpu else "memory",
                 f"{format_bytes(memory.device)}{budget} for weights, work, caches and slots{each}",
             ),
-            (
-                "residuals",
-                f"in FP8 (e4m3) with a scale for each row, {half}"
-                if "residual_scale" in self.caches
-                else "",
-            ),
-            (
-                "activations",
-                f"in FP8 (e4m3) with a scale for each token, {half}"
-                if "token_scale" in self.caches
-                else "",
-            ),
+            ("precision", fp8 if {"residual_scale", "token_scale"} & self.caches.keys() else ""),
             ("host", host if on_gpu and memory.caches_on_host else ""),
             ("left out", f"caches of {format_bytes(left)} do not fit" if left > 0 else ""),
         ]

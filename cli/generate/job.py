@@ -110,8 +110,7 @@ def work_name(name: str, label: str) -> str:
 
 def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> RequestRecord:
     """Return what was asked for, with ``warnings`` about this clip."""
-    options = request.options
-    assert isinstance(options, GenerateOptions)
+    options = request.generate_options
     return RequestRecord(
         mode=options.mode,
         prompt=item.prompt,
@@ -197,18 +196,13 @@ class Runner:
     _stack: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Runner:
-        if self._options.mode == "sparse":
+        if self.request.generate_options.mode == "sparse":
             # Held, so that a series takes and pins host memory once.
             self._held = self._stack.enter_context(self._patch())
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    @property
-    def _options(self) -> GenerateOptions:
-        assert isinstance(self.request.options, GenerateOptions)
-        return self.request.options
 
     def dense(self, item: Item) -> Generation:
         """Return a generation of the pipeline as it was."""
@@ -231,8 +225,8 @@ class Runner:
         return patched(
             self.generator.pipe,
             self.request.profile,
-            strict=self._options.strict,
-            layer_times=self._options.report is not None,
+            strict=self.request.generate_options.strict,
+            layer_times=self.request.generate_options.report is not None,
             parallel=self.rank.parallel,
         )
 
@@ -242,7 +236,7 @@ class Runner:
             seed=item.seed,
             title=f"{item.label}: {name} run" if item.label else f"{name} run",
             report=report,
-            way=name if self._options.compare else None,
+            way=name if self.request.generate_options.compare else None,
             work=work_name(name, item.label),
             step_costs=() if report is None else self.request.step_costs,
         )
@@ -259,7 +253,7 @@ def _empty(report: GenerationReport) -> GenerationReport:
 
 
 def _result(runner: Runner, item: Item) -> GenerationResult:
-    request, display = runner.request, runner.generator.progress.display
+    request, display = runner.request, runner.generator.progress
     warnings = prompt_warnings(runner, item)
     for warning in warnings:
         display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
@@ -286,8 +280,7 @@ def prompt_warnings(runner: Runner, item: Item) -> list[str]:
 def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
     request, progress = runner.request, runner.generator.progress
-    options = request.options
-    assert isinstance(options, GenerateOptions)
+    options = request.generate_options
     dense = sparse = None
     runner.report = None
     try:
@@ -306,7 +299,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        progress.display.tell(WARNING + made.nothing_sparse)
+        progress.tell(WARNING + made.nothing_sparse)
     comparison = None
     if dense is not None and sparse is not None:
         comparison = compared(compare_clips(dense.frames, sparse.frames), dense, sparse)

@@ -22,7 +22,6 @@ from PIL.PngImagePlugin import PngInfo
 
 import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.options import GenerateOptions
 from chipsparse.common.finished_files import readable
 
 if TYPE_CHECKING:
@@ -310,9 +309,8 @@ def generation_metadata(request: Request, item: Item) -> dict[str, str]:
 
     They are in the order in which they are to be shown.
     """
-    settings, options, profile = request.settings, request.options, request.profile
-    assert isinstance(options, GenerateOptions)
-    profile = None if options.dense else profile
+    settings, options = request.settings, request.generate_options
+    profile = None if options.dense else request.profile
     guidance = settings.true_cfg_scale
     sides = (settings.width, settings.height)
     facts = {
@@ -367,4 +365,4 @@ def _without_folder(location: Path | str | None) -> str | None:
         return None
     path = Path(location).expanduser()
     here = path.is_absolute() or path.exists()
-    return os.path.basename(os.path.abspath(path)) if here else location
+    return os.path.basename(os.path.abspath(path)) if here else str(location)

@@ -37,6 +37,8 @@ def choose_scheduler(
         UserError: there is no such scheduler, it does not go with the model or with sparsity, or it
             has no flow shift.
     """
+    if name is None and flow_shift is None and not sparse:
+        return None
     own, chosen = _own(model), None
     if own is None and (name is not None or flow_shift is not None):
         option = "--scheduler" if name is not None else "--flow-shift"

@@ -64,7 +64,7 @@ def made_from(kind: Any, config: dict[str, Any]) -> torch.nn.Module:
     if hasattr(kind, "from_config"):
         made: torch.nn.Module = kind.from_config(config)
         return made
-    return kind(kind.config_class.from_dict(config))  # type: ignore[no-any-return]
+    return kind(kind.config_class.from_dict(config))
 
 
 def _count(model: ModelDescription, name: str, kind: Any, dtype: torch.dtype) -> ComponentWeights:
@@ -185,7 +185,8 @@ def files_digest(files: Mapping[str, Path]) -> str:
                     while part := stream.read(1 << 20):
                         digest.update(part)
                 continue
-            with safe_open(file, framework="pt") as tensors:
+            broken = user_errors(SafetensorError, what=f"{file} is damaged ({INCOMPLETE})")
+            with broken, safe_open(file, framework="pt") as tensors:
                 for key in sorted(tensors.keys()):
                     rows = tensors.get_slice(key)
                     shape = rows.get_shape()

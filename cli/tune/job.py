@@ -37,6 +37,7 @@ from chipsparse.experiments.store import Store
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile
 from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
+from chipsparse.tuning.forms import USUAL_DENSITY
 from chipsparse.tuning.search import Search, Tried, Unreachable
 from chipsparse.tuning.targets import measurement
 
@@ -139,7 +140,10 @@ def _capture_mode(request: Request, profile: Profile) -> CaptureMode:
     if planned is None:
         return profile.sparsity.cuda_graphs
     config = planned.plan.config.override(
-        {"attention.enabled": True, "schedule": {"actions": ["dense", "refresh", "sparse"]}}
+        {
+            "attention.density": USUAL_DENSITY,
+            "schedule": {"actions": ["dense", "refresh", "sparse"]},
+        }
     )
     return as_of_many(
         config, dataclasses.replace(planned.plan, config=config), request.dtype

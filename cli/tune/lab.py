@@ -26,7 +26,7 @@ from chipsparse.experiments.engine import (
 from chipsparse.experiments.records import DENSE, ClipRecord
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.tuning.calibration import SchedulerTap
-from chipsparse.tuning.forms import DENSITIES, ActionSeconds
+from chipsparse.tuning.forms import DENSITIES, ActionSeconds, with_sparse_mlp
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.targets import SAME_DB, Pair
 
@@ -94,11 +94,11 @@ class TuneLab:
     def step_seconds(self) -> ActionSeconds:
         """The times of steps, from a short generation for each kind of sparse step."""
         kinds = [(density, False) for density in DENSITIES]
-        if self.config.mlp.enabled:
+        if self.config.mlp.is_sparse:
             kinds.append((MLP_TIMED_AT, True))
         timed = {kind: self._timed(*kind) for kind in kinds}
         sparse = {kind: times["sparse"] for kind, times in timed.items()}
-        if self.config.mlp.enabled:
+        if self.config.mlp.is_sparse:
             extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
             sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
         dense = [self._dense(prompt) for prompt in range(self.calibrating)]
@@ -162,14 +162,13 @@ class TuneLab:
         return timed
 
     def _time_steps(self, density: float, sparse_mlp: bool) -> dict[str, float]:
-        config = self.config.override(
+        config = with_sparse_mlp(self.config, sparse_mlp).override(
             {
                 "schedule": {
                     "actions": list(TIMED_ACTIONS),
                     "first_dense_layers": self.config.schedule.first_dense_layers,
                 },
                 "attention.density": density,
-                "mlp.enabled": sparse_mlp,
                 "cuda_graphs": self.cuda_graphs,
             }
         )
@@ -185,7 +184,7 @@ class TuneLab:
             patched(self.pipe, config, parallel=parallel) as report,
             maker.progress.denoising(title, count, plain_lines=1) as display,
         ):
-            timed, _ = time_steps(
+            timed = time_steps(
                 self.pipe, arguments, seed=sample.seed, display=display, report=report
             )
         medians = {

@@ -58,7 +58,7 @@ class TunedResult(Result):
     profile: String
     results: String
     schedule: String
-    actions: Sequence[Action]
+    actions: Sequence[String]
     full: Sequence[int]
     sparse: Sequence[int] = ()
     tuned: Mapping[str, Any]
@@ -150,7 +150,8 @@ class Tried:
         self.seconds = statistics.median(clip.total_seconds for clip in clips)
         known = [dense[clip.prompt] for clip in clips if clip.prompt in dense]
         self.dense_seconds = statistics.median(known) if known else None
-        self.speedup = self.dense_seconds / self.seconds if known and self.seconds else None
+        dense_seconds, seconds = self.dense_seconds, self.seconds
+        self.speedup = dense_seconds / seconds if dense_seconds and seconds else None
 
     def text(self) -> str:
         """Return the config in words, with its quality and time."""
@@ -241,6 +242,7 @@ class TuningResult(Result):
                 [self._table()],
                 "Every generation of the search, against the dense one with the same seed. "
                 "Held-out prompts had no part in the choice of the form.",
+                where="page",
                 missing=NOTHING_TRIED,
             ),
         ]
@@ -287,8 +289,7 @@ class TuningResult(Result):
                 rows.append(
                     [
                         config.form + " (chosen)" * (config.name in self.chosen),
-                        f"seed {clip.seed}, {clip.prompt}"
-                        + ", held out" * (clip.prompt in held_out),
+                        prompt + ", held out" * (clip.prompt in held_out),
                         decibels(clip.psnr_db),
                         "" if clip.ssim is None else f"{clip.ssim:.4f}",
                         *([lpips] * has_lpips),

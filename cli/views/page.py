@@ -217,6 +217,7 @@ def best_points(points: Sequence[QualityPoint]) -> list[QualityPoint]:
 
 def _environment() -> Environment:
     """Return the templates' environment: every text is escaped, and paths are cut to names."""
+    renderer: Any = None
 
     def finalize(value: Any) -> Any:
         return value if isinstance(value, Markup) or not isinstance(value, str) else plain(value)
@@ -232,7 +233,6 @@ def _environment() -> Environment:
         renderer = renderer or Renderer()
         return renderer(chart)
 
-    renderer: Any = None
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from chipsparse.cli.views.sections import Alert, Facts, Items, Part, Result, Section, Table, Tile
 
+MANY_COLUMNS = 7  # of numbers, which fill a terminal of 80 columns
+
 
 def print_result(
     result: Result | Sequence[Result], *, as_json: bool, verbose: bool = False
@@ -85,7 +87,8 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Grid:
 
 def _table(table: Table) -> Grid:
     """Return a table whose numbers are never folded; texts behind the first one may be."""
-    grid = Grid(box=None, padding=(0, 2, 0, 1), header_style="bold")
+    gap = 2 if len(table.columns) < MANY_COLUMNS else 1
+    grid = Grid(box=None, padding=(0, gap, 0, 1), header_style="bold")
     for place, heading in enumerate(table.columns):
         if place < table.texts:
             grid.add_column(heading, no_wrap=place == 0 and table.texts == 1, overflow="fold")

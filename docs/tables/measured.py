@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equal_work.curves import OURS, SKIPS, TARGETS
-from benchmarks.equal_work.tables import generation_of, quality_rows
-from benchmarks.full_models import STEPS
+from benchmarks.curves import OURS, SKIPS, TARGETS, generation_of, quality_rows
+from benchmarks.models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
 from docs.tables.markdown import table

@@ -9,7 +9,7 @@ import diffusers
 import torch
 import torch.distributed as dist
 
-from chipsparse import __version__
+from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
 from chipsparse.parallel.agreement import Together
 from chipsparse.parallel.branch_columns import BranchColumns
@@ -67,8 +67,8 @@ class Team:
             return None
         return SplitSequence(
             self._exchange,
-            rows=config.mlp.block_size if config.mlp.enabled else 1,
-            query_rows=config.attention.block_size_q if config.attention.enabled else 1,
+            rows=config.mlp.block_size if config.mlp.is_sparse else 1,
+            query_rows=config.attention.block_size_q if config.attention.is_sparse else 1,
             needs_text=needs_text,
         )
 

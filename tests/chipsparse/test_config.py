@@ -14,7 +14,6 @@ def test_round_trip_through_mappings():
             "attention.density": 0.25,
             "schedule.actions": ["dense", "refresh", "sparse"],
             "tile": None,
-            "seed": 7,
         }
     )
     assert config.attention.density == 0.25
@@ -35,7 +34,7 @@ def test_budgets_of_layers():
     assert config.layers[1].last == 56
     assert SparsityConfig().override({"layers": listed}) == config
     assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
-    assert config.override({"seed": 1}).layers == config.layers
+    assert config.override({"tile": None}).layers == config.layers
     assert len({config, SparsityConfig().override({"layers": listed}), SparsityConfig()}) == 2
 
 
@@ -69,7 +68,7 @@ def test_bad_budgets_of_layers_are_refused(entries, said):
 
 def test_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SparsityConfig().seed = 1  # type: ignore[misc]
+        SparsityConfig().tile = None  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -77,22 +76,21 @@ def test_is_frozen():
     [
         ("attention.density", 1.5, "between 0 and 1, got 1.5"),
         ("attention.density", float("nan"), "between 0 and 1, got nan"),
-        ("attention.density", "0.1", "expected a number, got '0.1'"),
-        ("attention.density", True, "expected a number, got True"),
+        ("attention.density", "0.1", "expected a number or dense, got '0.1'"),
+        ("attention.density", True, "expected a number or dense, got True"),
         ("attention.block_size_q", 0, "at least 1, got 0"),
         ("attention.block_size_q", 12.5, "expected a whole number, got 12.5"),
-        ("attention.enabled", 1, "expected true or false, got 1"),
         ("attention.delta_rule", "add", "one of merge, difference, got 'add'"),
         ("schedule.full_steps", [3, -1], "at least 0, got -1"),
         ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
         ("tile", [4, 4], "expected 3 whole numbers"),
         ("backend", "cuda", "one of auto, reference, got 'cuda'"),
-        ("seed", None, "expected a whole number, got None"),
+        ("mlp.block_size", None, "expected a whole number, got None"),
         ("attention.delta_rule", b"merge", "one of merge, difference, got b'merge'"),
         ("attention.delta_rule", np.array(["merge"]), "difference, got array(['merge']"),
-        ("attention.density", float, "expected a number, got <class 'float'>"),
-        ("attention.density", 10**400, "expected a number, got 1000"),
-        ("attention", AttentionConfig, "expected a mapping with enabled, density"),
+        ("attention.density", float, "expected a number or dense, got <class 'float'>"),
+        ("attention.density", 10**400, "expected a number or dense, got 1000"),
+        ("attention", AttentionConfig, "expected a mapping with density"),
         ("schedule.full_steps", {3, 4}, "expected a list (a whole number each), got {3, 4}"),
         ("schedule.actions", [], "the first step must be dense; got an empty list"),
         ("schedule.actions", ["sparse"], "the first step must be dense; got 'sparse' first"),
@@ -110,7 +108,11 @@ def test_is_frozen():
         ("schedule.full_share", 1.5, "between 0 and 1, got 1.5"),
         ("schedule.least_full", 1, "expected a number at least 2, got 1"),
         ("schedule.full_share", float("nan"), "between 0 and 1, got nan"),
-        ("schedule.between", "first", "one of none, middle, every_other, all, got 'first'"),
+        (
+            "schedule.between",
+            "first",
+            "one of none, middle, every_other, all or a list (a whole number each), got 'first'",
+        ),
         ("schedule.forecast", -0.5, "between 0 and 1, got -0.5"),
         ("schedule.forecast_after", 30, "between 0 and 1, got 30"),
     ],
@@ -134,9 +136,9 @@ def test_refuses_bad_values_by_path(path, value, said):
             "warmup_steps back to 2",
         ),
         ({"full_steps": [4], "refresh_every": 5}, "full_steps takes the place of refresh_every"),
-        ({"full_share": 0.5, "sparse_steps": [3]}, "sparse_steps ([3]) needs full_steps"),
-        ({"full_steps": [4, 6], "sparse_steps": [0, 5, 6]}, "sparse_steps: [0, 6] are computed in"),
-        ({"full_steps": [4], "sparse_steps": [7, 5]}, "sparse_steps: expected steps in order"),
+        ({"full_share": 0.5, "between": [3]}, "between ([3]) needs full_steps"),
+        ({"full_steps": [4, 6], "between": [0, 5, 6]}, "between: [0, 6] are computed in"),
+        ({"full_steps": [4], "between": [7, 5]}, "between: expected steps in order"),
     ],
 )
 def test_a_schedule_has_one_form(schedule, said):
@@ -153,7 +155,7 @@ def test_refuses_unknown_fields(path):
 
 
 def test_refuses_a_number_where_fields_are_expected():
-    with pytest.raises(ValueError, match=r"mlp: expected a mapping with enabled, .* got 3"):
+    with pytest.raises(ValueError, match=r"mlp: expected a mapping with density, .* got 3"):
         SparsityConfig.from_mapping({"mlp": 3})
 
 
@@ -168,10 +170,10 @@ def test_messages_stay_short_whatever_was_passed():
     for _ in range(9):
         bomb = [bomb] * 9
     for values in (
-        {"seed": bomb},
-        {"seed": "9" * 5000},
+        {"mlp.block_size": bomb},
+        {"mlp.block_size": "9" * 5000},
         {"attention": bomb},
-        {"seed": -(10**5000)},
+        {"mlp.block_size": -(10**5000)},
     ):
         with pytest.raises(ValueError, match=r"expected a") as error:
             SparsityConfig().override(values)
@@ -188,18 +190,18 @@ def test_numbers_of_numpy_are_numbers(kind):
 def test_other_scalars_of_numpy():
     config = SparsityConfig().override(
         {
-            "seed": np.int32(3),
+            "mlp.block_size": np.int32(3),
             "attention.density": np.int64(1),
-            "mlp.enabled": np.bool_(False),
+            "schedule.correct": np.bool_(False),
             "attention.delta_rule": np.str_("difference"),
             "schedule.full_steps": [np.uint8(7)],
         }
     )
-    assert type(config.seed) is int
-    assert config.mlp.enabled is False
+    assert type(config.mlp.block_size) is int
+    assert config.schedule.correct is False
     assert config.schedule.full_steps == (7,)
-    with pytest.raises(ValueError, match="seed: expected a whole number, got True"):
-        config.override({"seed": np.bool_(True)})
+    with pytest.raises(ValueError, match=r"mlp\.block_size: expected a whole number, got True"):
+        config.override({"mlp.block_size": np.bool_(True)})
 
 
 def test_groups_may_be_given_as_what_they_are():
@@ -210,7 +212,7 @@ def test_groups_may_be_given_as_what_they_are():
 
 
 def test_steps_may_be_skipped_without_a_refresh_where_nothing_is_sparse():
-    off = {"attention.enabled": False, "mlp.enabled": False}
+    off = {"attention.density": "dense", "mlp.density": "dense"}
     config = SparsityConfig().override({**off, "schedule.actions": ["dense", "skip"]})
     assert config.schedule.actions == ("dense", "skip")
 
@@ -218,9 +220,9 @@ def test_steps_may_be_skipped_without_a_refresh_where_nothing_is_sparse():
 def test_the_repr_says_what_is_not_the_default():
     assert repr(SparsityConfig()) == "SparsityConfig()"
     config = SparsityConfig().override(
-        {"attention.density": 0.2, "layers": [{"layers": 3, "mlp": "dense"}], "seed": 3}
+        {"attention.density": 0.2, "layers": [{"layers": 3, "mlp": "dense"}], "tile": None}
     )
     assert repr(config) == (
         "SparsityConfig(attention=AttentionConfig(density=0.2), "
-        "layers=(LayerBudget(layers='3', mlp='dense'),), seed=3)"
+        "layers=(LayerBudget(layers='3', mlp='dense'),), tile=None)"
     )

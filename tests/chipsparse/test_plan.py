@@ -86,7 +86,7 @@ def test_layers_have_budgets_of_their_own():
     assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
     assert plan.action(3, 5, "attention") is Action.SPARSE
     assert plan.action(3, 5, "mlp") is Action.DENSE
-    off = SparsityPlan(config.override({"attention.enabled": False}), LAYOUT, 12)
+    off = SparsityPlan(config.override({"attention.density": "dense"}), LAYOUT, 12)
     assert not any(off.is_sparse(layer, "attention") for layer in range(4))
 
 
@@ -124,7 +124,7 @@ def test_steps_between_listed_full_ones(between, expected):
     assert plan.schedule.full_steps == (0, 1, 2, 4, 7)
     assert plan.is_dense() == (between == "none")
     assert plan.schedule.skips_any == (between != "all")
-    off = plan.config.override({"attention.enabled": False, "mlp.enabled": False})
+    off = plan.config.override({"attention.density": "dense", "mlp.density": "dense"})
     assert taken(config=off) == expected.replace("R", "D").replace("S", "D")
 
 
@@ -186,18 +186,18 @@ def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
 
 
 def test_sparse_steps_may_be_listed_too():
-    plan = listed(full_steps=[1, 4, 8], sparse_steps=[5, 7, 10])
+    plan = listed(full_steps=[1, 4, 8], between=[5, 7, 10])
     assert letters(plan.actions()) == "DDKKRSKSRKSK"
     assert plan.describe() == (
         "4 of 12 steps in full, as listed, 3 sparse, likewise, the rest skipped, then corrected"
     )
-    none = listed(full_steps=[1, 4, 8], sparse_steps=[])
+    none = listed(full_steps=[1, 4, 8], between=[])
     assert letters(none.actions()) == "DDKKDKKKDKKK"
     assert none.is_dense()
     assert none.describe() == ("4 of 12 steps in full, as listed, the rest skipped, then corrected")
-    (note,) = listed(full_steps=[1], sparse_steps=[3, 14]).notes()
-    assert note == "sparse_steps 14 are never reached: the last of 12 steps is 11"
-    assert not listed(None, full_steps=[1], sparse_steps=[3]).notes()
+    (note,) = listed(full_steps=[1], between=[3, 14]).notes()
+    assert note == "between 14 are never reached: the last of 12 steps is 11"
+    assert not listed(None, full_steps=[1], between=[3]).notes()
 
 
 def test_what_a_list_cannot_do_is_said():
@@ -301,7 +301,7 @@ def test_listed_actions_are_taken(actions, taken):
 )
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
-    plan = listed(8, full_steps=[1, 4], sparse_steps=[2, 3, 5, 6])
+    plan = listed(8, full_steps=[1, 4], between=[2, 3, 5, 6])
     assert letters(plan.actions(first)) == expected
 
 
@@ -323,8 +323,8 @@ def test_a_refresh_that_nothing_reads_is_a_dense_step(steps):
     def found(**schedule):
         return letters(itertools.islice(listed(steps, **schedule).actions_from(0), 12))
 
-    assert found(full_steps=[1, 4, 5], sparse_steps=[2, 6]) == "DRSKDRSKKKKK"
-    assert found(full_steps=[1, 3], sparse_steps=[4]) == "DDKRSKKKKKKK"
+    assert found(full_steps=[1, 4, 5], between=[2, 6]) == "DRSKDRSKKKKK"
+    assert found(full_steps=[1, 3], between=[4]) == "DDKRSKKKKKKK"
 
 
 def test_a_schedule_that_skips_half_of_50_steps():
@@ -333,7 +333,7 @@ def test_a_schedule_that_skips_half_of_50_steps():
     skipped += [33, 34, 35, 37, 38, 39, 41, 42, 43]
     full = [1, 10, 40]
     sparse = [step for step in range(1, 50) if step not in (*full, *skipped)]
-    found = taken(50, full_steps=full, sparse_steps=sparse)
+    found = taken(50, full_steps=full, between=sparse)
     assert [step for step, letter in enumerate(found) if letter == "K"] == skipped
     assert [step for step, letter in enumerate(found) if letter == "R"] == [1, 10, 40]
     assert found.count("D") == 1
@@ -341,7 +341,7 @@ def test_a_schedule_that_skips_half_of_50_steps():
 
 
 def test_steps_can_be_skipped_where_nothing_is_sparse():
-    off = {"attention.enabled": False, "mlp.enabled": False}
+    off = {"attention.density": "dense", "mlp.density": "dense"}
     config = SparsityConfig().override({**off, **schedules.listed("DRKSKKRSSSSS")})
     assert taken(config=config) == "DDKDKKDDDDDD"
     assert SparsityPlan(config, LAYOUT, 12).is_dense()

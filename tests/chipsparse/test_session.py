@@ -258,7 +258,7 @@ def packed_columns(session, branch):
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, rule, monkeypatch):
     config = CONFIG.override(
-        {"memory.offload": offload, "mlp.enabled": False, "attention.delta_rule": rule}
+        {"memory.offload": offload, "mlp.density": "dense", "attention.delta_rule": rule}
     )
     session = Session(config, GenerationReport())
     choices = watch_choices(monkeypatch, session)
@@ -296,7 +296,7 @@ def test_branches_whose_prompts_differ_in_length(text_first, waits, request):
         {
             "attention.density": 0.4,
             "memory.offload": "always",
-            "mlp.enabled": False,
+            "mlp.density": "dense",
         }
     )
     session = Session(config, GenerationReport())

@@ -10,8 +10,8 @@ from chipsparse.profiles.profile import ASSETS, load_profile
 from chipsparse.without_effect import _of_memory, _of_parts, _of_schedule
 from tests.chipsparse.test_plan import LAYOUT
 
-NO_ATTENTION = {"attention.enabled": False}
-NO_MLP = {"mlp.enabled": False}
+NO_ATTENTION = {"attention.density": "dense"}
+NO_MLP = {"mlp.density": "dense"}
 NO_SPARSE = {"schedule.full_share": 0.5, "schedule.between": "none"}
 ACTIONS = {"schedule.actions": ["dense", "refresh", "sparse"]}
 
@@ -27,16 +27,15 @@ def notes(values, steps=12, **kwargs):
         (NO_SPARSE, None),
         (NO_ATTENTION | NO_MLP, None),
         (
-            NO_ATTENTION | {"attention.random_fraction": 0.1, "seed": 3, "tile": [1, 8, 8]},
-            "attention.random_fraction (0.1), seed (3), tile ([1, 8, 8]) have no effect: "
-            "attention.enabled is false",
+            NO_ATTENTION | {"attention.random_fraction": 0.1, "tile": [1, 8, 8]},
+            "attention.random_fraction (0.1), tile ([1, 8, 8]) have no effect: "
+            "attention.density is dense",
         ),
         (
             NO_SPARSE | {"attention.density": 0.0, "mlp.density": 0.5, "memory.ram": "2G"},
             "attention.density (0.0), mlp.density (0.5), memory.ram (2.00 GiB) have no effect: no "
             "step is sparse",
         ),
-        ({"seed": 3}, "seed (3) has no effect: attention.random_fraction adds no column"),
         (
             {"attention.random_fraction": 0.001},
             "attention.random_fraction (0.001) has no effect: attention.random_fraction adds no "
@@ -46,7 +45,10 @@ def notes(values, steps=12, **kwargs):
             {"memory.offload": "never", "memory.ram": 0},
             "memory.ram (0 B) has no effect: memory.offload is never",
         ),
-        (NO_MLP | {"mlp.density": 0.5}, "mlp.density (0.5) has no effect: mlp.enabled is false"),
+        (
+            NO_MLP | {"mlp.block_size": 64},
+            "mlp.block_size (64) has no effect: mlp.density is dense",
+        ),
         (
             ACTIONS | {"schedule.warmup_steps": 3, "schedule.refresh_every": 4},
             "schedule.warmup_steps (3), schedule.refresh_every (4) have no effect: "
@@ -76,8 +78,8 @@ def notes(values, steps=12, **kwargs):
         ),
         ({"schedule.full_steps": [0, 2, 4, 6, 8, 10], "schedule.between": "none"}, None),
         (
-            {"schedule.full_steps": [1], "schedule.sparse_steps": [3], "schedule.between": "all"},
-            "schedule.between ('all') has no effect: schedule.sparse_steps overrides it",
+            NO_ATTENTION | NO_MLP | {"schedule.full_steps": [1], "schedule.between": [3]},
+            "schedule.between ([3]) has no effect: no layer is sparse",
         ),
         (
             {"schedule.between": "all"},
@@ -128,7 +130,7 @@ def test_what_a_cpu_takes_the_effect_of():
 # Of these a config has no value that asks for something which may be impossible: they turn things
 # on or off, choose between forms, or have notes of their own.
 WITHOUT_REASON = {
-    *("attention.enabled", "attention.precision", "mlp.enabled"),
+    *("attention.precision",),
     *(f"schedule.{name}" for name in ("full_steps", "full_share", "correct")),
     *("schedule.actions", "layers"),
 }
@@ -168,5 +170,5 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
         "schedule.forecast_after (0.3) has no effect: schedule.forecast is not given",
         "memory.ram (1.00 GiB) has no effect: no step is sparse",
     ]
-    path.write_text("tuned: {model: a}\nsparsity: {attention: {enabled: false}, seed: 3}")
+    path.write_text("tuned: {model: a}\nsparsity: {attention: {density: dense}, tile: null}")
     assert SparsityPlan(load_profile(path).sparsity, LAYOUT, 50).notes() == []

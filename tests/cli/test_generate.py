@@ -15,9 +15,11 @@ from diffusers import FluxTransformer2DModel, WanPipeline
 from PIL import Image
 
 import chipsparse
+from chipsparse.cli import request
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
 from chipsparse.cli.generate.record import LETTERS
+from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.cli.prompts import cut_text, read_prompts
 from chipsparse.experiments import clips
@@ -171,13 +173,13 @@ def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
 
 def test_json_is_the_only_thing_on_stdout(generate):
     result = generate("--json", "--seed", "5").json()
-    request, sparse = result["request"], result["sparse"]
-    assert (result["kind"], request["mode"]) == ("generation", "sparse")
-    assert (request["prompt"], request["seed"], request["fps"]) == (PROMPT, 5, 16)
-    assert (request["device"], request["dtype"]) == ("cpu", "float32")
-    assert request["transformer_class"] == "WanTransformer3DModel"
-    assert request["profile"].endswith("chipsparse.yaml")
-    assert request["settings"] == {
+    asked, sparse = result["request"], result["sparse"]
+    assert (result["kind"], asked["mode"]) == ("generation", "sparse")
+    assert (asked["prompt"], asked["seed"], asked["fps"]) == (PROMPT, 5, 16)
+    assert (asked["device"], asked["dtype"]) == ("cpu", "float32")
+    assert asked["transformer_class"] == "WanTransformer3DModel"
+    assert asked["profile"].endswith("chipsparse.yaml")
+    assert asked["settings"] == {
         "height": 32,
         "width": 48,
         "num_frames": 5,
@@ -201,9 +203,9 @@ def test_json_is_the_only_thing_on_stdout(generate):
     assert sparse["cache_bytes"] > 0
     assert sparse["backends"]
     # The words of the command make it again, wherever they are run.
-    words = request["command"]
+    words = asked["command"]
     again = command(*words[1:], "--json").json()
-    assert again["request"] == {**request, "command": again["request"]["command"]}
+    assert again["request"] == {**asked, "command": again["request"]["command"]}
 
 
 def test_ram_overrides_the_profile(generate):
@@ -230,14 +232,14 @@ def test_a_quality_of_a_profile_is_taken_and_named(generate, workdir):
     (workdir / "mine.yaml").write_text(QUALITIES)
     small = ("--config", "mine.yaml", *ONE, "--height", "32", "--width", "48", "--steps", "4")
     given = ("--quality", "fast", "--report", "a.json", "--dtype", "bfloat16", "--json")
-    request = generate(*small, *given).json()["request"]
+    asked = generate(*small, *given).json()["request"]
     report = json.loads((workdir / "a.json").read_text())
-    assert request["quality"] == report["report"]["quality"] == "fast"
-    assert (request["dtype"], request["profile"]) == ("bfloat16", "mine.yaml")
-    assert request["settings"]["max_sequence_length"] == 512  # the pipeline's own
+    assert asked["quality"] == report["report"]["quality"] == "fast"
+    assert (asked["dtype"], asked["profile"]) == ("bfloat16", "mine.yaml")
+    assert asked["settings"]["max_sequence_length"] == 512  # the pipeline's own
     assert report["report"]["totals"]["steps"] == {"dense": 2, "skip": 2}
     assert report["sparse"]["steps"][3]["action"] == "skip"
-    words = request["command"]
+    words = asked["command"]
     assert words[words.index("--quality") + 1] == "fast"
     with Image.open("o.png") as picture:
         assert "Quality: fast" in picture.text["parameters"]
@@ -259,6 +261,117 @@ def test_as_a_program(model_folder, workdir):
     assert loading
     assert len(said.splitlines()) < 10
     assert iio.imread("out.mp4").shape == (5, 32, 48, 3)
+
+
+# Reports, and runs that must be sparse.
+
+DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear is of class Other"
+
+
+@pytest.fixture
+def adapted(monkeypatch):
+    """Loads pipelines in which one MLP cannot run sparse."""
+
+    class Other(torch.nn.Linear):
+        pass
+
+    load = request.load_pipeline
+
+    def spoiled(*arguments, **options):
+        pipe = load(*arguments, **options)
+        pipe.transformer.blocks[1].ffn.net[2].__class__ = Other
+        return pipe
+
+    monkeypatch.setattr(request, "load_pipeline", spoiled)
+
+
+def test_the_report_is_the_result_with_what_each_step_did(generate, workdir):
+    given = ("-o", "out.gif", "--seed", "5", "--compare", "--report", "r.json")
+    printed = generate(*given, "--json").json()
+    data = json.loads((workdir / "r.json").read_text())
+    report = data.pop("report")
+    assert printed == {**data, "report": None}
+    assert printed["files"]["report"] == ["r.json"]
+    assert set(names(workdir)) == {"out-compare.gif", "out-dense.gif", "out.gif", "r.json"}
+    assert report["pipeline"]["class_name"] == "WanPipeline"
+    assert report["pipeline"]["location"] == data["request"]["model"]
+    assert (report["error"], report["fallbacks"], report["notes"]) == (None, [], [])
+    assert report["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
+    assert report["totals"]["attention_kept"] == printed["sparse"]["steps"][3]["attention_kept"]
+    assert len(report["steps"]) == 8  # guidance
+    for step in report["steps"]:
+        assert len(step["layers"]) == 6
+        assert all(entry["seconds"] > 0 for entry in step["layers"])
+    assert chipsparse.SparsityConfig.from_mapping(report["config"]).schedule.warmup_steps == 2
+
+
+def test_a_folder_whose_name_is_no_utf_8(generate, workdir):
+    folder = os.fsdecode(b"d\xff")
+    (workdir / folder).mkdir()
+    given = ("-o", f"{folder}/c.png", "--frames", "1", "--report", f"{folder}/r.json", "--json")
+    printed = generate(*given).json()
+    assert names(folder) == ["c.png", "r.json"]
+    assert [each[1:] for each in printed["files"]["output"]] == ["\ufffd/c.png"]
+
+
+def test_layers_are_timed_for_a_report_alone(generate, monkeypatch):
+    enabled = []
+    real = chipsparse.enable
+
+    def enable(*arguments, **options):
+        enabled.append(options)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(chipsparse, "enable", enable)
+    generate(*ONE).fine()
+    generate(*ONE, "--strict", "--report", "r.json").fine()
+    assert enabled == [
+        {"strict": False, "layer_times": False, "parallel": None},
+        {"strict": True, "layer_times": True, "parallel": None},
+    ]
+
+
+def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir, adapted):
+    assert "fallback" in generate(*ONE).fine().stdout
+    (workdir / "o.png").unlink()
+    said = generate(*ONE, "--strict", "--report", "r.json").sentence()
+    assert said == f"{DENSE_MLP} (an adapter, or quantized)"
+    assert names(workdir) == ["r.json"]
+    report = json.loads((workdir / "r.json").read_text())["report"]
+    assert report["error"].startswith(f"FallbackError: {DENSE_MLP}")
+    (step,) = report["steps"]
+    assert (step["step"], step["finished"], step["seconds"]) == (0, False, None)
+
+
+def test_an_error_after_the_loop_is_reported_too(generate, workdir, monkeypatch):
+    def breaks(*_):
+        raise ZeroDivisionError("in the decoder")
+
+    monkeypatch.setattr(clips, "_as_frames", breaks)
+    assert generate(*ONE, "--report", "r.json").exit_code == 1
+    report = json.loads((workdir / "r.json").read_text())["report"]
+    assert report["error"] == "ZeroDivisionError: in the decoder"
+    assert all(step["finished"] for step in report["steps"])
+
+
+def test_files_that_cannot_be_written(generate, workdir, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    real = media.write_media
+
+    def then_full(*arguments, **options):
+        written = real(*arguments, **options)
+        monkeypatch.setattr(media.os, "replace", full)
+        return written
+
+    monkeypatch.setattr(media, "write_media", then_full)
+    said = generate(*ONE, "--report", "r.json").sentence()
+    assert said == "--report r.json could not be written: No space left on device"
+    assert names(workdir) == ["o.png"]  # which is finished
+    said = generate("-o", "p.png", "--frames", "1", "--report", "r.json").sentence()
+    assert said == "p.png could not be written: No space left on device"
+    assert names(workdir) == ["o.png"]
 
 
 # Models of images.

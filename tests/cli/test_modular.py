@@ -50,7 +50,7 @@ def change(folder, **entries):
 
 def test_generate_writes_what_the_patched_pipeline_makes(generate, folder, workdir):
     content = generate("-o", "out.png", "--seed", "3", "--json", model=folder).json()
-    assert content["pipeline_class"] == "FluxModularPipeline"
+    assert content["request"]["pipeline_class"] == "FluxModularPipeline"
     taken = [step["action"] for step in content["sparse"]["steps"]]
     assert taken == ["dense", "refresh", "sparse", "sparse"]
     pipe = flux()

@@ -56,7 +56,7 @@ def chosen(tmp_path):
 
 def test_a_profile_that_names_no_class_is_for_every_model(chosen):
     assert chosen("").sparsity == SparsityConfig().override({"memory.vram": "1G"})
-    assert chosen("sparsity: {seed: 3}").sparsity.seed == 3
+    assert chosen("sparsity: {tile: null}").sparsity.tile is None
 
 
 def test_a_profile_for_another_class_is_refused(chosen, tmp_path):
@@ -71,9 +71,9 @@ def test_a_profile_for_another_class_is_refused(chosen, tmp_path):
 
 
 def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
-    text = "qualities: {fast: {seed: 5}}"
+    text = "qualities: {fast: {tile: null}}"
     found = chosen(text, quality="fast")
-    assert (found.quality, found.sparsity.seed) == ("fast", 5)
+    assert (found.quality, found.sparsity.tile) == ("fast", None)
     assert found.sparsity.memory.vram == found.qualities["fast"].memory.vram == 1 << 30
     with pytest.raises(UserError, match=r"mine.yaml does not say what faithful is; it has fast"):
         chosen(text, quality="faithful")
@@ -419,7 +419,7 @@ def test_the_fewest_steps_are_named_and_the_field(steps, changes, enough, advice
 
 
 def test_plans_that_are_as_they_should_be():
-    config = SparsityConfig().override({"attention.enabled": False, "mlp.enabled": False})
+    config = SparsityConfig().override({"attention.density": "dense", "mlp.density": "dense"})
     assert too_few_steps(SparsityPlan(config, LAYOUT, 5)) is None
     assert too_few_steps(plan(2, actions=["dense"])) is None
     assert too_few_steps(plan(3, actions=["dense", "refresh", "skip"])) is None

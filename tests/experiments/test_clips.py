@@ -59,7 +59,7 @@ def test_steps_of_sections_have_their_own_actions():
         shown = []
         with chipsparse.enable(pipe, config) if report else contextlib.nullcontext() as handle:
             report = handle and handle.report
-            steps, _ = clips.time_steps(pipe, call, seed=0, display=display, report=report)
+            steps = clips.time_steps(pipe, call, seed=0, display=display, report=report)
         assert [(each.section, each.step) for each in steps] == places
         assert [each.action for each in steps] == actions * sections
         assert shown == [*enumerate(actions)] * sections

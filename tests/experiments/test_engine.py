@@ -10,11 +10,12 @@ import pytest
 
 from chipsparse.common.errors import UserError
 from chipsparse.experiments import rivals
-from chipsparse.experiments.clips import Generation, NoProgress, StepResult
+from chipsparse.experiments.clips import Generation, StepResult
 from chipsparse.experiments.engine import Applied, Experiment, Way, plainly
 from chipsparse.experiments.lpips import Lpips
+from chipsparse.experiments.progress import Progress, Ranks
 from chipsparse.experiments.records import Sample
-from chipsparse.experiments.store import Alone, Store
+from chipsparse.experiments.store import Store
 
 SAMPLES = [Sample(n, f"prompt {n}", 10 + n) for n in range(3)]
 NO_LPIPS = Lpips(None, "not here")
@@ -23,7 +24,7 @@ NO_LPIPS = Lpips(None, "not here")
 class Maker:
     """Clips whose pixels follow from the seed, each way brighter by its own number."""
 
-    steps, progress = 4, NoProgress()
+    steps, progress = 4, Progress()
 
     def __init__(self, stop=None):
         self.pipe = SimpleNamespace(brighter=0)
@@ -170,7 +171,7 @@ def test_frames_are_written_before_the_record_is_kept(tmp_path):
     assert written[:2] == [("dense", 10, (3, 16, 16, 3)), ("A", 10, (3, 16, 16, 3))]
 
 
-class Second(Alone):
+class Second(Ranks):
     """The second of two processes: what the first one says is true."""
 
     writes = False

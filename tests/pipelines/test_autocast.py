@@ -65,7 +65,7 @@ def test_attention_alone():
     pipe = tiny_flux_pipeline()
     with BF16:
         expected = flux.generate(pipe)
-        with chipsparse.enable(pipe, flux.EXACT.override({"mlp.enabled": False})) as handle:
+        with chipsparse.enable(pipe, flux.EXACT.override({"mlp.density": "dense"})) as handle:
             assert error(flux.generate(pipe), expected) < CLOSE
     assert handle.report.fallbacks == []
 

@@ -121,7 +121,7 @@ def test_skipped_steps_before_the_last_full_one_are_corrected(name, variant):
 
 def test_sparse_steps_are_not_marked_and_end_no_gap():
     pipe = FAMILIES["wan 2.1"].make()
-    with chipsparse.enable(pipe, LISTED.override({"schedule.sparse_steps": [3, 8]})) as handle:
+    with chipsparse.enable(pipe, LISTED.override({"schedule.between": [3, 8]})) as handle:
         generate(pipe, "wan 2.1")
         assert actions(handle).count("sparse") == 2
         assert corrected(handle) == {"cond": [2, 5], "uncond": [2, 5]}
@@ -246,7 +246,7 @@ def test_how_a_step_of_two_branches_came_about(taken, kind):
 # What else users do to latents and schedulers, at each kind of step.
 
 # Steps 1, 2, 3 and 4 are a refresh, skipped, sparse and dense.
-MIXED = LISTED.override({"schedule.sparse_steps": [3, 8]})
+MIXED = LISTED.override({"schedule.between": [3, 8]})
 KINDS = {"dense": 0, "refresh": 1, "skip": 2, "sparse": 3}
 ADDED = 2.0
 # Families whose pipelines call back behind each step, by a scheduler that can be followed.

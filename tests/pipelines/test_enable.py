@@ -187,7 +187,7 @@ def test_a_schedule_in_place_of_all_qualities_is_in_the_report_of_each_generatio
 
 
 def test_a_quality_that_cannot_be_is_refused(pipe, tmp_path):
-    (tmp_path / "plain.yaml").write_text("sparsity: {seed: 3}")
+    (tmp_path / "plain.yaml").write_text("sparsity: {tile: null}")
     for arguments, said in (
         ({"quality": "best"}, "no quality 'best'; known are faithful, balanced, fast, published"),
         ({"quality": ["fast"]}, r"no quality \['fast'\]; known are"),
@@ -339,7 +339,7 @@ def without_attention(self, hidden, text, temb, rotary):
     return hidden + self.ffn(self.norm3(hidden))
 
 
-@pytest.mark.parametrize("change", [{}, {"mlp.enabled": False}])
+@pytest.mark.parametrize("change", [{}, {"mlp.density": "dense"}])
 def test_blocks_that_compute_without_our_layers_are_said(pipe, change, monkeypatch):
     monkeypatch.setattr(WanTransformerBlock, "forward", without_attention)
     config = CONFIG.override(change)
@@ -456,7 +456,7 @@ def test_a_subclass_with_another_forward_is_refused(pipe, model_class):
 
 SKIPPING = SparsityConfig().override(
     {
-        "mlp.enabled": False,
+        "mlp.density": "dense",
         "schedule.full_steps": [0, 1, 5],
         "schedule.between": "none",
         "schedule.forecast": 0.5,

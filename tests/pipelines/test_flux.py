@@ -311,7 +311,7 @@ def offload_in_groups(pipe, kind):
 
 
 def test_a_replaced_processor_runs_dense(pipe, dense):
-    config = SPARSE.override({"mlp.enabled": False, "tile": None})
+    config = SPARSE.override({"mlp.density": "dense", "tile": None})
     with chipsparse.enable(pipe, config) as handle:
         processor = type(pipe.transformer.transformer_blocks[0].attn.processor)
         pipe.transformer.set_attn_processor(processor())
@@ -498,7 +498,7 @@ def test_gated_and_other_feed_forwards_run_sparse(make):
         torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
         assert handle.report.fallbacks == []
         assert len(handle.report.steps[-1].mlp_fractions) == LAYERS
-    only_mlp = SPARSE.override({"attention.enabled": False})
+    only_mlp = SPARSE.override({"attention.density": "dense"})
     with chipsparse.enable(pipe, only_mlp):
         assert 0 < error(generate(pipe), expected) < 0.3
 

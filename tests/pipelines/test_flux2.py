@@ -34,7 +34,7 @@ CHANNELS = FLUX2_CONFIG["in_channels"]
 DOUBLE = FLUX2_CONFIG["num_layers"]
 LAYERS = DOUBLE + FLUX2_CONFIG["num_single_layers"]
 WIDTH = FLUX2_CONFIG["num_attention_heads"] * FLUX2_CONFIG["attention_head_dim"]
-ONLY_MLP = {"attention.enabled": False}
+ONLY_MLP = {"attention.density": "dense"}
 REFERENCES = VARIANTS["two references"]
 
 

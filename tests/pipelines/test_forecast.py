@@ -15,7 +15,7 @@ LISTED = SPARSE.override(
     {
         "schedule": {
             "full_steps": [0, 1, 2, 5, 9],
-            "sparse_steps": [4, 7, 11],
+            "between": [4, 7, 11],
             "forecast": 0.5,
         },
     }

@@ -11,7 +11,7 @@ CONFIG = SparsityConfig().override(
     {
         "attention.density": 0.5,
         "attention.block_size_q": 16,
-        "mlp.enabled": False,
+        "mlp.density": "dense",
         "schedule.actions": ["dense", "refresh", "sparse"],
     }
 )

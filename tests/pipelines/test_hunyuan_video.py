@@ -94,7 +94,9 @@ def test_no_mask_reaches_attention_in_a_generation_that_caches(
     generate(pipe, call)
     assert any(keys > video and mask is not None for keys, mask in masks_seen)
     masks_seen.clear()
-    with chipsparse.enable(pipe, SPARSE.override({"attention.enabled": enabled})) as handle:
+    with chipsparse.enable(
+        pipe, SPARSE if enabled else SPARSE.override({"attention.density": "dense"})
+    ) as handle:
         keys_seen = set()
         attend = AttentionLayer.__call__
 
@@ -128,7 +130,7 @@ def test_prompts_of_several_lengths_keep_their_mask(version):
         assert sparse
         assert all(record.attention_kept is None for record in sparse)
         assert all(record.mlp_kept == 1 for record in sparse)
-    with chipsparse.enable(pipe, EXACT.override({"attention.enabled": False})) as handle:
+    with chipsparse.enable(pipe, EXACT.override({"attention.density": "dense"})) as handle:
         assert_close(generate(pipe, call), expected)
         assert handle.report.fallbacks == []
 

@@ -183,7 +183,7 @@ def test_modules_may_share_one_processor(pipe, sparse, dense):
 
 
 def test_a_processor_that_was_set_since_runs_dense_and_stays(pipe, dense):
-    config = SPARSE.override({"mlp.enabled": False, "tile": None})
+    config = SPARSE.override({"mlp.density": "dense", "tile": None})
     own = LTXVideoAttnProcessor()
     with chipsparse.enable(pipe, config) as handle:
         pipe.transformer.set_attn_processor(own)

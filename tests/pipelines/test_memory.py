@@ -67,7 +67,7 @@ def test_true_guidance_of_flux_brings_a_branch_that_nobody_announced(device):
 def test_true_guidance_of_flux_shares_out_short_memory():
     """On a CPU, whose one memory is short where that of the host is."""
     settings = {"true_cfg_scale": 3.0, "negative_prompt": "a green square"}
-    config = flux.SPARSE.override({**HOSTED, "memory.residuals": "full"})
+    config = flux.SPARSE.override({**HOSTED, "memory.cache_precision": "full"})
     pipe = tiny_flux_pipeline()
     with chipsparse.enable(pipe, config) as handle:
         flux.generate(pipe, **settings)
@@ -229,7 +229,7 @@ def test_budgets_that_hold_a_part_of_the_layers(device, monkeypatch):
         sparse = wan.generate(pipe)
         need = handle.report.cache_bytes
     monkeypatch.setattr("chipsparse.cache.store.available", lambda *_, **__: Capacity(need // 2, 0))
-    in_full = {"memory.residuals": "full", "memory.activations": "full"}
+    in_full = {"memory.cache_precision": "full"}
     with chipsparse.enable(pipe, wan.SPARSE.override(in_full)) as handle:
         found = wan.generate(pipe)
         assert handle.report.cache_bytes <= need // 2
@@ -250,7 +250,7 @@ def test_a_budget_for_nothing_is_refused_before_the_first_step(device):
         with pytest.raises(BudgetError, match="not one layer's caches fit: all of them need"):
             wan.generate(pipe, callback_on_step_end=count)
         assert steps == []
-        dense = {"attention.enabled": False, "mlp.enabled": False}
+        dense = {"attention.density": "dense", "mlp.density": "dense"}
     with chipsparse.enable(pipe, wan.SPARSE.override(budgets | dense)):
         wan.generate(pipe)  # needs no caches
 

@@ -110,7 +110,7 @@ def test_half_precision_runs_the_gpu_kernels_from_slots(dtype, activations, monk
     # Two sessions may find another dense kernel the fastest, and so round otherwise.
     monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
     pipe = tiny_wan_pipeline().to("cuda", dtype)
-    config = SPARSE.override({"memory.activations": activations})
+    config = SPARSE.override({"memory.cache_precision": activations})
     with chipsparse.enable(pipe, config):
         plain = generate(pipe)
     with chipsparse.enable(pipe, config.override(HOSTED)) as handle:
@@ -129,7 +129,7 @@ def test_a_budget_that_holds_a_part_moves_the_rest_to_the_host():
         patch.setattr(
             "chipsparse.cache.memory_plan.worth_moving", lambda _, sizes, **__: set(sizes)
         )
-        in_full = {"memory.residuals": "full", "memory.activations": "full"}
+        in_full = {"memory.cache_precision": "full"}
         with chipsparse.enable(pipe, SPARSE.override(in_full)) as handle:
             assert torch.equal(generate(pipe), plain)
             assert 0 < handle.report.host_bytes < handle.report.cache_bytes

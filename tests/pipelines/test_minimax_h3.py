@@ -7,9 +7,8 @@ import torch
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerOutput
 
 import chipsparse
-from benchmarks.computed_work import WorkCounter
-from benchmarks.equal_work.work import DenseWork
-from benchmarks.full_models import keep_in_fp32
+from benchmarks.models import keep_in_fp32
+from benchmarks.work import DenseWork, WorkCounter
 from chipsparse import SparsityConfig
 from chipsparse.api import attach
 from chipsparse.graphs.step_graph import StepGraphs

@@ -180,7 +180,7 @@ def test_such_a_branch_keeps_its_attention_where_ours_replaces_the_models(why, m
     pipe.update_components(guider=make())
     dense = FAMILIES[name].generate(pipe)
     changes = {
-        "it is faster": {"attention.enabled": True, "attention.density": 1.0},
+        "it is faster": {"attention.density": 1.0},
         "in FP8": {"attention.precision": "fp8"},
     }
     with chipsparse.enable(pipe, SparsityConfig.dense().override(changes[why])) as handle:

@@ -84,7 +84,7 @@ def test_nothing_is_said_where_nothing_is_missing(pipe, config):
 
 def test_layers_that_all_run_dense_are_said_at_the_first_call(pipe):
     processor = type(pipe.transformer.blocks[0].attn1.processor)
-    config = CONFIG.override({"mlp.enabled": False})
+    config = CONFIG.override({"mlp.density": "dense"})
     seen = []
 
     def look(*_):

@@ -319,7 +319,7 @@ def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, steps, shift):
 
 def test_where_nothing_is_to_be_sparse_no_scheduler_is_missed():
     pipe, given = FAMILIES["flux"].make(), first_call("flux")
-    config = SPARSE.override({"attention.enabled": False, "mlp.enabled": False})
+    config = SPARSE.override({"attention.density": "dense", "mlp.density": "dense"})
     with chipsparse.enable(pipe, config, strict=True) as handle, torch.no_grad():
         for value in (1.0, 0.5):
             pipe.transformer(**{**given, "timestep": torch.full_like(given["timestep"], value)})

@@ -114,7 +114,7 @@ def test_a_lora_can_be_loaded_and_removed(pipe, tmp_path, dense):
         f"transformer.blocks.0.attn1.to_q.lora_{side}.weight": torch.full(shape, 0.05)
         for side, shape in (("A", (2, 64)), ("B", (64, 2)))
     }
-    with chipsparse.enable(pipe, CONFIG.override({"mlp.enabled": False})) as handle:
+    with chipsparse.enable(pipe, CONFIG.override({"mlp.density": "dense"})) as handle:
         plain = wan(pipe)
         pipe.load_lora_weights(lora, adapter_name="style")
         assert isinstance(pipe.transformer.blocks[0].attn1.to_q, peft.tuners.lora.Linear)

@@ -204,7 +204,7 @@ def test_fused_projections_run_dense_and_come_apart_again(model):
         assert handle.report.steps[-1].attention_kept is None
         assert handle.report.steps[-1].mlp_kept == 1
         with_room_for_mlp = handle.report.cache_bytes
-    with chipsparse.enable(pipe, EXACT.override({"attention.enabled": False})) as handle:
+    with chipsparse.enable(pipe, EXACT.override({"attention.density": "dense"})) as handle:
         generate(pipe, call)
         assert handle.report.cache_bytes == with_room_for_mlp
     pipe.transformer.unfuse_qkv_projections()

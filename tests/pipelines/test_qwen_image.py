@@ -186,7 +186,7 @@ def test_an_all_dense_plan_keeps_mask_and_backend(pipe, arguments):
 def test_a_mask_stays_where_only_the_mlp_is_sparse(pipe):
     arguments = prompts(4)
     expected = generate(pipe, **arguments)
-    config = EXACT.override({"attention.enabled": False})
+    config = EXACT.override({"attention.density": "dense"})
     with chipsparse.enable(pipe, config) as handle:
         found = generate(pipe, **arguments)
     assert_close(found, expected)

@@ -12,7 +12,7 @@ from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate
 from tests.tiny_models import tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow
 
-BY_PROFILE = "attention.enabled is false"
+BY_PROFILE = "attention.density is dense"
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_every_layer_of_every_model(name):
     names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
     assert set(data["transformers"]) == {step["transformer"] for step in data["steps"]} == names
     for each in data["transformers"].values():
-        assert each["class"] == type(pipe.transformer).__name__
+        assert each["class_name"] == type(pipe.transformer).__name__
         assert each["layout"]["layers"] == layers
     masked = "chroma" in name
     for step in data["steps"]:
@@ -77,7 +77,7 @@ def test_what_the_model_computes_by_itself_has_its_reason(pipe):
         pass
 
     pipe.transformer.blocks[1].ffn.net[2].__class__ = Adapted
-    config = CONFIG.override({"attention.enabled": False})
+    config = CONFIG.override({"attention.density": "dense"})
     with chipsparse.enable(pipe, config) as handle:
         wan(pipe)
     reason = "its second linear is of class Adapted (an adapter, or quantized)"
@@ -89,11 +89,11 @@ def test_what_the_model_computes_by_itself_has_its_reason(pipe):
 
 
 def test_a_part_that_is_switched_off_is_dense_in_the_records(pipe):
-    with chipsparse.enable(pipe, CONFIG.override({"mlp.enabled": False})) as handle:
+    with chipsparse.enable(pipe, CONFIG.override({"mlp.density": "dense"})) as handle:
         wan(pipe)
     for record in handle.report.steps:
         mlps = [entry for entry in record.layers if entry.part == "mlp"]
-        assert {entry.reason for entry in mlps} == {"mlp.enabled is false"}
+        assert {entry.reason for entry in mlps} == {"mlp.density is dense"}
         assert len(mlps) == 3
     assert handle.report.fallbacks == []
 
@@ -157,7 +157,7 @@ def test_a_strict_run_without_fallbacks_is_the_same(name):
     make, layers, arguments = MODELS[name]
     pipe = make()
     budgets = {"layers": [{"layers": layers - 1, "attention": "dense"}]}
-    for config in (CONFIG, CONFIG.override(budgets), CONFIG.override({"mlp.enabled": False})):
+    for config in (CONFIG, CONFIG.override(budgets), CONFIG.override({"mlp.density": "dense"})):
         with chipsparse.enable(pipe, config):
             expected = generate(pipe, **arguments)
         with chipsparse.enable(pipe, config, strict=True):
@@ -230,7 +230,7 @@ def test_a_mask_ends_a_strict_run_unless_attention_is_dense_by_config():
         pytest.raises(FallbackError, match=r"^attention runs dense: the pipeline passes an atten"),
     ):
         generate(pipe)
-    config = CONFIG.override({"attention.enabled": False})
+    config = CONFIG.override({"attention.density": "dense"})
     with chipsparse.enable(pipe, config, strict=True) as handle:
         generate(pipe)
     assert handle.report.steps[-1].mlp_kept is not None

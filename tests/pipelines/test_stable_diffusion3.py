@@ -94,7 +94,7 @@ def test_the_second_attention_of_dual_layers_is_dense_and_the_report_says_so_onc
         last = handle.report.steps[-1]
         assert len(last.attention_fractions) == len(last.mlp_fractions) == MEDIUM["num_layers"]
         seen.clear()
-    with chipsparse.enable(pipe, SPARSE.override({"attention.enabled": False})) as handle:
+    with chipsparse.enable(pipe, SPARSE.override({"attention.density": "dense"})) as handle:
         generate(pipe, PICTURE)
         assert not [note for note in handle.report.notes if note.startswith(DUAL)]
         assert handle.report.fallbacks == []

@@ -13,7 +13,7 @@ from tests.variants import slow_unless
 
 STEPS = 12
 MODELS = {"wan": (tiny_wan_pipeline, wan), "flux": (tiny_flux_pipeline, flux)}
-OFF = {"attention.enabled": False, "mlp.enabled": False}
+OFF = {"attention.density": "dense", "mlp.density": "dense"}
 
 
 def actions(handle, branch="cond"):

@@ -139,7 +139,7 @@ def same(found, expected):
     ("rule", "precision"), [("merge", "auto"), slow("difference", "auto"), slow("merge", "fp8")]
 )
 def test_recorded_steps_give_the_same(rule, precision, pipe):
-    precisions = {"memory.residuals": precision, "memory.activations": precision}
+    precisions = {"memory.cache_precision": precision}
     rules = {"attention.delta_rule": rule, **precisions}
     expected, usual = generate(pipe, NEVER.override(rules))
     found, report = generate(pipe, SPARSE.override(rules))
@@ -679,7 +679,7 @@ def test_a_plan_says_whether_steps_can_be_recorded():
 
     assert records()
     assert not records(cuda_graphs="never")
-    assert not records(**{"attention.enabled": False, "mlp.enabled": False})
+    assert not records(**{"attention.density": "dense", "mlp.density": "dense"})
     plan = SparsityPlan(SPARSE, layout, 7)
     once, twice = (
         working_bytes(plan, dtype=torch.bfloat16, captured=captured) for captured in (False, True)

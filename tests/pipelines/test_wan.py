@@ -237,7 +237,7 @@ def test_group_offload_by_block(pipe, sparse):
 
 
 def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
-    config = SPARSE.override({"mlp.enabled": False})
+    config = SPARSE.override({"mlp.density": "dense"})
     with chipsparse.enable(pipe, config):
         attention_only = generate(pipe)
     apply_group_offloading(

@@ -144,10 +144,10 @@ CASES = {
             sparsity={
                 "attention.delta_rule": "difference",
                 "attention.density": 0.2,
-                "mlp.enabled": False,
+                "mlp.density": "dense",
                 "schedule": {
                     "full_steps": [0, 1, 2, 3, 5, 8, 12],
-                    "sparse_steps": [6, 10, 14],
+                    "between": [6, 10, 14],
                     "forecast": 0.5,
                     "forecast_after": 0.2,
                     "first_dense_layers": 1,

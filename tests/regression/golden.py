@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from benchmarks.contact_sheet import contact_sheet
+from benchmarks.figures import contact_sheet
 from chipsparse.experiments.quality import psnr
 from chipsparse.profiles.profile import ASSETS
 from tests.regression.cases import CASES, Case

@@ -11,11 +11,11 @@ import pytest
 import torch
 from diffusers.pipelines.flux import pipeline_flux
 
-from benchmarks.clips import Workload
 from chipsparse import SparsityConfig
 from chipsparse.profiles.profile import ASSETS
 from chipsparse.report.generation import GenerationReport
 from tests.regression.cases import Case
+from tests.regression.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def test_sparse_on_a_gpu(name, backend, dtype, gpu_runs, monkeypatch):
     sparse = runs.generate(case, config)
     assert sparse.report.fallbacks == []
     assert sparse_backends(sparse.report, "attention") == {backend}
-    assert sparse_backends(sparse.report, "mlp") == ({backend} if config.mlp.enabled else set())
+    assert sparse_backends(sparse.report, "mlp") == ({backend} if config.mlp.is_sparse else set())
     found = closeness(dense.frames, sparse.frames, read(case))
     assert violations(case, found, half=dtype in HALF) == []
 
@@ -105,7 +105,7 @@ def small_latents(config):
 def test_a_preferred_backend_computes_everything(backend, monkeypatch):
     if backend == "triton" and not (triton_installed() and interpreting()):
         pytest.skip("needs Triton's interpreter")
-    config = SPARSE.override({"schedule.refresh_every": 1})
+    config = SPARSE.override({"schedule": {"full_steps": [1, 2], "between": "all"}})
     expected, _ = small_latents(config.override({"backend": "reference"}))
     prefer(monkeypatch, backend)
     found, report = small_latents(config)

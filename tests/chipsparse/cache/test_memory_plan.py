@@ -26,7 +26,7 @@ WAN_14B = ModelLayout((LayerKind("block", 40, 13_824),), 40, 128, 1, ((21, 45, 8
 
 
 def plan_of(layout=WAN_14B, **overrides):
-    values = {"memory.residuals": "full", "memory.activations": "full"}
+    values = {"memory.cache_precision": "full"}
     values |= {name.replace("__", "."): value for name, value in overrides.items()}
     return SparsityPlan(SparsityConfig().override(values), layout, 50)
 
@@ -42,7 +42,7 @@ def planned(device, host, *, branches=1, **overrides):
 def test_needs_are_those_of_the_sparse_layers():
     layers = {(need.layer, need.part) for need in cache_needs(plan_of(), dtype=torch.bfloat16)}
     assert layers == {(layer, part) for layer in range(40) for part in ("attention", "mlp")}
-    some = plan_of(schedule__first_dense_layers=30, mlp__enabled=False)
+    some = plan_of(schedule__first_dense_layers=30, mlp__density="dense")
     needs = cache_needs(some, dtype=torch.bfloat16)
     assert [(need.layer, need.part) for need in needs] == [(n, "attention") for n in range(30, 40)]
     dense = {(layer, "attention") for layer in range(39)}
@@ -51,7 +51,7 @@ def test_needs_are_those_of_the_sparse_layers():
 
 
 def test_the_caches_of_wan_14b_are_as_large_as_their_shapes_say():
-    (need, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
+    (need, *_) = cache_needs(plan_of(mlp__density="dense"), dtype=torch.bfloat16)
     assert dict(need.sizes) == {
         "columns": 40 * 591 * 9450,
         "residual": 75_600 * 5120 * 2,
@@ -70,21 +70,21 @@ def test_attention_is_placed_before_the_mlp_of_a_long_video():
 
 
 def test_a_residual_in_fp8_takes_half_of_the_bytes_and_a_scale_for_each_row():
-    rounded = {"mlp__enabled": False, "memory__residuals": "fp8"}
+    rounded = {"mlp__density": "dense", "memory__cache_precision": "fp8"}
     (need, *_) = cache_needs(plan_of(**rounded), dtype=torch.bfloat16)
-    (full, *_) = cache_needs(plan_of(mlp__enabled=False), dtype=torch.bfloat16)
+    (full, *_) = cache_needs(plan_of(mlp__density="dense"), dtype=torch.bfloat16)
     changed = {"residual": 75_600 * 5120, "residual_scale": 40 * 75_600 * 4}
     assert dict(need.sizes) == {**full.sizes, **changed}
 
 
 ATTENTION = {
-    "mlp__enabled": False,
-    "memory__residuals": "auto",
+    "mlp__density": "dense",
+    "memory__cache_precision": "auto",
 }  # of Wan 14B: 41.1 GiB, 28.1 in FP8
 
 
 @pytest.mark.parametrize(
-    ("device", "host", "residuals"),
+    ("device", "host", "precision"),
     [
         (42, 0, "full"),
         (42, 99, "full"),
@@ -95,60 +95,33 @@ ATTENTION = {
         (20, 0, "fp8"),  # likewise
     ],
 )
-def test_residuals_are_rounded_where_that_saves_something(device, host, residuals):
+def test_caches_are_rounded_where_that_saves_something(device, host, precision):
     memory = planned(device, host, **ATTENTION)
-    assert memory.in_fp8 == ({"residuals"} if residuals == "fp8" else set())
+    assert memory.in_fp8 == (precision == "fp8")
     rounded, full = (
-        planned(device, host, **ATTENTION | {"memory__residuals": precision})
-        for precision in ("fp8", "full")
+        planned(device, host, **ATTENTION | {"memory__cache_precision": other})
+        for other in ("fp8", "full")
     )
-    assert memory == (rounded if residuals == "fp8" else full)
+    assert memory == (rounded if precision == "fp8" else full)
     saves = len(rounded.placement.recomputed) < len(full.placement.recomputed)
     saves |= bool(full.placement.host) and not rounded.placement.host
-    assert saves == (residuals == "fp8")
+    assert saves == (precision == "fp8")
 
 
 def test_what_prefers_the_host_is_rounded_only_where_it_is_full():
     always = ATTENTION | {"memory__offload": "always"}
     assert not planned(30, 99, **always).in_fp8
-    assert planned(4, 30, **always).in_fp8 == {"residuals"}
+    assert planned(4, 30, **always).in_fp8
 
 
 def test_activations_in_fp8_take_half_of_the_bytes_and_a_scale_for_each_token():
     full, rounded = (
-        cache_needs(plan_of(memory__activations=precision), dtype=torch.bfloat16)[1].sizes
+        cache_needs(plan_of(memory__cache_precision=precision), dtype=torch.bfloat16)[1].sizes
         for precision in ("full", "fp8")
     )
     assert full["activation"] == 13_824 * 75_600 * 2
     changed = {"activation": 13_824 * 75_600, "token_scale": 75_600 * 4}
     assert dict(rounded) == {**full, **changed}
-
-
-EITHER = {"memory__residuals": "auto", "memory__activations": "auto"}
-# Of Wan 14B, in GiB: attention 41.1 or 28.1, MLPs 108.9 or 70.1.
-
-
-@pytest.mark.parametrize(
-    ("device", "host", "in_fp8"),
-    [
-        (151, 0, ""),
-        (138, 0, "residuals"),  # or layers would run dense; the MLPs' may stay in full
-        (138, 200, "residuals"),  # or some would go to the host
-        (112, 0, "activations"),  # or layers would run dense; residuals may stay in full
-        (100, 0, "residuals activations"),
-        (50, 200, ""),  # some go to the host in either precision
-        (50, 90, "residuals"),  # and all of them find room
-        (50, 72, "activations"),
-        (50, 60, "residuals activations"),
-    ],
-)
-def test_residuals_are_rounded_before_activations_and_neither_without_need(device, host, in_fp8):
-    memory = planned(device, host, **EITHER)
-    assert memory.in_fp8 == set(in_fp8.split())
-    for residuals in ("full", "fp8"):
-        for activations in ("full", "fp8"):
-            exactly = {"memory__residuals": residuals, "memory__activations": activations}
-            assert not planned(device, host, **exactly).is_better_than(memory)
 
 
 def layer_of(channels, tokens, width):
@@ -200,7 +173,7 @@ def test_nothing_fits():
     assert str(raised.value).startswith("not one layer's caches fit: all of them need ")
     assert "256.0 MiB on the device and 512.0 MiB of host memory" in str(raised.value)
     planned(45, 0).check()
-    planned(0, 0, attention__enabled=False, mlp__enabled=False).check()
+    planned(0, 0, attention__density="dense", mlp__density="dense").check()
 
 
 @pytest.mark.parametrize("offload", ["auto", "always", "never"])

@@ -6,9 +6,10 @@ import torch
 from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.kinds import kind_bytes
-from chipsparse.cache.offload import OffloadPool, Traffic
+from chipsparse.cache.offload import OffloadPool
 from chipsparse.kernels.token_layout import empty_token_contiguous, has_padding
 from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.report.recorder import Traffic
 from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
@@ -109,10 +110,10 @@ def test_traffic_is_counted():
     pool.store(key(0), numbers(0, 16))
     pool.release(key(0))
     assert pool.stored_bytes == 64
-    assert pool.take_traffic() == {key(0): Traffic(to_host=64)}
+    assert pool.take_traffic() == {(0, "attention"): Traffic(to_host=64)}
     changed = pool.load(key(0))
     pool.store(key(0), changed)
-    assert pool.take_traffic() == {key(0): Traffic(to_device=64, to_host=64)}
+    assert pool.take_traffic() == {(0, "attention"): Traffic(to_device=64, to_host=64)}
     assert pool.take_traffic() == {}
 
 

@@ -87,7 +87,7 @@ def test_the_fields_that_hold_tensors_are_declared():
     kinds = {"lse", "columns", "residual"}
     config = SparsityConfig().override({"attention.delta_rule": "difference"})
     assert kept_kinds(config, "mlp") == {"mean", "output", "activation"}
-    rounded = config.override({"memory.activations": "fp8"})
+    rounded = config.override({"memory.cache_precision": "fp8"})
     assert kept_kinds(rounded, "mlp") == {"mean", "output", "activation", "token_scale"}
     assert kept_kinds(config, "attention") == kinds
     config = config.override({"attention.delta_rule": "merge"})

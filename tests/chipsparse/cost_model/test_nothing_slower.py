@@ -1,6 +1,8 @@
 """No part of a layer that runs sparse would be faster dense, whatever the sizes."""
 
+import math
 import random
+import statistics
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +15,7 @@ from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.config import PARTS, MLPConfig
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times
-from chipsparse.experiments.timing import time_in_turn
+from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.layers.mlp import dense_step
 from chipsparse.layers.mlp_weights import MLPWeights
 from chipsparse.layout import LayerKind, ModelLayout
@@ -24,6 +26,39 @@ from chipsparse.step import StepContext
 
 MOST_SLOWER = 1.05
 STEPS = 40  # most of them sparse, so that those of short sequences are captured
+
+
+def time_in_turn(calls, device, *, captured):
+    """Milliseconds of each call: medians of five rounds in which all take turns.
+
+    What changes while they run, such as the clocks of a GPU, so meets all of them alike. Calls of
+    less than 2 ms are repeated, and the host runs ahead of them as far as it can.
+    """
+    runs = []
+    with torch.cuda.device(device):
+        for call in calls:
+            call()  # compiles, tunes, allocates
+            launches = min(100, math.ceil(2 / max(elapsed_ms(call), 1e-3)))
+            run = partial(repeat, call, launches)
+            if captured:
+                run = CudaCapturer().capture(run)[1].replay
+            runs.append((run, launches))
+        rounds = [[elapsed_ms(run) / launches for run, launches in runs] for _ in range(5)]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def repeat(call, launches):
+    for _ in range(launches):
+        call()
+
+
+def elapsed_ms(call):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
 
 class OneLayer:

@@ -106,7 +106,7 @@ def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
         "takes 0.026 ms"
     }
     assert slower(SMALL, dense={(1, "mlp")}).keys() == {(0, "mlp")}
-    assert slower(with_config(SMALL, {"mlp.enabled": False})) == {}
+    assert slower(with_config(SMALL, {"mlp.density": "dense"})) == {}
 
 
 def test_few_tokens_run_dense():
@@ -125,7 +125,7 @@ def test_what_the_host_launches_takes_its_time(tokens, both):
 
 def test_too_few_query_blocks_for_the_processors_take_longer():
     """One head of 17,000 rows is 86 to 89 blocks of 192, for 132 processors."""
-    plan = plan_of(17_000, 1, 128, 64, attention__density=0.6, mlp__enabled=False)
+    plan = plan_of(17_000, 1, 128, 64, attention__density=0.6, mlp__density="dense")
     times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=True)
     assert times.sparse < 0.95 * times.dense < times.most
 
@@ -155,7 +155,7 @@ def test_rates_are_known_of_two_gpus_in_16_bits(monkeypatch):
 )
 def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
     """An MLP of FLUX's size; a sparse step reads its weights once more."""
-    plan = plan_of(tokens, 24, 128, 12_288, attention__enabled=False)
+    plan = plan_of(tokens, 24, 128, 12_288, attention__density="dense")
     times = part_times(plan, rates=H200, dtype=BF16, captured=True, fp8_mlps={1: fp8})
     plain, rounded = times[0, "mlp"], times[1, "mlp"]
     read = 2 * 3072 * 12_288 * 3 / 4.26e12

@@ -130,7 +130,7 @@ def test_whose_columns_serve(other, own, expected):
         ({}, {}, 5),
         ({"text_first": False}, {}, 0),
         ({"exact_text": True}, {}, 0),
-        ({}, {"enabled": False}, 0),
+        ({}, {"density": "dense"}, 0),
         (split(4), {}, 5),
         (split(4, rows=32), {}, 0),
     ],

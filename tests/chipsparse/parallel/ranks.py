@@ -6,7 +6,6 @@ import time
 import torch
 import torch.distributed as dist
 
-from chipsparse.cache.memory_plan import Capacity
 from chipsparse.parallel.agreement import Together
 from chipsparse.parallel.head_exchange import HeadExchange, SharingGroups
 from chipsparse.parallel.head_turns import HeadTurns
@@ -22,18 +21,15 @@ def all_of_it():
     return {
         "said": peers.tell(f"I am {peers.rank}"),
         "first": peers.first(0.1 * (1 + peers.rank)),
-        "agreed": Together(peers).first([[peers.rank, "mlp", "slow"]]),
         "least": peers.least(5 - peers.rank, 3),
         "hosts": peers.on_this_host,
-        "room": {kind: room(peers, torch.device(kind)) for kind in ("cpu", "cuda")},
+        "room": {
+            kind: Together(peers).capacity(90 - peers.rank, 60, torch.device(kind))
+            for kind in ("cpu", "cuda")
+        },
         "differ": differing(peers),
         "afterwards": peers.tell(peers.rank),
     }
-
-
-def room(peers, device):
-    found = Together(peers).capacity(Capacity(90 - peers.rank, 60), device)
-    return found.device, found.host
 
 
 def all_ways():

@@ -12,7 +12,6 @@ def test_three_ranks(tmp_path):
         found = ended.result
         assert found["said"] == ["I am 0", "I am 1", "I am 2"]
         assert found["first"] == 0.1
-        assert found["agreed"] == [[0, "mlp", "slow"]]
         assert found["least"] == [3, 3]
         assert found["hosts"] == 3
         assert found["room"] == {"cpu": [29, 20], "cuda": [88, 20]}  # a machine's is shared

@@ -83,8 +83,8 @@ def test_the_bundled_models_have_every_quality_too():
         profile = load_profile(ASSETS / name / "chipsparse.yaml")
         assert tuple(profile.qualities) == tuple(QUALITIES)
         assert steps_of(profile) == steps
-        assert not profile.qualities["fast"].mlp.enabled
-        assert profile.qualities["published"].mlp.enabled
+        assert not profile.qualities["fast"].mlp.is_sparse
+        assert profile.qualities["published"].mlp.is_sparse
 
 
 def test_models_without_a_profile_have_the_general_one():
@@ -101,16 +101,16 @@ def test_a_models_own_profile_comes_first(tmp_path):
     (tmp_path / "chipsparse.yaml").write_text(
         "model_class: WanTransformer3DModel\n"
         "generation: {height: 64, num_inference_steps: 7}\n"
-        "sparsity: {seed: 3, mlp: {density: 0.5}}\n"
+        "sparsity: {tile: null, mlp: {density: 0.5}}\n"
     )
     own = find_profile(tmp_path, "WanTransformer3DModel")
     assert own.source == str(tmp_path / "chipsparse.yaml")
     assert own.generation == GenerationDefaults(height=64, num_inference_steps=7)
-    assert own.sparsity == SparsityConfig().override({"seed": 3, "mlp.density": 0.5})
+    assert own.sparsity == SparsityConfig().override({"tile": None, "mlp.density": 0.5})
 
 
 QUALITY_TEXT = """
-sparsity: {seed: 3, attention: {random_fraction: 0.5}, schedule: {full_share: 0.5}}
+sparsity: {tile: null, attention: {random_fraction: 0.5}, schedule: {full_share: 0.5}}
 qualities:
   balanced:
   fast: {attention: {density: 0.07}, schedule: {warmup_steps: 3}}
@@ -127,7 +127,7 @@ def mine(tmp_path):
 def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_for(mine):
     general = default_profile().qualities
     assert mine.quality == "balanced"
-    common = {"seed": 3, "attention.random_fraction": 0.5}
+    common = {"tile": None, "attention.random_fraction": 0.5}
     schedule = {"schedule": ScheduleConfig(full_share=0.5)}  # taken whole
     assert mine.sparsity == general["balanced"].override({**common, **schedule})
     own = {"attention.density": 0.07, "schedule": ScheduleConfig(warmup_steps=3)}
@@ -165,7 +165,7 @@ def test_qualities_that_are_not_there_are_named(mine, tmp_path):
     with pytest.raises(ValueError, match=r"mine.yaml does not say what .*; it has balanced, fast"):
         mine.of_quality("faithful")
     path = tmp_path / "plain.yaml"
-    path.write_text("sparsity: {seed: 3}")
+    path.write_text("sparsity: {tile: null}")
     assert load_profile(path).quality is None
     with pytest.raises(ValueError, match=r"what fast is; it has no qualities"):
         load_profile(path).of_quality("fast")
@@ -173,10 +173,10 @@ def test_qualities_that_are_not_there_are_named(mine, tmp_path):
 
 def test_without_balanced_the_common_part_is_taken(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("sparsity: {seed: 3}\nqualities: {fast: {seed: 4}}")
+    path.write_text("sparsity: {tile: null}\nqualities: {fast: {backend: reference}}")
     profile = load_profile(path)
-    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(seed=3))
-    assert profile.of_quality("fast").sparsity.seed == 4
+    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(tile=None))
+    assert profile.of_quality("fast").sparsity.backend == "reference"
 
 
 def test_an_unknown_class_names_the_known_ones():
@@ -188,15 +188,24 @@ def test_an_unknown_class_names_the_known_ones():
     ("text", "said"),
     [
         ("sparsity: {attention: {keep: 1}}", "sparsity.attention.keep: unknown field; allowed: "),
-        ("sparsity: {seed: -1}", "sparsity.seed: expected a number at least 0, got -1"),
+        (
+            "sparsity: {mlp: {block_size: -1}}",
+            "sparsity.mlp.block_size: expected a number at least 1, got -1",
+        ),
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
         ("generation: {fps: 3}", "generation.fps: unknown field"),
-        (f"sparsity: {{seed: {2**63}}}", "sparsity.seed: expected a number below 2^63, got 92"),
+        (
+            f"sparsity: {{mlp: {{block_size: {2**63}}}}}",
+            "sparsity.mlp.block_size: expected a number below 2^63, got 92",
+        ),
         ("sparsity: 3", "sparsity: expected a mapping"),
         ("qualities: 3", "qualities: expected a mapping, got 3"),
         ("qualities: {best: {}}", "qualities.best: unknown quality; allowed: faithful, balanced"),
         ("qualities: {fast: 0.2}", "qualities.fast: expected a mapping as under sparsity, got 0.2"),
-        ("qualities: {fast: {seed: -1}}", "qualities.fast.seed: expected a number at least 0"),
+        (
+            "qualities: {fast: {mlp: {density: -1}}}",
+            "qualities.fast.mlp.density: expected a number between 0 and 1",
+        ),
         (
             "qualities: {fast: {schedule: {full_share: 0.2, warmup_steps: 4}}}",
             "qualities.fast.schedule.full_share takes the place of warmup_steps",
@@ -204,16 +213,16 @@ def test_an_unknown_class_names_the_known_ones():
         ("[1, 2]", "the top level: expected a mapping"),
         ("a: [", "not valid YAML"),
         (
-            "sparsity: {seed: 1}\nsparsity: {seed: 2}",
+            "sparsity: {tile: null}\nsparsity: {}",
             "not valid YAML (sparsity stands twice, in line 2, column 1)",
         ),
-        ("sparsity: {mlp: {enabled: true, enabled: false}}", "enabled stands twice"),
+        ("sparsity: {mlp: {density: 0.1, density: 0.2}}", "density stands twice"),
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
         (f"sparsity: {'{mlp: ' * 21}1{'}' * 21}", "not valid YAML (nested too deeply)"),
         ("sparsity: &a {mlp: *a}", "not valid YAML (an anchor stands within itself)"),
         ("sparsity: {layers: &a [0, [*a]]}", "not valid YAML (an anchor stands within itself)"),
         ("x: &a {<<: *a}", "not valid YAML (an anchor stands within itself)"),
-        (f"sparsity: {{seed: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
+        (f"sparsity: {{tile: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
         ("description: 2024-99-99", "not valid YAML (month must be"),
         (
             "generation: {num_inference_steps: 1001}",
@@ -239,7 +248,7 @@ def test_bad_profiles_are_refused_by_path(tmp_path, text, said):
 
 def test_what_is_no_text_is_refused_as_that(tmp_path):
     path = tmp_path / "clip.mp4"
-    for content in (b"\x00\xe8\xff", "seed: 1".encode("utf-16-le"), b"\xff\xfes"):
+    for content in (b"\x00\xe8\xff", "tile: null".encode("utf-16-le"), b"\xff\xfes"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="it is no text in UTF-8"):
             load_profile(path)
@@ -248,9 +257,9 @@ def test_what_is_no_text_is_refused_as_that(tmp_path):
 @pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-32"])
 def test_marks_of_byte_order_and_other_ends_of_lines(tmp_path, coding):
     path = tmp_path / "mine.yaml"
-    path.write_bytes("description: für\rsparsity:\r\n  seed: 3\n".encode(coding))
+    path.write_bytes("description: für\rsparsity:\r\n  tile: null\n".encode(coding))
     profile = load_profile(path)
-    assert (profile.description, profile.sparsity) == ("für", SparsityConfig(seed=3))
+    assert (profile.description, profile.sparsity) == ("für", SparsityConfig(tile=None))
 
 
 def test_a_missing_profile_is_refused(tmp_path):

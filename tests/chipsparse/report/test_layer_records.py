@@ -292,7 +292,7 @@ def test_a_layer_that_had_recorded_nothing_is_a_fallback():
 
 
 def test_nan_that_keeps_more_columns_is_a_fallback_in_a_strict_run():
-    session = session_with({"mlp.enabled": False})
+    session = session_with({"mlp.density": "dense"})
     session.report.strict = True
     generate(session, steps=1, branches=("cond",))
     session._caches["cond", 1].attention.lse[0, 0, 3] = torch.nan

@@ -8,7 +8,7 @@ from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.report.nothing_sparse import wants_sparse, why_nothing, why_nothing_was
 
 LAYOUT = ModelLayout((LayerKind("blocks", 4, 100),), 2, 8, 1, grids=((3, 4, 5),))
-OFF = {"attention.enabled": False, "mlp.enabled": False}
+OFF = {"attention.density": "dense", "mlp.density": "dense"}
 
 
 def plan_of(steps, first_dense_layers=0, **schedule):
@@ -132,7 +132,7 @@ def test_layers_that_are_all_named_dense():
     [
         ({}, True),
         (OFF, False),
-        ({"mlp.enabled": False}, True),
+        ({"mlp.density": "dense"}, True),
         ({"schedule.actions": ["dense"]}, False),
         ({"schedule.actions": ["dense", "refresh"]}, False),
         ({"schedule.actions": ["dense", "refresh", "sparse"]}, True),

@@ -32,7 +32,7 @@ def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     expected |= {"forecast_after": 0.25, "warmup_steps": 2, "first_dense_layers": 1}
     assert {name: getattr(config.schedule, name) for name in expected} == expected
     assert config.attention.density == 0.3
-    assert (config.attention.delta_rule, config.mlp.enabled) == ("difference", False)
+    assert (config.attention.delta_rule, config.mlp.is_sparse) == ("difference", False)
     assert config.layers == BASE.layers
     again = form.config(config, Steps((0, 2)))  # a tuned profile as the base of another search
     assert again.schedule.full_steps == (0, 2)

@@ -76,7 +76,7 @@ class MadeUpLab:
             {
                 Action.DENSE: 1.0,
                 Action.REFRESH: 1.1,
-                Action.SPARSE: times.sparse[config.attention.density, config.mlp.enabled],
+                Action.SPARSE: times.sparse[config.attention.density, config.mlp.is_sparse],
                 Action.SKIP: 0.01,
             }[each]
             for each in actions
@@ -129,16 +129,16 @@ def test_forms_whose_sparse_steps_never_pay_are_not_generated():
     for config, _ in lab.made:
         schedule = Schedule(config.schedule, STEPS)
         sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
-        assert sparse == bool(config.schedule.sparse_steps)
-        assert config.schedule.sparse_steps != ()
+        assert sparse == (config.schedule.between != "none")
+        assert config.schedule.between != ()
 
 
 @pytest.mark.parametrize(("mlp_seconds", "expected"), [(-0.25, True), (0.1, False)])
 def test_mlps_are_sparse_only_where_that_is_faster(mlp_seconds, expected):
     lab = MadeUpLab(sparse_db=1.5, mlp_seconds=mlp_seconds)
     found = searched(lab, min_speedup=2.0)
-    assert found.candidate.config.mlp.enabled == expected
-    assert expected or not any(config.mlp.enabled for config, _ in lab.made)
+    assert found.candidate.config.mlp.is_sparse == expected
+    assert expected or not any(config.mlp.is_sparse for config, _ in lab.made)
 
 
 @pytest.mark.parametrize("corrected_db", [4.0, -4.0])

@@ -70,9 +70,9 @@ OTHERS = {
     "caches in e4m3": (
         lambda: wan_of(4),
         BIG,
-        {"memory.residuals": "fp8", "memory.activations": "fp8"},
+        {"memory.cache_precision": "fp8"},
     ),
-    "attention alone": (lambda: wan_of(4), BIG, {"mlp.enabled": False}),
+    "attention alone": (lambda: wan_of(4), BIG, {"mlp.density": "dense"}),
     **{
         f"{name}, announced": (partial(announced, name), FAMILIES[name].call, {})
         for name in ("chrono edit", "longcat-image", "skyreels v2", "wan animate")
@@ -81,7 +81,7 @@ OTHERS = {
     "qwen-image, attention alone": (
         FAMILIES["qwen-image"].make,
         FAMILIES["qwen-image"].call,
-        {"mlp.enabled": False},
+        {"mlp.density": "dense"},
     ),
     "nothing sparse": (lambda: wan_of(4), BIG, {"schedule.actions": ["dense"]}),
 }

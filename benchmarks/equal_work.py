@@ -1,0 +1,429 @@
+"""``python -m benchmarks equal-work``: quality at equal work, against diffusers' caches.
+
+Rivals get wide ranges of settings. Which of them lie around the amounts of work that are compared
+shows one prompt that is not compared; or those of ``--again`` are taken. A method in one variant is
+a curve; its points are its settings. ``--json`` is written clip by clip, and ``--store`` keeps all
+that was made, so that a run that broke off goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.curves import DENSE, OP, OURS, SKIPS, chosen, compared, text_of
+from benchmarks.records import Record, Run, environment, read
+from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
+from benchmarks.work import DenseWork, attention_of, blocks_of
+from chipsparse.config import SparsityConfig
+from chipsparse.plan import Action
+from chipsparse.profiles.profile import ASSETS, bundled_model, find_profile, load_profile
+from chipsparse.schedule.schedule import Schedule
+
+# Self-attention of FLUX's and Wan's blocks; TaylorSeer's defaults miss Wan's ``attn1``.
+ATTENTION_NAMES = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]
+FEWER_STEPS = (0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)  # shares of the dense steps
+MAG_LIMITS = ((0.2, 4), (0.2, 12), (0.1, 5), (0.1, 12))  # first share that is kept, most skipped
+MAG_THRESHOLDS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
+SEA_THRESHOLDS = (0.1, 0.2, 0.35, 0.6, 1.0, 1.6)
+FIRST_BLOCK_THRESHOLDS = (0.02, 0.04, 0.07, 0.1, 0.15, 0.25, 0.4)
+INTERVALS = (2, 3, 4, 6, 9)
+# Timesteps, from 1000 down to 0, in which attention is reused: diffusers' choice, and almost all.
+PYRAMID_TIMESTEPS = ((800, 100), (950, 0))
+FASTER_TIMESTEPS = ((681, 0), (950, 0))
+# Blocks that a config or a cache changes are compiled apart.
+COMPILATIONS: dict[str, Any] = {"recompile_limit": 256, "accumulated_recompile_limit": 1 << 20}
+TINY = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 8}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to generate.
+
+    Attributes:
+        method: whose it is.
+        variant: what tells its curves apart; empty where there is one.
+        setting: a point of the curve.
+        config: what chipsparse computes; None for a stock model.
+        cache: makes the config of diffusers' cache on a stock model.
+        steps: denoising steps, None for those of the dense generation.
+        reuses_attention: whether the cache passes over attention and not over blocks.
+    """
+
+    method: str
+    variant: str = ""
+    setting: str = ""
+    config: SparsityConfig | None = None
+    cache: Callable[[Any], Any] | None = None
+    steps: int | None = None
+    reuses_attention: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.method, self.variant, self.setting)))
+
+
+def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
+    """All ways but dense.
+
+    Args:
+        steps: of the dense generation.
+        profiles: files of ours; what computes nothing sparsely in so many steps counts as a list of
+            skips, and each folder is a variant.
+    """
+    fewer = sorted({max(2, round(share * steps)) for share in FEWER_STEPS})
+    return [
+        *(_ours(path, steps) for path in profiles),
+        *(Entry("fewer steps", "", f"{count} steps", steps=count) for count in fewer),
+        *rivals(steps),
+    ]
+
+
+def _ours(path: Path, steps: int) -> Entry:
+    config = load_profile(path).sparsity
+    actions = map(Schedule(config.schedule, steps).action, range(steps))
+    sparse = (config.attention.is_sparse or config.mlp.is_sparse) and Action.SPARSE in actions
+    return Entry(OURS if sparse else SKIPS, path.parent.name, path.stem, config)
+
+
+def rivals(steps: int) -> Iterator[Entry]:
+    """diffusers' caches at all settings."""
+    from diffusers import hooks
+
+    from chipsparse.pipelines.diffusers_caches import sea_config
+
+    def cache(method: str, variant: str, setting: str, make: Any, **fields: Any) -> Entry:
+        return Entry(method, variant, setting, cache=make, **fields)
+
+    for (first, most), threshold in product(MAG_LIMITS, MAG_THRESHOLDS):
+        variant = f"first {first:.0%}, at most {most} skipped"
+        limits = {"retention_ratio": first, "max_skip_steps": most, "threshold": threshold}
+        yield cache(
+            *("MagCache", variant, f"threshold {threshold:g}"),
+            lambda run, limits=limits: hooks.MagCacheConfig(
+                num_inference_steps=run.steps, mag_ratios=list(run.ratios), **limits
+            ),
+        )
+    tenth = round(0.1 * steps)
+    limits_of_sea = ((1, 1, 3), (1, tenth, 8), (0, 1, 3), (0, tenth, 8))
+    for (order, kept, most), threshold in product(limits_of_sea, SEA_THRESHOLDS):
+        variant = f"order {order}, first {kept}, at most {most} skipped"
+        limits = {"residual_order": order, "retention_steps": kept, "threshold": threshold}
+        limits["max_consecutive_cached"] = most
+        make = lambda _, limits=limits: sea_config(**limits)  # noqa: E731
+        yield cache("SeaCache", variant, f"threshold {threshold:g}", make)
+    for threshold in FIRST_BLOCK_THRESHOLDS:
+        make = lambda _, t=threshold: hooks.FirstBlockCacheConfig(threshold=t)  # noqa: E731
+        yield cache("FirstBlockCache", "", f"threshold {threshold:g}", make)
+    sixth = round(steps / 6)
+    taylor: list[tuple[str, int, int, int, dict[str, Any]]] = [
+        (f"whole steps, first {kept}, order {order}", kept, order, every, {"use_lite_mode": True})
+        for (kept, order), every in product(((3, 1), (sixth, 1), (sixth, 2)), INTERVALS)
+    ]
+    names = {"cache_identifiers": ATTENTION_NAMES}
+    taylor += [("attention, first 3, order 1", 3, 1, every, names) for every in (2, 3, 5, 8)]
+    for variant, kept, order, every, options in taylor:
+        fields: dict[str, Any] = {"disable_cache_before_step": kept, "max_order": order}
+        fields |= {"cache_interval": every, "taylor_factors_dtype": torch.float32, **options}
+        yield cache(
+            *("TaylorSeer", variant, f"every {every}"),
+            lambda _, fields=fields: hooks.TaylorSeerCacheConfig(**fields),
+            reuses_attention="cache_identifiers" in fields,
+        )
+    # FasterCache's guidance is set as distilled: else it would split a batch that there is not.
+    pyramid, faster = hooks.PyramidAttentionBroadcastConfig, hooks.FasterCacheConfig
+    of_attention: list[tuple[str, Any, Any, dict[str, Any]]] = [
+        ("PAB", pyramid, PYRAMID_TIMESTEPS, {}),
+        ("FasterCache", faster, FASTER_TIMESTEPS, {"is_guidance_distilled": True}),
+    ]
+    for method, config, timesteps, options in of_attention:
+        for (high, low), every in product(timesteps, INTERVALS):
+            skipped = {"spatial_attention_block_skip_range": every, **options}
+            skipped["spatial_attention_timestep_skip_range"] = (low or -1, high)
+            yield cache(
+                *(method, f"timesteps {high} to {low}", f"every {every}"),
+                lambda run, config=config, fields=skipped: config(
+                    current_timestep_callback=run.timestep, **fields
+                ),
+                reuses_attention=True,
+            )
+
+
+@contextmanager
+def with_cache(
+    run: Any, entry: Entry, made: Counter[Any], compiled: Callable[[Any], Any]
+) -> Iterator[list[str]]:
+    """Puts an entry's cache on the transformer for the time being.
+
+    A hook takes the place of a module's ``forward`` and keeps Python state. Compiled together with
+    its block it would be compiled anew at every step, or not at all. So the forward beneath it is
+    compiled, and the hook itself runs as written: nothing that it calls is slower than in stock.
+
+    Args:
+        run: a `CacheRun`.
+        entry: has a cache.
+        made: gets how often each part of the transformer was computed.
+        compiled: compiles a forward, or returns it as it is.
+
+    Yields:
+        what diffusers warns of.
+    """
+    from chipsparse.pipelines.diffusers_caches import Cache, cached
+
+    def counted(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **kwargs: Any) -> Any:  # with no attributes of a compiled one
+            made[module] += 1
+            if module in attentions:
+                made[attentions[module]] += 1
+            return forward(*args, **kwargs)
+
+        return counting
+
+    head, blocks = run.pipe.transformer.proj_out, blocks_of(run.pipe.transformer)
+    attentions = {} if entry.reuses_attention else {block: attention_of(block) for block in blocks}
+    hooked = [*blocks, head]
+    if entry.reuses_attention:
+        hooked += [attention_of(block) for block in blocks]
+    compiled_blocks = {block: block._compiled_call_impl for block in blocks}
+    try:
+        for block in blocks:
+            block._compiled_call_impl = None  # it would go through the hooks
+        for module in hooked:
+            beneath = module.forward if module is head else compiled(module.forward)
+            module.forward = counted(module, beneath)
+        assert entry.cache is not None
+        cache = Cache(entry.method, entry.setting, entry.cache, per_branch=entry.reuses_attention)
+        with cached(run, cache) as warnings:
+            if entry.reuses_attention:
+                for block in blocks:  # so that its block's code ends before it
+                    attention = attention_of(block)
+                    attention.forward = torch.compiler.disable(attention.forward)
+            yield warnings
+    finally:
+        for block, call in compiled_blocks.items():
+            block._compiled_call_impl = call
+        for module in hooked:
+            vars(module).pop("forward", None)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this command."""
+    parser.add_argument("--model", type=Path, default=bundled_model())
+    parser.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
+    parser.add_argument("--first", type=int, default=0, help="number of the first prompt, from 0")
+    parser.add_argument("--count", type=int, default=16, help="how many prompts")
+    parser.add_argument("--calibrating", type=int, default=0, help="number of that prompt")
+    parser.add_argument("--steps", type=int, help="denoising steps, default the profile's")
+    parser.add_argument("--size", help="HEIGHTxWIDTH[xFRAMES], default the profile's")
+    parser.add_argument("--flow-shift", type=float, help="of noise levels")
+    parser.add_argument("--profiles", type=Path, nargs="*", default=[], help="of ours")
+    parser.add_argument("--case", default="", help="only ways whose name holds this expression")
+    best = "only so many rivals at each share of the work"
+    parser.add_argument("--best", type=int, help=best)
+    again = "records: of other methods only the settings that these compare"
+    parser.add_argument("--again", type=Path, nargs="*", default=[], help=again)
+    parser.add_argument("--store", type=Path, help="keep what was made, to go on from")
+    parser.add_argument("--sheet", type=Path, help="write a contact sheet of the first prompt")
+    parser.add_argument("--compile", action="store_true", help="compile blocks on a CPU, too")
+
+
+def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+    """Generates every way with every prompt, paired with dense; adds a record of each clip."""
+    from benchmarks.figures import contact_sheet
+    from chipsparse.experiments.engine import Sample
+
+    lines = args.prompts.read_text(encoding="utf-8").splitlines()
+    samples = [Sample(index, prompt, index) for index, prompt in enumerate(lines)]
+    wanted = samples[args.first : args.first + args.count]
+    lab = _Lab(args, device, dtype, samples, to)
+    with lab.prepared():
+        known = entries(lab.steps, args.profiles)
+        if args.again:
+            before = {_name_of(record) for record in compared(read(*args.again))}
+            known = [e for e in known if e.method in (OURS, SKIPS) or _named(e) in before]
+        known = [entry for entry in known if re.search(args.case, str(entry))]
+        caches = [entry for entry in known if entry.cache is not None]
+        if caches and not args.again:
+            calibrating = samples[args.calibrating]
+            if calibrating in wanted:
+                raise ValueError(
+                    f"settings are chosen on prompt {args.calibrating}, which cannot be compared, "
+                    "too; leave it out with --first and --count"
+                )
+            tried = lab.measure(caches, [calibrating], "calibrating")
+            settings = chosen(tried, best=args.best)
+            known = [
+                e for e in known if not e.cache or e.setting in settings.get(_named(e)[:2], ())
+            ]
+        frames = lab.measure(known, wanted, "compared", sheet=args.sheet is not None)
+        if frames and args.sheet is not None:  # clips of the store have none
+            contact_sheet(torch.stack([each["frames"] for each in frames])).save(args.sheet)
+    print(text_of(compared(to.records)))
+
+
+class _Lab:
+    """A model that generates in all ways, through `chipsparse.experiments`."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        device: torch.device,
+        dtype: torch.dtype,
+        samples: Sequence[Any],
+        to: Run,
+    ) -> None:
+        from diffusers import DiffusionPipeline
+
+        from chipsparse.experiments.clips import ClipMaker
+        from chipsparse.experiments.engine import Experiment, dense_way, plainly
+        from chipsparse.experiments.store import Store
+        from chipsparse.pipelines.flow_shift import with_flow_shift
+
+        self._device, self._samples, self._to = device, samples, to
+        self.pipe: Any = DiffusionPipeline.from_pretrained(str(args.model), dtype=dtype)
+        if args.flow_shift is not None:
+            self.pipe.scheduler = with_flow_shift(self.pipe.scheduler, args.flow_shift)
+        self.pipe.to(device).set_progress_bar_config(disable=True)
+        profile = find_profile(args.model, type(self.pipe.transformer).__name__)
+        usual = {name: v for name, v in vars(profile.generation).items() if v is not None}
+        names = ("height", "width", "num_frames")
+        asked: dict[str, Any] = {"num_inference_steps": args.steps} if args.steps else {}
+        if args.size:
+            asked |= zip(names, map(int, args.size.split("x")), strict=False)
+        tiny = {name: value for name, value in TINY.items() if args.tiny and name in usual}
+        self._settings = usual | tiny | asked
+        self.steps: int = self._settings.get("num_inference_steps", 50)
+        size = [self._settings[name] for name in names if name in self._settings]
+        self._run = {"op": OP, "model": args.model.name, "size": size, "steps": self.steps}
+        self._run["flow_shift"] = args.flow_shift
+        self._maker = ClipMaker(lambda: self.pipe, self._arguments, self.steps)
+        self._store = Store(args.store, self._run, kind="equal-work")
+        self._experiment = Experiment(
+            self._maker, samples, self._store, dense=dense_way(), describe=plainly
+        )
+        self._compiling = device.type == "cuda" or args.compile
+        self._calibrating = samples[args.calibrating]
+
+    def _arguments(self, prompt: str) -> dict[str, Any]:
+        guided = self._settings.get("true_cfg_scale", 1) > 1
+        negative = {"negative_prompt": ""} if guided else {}  # or guidance would be left out
+        return {**self._settings, "prompt": prompt, **negative}
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Counts the dense work; compiles blocks and takes the fastest attention where asked."""
+        pipe, transformer = self.pipe, self.pipe.transformer
+        with ExitStack() as stack:
+            if self._device.type == "cuda":
+                stack.enter_context(attention_backend(transformer, "_native_cudnn"))
+                if hasattr(pipe, "video_processor"):  # rounding there is no method's fault
+                    pipe.vae.to(torch.float32)
+                    pipe.text_encoder.to(torch.float32)
+            arguments = self._arguments(self._samples[0].prompt) | {"num_inference_steps": 2}
+            arguments["output_type"] = "latent"
+            calls: list[int] = []
+            with transformer.register_forward_pre_hook(lambda *_: calls.append(1)):
+                self._work = DenseWork.measured(transformer, lambda: pipe(**arguments))
+            self._dense = self.steps * len(calls) / 2 * self._work.call
+            if self._compiling:
+                stack.enter_context(torch._dynamo.config.patch(**COMPILATIONS))
+                transformer.compile_repeated_blocks(**COMPILE_OPTIONS)
+            yield
+
+    def measure(
+        self, known: Sequence[Entry], samples: Sequence[Any], role: str, *, sheet: bool = False
+    ) -> list[Record]:
+        """The records of all clips, or with a sheet those of the first prompt with their frames."""
+        ways = {self._way(entry): entry for entry in known}
+        records = []
+        for clip in self._experiment.run(list(ways), samples):
+            entry = ways.get(clip.way, Entry(DENSE))
+            dense = self._experiment.record(self._experiment.dense_way, clip.sample)
+            record: Record = {
+                **self._run,
+                **dict(zip(("method", "variant", "setting"), _named(entry), strict=True)),
+                **{"role": role, "prompt": clip.sample.prompt, "seed": clip.sample.seed},
+                **{"refused": clip.record.refused},
+                **environment(self._device),
+            }
+            if clip.record.refused is None and dense is not None:
+                values = {"psnr": clip.record.psnr_db, "ssim": clip.record.ssim, "work": 1.0}
+                values |= {"seconds": clip.record.seconds, "dense_seconds": dense.seconds}
+                record |= {**values, **clip.record.facts, "remarks": clip.record.notes}
+            self._to.add(record)
+            text = clip.record.refused or "{work:.1%} of the work, {psnr} dB".format(**record)
+            print(f"{clip.sample.seed} {entry}: {text}", flush=True)
+            if not sheet:
+                records.append(record)
+            elif clip.frames is not None and clip.sample == samples[0]:
+                records.append({"frames": torch.from_numpy(clip.frames) / 255})
+        return records
+
+    def _way(self, entry: Entry) -> Any:
+        """The way of an entry; its facts are the share of the work and the calls of each action."""
+        from chipsparse.experiments.clips import patched
+        from chipsparse.experiments.engine import Applied, Way, config_digest
+        from chipsparse.experiments.rivals import MagRatios
+        from chipsparse.pipelines.diffusers_caches import CacheRun
+
+        steps, transformer = entry.steps or self.steps, self.pipe.transformer
+
+        @contextmanager
+        def apply(pipe: Any) -> Iterator[Applied]:
+            made: Counter[Any] = Counter()
+            usual, begin = self._settings, pipe.scheduler.set_timesteps
+            ratios: tuple[float, ...] = ()
+            if entry.method == "MagCache":
+                ratios = MagRatios(self._maker, self._store, self._calibrating)()
+
+            def begun(*args: Any, **kwargs: Any) -> Any:  # a warm-up counts for nothing
+                made.clear()
+                return begin(*args, **kwargs)
+
+            def facts(_generation: Any) -> Mapping[str, Any]:
+                calls, report = made.pop("calls"), applied.report
+                if report is not None:
+                    work = self._work.of_report(report)
+                    actions = Counter(step.action.value for step in report.steps)
+                    return {"work": work / self._dense, "calls": dict(actions)}
+                parts = self._work.of_calls(made, calls) if entry.cache else calls * self._work.call
+                return {"work": parts / self._dense}
+
+            with ExitStack() as stack:
+                stack.callback(setattr, self, "_settings", usual)
+                self._settings = usual | {"num_inference_steps": steps}
+                stack.callback(vars(pipe.scheduler).pop, "set_timesteps", None)
+                pipe.scheduler.set_timesteps = begun
+                count = transformer.register_forward_pre_hook(lambda *_: made.update(["calls"]))
+                stack.callback(count.remove)
+                if entry.config is not None:
+                    applied = Applied(stack.enter_context(patched(pipe, entry.config)), facts=facts)
+                elif entry.cache is not None:
+                    on = with_cache(CacheRun(pipe, steps, ratios), entry, made, self._compiled)
+                    warnings = stack.enter_context(on)
+                    applied = Applied(notes=lambda: warnings, facts=facts)
+                else:
+                    applied = Applied(facts=facts)
+                yield applied
+
+        config = "" if entry.config is None else config_digest(entry.config)
+        return Way(str(entry), apply, key=f"{entry} {config}".strip(), method=entry.method)
+
+    def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(forward, **COMPILE_OPTIONS) if self._compiling else forward
+
+
+def _named(entry: Entry) -> tuple[str, str, str]:
+    return entry.method, entry.variant, entry.setting
+
+
+def _name_of(record: Record) -> tuple[str, ...]:
+    return record["method"], record["variant"], record["setting"]

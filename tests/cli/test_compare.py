@@ -1,0 +1,484 @@
+"""`chipsparse compare` of two configs and of two files."""
+
+import json
+import re
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+
+from chipsparse.cli.compare.options import read_subject, read_subjects
+from chipsparse.cli.compare.record import METRICS, ConfigsComparison, Estimate, Summary, spread
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.media import write as media
+from chipsparse.cli.media.heat_map import heat_map
+from chipsparse.cli.media.panels import GAP_PIXELS
+from chipsparse.experiments import clips, quality
+from chipsparse.experiments.lpips import Lpips
+from chipsparse.experiments.statistics import draws, interval
+from chipsparse.profiles.profile import ASSETS, load_profile, profile_classes
+from tests.cli.conftest import PROFILE, command, nothing_written
+from tests.cli.html_reader import PageReader
+from tests.pipelines.test_families import FAMILIES
+from tests.tiny_models import PROMPT
+
+SCHEDULE = "schedule: {warmup_steps: 2, refresh_every: 10}"
+PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
+
+
+def write_files(folder):
+    (folder / "prompts.txt").write_text("# shapes\n" + "\n".join(PROMPTS) + "\n\n")
+    skips = "schedule: {actions: [dense, refresh, skip, sparse]}"
+    (folder / "skips.yaml").write_text(PROFILE.replace(SCHEDULE, skips))
+
+
+@pytest.fixture
+def compare(model_folder, workdir):
+    write_files(workdir)
+
+    def run(*arguments, model=model_folder, prompts="prompts.txt"):
+        given = ["compare", *map(str, arguments), "--model", str(model)]
+        return command(*given + (["--prompts", prompts] if prompts else []))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def compared(model_folder, tmp_path_factory):
+    """The JSON, the standard error and the folder of a comparison of two configs."""
+    folder = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(folder)
+        write_files(folder)
+        given = ["compare", "profile", "skips.yaml", "--model", str(model_folder), "--seed", "5"]
+        ran = command(*given, "--prompts", "prompts.txt", "-o", "worst.png", "--json")
+    (folder / "c.json").write_text(ran.fine().stdout)
+    return ran.json(), ran.stderr, folder
+
+
+def of(content, way):
+    return [record for record in content["records"] if record["way"] == way]
+
+
+# Configs.
+
+
+def test_it_compares_what_generate_makes_with_the_same_seeds(compared, generate):
+    content, _, folder = compared
+    for way in ("dense", "A", "B"):
+        assert [(r["prompt"], r["seed"]) for r in of(content, way)] == list(
+            zip(PROMPTS, (5, 6, 7), strict=True)
+        )
+    profiles = {"dense": ["--dense"], "A": [], "B": ["--config", str(folder / "skips.yaml")]}
+    for name, arguments in profiles.items():
+        generate("-o", f"{name}.png", "--seed", "5", *arguments).fine()
+    made = {
+        name: np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)]) / 255
+        for name in profiles
+    }
+    for side in "AB":
+        record, dense, sparse = of(content, side)[0], made["dense"], made[side]
+        assert record["psnr_db"] == pytest.approx(quality.psnr(dense, sparse))
+        assert record["ssim"] == pytest.approx(quality.ssim(dense, sparse))
+        change = quality.flicker(sparse) - quality.flicker(dense)
+        assert record["flicker_change"] == pytest.approx(change)
+        per_frame = quality.psnr_per_frame(dense, sparse)
+        assert record["per_frame"]["psnr_db"] == pytest.approx(per_frame)
+    assert of(content, "A")[0]["psnr_db"] != of(content, "B")[0]["psnr_db"]
+
+
+def test_intervals_are_those_of_the_prompts(compared):
+    content, stderr, _ = compared
+    assert content["level"] == 0.95
+    drawn = draws(3)
+    for name in ("psnr_db", "ssim", "flicker_change", "seconds", "speedup"):
+        values = {side: np.array([r[name] for r in of(content, side)]) for side in "AB"}
+        for key, series in (*values.items(), ("B - A", values["B"] - values["A"])):
+            for statistic in ("mean", "median"):
+                estimate = content["summaries"][key][name][statistic]
+                expected = interval(series, statistic, drawn)
+                assert estimate["value"] == pytest.approx(expected.value)
+                bounds = estimate["low"], estimate["high"]
+                assert bounds == pytest.approx((expected.low, expected.high))
+                assert estimate["includes_zero"] is (bounds[0] <= 0 <= bounds[1])
+    for dense, a in zip(of(content, "dense"), of(content, "A"), strict=True):
+        assert a["speedup"] == pytest.approx(dense["seconds"] / a["seconds"])
+    assert content["summaries"]["A"]["lpips"] is None
+    assert of(content, "A")[0]["lpips_missing"]
+    # Each line of progress has the clock of the whole.
+    lines = [line for line in stderr.splitlines() if ": step " in line]
+    assert len(lines) == 9 * 4
+    assert all(" s elapsed, about " in line and line.endswith(" left") for line in lines), lines
+
+
+def test_the_clip_is_that_of_the_worst_prompt(compared):
+    content, _, folder = compared
+    sides = [[record["psnr_db"] for record in of(content, side)] for side in "AB"]
+    worst = int(np.min(sides, axis=0).argmin())
+    shown = np.stack([iio.imread(folder / file) for file in content["clip"]["files"]])
+    assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
+    strip = (shown.shape[1] - 2 * 32 - GAP_PIXELS) // 2
+    dense, a, b = (
+        shown[:, strip : strip + 32, left : left + 48] / 255
+        for left in (0, 48 + GAP_PIXELS, 2 * (48 + GAP_PIXELS))
+    )
+    for side, frames in (("A", a), ("B", b)):
+        expected = of(content, side)[worst]["psnr_db"]
+        assert quality.psnr(dense, frames) == pytest.approx(expected)
+    assert not shown[:, -32:, :48].any()
+    assert shown[:, -32:, -48:].any()
+
+
+def test_dense_as_a_side_is_the_reference_itself_and_tables(compare):
+    content = compare("dense", "profile", "--count", "2", "--json").json()
+    assert {record["way"] for record in content["records"]} == {"dense", "B"}
+    summary = content["summaries"]["A"]
+    assert summary["psnr_db"]["mean"]["value"] is None
+    assert (summary["ssim"]["mean"]["value"], summary["speedup"]["mean"]["value"]) == (1.0, 1.0)
+    assert content["configs"]["A"] == {"name": "dense", "profile": None}
+    assert content["summaries"]["B - A"]["psnr_db"] is None
+    # Of two values, a quarter of the resamples is twice the one and a quarter twice the other.
+    psnrs = sorted(record["psnr_db"] for record in of(content, "B"))
+    mean = content["summaries"]["B"]["psnr_db"]["mean"]
+    assert (mean["low"], mean["high"]) == tuple(psnrs)
+    shown = compare("dense", "profile", "--count", "2").fine().stdout
+    for title in ("B: profile", "B - A"):
+        assert re.search(rf"^ {title} +mean +95% interval +median +95% interval", shown, re.M)
+    assert "A: dense" not in shown
+    assert len(re.findall(r"^ PSNR \(dB\) +\S+ +\S+ to \S+ +\S+ +\S+ to \S+", shown, re.M)) == 1
+    between = r"\S+(?: to \S+)?"  # one figure where both bounds round to it, as timings may
+    assert len(re.findall(rf"^ speed-up +\S+ +{between} +\S+ +{between} *$", shown, re.M)) == 2
+    assert "2, seeds 0 to 1, the same for dense, A and B" in shown
+    assert re.search(r"LPIPS +not available: \w", shown)
+    assert "intervals from 2 prompts are rough" in shown
+
+
+@pytest.mark.parametrize("complete", [1, 2])
+def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, complete):
+    generate, calls = clips.generate, []
+
+    def interrupted(*arguments, **rest):
+        calls.append(1)
+        if len(calls) > 2 * complete:
+            raise KeyboardInterrupt
+        return generate(*arguments, **rest)
+
+    monkeypatch.setattr(clips, "generate", interrupted)
+    ran = compare("dense", "profile", "--json", "-o", "worst.png")
+    assert ran.exit_code == 130
+    if complete == 1:
+        assert ran.stdout == ""
+        assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, nothing was written"
+        assert not list(workdir.glob("*.png"))
+    else:
+        result = ConfigsComparison(**json.loads(ran.stdout))
+        assert (len(result.dense), result.asked) == (2, 3)
+        assert "interrupted: of 3 prompts, the first 2 are compared" in result.notes
+        assert len(list(workdir.glob("*.png"))) == 5
+
+
+@pytest.mark.slow
+def test_caches_in_host_memory_are_warmed_up_each_time(compare, monkeypatch):
+    """They are taken and pinned anew whenever the pipeline is patched."""
+    import dataclasses
+
+    generate, warmed = clips.generate, []
+
+    def with_host_memory(pipe, arguments, *, report, **rest):
+        made = generate(pipe, arguments, report=report, **rest)
+        return dataclasses.replace(made, host_bytes=0 if report is None else 1)
+
+    monkeypatch.setattr(clips, "generate", with_host_memory)
+    warm_up = lambda *_, report, **__: warmed.append(report is not None)  # noqa: E731
+    monkeypatch.setattr(clips, "warm_up", warm_up)
+    compare("profile", "skips.yaml").fine()
+    assert sorted(warmed) == [False] + [True] * 6
+
+
+@pytest.mark.slow
+def test_images_and_bundled_prompts(flux_folder, workdir):
+    arguments = ["compare", "dense", "profile", "--model", str(flux_folder), "--count", "2"]
+    content = command(*arguments, "-o", "worst.png", "--json").json()
+    lines = (ASSETS / "prompts" / "images.txt").read_text().splitlines()
+    assert [record["prompt"] for record in of(content, "B")] == lines[:2]
+    assert content["summaries"]["B"]["flicker_change"] is None
+    assert content["clip"]["files"] == ["worst.png"]
+    error = command(*arguments, "-o", "worst.mp4").refused()
+    assert "this model makes images, not videos; use worst.png" in error
+
+
+def test_the_page_of_configs(compared, workdir, monkeypatch):
+    content, _, folder = compared
+    monkeypatch.chdir(folder)
+    command("report", "c.json", "-o", "c.html").fine()
+    reader = PageReader((folder / "c.html").read_text())
+    assert (reader.problems, reader.external()) == ([], [])
+    head = reader.sections["A: profile, B: skips.yaml"]
+    median = content["summaries"]["A"]["psnr_db"]["median"]["value"]
+    assert f"{median:.2f} dB" in head
+    record = of(content, "B")[1]
+    speed = f"B, prompt 1: {record['speedup']:.2f}\N{MULTIPLICATION SIGN}"
+    assert f"{speed}, {record['psnr_db']:.2f} dB" in reader.sections["Quality and speed"]
+    for title in ("Intervals", "Frame by frame", "Prompts"):
+        assert title in reader.headings
+    assert PROMPTS[2] in reader.sections["Prompts"]
+    assert len(reader.all("img")) == 1  # of the prompt with the lowest PSNR
+
+
+def test_where_b_minus_a_may_be_nothing_but_the_choice_of_prompts():
+    above, around = Estimate(value=1.0), Estimate(value=0.1, includes_zero=True)
+    difference = {
+        "psnr_db": Summary(mean=above, median=above),
+        "ssim": Summary(mean=around, median=around),
+        "seconds": Summary(mean=above, median=around),
+        "speedup": Summary(mean=around, median=above),
+    }
+    result = ConfigsComparison.model_construct(summaries={"B - A": difference})
+    assert result._zeros() == (
+        "may be zero, as the interval includes it: SSIM, seconds (median), speed-up (mean)"
+    )
+    result = ConfigsComparison.model_construct(
+        summaries={"B - A": {"psnr_db": difference["psnr_db"]}}
+    )
+    assert result._zeros() == "no interval includes zero"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sign", "text"),
+    [
+        ("psnr_db", 34.567, False, "34.57"),
+        ("psnr_db", None, False, "the same"),
+        ("ssim", -0.00002, True, "-2.0e-05"),
+        ("ssim", 0.0, True, "+0.0000"),
+        ("flicker_change", 0.01, True, "+2.550"),
+    ],
+)
+def test_numbers(name, value, sign, text):
+    assert METRICS[name].text(value, sign=sign) == text
+
+
+def test_spread_leaves_gaps_where_no_clip_has_a_value():
+    curves = [{"x": [1.0, None, 3.0]}, {"x": [3.0, None, None, 5.0]}]
+    expected = [(0, 2.0, 4.0, 6.0), (2, 6.0, 6.0, 6.0), (3, 10.0, 10.0, 10.0)]
+    assert spread(curves, "x", 2.0) == expected
+
+
+# What the arguments are.
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "path", "which"),
+    [
+        ("dense", "dense", None, None),
+        ("./dense", "files", Path("dense"), None),
+        ("profile", "config", None, None),
+        ("fast", "config", None, "fast"),
+        ("tuned/PROFILE.YML", "config", Path("tuned/PROFILE.YML"), None),
+        ("frames", "files", Path("frames"), None),
+        ("out.mp4", "files", Path("out.mp4"), None),
+    ],
+)
+def test_an_argument_is_known_by_its_name_alone(text, kind, path, which):
+    subject = read_subject(text)
+    assert (subject.text, subject.kind, subject.path, subject.quality) == (text, kind, path, which)
+
+
+def test_a_bundled_profile_is_named_by_its_class():
+    assert "FluxTransformer2DModel" in profile_classes()
+    for name in profile_classes():
+        assert load_profile(read_subject(name).path).model_class == name
+
+
+@pytest.mark.parametrize("pair", [("a.mp4", "dense"), ("profile", "frames"), ("a.yaml", "b.png")])
+def test_a_file_and_a_config_do_not_compare(pair):
+    with pytest.raises(UserError, match=r"is a config and .* is taken for a file"):
+        read_subjects(*pair)
+
+
+# Mistakes with configs: told before the model is loaded.
+
+
+def test_configs_that_ask_for_other_settings(compare, loads_nothing, workdir):
+    (workdir / "long.yaml").write_text(PROFILE.replace("inference_steps: 4", "inference_steps: 6"))
+    assert compare("profile", "long.yaml").sentence() == (
+        "A generates with num_inference_steps 4 and B with 6; clips of other settings do not "
+        "compare: give --steps"
+    )
+    (workdir / "text.yaml").write_text(PROFILE.replace("max_sequence_length: 16", ""))
+    said = compare("profile", "text.yaml").sentence()
+    assert said.endswith("make them the same in both files")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--count", "1"], "--count 1: intervals need at least 2 prompts"),
+        (["--count", "4"], "prompts.txt has 3 prompts; --count 4 asks for more"),
+        (["--steps", "0"], "--steps 0 is too small; it must be at least 1"),
+        (["--height", "40"], "--height 40 does not fit this model"),
+        (["-o", "out.avi"], "--output out.avi has the suffix .avi"),
+        (["--with-prompts"], "--with-prompts is about a suite; give --suite MODEL, too"),
+        (["--fps", "8"], "--fps is about --output, and there is none"),
+    ],
+)
+def test_bad_options(compare, loads_nothing, arguments, sentence):
+    assert compare("dense", "profile", *arguments).sentence().startswith(sentence)
+
+
+def test_bad_prompts_models_and_configs(compare, loads_nothing, workdir, tmp_path):
+    (workdir / "one.txt").write_text("a red circle\n\n")
+    (workdir / "bad.yaml").write_text(PROFILE + "  colour: red\n")
+    FAMILIES["wan 2.1 image to video"].make().save_pretrained(tmp_path / "i2v")
+    image = {"model": tmp_path / "i2v"}
+    for given, options, said in (
+        ("profile", {"prompts": "one.txt"}, "one.txt has 1 prompt; intervals need at least 2"),
+        ("profile", {"prompts": "no.txt"}, "--prompts no.txt could not be read: "),
+        ("WanTransformer3DModel", image, "WanImageToVideoPipeline starts from an image; configs"),
+        ("no.yaml", {}, "no.yaml: cannot read the profile (No such file or directory)"),
+        ("bad.yaml", {}, "bad.yaml: sparsity.colour"),
+        ("dense", {}, "both are the stock model; give a config to compare it with"),
+    ):
+        assert compare("dense", given, **options).sentence().startswith(said)
+    assert (
+        "is for FluxTransformer2DModel, but"
+        in compare("dense", "FluxTransformer2DModel").sentence()
+    )
+
+
+# Files.
+
+
+def gradient(frames=5, height=32, width=48):
+    """Smooth, so that encoders change little."""
+    time, row, column = np.mgrid[:frames, :height, :width]
+    channels = (5 * column, 4 * row + 8 * time, np.full_like(row, 90))
+    return np.stack(channels, axis=-1).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def pair(workdir):
+    """`a.png` and `b.png`, whose frame 3 is 16 lighter in one channel of 8x8 pixels."""
+    a = gradient()
+    b = a.copy()
+    b[3, 4:12, 8:16, 2] += 16
+    media.write_media({workdir / "a.png": a, workdir / "b.png": b}, fps=8)
+    return a, b
+
+
+def files(*arguments):
+    return command("compare", *arguments)
+
+
+def test_files_have_every_frame_and_the_whole(pair):
+    content = files("a.png", "b.png", "--json").json()
+    a, b = (clip / 255 for clip in pair)
+    assert (content["kind"], content["a"], content["b"]) == ("files", "a.png", "b.png")
+    assert (content["frames"], content["height"], content["width"]) == (5, 32, 48)
+    # 64 of 32 * 48 pixels in one of three channels of one of five frames.
+    error = 64 / (32 * 48) / 3 / 5 * (16 / 255) ** 2
+    assert content["psnr_db"] == pytest.approx(-10 * np.log10(error))
+    assert content["ssim"] == pytest.approx(quality.ssim(a, b))
+    assert content["flicker"] == pytest.approx(quality.flicker(b))
+    assert content["flicker_change"] == pytest.approx(quality.flicker(b) - quality.flicker(a))
+    assert (content["largest_difference"], content["identical"]) == (16, False)
+    assert (content["lpips"], content["lossy"], content["clip"]) == (None, [], None)
+    per_frame = content["per_frame"]
+    assert [value is None for value in per_frame["psnr_db"]] == [True, True, True, False, True]
+    assert per_frame["psnr_db"][3] == pytest.approx(-10 * np.log10(5 * error))
+    assert per_frame["ssim"] == pytest.approx(quality.ssim_per_frame(a, b))
+    around = [quality.flicker(a[first : first + 3]) for first in range(3)]
+    assert per_frame["flicker_dense"] == [None, *map(pytest.approx, around), None]
+
+
+def test_files_as_a_table_and_as_a_page(pair, workdir):
+    shown = files("a.png", "b.png").fine().stdout
+    a, b = (clip / 255 for clip in pair)
+    psnr, worst = quality.psnr(a, b), quality.psnr_per_frame(a, b)[3]
+    assert re.search(rf"PSNR +{psnr:.2f} dB +{worst:.2f} dB +3", shown)
+    last = f"{quality.ssim(a[3:4], b[3:4]):.4f}"
+    assert re.search(rf"SSIM +{quality.ssim(a, b):.4f} +{last} +3", shown)
+    assert re.search(r"largest difference +16 of 255", shown)
+    assert "5 frames of 48x32 pixels" in shown
+    assert "encoder" not in shown
+    (workdir / "f.json").write_text(files("a.png", "b.png", "--json").stdout)
+    command("report", "f.json", "-o", "f.html").fine()
+    reader = PageReader((workdir / "f.html").read_text())
+    assert f"{psnr:.2f} dB" in reader.sections["b.png against a.png"]
+    assert "flicker of A, of 255" in reader.sections["Frame by frame"]
+    assert len(reader.all("img")) == 3 * 5
+    same = files("a.png", "a.png").stdout
+    assert re.search(r"PSNR +the same +the same +all", same)
+    assert "none: the same pixels in every frame" in same
+
+
+def test_lpips_of_files_where_it_is_available(pair, monkeypatch):
+    distance = Lpips(lambda a, b: float((a - b).abs().max()), None)
+    monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: distance)
+    content = files("a.png", "b.png", "--json").json()
+    assert content["lpips"] == pytest.approx(16 / 255 / 5)
+    assert content["per_frame"]["lpips"] == pytest.approx([0, 0, 0, 16 / 255, 0])
+    assert content["lpips_missing"] is None
+    assert re.search(r"LPIPS +0.0125 +0.0627 +3", files("a.png", "b.png").stdout)
+
+
+def test_the_clip_of_files(pair):
+    clip = files("a.png", "b.png", "-o", "out.png", "--json").json()["clip"]
+    assert clip["files"] == [f"out-00{n}.png" for n in range(5)]
+    assert clip["amplified"] == 8
+    shown = np.stack([iio.imread(file) for file in clip["files"]])
+    left, middle, right = (shown[:, -32:, first : first + 48] for first in (0, 52, 104))
+    np.testing.assert_array_equal(left, pair[0])
+    np.testing.assert_array_equal(middle, pair[1])
+    expected = np.zeros((5, 32, 48), np.uint8)
+    expected[3, 4:12, 8:16] = 16
+    np.testing.assert_array_equal(right, heat_map(expected, 8))
+    ran = files("a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
+    assert "difference x3: white is 85 of 255 or more" in ran.stdout
+
+
+def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
+    a, b = pair
+    media.write_media({workdir / "a.mp4": a, workdir / "b.mp4": b, workdir / "a.gif": a}, fps=8)
+    for given, fps in (((), 8.0), (("--fps", "24"), 24.0)):
+        files("a.mp4", "b.mp4", "-o", "out.mp4", *given).fine()
+        assert iio.immeta("out.mp4")["fps"] == fps
+    for file in ("a.mp4", "a.gif"):
+        assert f"{file}: part of the difference may" in files("a.png", file).fine().stdout
+        content = files("a.png", file, "--json").json()
+        assert content["lossy"] == [file]
+        assert 30 < content["psnr_db"] < 60
+
+
+def test_images_have_no_flicker(workdir):
+    a = gradient(frames=1)
+    media.write_media({workdir / "a.png": a, workdir / "b.png": a ^ 1}, fps=8)
+    content = files("a.png", "b.png", "--json").json()
+    assert content["psnr_db"] == pytest.approx(20 * np.log10(255))
+    assert (content["flicker"], content["flicker_change"]) == (None, None)
+    shown = files("a.png", "b.png").stdout
+    assert "1 frame of 48x32" in shown
+    assert "flicker" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["a.png", "c.gif"], "a.png has 5 frames and c.gif has 4; only clips of one size and"),
+        (["a.png", "d.png"], "a.png has 48x32 pixels and d.png has 40x32; only clips of one"),
+        (["a.png", "no.mp4"], "the file no.mp4 does not exist"),
+        (["a.png", "b.png", "-o", "a.png"], "--output a.png would replace a-000.png, which is"),
+        (["a.png", "b.png", "-o", "out.avi"], "--output out.avi has the suffix .avi; use one of"),
+        (["a.png", "b.png", "--amplify", "0"], "--amplify 0 is too small; it must be at least 1"),
+        (["a.png", "b.png", "-o", "o.gif", "--fps", "60"], "--fps 60"),
+        (["a.png", "b.png", "--steps", "4"], "--steps is about generations; A and B are taken for"),
+        (["a.png", "b.png", "--gpus", "2"], "--gpus is about generations; A and B are taken for"),
+        (["a.png", "dense"], "dense is a config and a.png is taken for a file; compare two files"),
+        (["a.png"], "give two files or two configs to compare, or a model with --suite"),
+    ],
+)
+def test_mistakes_with_files(pair, workdir, arguments, sentence):
+    media.write_media({workdir / "c.gif": gradient(frames=4)}, fps=8)
+    media.write_media({workdir / "d.png": gradient(width=40)}, fps=8)
+    with nothing_written(workdir):
+        assert files(*arguments).sentence().startswith(sentence)

@@ -1,0 +1,325 @@
+"""Several processes: which one this is, what is refused before any is started, what they make."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from chipsparse.cli import ranks
+from chipsparse.cli.errors import UserError
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.ranks import Rank, check_gpus, launched, meet, start_others, this_rank
+from chipsparse.parallel.degrees import Parallel
+from tests.cli.conftest import IMAGE_PROFILE, command, names, nothing_written
+from tests.ranks import run_ranks
+
+ROOT = Path(__file__).parents[2]
+LARGE = ("--height", "128", "--width", "128", "--frames", "13")
+LAUNCHED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+# Which process this is.
+
+
+def test_a_launcher_says_which_process_this_is():
+    rank = launched(LAUNCHED)
+    assert (rank, rank.parallel, rank.writes) == (Rank(3, 4, 1), Parallel(ulysses=4), False)
+    assert rank.device(CPU) == CPU
+    alone = Rank()
+    assert launched({}) is None
+    assert (alone.writes, alone.parallel, alone.device(CUDA)) == (True, None, CUDA)
+    with pytest.raises(UserError, match="no numbers: RANK=x, WORLD_SIZE=4, LOCAL_RANK=1"):
+        launched({**LAUNCHED, "RANK": "x"})
+
+
+def placed(gpus=None, guidance=None):
+    return this_rank(GenerationOptions(gpus=gpus, guidance_parallel=guidance))
+
+
+def test_alone_several_gpus_are_to_be_started(monkeypatch):
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    assert placed() == placed(1) == Rank()
+    assert (placed(2).starts, placed(2).writes, placed(2).parallel) == (
+        True,
+        False,
+        Parallel(ulysses=2),
+    )
+    with pytest.raises(UserError, match="multiple of 2 GPUs, and there are to be 3"):
+        placed(3, 2)
+
+
+def test_under_torchrun_its_processes_count(monkeypatch):
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    assert placed() == placed(4) == Rank(3, 4, 1)
+    assert placed(None, 2).parallel == Parallel(ulysses=2, guidance=2)
+    with pytest.raises(UserError, match="--gpus 2, but torchrun started 4 processes"):
+        placed(2)
+
+
+def gpus(monkeypatch, *names, nccl=True, memory=None):
+    """A machine with these GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    properties = [SimpleNamespace(total_memory=each) for each in memory or [140 << 30] * len(names)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
+
+
+def test_gpus_that_are_not_there_or_differ(monkeypatch):
+    gpus(monkeypatch, "H200", "H200", "L4")
+    check_gpus(2, CUDA)
+    for count, device, said in (
+        (4, CUDA, "--gpus 4 is more than the 3 GPUs that this machine has"),
+        (3, CUDA, r"several kinds, H200 \(140.00 GiB\) and L4 \(140.00 GiB\)"),
+        (2, torch.device("cuda:1"), "--device cuda:1 is one; use --device cuda"),
+    ):
+        with pytest.raises(UserError, match=said):
+            Rank(ranks=count, starts=True).device(device)
+    gpus(monkeypatch, "H100", "H100", memory=[(80 << 30) - 5, 40 << 30])
+    with pytest.raises(UserError, match=r"H100 \(40.00 GiB\) and H100 \(79.00 GiB\), which wait"):
+        check_gpus(2, CUDA)
+    gpus(monkeypatch, "H200", "H200", nccl=False)
+    for refused in (lambda: check_gpus(2, CUDA), lambda: meet(Rank(0, 2), CUDA)):
+        with pytest.raises(UserError, match="several GPUs need NCCL, which this build of PyTorch"):
+            refused()
+    assert Rank(1, 2, 1).device(CUDA) == torch.device("cuda", 1)
+    with pytest.raises(UserError, match="process 4 of this machine, which has 2 GPUs; start one"):
+        Rank(3, 4, 3).device(CUDA)
+
+
+def test_processes_that_cannot_meet(monkeypatch):
+    for name, value in {"MASTER_ADDR": "localhost", "RANK": 0, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    threads = torch.get_num_threads()
+    try:
+        with pytest.raises(UserError, match=r"could not meet: .*MASTER_PORT expected"):
+            meet(Rank(0, 2), CPU)
+        with socket.socket() as taken:
+            taken.bind(("localhost", 0))
+            taken.listen()
+            monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+            with pytest.raises(UserError, match=r"could not meet: .*address already in use"):
+                meet(Rank(0, 2), CPU)
+    finally:
+        torch.set_num_threads(threads)
+    assert meet(Rank(), CPU) == Rank()
+
+
+def test_the_first_process_makes_and_tells(monkeypatch):
+    other = Rank(1, 2, peers=SimpleNamespace(first=lambda _own: 5))
+    assert Rank().first(lambda: 3) == 3
+    assert other.first(lambda: pytest.fail("made")) == 5
+    failed, waited = [], []
+    first = Rank(0, 2, peers=SimpleNamespace(failed=failed.append))
+    with pytest.raises(OSError, match="disk is full"):
+        first.first(lambda: (_ for _ in ()).throw(OSError("disk is full")))
+    assert [str(error) for error in failed] == ["disk is full"]
+    monkeypatch.setattr(ranks.time, "sleep", waited.append)
+    for rank in (Rank(0, 2), Rank(1, 2)):
+        with pytest.raises(UserError), rank.after_first():
+            raise UserError("no")
+    assert waited == [ranks.QUIET_SECONDS]
+
+
+# Before any process is started.
+
+TARGET = ("--min-psnr", "25", "-o", "p.yaml")
+BLOCKS = "sparsity:\n  attention: {block_size_q: 16}\n  mlp: {block_size: 16}"
+PROMPTS = ["a red circle", "a blue square", "a green triangle", "a yellow circle"]
+
+
+@pytest.fixture
+def small(flux_folder, workdir):
+    """Words that name a model of images with small blocks, its profile and four prompts."""
+    (workdir / "small.yaml").write_text(IMAGE_PROFILE.replace("sparsity:", BLOCKS))
+    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
+    return ("--model", str(flux_folder), "--device", "cpu", *LARGE[:4], "--steps", "6", "--json")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The words with which processes are started, and how many; none of them is."""
+    from torch.distributed.launcher import api
+
+    calls = []
+
+    def launch(config, _program):
+        return lambda *words: calls.append((list(words[2:]), config.nproc_per_node))
+
+    monkeypatch.setattr(api, "elastic_launch", launch)
+    return calls
+
+
+def test_processes_are_started_with_what_was_typed(small, started, model_folder):
+    wan = ("--model", str(model_folder), "--device", "cpu", "--json")
+    for line, model in (
+        (("generate", "a red circle", "-o", "o.gif", *LARGE), wan),
+        (("compare", "dense", "small.yaml"), small),
+        (("tune", *TARGET, "--config", "small.yaml"), small),
+    ):
+        ran = command(*line, *model, "--gpus", 2)
+        assert (ran.exit_code, ran.stdout) == (0, ""), ran.stderr
+        words, count = started.pop()
+        assert (count, words[:2]) == (2, [line[0], "--json"])
+        assert words[words.index("--gpus") + 1] == "2"
+        typed = {*line[1:]} - {"-o", "25"}  # --output, and 25.0
+        assert typed <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tune", *TARGET, "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
+        (("compare", "dense", "profile", "--gpus", 3), "this model has 2 attention heads, fewer"),
+        (
+            ("compare", "dense", "profile", "--gpus", 2, "--guidance-parallel", 2),
+            "--guidance-parallel 2: the pipelines of a FluxTransformer2DModel do not say before",
+        ),
+        (("tune", *TARGET, "--guidance-parallel", 2), "multiple of 2 GPUs, and there are to be 1"),
+        (("compare", "a.png", "b.png", "--gpus", 2), "--gpus is about generations; A and B are"),
+        (
+            ("generate", "x", "-o", "o.png", "--height", 32, "--gpus", 4),
+            "this model has 2 attention heads, fewer than the 4 processes",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(small, started, workdir, words, said):
+    for file in ("a.png", "b.png"):
+        (workdir / file).write_bytes(b"")
+    given = () if "a.png" in words else small
+    with nothing_written(workdir):
+        assert said in command(*words[:1], *given, *words[1:]).sentence()
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "--suite", "tiny"), "--suite runs on one GPU, and a launcher started 2"),
+        (("tune", *TARGET, "--gpus", 4), "--gpus 4, but torchrun started 2 processes; leave"),
+    ],
+)
+def test_commands_under_torchrun(workdir, monkeypatch, words, said):
+    (workdir / "tiny").mkdir()
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    assert said in command(*words).sentence()
+    assert names(workdir) == ["tiny"]
+
+
+def test_the_process_that_failed_first_is_named(monkeypatch, capsys):
+    from torch.distributed.elastic.multiprocessing import errors
+    from torch.distributed.launcher import api
+
+    def fails(config, _program):
+        folder = Path(config.logs_specs.root_log_dir) / "attempt_0" / "1"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text("a warning\nchipsparse: error: no room\nbye\n")
+        failure = SimpleNamespace(exitcode=2, timestamp=1)
+
+        def run(*_):
+            error = errors.ChildFailedError.__new__(errors.ChildFailedError)
+            error.failures = {1: failure}
+            error.get_first_failure = lambda: (1, failure)
+            raise error
+
+        return run
+
+    monkeypatch.setattr(api, "elastic_launch", fails)
+    with pytest.raises(ranks.typer.Exit) as ended:
+        start_others("generate", GenerationOptions(), 2)
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err == "chipsparse: error: rank 1: no room\n"
+
+
+# What they make.
+
+
+def frames_of(file):
+    with Image.open(file) as image:
+        for number in range(image.n_frames):
+            image.seek(number)
+            yield np.asarray(image.convert("RGB"))
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_does(model_folder, tmp_path):
+    def ran(name, *arguments):
+        words = [sys.executable, "-m", "chipsparse", "generate", "a red circle", *arguments]
+        words += ["--model", str(model_folder), *LARGE, "-o", f"{name}.gif"]
+        done = subprocess.run(
+            [*words, "--report", f"{name}.json", "--json", "--device", "cpu"],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr
+        return list(frames_of(tmp_path / f"{name}.gif")), json.loads(done.stdout)
+
+    alone, _ = ran("alone")
+    shared, result = ran("shared", "--gpus", "2")
+    assert len(alone) == len(shared) == 13
+    assert all(map(np.array_equal, alone, shared))
+    assert "sparse" in {step["action"] for step in result["sparse"]["steps"]}
+    assert result["files"]["output"] == ["shared.gif"]
+    assert names(tmp_path) == ["alone.gif", "alone.json", "shared.gif", "shared.json"]
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
+    given = (*small, "--config", "small.yaml")
+    compare = ["compare", "dense", "small.yaml", *small, "--prompts", "prompts.txt", "--num", "2"]
+    alone = command(*compare, "-o", "alone.png").fine()
+    few = ("--prompts", "prompts.txt", "--calibration-prompts", "1", "--held-out-prompts", "2")
+    ended = run_ranks(
+        2,
+        "tests.cli.ranks:commands",
+        str(workdir),
+        ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"],
+        [*compare, "-o", "shared.png"],
+        ["tune", *given, *few, *TARGET, "--budget", "12"],
+        folder=tmp_path_factory.mktemp("ranks"),
+    )
+    first, other = (each.result for each in ended)
+    for ran in (first.pop(0), other.pop(0)):
+        assert (ran["exit"], ran["made"]) == (2, [])
+        assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(ran["stderr"])
+    assert [ran["exit"] for ran in (*first, *other)] == [0] * 4, (first, other)
+    assert [ran["stdout"] for ran in other] == [""] * 2
+    compared = json.loads(first[0]["stdout"])
+    # The results are those of one process, dense ones too.
+    assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
+    for own, together in zip(json.loads(alone.stdout)["records"], compared["records"], strict=True):
+        for metric in ("way", "seed", "psnr_db", "ssim"):
+            assert own[metric] == together[metric]
+    assert compared["sharing"].startswith("2, which share")
+    assert {"p.yaml", "p.tune.json"} <= set(first[1]["made"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_two_gpus(small, workdir):
+    words = ["compare", "dense", "small.yaml", "--prompts", "prompts.txt", "--num", "2", *small]
+    ran = subprocess.run(
+        [sys.executable, "-m", "chipsparse", *words, "--device", "cuda", "--gpus", "2"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["sharing"].startswith("2, which share")

@@ -1,0 +1,350 @@
+"""`chipsparse compare --suite MODEL`."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from markupsafe import Markup
+
+from chipsparse.cli.compare.suite_record import Row, passes
+from chipsparse.cli.views import page as views_page
+from chipsparse.cli.views.charts import Drawn, Renderer
+from chipsparse.experiments import clips, quality, rivals
+from chipsparse.experiments.records import ClipRecord
+from chipsparse.profiles.profile import ASSETS
+from tests.cli.conftest import PROFILE, command, names
+from tests.tiny_models import PROMPT
+
+PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows"]
+CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
+OURS = ["chipsparse faithful", "chipsparse balanced", "chipsparse fast"]
+QUALITIES = """\
+qualities:
+  faithful: {schedule: {warmup_steps: 3, refresh_every: 10}}
+  balanced: {schedule: {warmup_steps: 2, refresh_every: 10}}
+  fast: {schedule: {actions: [dense, refresh, skip, sparse]}}
+"""
+
+
+def with_qualities(profile):
+    return profile.partition("sparsity:")[0] + QUALITIES
+
+
+def run(*arguments):
+    return command("compare", *arguments)
+
+
+@pytest.fixture(scope="module")
+def model(model_folder, tmp_path_factory):
+    folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("suites") / "tiny")
+    (folder / "chipsparse.yaml").write_text(with_qualities(PROFILE))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(model, tmp_path_factory):
+    """The folder of a suite of two prompts, and what the command printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "prompts.txt").write_text("# for tests\n" + "\n".join(PROMPTS) + "\n")
+    given = ("--suite", model, "--prompts", folder / "prompts.txt", "--num", 2, "--seed", 7)
+    ran = run(*given, "-o", folder / "made").fine()
+    return folder / "made", ran
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No clip is encoded or decoded, and no chart drawn: what they show is not looked at."""
+    monkeypatch.setattr("chipsparse.cli.media.write.write_media", lambda *_, **__: None)
+    monkeypatch.setattr(views_page, "named_samples", lambda *_: "")
+    monkeypatch.setattr(Renderer, "__call__", lambda *_: Drawn([], Markup(), Markup()))
+
+
+@pytest.fixture
+def again(finished, model, workdir, quick):
+    """Runs the command on a copy of that suite, which lies in ``made``."""
+    shutil.copytree(finished[0], "made")
+    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
+
+    def run_again(*arguments, suite=model):
+        given = ("--suite", suite, "--prompts", "prompts.txt", "--seed", 7, "-o", "made")
+        return run(*given, *(arguments or ("--num", 2)))
+
+    return run_again
+
+
+@pytest.fixture
+def counted(monkeypatch, quick):
+    """Counts generations; the one of the number that is put into ``stop`` is broken off."""
+    generate, made = clips.generate, {"count": 0, "stop": None}
+
+    def counting(*arguments, **options):
+        if made["count"] == made["stop"]:
+            raise KeyboardInterrupt
+        made["count"] += 1
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(clips, "generate", counting)
+    return made
+
+
+def content(folder):
+    return json.loads((folder / "suite.json").read_text())
+
+
+def rows(folder):
+    return {row["name"]: row for row in content(folder)["rows"]}
+
+
+def psnrs(folder):
+    made = rows(folder).items()
+    return {name: [clip["psnr_db"] for clip in row["clips"]] for name, row in made}
+
+
+# A whole suite.
+
+
+def test_every_row_has_every_clip_of_generate(finished, model, workdir):
+    folder, ran = finished
+    result = content(folder)
+    assert list(rows(folder)) == ["floor", *CACHES, *OURS]
+    assert (result["asked"], result["seeds"], result["texts"]) == (2, [7, 8], None)
+    for row in result["rows"]:
+        assert row["refused"] is None
+        assert [clip["seed"] for clip in row["clips"]] == [7, 8]
+        assert row["name"] in ran.stdout
+    assert result["settings"]["num_inference_steps"] == 4
+    assert result["versions"]["chipsparse"]
+    assert len(list((folder / "clips").glob("*.mp4"))) == 2 * 9
+    # Whether the two kernels round alike in a clip is up to the CPU.
+    assert rows(folder)["floor"]["remarks"][0] == "math attention instead of flash"
+    lines = [line for line in ran.stderr.splitlines() if "warming up" not in line]
+    first = next(index for index, line in enumerate(lines) if "1 of 2, dense: step 4" in line)
+    assert lines[first + 1].startswith("17 clips to make, about ")
+    given = ["generate", PROMPTS[1], "--model", str(model), "--seed", "8"]
+    made = {}
+    for name, options in (("dense", ["--dense"]), ("fast", ["--quality", "fast"])):
+        command(*given, *options, "-o", f"{name}.png").fine()
+        made[name] = np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)])
+    (kept,) = (folder / "dense").glob("8-*.npy")
+    assert np.array_equal(np.load(kept), made["dense"])
+    expected = quality.psnr(made["dense"] / 255, made["fast"] / 255)
+    assert psnrs(folder)["chipsparse fast"][1] == pytest.approx(expected)
+
+
+def test_what_is_sent_has_neither_prompts_nor_folders_and_report_shows_it(finished, workdir):
+    folder, _ = finished
+    page = (folder / "suite.html").read_text()
+    for text in ((folder / "suite.json").read_text(), page):
+        assert all(prompt not in text for prompt in PROMPTS)
+        assert str(folder.parent) not in text
+    assert content(folder)["model"] == "tiny"
+    for text in ("Quality and speed", "asked for", *OURS, *CACHES):
+        assert text in page
+    assert page.count("<img") == 9 * 5
+    (workdir / "clips").mkdir()  # of another suite
+    for clip in (folder / "clips").iterdir():
+        (workdir / "clips" / clip.name).touch()
+    command("report", folder / "suite.json", "-o", "other.html").fine()
+    assert (workdir / "other.html").read_text() == page
+
+
+# Going on.
+
+
+def gone_on(interrupted, counted):
+    """The command that goes on with an interrupted suite, run."""
+    assert interrupted.exit_code == 130
+    last = interrupted.stderr.splitlines()[-1]
+    head, _, words = last.partition("; go on with: ")
+    assert head == "chipsparse: interrupted, all finished clips are in made"
+    counted["stop"] = None
+    return command(*shlex.split(words)[1:]).fine()
+
+
+def test_an_interrupted_suite_goes_on(counted, finished, model, workdir):
+    (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
+    counted["stop"] = 0
+    given = ("--prompts", "prompts.txt", "--num", 1, "--seed", 7, "-o", "made", "--with-prompts")
+    ran = run("--suite", model, *given)
+    assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, nothing was measured"
+    assert names(workdir) == ["prompts.txt"]
+    counted["stop"] = 1
+    gone_on(run("--suite", model, *given), counted)
+    # A dense clip and eight others, and MagCache's calibration, none of them twice.
+    assert counted["count"] == 9 + 1
+    made = workdir / "made"
+    assert psnrs(made) == {name: kept[:1] for name, kept in psnrs(finished[0]).items()}
+    assert content(made)["texts"] == PROMPTS[:1]
+    assert PROMPTS[0] in (made / "suite.html").read_text()
+
+
+def test_what_is_there_is_not_made_again(
+    again, counted, model, workdir, loads_nothing, monkeypatch
+):
+    before = content(workdir / "made")
+    again().fine()
+    assert content(workdir / "made") == before
+    monkeypatch.chdir("made")  # the folder may be the one where the command runs
+    given = ("--prompts", "../prompts.txt", "--num", 2, "--seed", 7)
+    run("--suite", model, *given, "-o", ".").fine()
+    assert counted["count"] == 0
+
+
+def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other" / "tiny")
+    text = with_qualities(PROFILE).replace("skip, sparse", "skip, skip")
+    (other / "chipsparse.yaml").write_text(text)
+    before = content(Path("made"))["sample"]["files"]
+    again(suite=other).fine()
+    assert counted["count"] == 2
+    # The clips of both have names of their own, so that each stays beside its numbers.
+    after = content(Path("made"))["sample"]["files"]
+    assert [name for name in before if before[name] != after[name]] == ["chipsparse fast"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("--steps", "6"), "was measured with num_inference_steps 4, not 6"),
+        (("--flow-shift", "6"), "was measured with flow_shift null, not 6.0"),
+        ((), "was measured with weights"),
+    ],
+)
+def test_a_suite_of_something_else_is_refused(change, why, again, counted, model, tmp_path):
+    before, other = (Path("made") / "suite.json").read_bytes(), model
+    if not change:
+        other = shutil.copytree(model, tmp_path / "other" / "tiny")
+        (file,) = (other / "transformer").glob("*.safetensors")
+        changed = bytearray(file.read_bytes())
+        changed[-1] ^= 1
+        file.write_bytes(changed)
+    assert why in again(*change, suite=other).sentence()
+    assert counted["count"] == 0
+    assert (Path("made") / "suite.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_row_that_cannot_run_says_why_and_is_tried_again(model, workdir, counted, monkeypatch):
+    def fails(_):
+        raise ValueError(f"no such block in {workdir}/model.py")
+
+    cache, cost = rivals.CACHES["SeaCache slow"]
+    with monkeypatch.context() as here:
+        broken = dataclasses.replace(cache, make=fails), cost
+        here.setitem(rivals.CACHES, "SeaCache slow", broken)
+        here.setattr(rivals, "calibrated_ratios", lambda *_: 1 / 0)
+        ran = run("--suite", model, "--num", 1).fine()
+    made = workdir / "suite-tiny"
+    assert rows(made)["SeaCache slow"]["refused"] == "ValueError: no such block in model.py"
+    for speed in ("slow", "fast"):
+        assert rows(made)[f"MagCache {speed}"]["refused"] == "ZeroDivisionError: division by zero"
+    for shown in (ran.stdout, (made / "suite.html").read_text()):
+        assert "did not run: ValueError: no such block" in shown
+        assert "3 of 8 rows did not run; the same command tries them again" in shown
+    # What ran is kept, and what did not is made: three clips, and a calibration.
+    before = counted["count"]
+    run("--suite", model, "--num", 1).fine()
+    assert counted["count"] == before + 4
+    assert all(len(row["clips"]) == 1 for row in content(made)["rows"])
+
+
+@pytest.mark.slow
+def test_a_profile_without_qualities_is_one_row(model_folder, workdir, quick):
+    result = run("--suite", model_folder, "--num", 1, "--json").json()
+    assert result == content(workdir / "suite-tiny")
+    made = rows(workdir / "suite-tiny")
+    assert list(made) == ["floor", *CACHES, "chipsparse profile"]
+    assert made["chipsparse profile"]["setting"] == "chipsparse.yaml"
+
+
+# What clips come to.
+
+
+def clip(seed=0, psnr_db=30.0, ssim=0.9, lpips=None, **fields):
+    values = {"way": "x", "prompt": "p", "seed": seed, "seconds": 2.0, "speedup": 2.0, **fields}
+    return ClipRecord(psnr_db=psnr_db, ssim=ssim, lpips=lpips, **values)
+
+
+@pytest.mark.parametrize(
+    ("psnr_db", "ssim", "lpips", "expected"),
+    [
+        (20.0, 0.82, 0.2, True),
+        (19.99, 0.9, 0.1, False),
+        (30.0, 0.8199, 0.1, False),
+        (30.0, 0.9, 0.2001, False),
+        (30.0, 0.9, None, True),
+        (None, 1.0, 0.0, True),
+    ],
+)
+def test_marks(psnr_db, ssim, lpips, expected):
+    assert passes(clip(0, psnr_db, ssim, lpips)) is expected
+
+
+def test_a_row_is_the_mean_and_the_worst_of_its_clips():
+    same = clip(2, None, 1.0, identical=True, notes=["see /home/a/b.txt"])
+    row = Row.of("x", "m", "s", None, [clip(0, 24.0, 0.9), clip(1, 30.0, 0.5), same])
+    assert (row.quality("psnr_db").mean, row.quality("psnr_db").worst) == (27.0, 24.0)
+    assert (row.quality("ssim").mean, row.quality("ssim").worst) == (pytest.approx(0.8), 0.5)
+    assert row.quality("lpips") is None
+    assert (row.passed, row.pass_text) == (2, "2 of 3")
+    note = "1 of 3 clips are bit for bit as dense; the PSNR is the others'"
+    assert list(row.remarks) == ["see b.txt", note]
+    row = Row.of("x", "m", "s", None, [same])
+    assert row.remarks[-1] == "every clip is bit for bit as dense"
+    assert (row.quality("psnr_db"), row.pass_text) == (None, "1 of 1 \N{CHECK MARK}")
+    refused = Row.of("x", "m", "s", "no /home/a/b.txt", [clip()])
+    assert (refused.clips, refused.notes) == ([], ["x: did not run: no b.txt"])
+
+
+@pytest.mark.parametrize("seconds", [1.2, 1.3])
+def test_a_machine_that_was_not_quiet_is_noted(again, workdir, seconds):
+    file = workdir / "made" / "measured.json"
+    kept = json.loads(file.read_text())
+    for name, record in kept["measured"].items():
+        if name.startswith("dense"):
+            record["seconds"] = seconds if record["seed"] == 8 else 1.0
+    file.write_text(json.dumps(kept))
+    ran = again().fine()
+    note = "the machine was not quiet: dense clips took 1.00 s to 1.30 s"
+    for text in (ran.stdout, (workdir / "made" / "suite.html").read_text()):
+        assert (note in text) is (seconds == 1.3)
+
+
+def test_bundled_prompts_are_twelve_different_ones():
+    lines = (ASSETS / "prompts" / "suite.txt").read_text().splitlines()
+    assert len({line for line in lines if line and not line.startswith("#")}) == 12
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--suite", "{}/nowhere"), "the model folder .*nowhere does not exist"),
+        (("--suite", "{}", "--prompts", "three.txt", "--num", 4), "three.txt has 3 prompts; "),
+        (("--suite", "{}", "--num", 13), "suite.txt has 12 prompts; --count 13 asks for more"),
+        (("--suite", "{}", "--num", 0), "--count 0 "),
+        (("--suite", "{}", "-o", "three.txt"), "three.txt is a file; a suite fills a folder"),
+        (("--suite", "{}", "-o", "no/where"), "the folder no of .* does not exist"),
+        (("--suite", "{}", "--height", 33), "--height 33 does not fit this model"),
+        (("dense", "--suite", "{}"), "compares what it compares; leave A out"),
+        (("--suite", "{}", "--model", "{}"), "leave --model out"),
+        (("--suite", "{}", "--amplify", 2), "leave --amplify out"),
+        (("--suite", "{}", "--gpus", 2), "--suite compares methods that one GPU runs; leave --g"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_made(
+    arguments, error, model, workdir, loads_nothing
+):
+    (workdir / "three.txt").write_text("\n".join(PROMPTS))
+    ran = run(*(str(each).replace("{}", str(model)) for each in arguments))
+    assert ran.stderr.count("\n") == 1
+    assert re.search(error, ran.sentence())
+    assert names(workdir) == ["three.txt"]
