@@ -108,6 +108,7 @@ def _fill(
             took = f"{done} of {len(entries)}: made in {duration(made.seconds)}"
             display.tell(f"chipsparse: {took}: {prompt} ({clock})")
         states[entry.name] = clip.state
+        folder.mkdir(exist_ok=True)
         note(folder, clip)
 
 

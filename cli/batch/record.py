@@ -19,6 +19,7 @@ from chipsparse.cli.views.sections import (
     Facts,
     Gallery,
     Number,
+    Part,
     Picture,
     Record,
     Result,
@@ -159,7 +160,7 @@ class BatchResult(Result):
         ]
         more = [("also", f"{counted(left, 'file')} that the manifest has" if left else "")]
         columns = ["file", "state", "prompt", "time", "line", "seed"]
-        terminal = [Facts(facts), Table(columns, rows, texts=3), Facts(more)]
+        terminal: list[Part] = [Facts(facts), Table(columns, rows, texts=3), Facts(more)]
         return [Section("", terminal, where="terminal"), *self._page()]
 
     def _page(self) -> list[Section]:

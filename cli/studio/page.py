@@ -185,7 +185,7 @@ class Page:
             return {self._results: gr.update(visible=False)}
         frames, dense = len(made.sparse.frames), made.dense is not None
         video = made.clips["sparse"].suffix == ".mp4"
-        clips = {way: str(file) for way, file in made.clips.items()}
+        clips: dict[str, str] = {way: str(file) for way, file in made.clips.items()}
         return {
             self._moment: gr.update(visible=False),
             self._results: gr.update(visible=True),
