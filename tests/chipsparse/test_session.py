@@ -1,4 +1,4 @@
-"""What a session tells of its layers, without a model around it."""
+"""A session and its attention layers, without a model around them."""
 
 import gc
 from dataclasses import replace
@@ -15,7 +15,7 @@ from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from tests.chipsparse.attend import attend
+from tests.chipsparse.sessions import CPU, attend
 from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout(
@@ -33,7 +33,6 @@ CONFIG = SparsityConfig().override(
         "schedule.actions": ["dense", "refresh", "sparse", "refresh", "sparse"],
     }
 )
-CPU = torch.device("cpu")
 
 
 def run(
@@ -65,27 +64,16 @@ def run(
     return outputs
 
 
-def test_reports_each_op_with_its_backend_and_the_reasons():
-    report = GenerationReport()
-    run(Session(CONFIG, report))
-    assert report.fallbacks == []
-    assert report.backends["dense_attention"] == "library"
-    assert report.backends["column_sparse_attention"] == "reference"
-    assert list(report.passed_over["dense_attention"]) == ["gluon"]
-    assert list(report.passed_over["column_sparse_attention"]) == ["gluon", "triton"]
-    gluon = report.passed_over["column_sparse_attention"]["gluon"]
-    assert report.backend_reasons()[0] == f"dense_attention not on gluon: {gluon}"
-    assert report.backend_reasons()[1].startswith(
-        f"dense_attention_column_sums, column_sparse_attention not on gluon: {gluon}; triton: "
-    )
-
-
-def test_a_new_generation_forgets_the_backends_of_the_last():
+def test_a_report_has_each_ops_backend_with_its_reasons_until_the_next_generation():
     report = GenerationReport()
     session = Session(CONFIG, report)
     run(session)
+    backends = {"dense_attention": "library", "column_sparse_attention": "reference"}
+    assert backends.items() <= report.backends.items()
+    passed_over = {op: list(report.passed_over[op]) for op in backends}
+    assert list(passed_over.values()) == [["gluon"], ["gluon", "triton"]]
     session.begin(StepContext(2, 0, "cond", 6), LAYOUT, CPU)
-    assert (report.backends, report.passed_over, report.backend_reasons()) == ({}, {}, [])
+    assert (report.backends, report.passed_over) == ({}, {})
 
 
 def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
@@ -153,9 +141,9 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(requ
     expected = run(Session(CONFIG, GenerationReport()), spoil=spoil)
     request.getfixturevalue("slow_device")
     session = Session(CONFIG, GenerationReport())
-    found = run(session, spoil=spoil)
-    (once_more,) = session.report.fallbacks
-    assert once_more == (
+    outputs = run(session, spoil=spoil)
+    (sentence,) = session.report.fallbacks
+    assert sentence == (
         "attention of layer 1 runs in full once more at step 2: column sums were NaN at its "
         "refresh, which made its lists longer than any choice does"
     )
@@ -170,30 +158,33 @@ def test_lists_that_were_cut_are_made_anew_where_the_layer_is_reached_again(requ
     full = run(Session(CONFIG.override({"schedule.actions": in_full}), GenerationReport()))
     for step in (0, 1, 3):
         places = slice(4 * step, 4 * step + 4)
-        torch.testing.assert_close(found[places], expected[places])
-    torch.testing.assert_close(found[9:12:2], full[9:12:2])  # layer 1 at step 2
-    assert all(output.isfinite().all() for output in found)
+        torch.testing.assert_close(outputs[places], expected[places])
+    torch.testing.assert_close(outputs[9:12:2], full[9:12:2])  # layer 1 at step 2
+    assert all(output.isfinite().all() for output in outputs)
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_a_second_generation_gives_the_same(rule):
-    session = Session(CONFIG.override({"attention.delta_rule": rule}), GenerationReport())
-    first, second = run(session), run(session, generation=2)
-    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
-    capacities = {cache.attention.capacity for cache in session._caches.values()}
-    assert capacities == {12}
-    session.reset()
-    assert not session._caches
+def one_call(session, step, branch="cond", layout=LAYOUT, *, steps=6, layers=1):
+    """A call that is checked to compute full attention unless its step is sparse."""
+    context = StepContext(1, step, branch, steps)
+    session.begin(context, layout, CPU, lambda: MemoryDemand(branches=2))
+    generator = torch.Generator().manual_seed(10 * step + len(branch))
+    tensors = torch.randn(3, layout.batch, 2, layout.tokens, 8, generator=generator)
+    dense = torch.nn.functional.scaled_dot_product_attention(*tensors)
+    for layer in range(layers):
+        output = attend(session, layer, *tensors)
+        assert output.shape == dense.shape
+        is_dense = torch.allclose(output, dense, atol=1e-5)
+        assert is_dense == (session.report.steps[-1].action is not Action.SPARSE)
+    session.end(tensors[0])
 
 
 def watch_choices(monkeypatch, session):
     """The branches that choose columns, as they do."""
     choices = []
-    choose = chipsparse.layers.attention.column_selection.run
+    selection = chipsparse.layers.attention.column_selection
+    choose = selection.run
     monkeypatch.setattr(
-        chipsparse.layers.attention.column_selection,
-        "run",
-        lambda call: choices.append(session.state.branch) or choose(call),
+        selection, "run", lambda call: choices.append(session.state.branch) or choose(call)
     )
     return choices
 
@@ -207,29 +198,23 @@ def test_a_branch_is_freed_after_its_last_step(guided_steps, offload, monkeypatc
     lived. A branch that ended before is freed with the others.
     """
     actions = ["dense", "refresh", "sparse", "refresh"]
-    session = Session(
-        CONFIG.override({"memory.offload": offload, "schedule.actions": actions}),
-        GenerationReport(),
-    )
+    changes = {"memory.offload": offload, "schedule.actions": actions}
+    session = Session(CONFIG.override(changes), GenerationReport())
     choices, held = watch_choices(monkeypatch, session), []
     for step in range(4):
         for branch in ("cond", "uncond")[: 1 + (step < guided_steps)]:
-            session.begin(StepContext(1, step, branch, 4), LAYOUT, CPU)
-            query, key, value = torch.randn(3, 1, 2, 60, 8)
-            attend(session, 0, query, key, value)
-            session.end(query)
+            one_call(session, step, branch, steps=4)
             held.append(session.cache_bytes())
     guided = guided_steps == 4
-    if guided:
-        assert held[6] == held[5] / 2 > 0
+    assert not guided or held[6] == held[5] / 2 > 0
     assert held[-1] == 0
     assert session.report.cache_bytes == held[3]
     assert choices == ["cond", "cond", *["uncond"] * guided]
 
 
-def outputs_that_live():
-    """How many tensors there are of the shape that a test gives its outputs and latents."""
-    return sum(torch.is_tensor(each) and each.shape == (3, 1009) for each in gc.get_objects())
+def living_outputs():
+    """The number of tensors of the shape that a test gives its outputs."""
+    return sum(torch.is_tensor(item) and item.shape == (3, 1009) for item in gc.get_objects())
 
 
 def test_no_output_is_kept_after_the_last_step():
@@ -244,131 +229,77 @@ def test_no_output_is_kept_after_the_last_step():
                 assert state.action is not Action.SKIP
             session.end(torch.randn(3, 1009), is_last_branch=step == 2)
             del state
-            assert (outputs_that_live() == 0) == (step == 2)
-
-
-def packed_columns(session, branch):
-    with session._caches.acquire(
-        branch, 0, "attention", frozenset({"columns"}), frozenset()
-    ) as cache:
-        return cache.columns.clone()
-
-
-@pytest.mark.parametrize("offload", ["never", "always"])
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_branches_keep_the_columns_that_the_first_of_them_chose(offload, rule, monkeypatch):
-    config = CONFIG.override(
-        {"memory.offload": offload, "mlp.density": "dense", "attention.delta_rule": rule}
-    )
-    session = Session(config, GenerationReport())
-    choices = watch_choices(monkeypatch, session)
-    for step in range(4):
-        for number, branch in enumerate(("cond", "uncond")):
-            generator = torch.Generator().manual_seed(10 * step + number)
-            tensors = torch.randn(3, 1, 2, 60, 8, generator=generator)
-            session.begin(StepContext(1, step, branch, 6), LAYOUT, CPU)
-            output = attend(session, 0, *tensors)
-            session.end(tensors[0])
-            dense = torch.nn.functional.scaled_dot_product_attention(*tensors)
-            is_dense = torch.allclose(output, dense, atol=1e-5)
-            assert is_dense == (session.report.steps[-1].action.value != "sparse")
-        if step > 0:
-            assert torch.equal(*(packed_columns(session, name) for name in ("cond", "uncond")))
-    assert choices == ["cond", "cond"]
-    assert session.report.fallbacks == []
+            assert (living_outputs() == 0) == (step == 2)
 
 
 def masks_of(session, branch, layout):
     """Which columns of layer 0 are kept: those of the video, and those of the text."""
-    text = layout.text_tokens
-    mask = unpack_mask(packed_columns(session, branch), layout.tokens)
-    parts = mask.split([text, 60] if layout.text_first else [60, text], dim=-1)
+    kinds = frozenset({"columns"})
+    with session._caches.acquire(branch, 0, "attention", kinds, frozenset()) as cache:
+        mask = unpack_mask(cache.columns, layout.tokens)
+    parts = mask.split([layout.text_tokens, 60][:: 1 if layout.text_first else -1], dim=-1)
     return parts[layout.text_first], parts[not layout.text_first]
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("text_first", [False, True])
-def test_branches_whose_prompts_differ_in_length(text_first, waits, request):
-    """The first chooses for both; each keeps its text, and neither makes the other start anew."""
+@pytest.mark.parametrize(
+    ("texts", "text_first", "offload", "blocks"),
+    [
+        ((0, 0), False, "never", [0, 1, 2, 3]),
+        ((0, 0), False, "always", [0, 1, 2, 3]),
+        # Blocks of 16 rows: 4 of the first branch, 7 of the other; 3 of them are of text.
+        ((4, 40), False, "always", [0, 1, 2, 3, 3, 3, 3]),
+        ((4, 40), True, "always", [0, 0, 0, 0, 1, 2, 3]),
+    ],
+)
+def test_branches_keep_the_columns_that_the_first_of_them_chose(
+    texts, text_first, offload, blocks, waits, request, monkeypatch
+):
+    """Each keeps its own text, and neither makes the other start anew."""
     if not waits:
         request.getfixturevalue("slow_device")
-    config = CONFIG.override(
-        {
-            "attention.density": 0.4,
-            "memory.offload": "always",
-            "mlp.density": "dense",
-        }
-    )
-    session = Session(config, GenerationReport())
-    texts = {"cond": 4, "uncond": 40}
+    changes = {"attention.density": 0.4, "memory.offload": offload, "mlp.density": "dense"}
+    session = Session(CONFIG.override(changes), GenerationReport())
+    choices = watch_choices(monkeypatch, session)
     layouts = {
         branch: replace(LAYOUT, text_tokens=text, text_first=text_first)
-        for branch, text in texts.items()
+        for branch, text in zip(("cond", "uncond"), texts, strict=True)
     }
-    for step in range(3):
+    for step in range(4):
         for branch, layout in layouts.items():
-            context = StepContext(1, step, branch, 6)
-            session.begin(context, layout, CPU, lambda: MemoryDemand(branches=2))
+            one_call(session, step, branch, layout, layers=2)
             # Images start at row 4 of a block, and at row 40 + 12.
             before = 12 if text_first and branch == "uncond" else 0
             assert session.plan.layout == replace(layout, rows_before=before)
-            query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
-            dense = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-            for layer in range(layout.layers):
-                output = attend(session, layer, query, key, value)
-                assert output.shape == query.shape
-                is_dense = torch.allclose(output, dense, atol=1e-5)
-                assert is_dense == (session.report.steps[-1].action is not Action.SPARSE)
-            session.end(query)
-    assert [record.action for record in session.report.steps] == [
-        action for action in ("dense", "refresh", "sparse") for _ in texts
-    ]
+    actions = [record.action.value for record in session.report.steps[::2]]
+    assert actions == ["dense", "refresh", "sparse", "refresh"]
+    assert choices == ["cond"] * 4
     assert session.report.fallbacks == []  # such as caches larger than planned, or lists cut
     (video, text), (other_video, other_text) = (
         masks_of(session, branch, layout) for branch, layout in layouts.items()
     )
     assert text.all()
     assert other_text.all()
-    # Blocks of 16 rows: 4 of the first branch, 7 of the other; 3 of them are of text.
-    blocks = [0, 0, 0, 0, 1, 2, 3] if text_first else [0, 1, 2, 3, 3, 3, 3]
-    chosen = video[:, :, blocks]
-    assert torch.equal(chosen, other_video)
+    assert torch.equal(video[:, :, blocks], other_video)
 
 
 OTHER_PROMPT, OTHER_SIZE = replace(LAYOUT, text_tokens=5), replace(LAYOUT, grids=((3, 4, 6),))
+LARGER_BATCH = replace(LAYOUT, batch=2)
 
 
 @pytest.mark.parametrize(
     "calls",
     [
         [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (2, "cond", OTHER_PROMPT)],
+        [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (2, "cond", LARGER_BATCH)],
         [(0, "cond", LAYOUT), (1, "cond", LAYOUT), (1, "other", OTHER_SIZE), (2, "cond", LAYOUT)],
     ],
-    ids=["prompt", "size"],
+    ids=["prompt", "batch", "size"],
 )
-def test_a_branch_of_another_prompt_and_one_of_another_size_start_anew(calls):
+def test_a_branch_starts_anew_with_another_prompt_batch_or_size(calls):
     session = Session(CONFIG, GenerationReport())
     for step, branch, layout in calls:
-        session.begin(StepContext(1, step, branch, 6), layout, CPU)
-        query, key, value = torch.randn(3, 1, 2, layout.tokens, 8)
-        attend(session, 0, query, key, value)
-        session.end(query)
+        one_call(session, step, branch, layout)
+        assert session.plan.layout == layout
     actions = [record.action for record in session.report.steps]
     assert actions == ["dense", "refresh", *["dense"] * (len(calls) - 2)]
-
-
-def test_an_observer_runs_every_layer_and_changes_nothing():
-    class Observer:
-        def __init__(self):
-            self.seen = []
-
-        def attention(self, layer, state, *tensors, **options):
-            self.seen.append((state.context.step, state.action.value, layer.number))
-            return layer(state, *tensors, **options)
-
-    observer = Observer()
-    watched, plain = (Session(CONFIG, GenerationReport(), observer=o) for o in (observer, None))
-    outputs, expected = (run(session, branches=("cond",)) for session in (watched, plain))
-    assert all(map(torch.equal, outputs, expected))
-    actions = ["dense", "refresh", "sparse", "refresh", "sparse"]
-    assert observer.seen == [(step, a, layer) for step, a in enumerate(actions) for layer in (0, 1)]

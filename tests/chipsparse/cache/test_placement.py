@@ -21,30 +21,30 @@ def needs_of(layers, *, attention=None, mlp=None, saved=(100.0, 10.0)):
 
 
 ATTENTION = {"columns": 30, "residual": 70}
+RESIDUALS = needs_of(4, attention={"residual": 10})
 
 
-def test_everything_stays_on_the_device_while_it_fits():
-    placement = place(needs_of(4, attention=ATTENTION), device_bytes=400, host_bytes=999)
-    assert placement.device_bytes == 400
-    assert not placement.host
-    assert placement.slot_bytes == 0
-    assert not placement.recomputed
-
-
-def test_what_does_not_fit_goes_through_two_slots():
-    placement = place(needs_of(4, attention=ATTENTION), device_bytes=200, host_bytes=400)
-    assert placement.slots == {"columns": 30, "residual": 70}
-    assert placement.slot_bytes == 200
-    assert placement.host_bytes == 400
-    assert not placement.device
-    assert not placement.recomputed
-
-
-def test_a_kind_that_fits_wholly_needs_no_slots():
-    placement = place(needs_of(4, attention=ATTENTION), device_bytes=265, host_bytes=400)
-    assert placement.slots == {"residual": 70}
-    assert placement.device_bytes == 120
-    assert {kind for _, kind in placement.device} == {"columns"}
+@pytest.mark.parametrize(
+    ("device", "host", "options", "on_device", "slots"),
+    [
+        (400, 999, {}, 400, {}),  # everything stays on the device while it fits
+        (200, 400, {}, 0, {"columns": 30, "residual": 70}),
+        (265, 400, {}, 120, {"residual": 70}),  # a kind that fits wholly needs no slots
+        (250, 0, {}, 200, {}),
+        (999, 400, {"prefer_host": True}, 0, {"columns": 30, "residual": 70}),
+        (-5, -5, {}, 0, {}),
+    ],
+)
+def test_what_does_not_fit_goes_through_two_slots(device, host, options, on_device, slots):
+    placement = place(
+        needs_of(4, attention=ATTENTION), device_bytes=device, host_bytes=host, **options
+    )
+    assert placement.device_bytes == on_device
+    assert placement.slots == slots
+    assert placement.slot_bytes == SLOTS * sum(slots.values())
+    assert {kind for _, kind in placement.host} == set(slots)
+    lost = 0 if host > 0 else 4 - on_device // 100  # the early layers
+    assert placement.recomputed == {(layer, "attention") for layer in range(lost)}
 
 
 def test_layers_on_the_device_lie_between_those_on_the_host():
@@ -62,17 +62,13 @@ def test_what_moves_both_ways_stays_first():
 
 
 def test_branches_share_the_slots_and_nothing_else():
-    needs = needs_of(4, attention={"residual": 10})
-    one = place(needs, device_bytes=20, host_bytes=40)
-    two = place(needs, device_bytes=20, host_bytes=80, branches=2)
+    one = place(RESIDUALS, device_bytes=20, host_bytes=40)
+    two = place(RESIDUALS, device_bytes=20, host_bytes=80, branches=2)
     assert one == two
-    assert len(place(needs, device_bytes=20, host_bytes=79, branches=2).recomputed) == 1
-
-
-def test_slots_that_are_there_cost_nothing():
-    needs = needs_of(4, attention={"residual": 10})
-    assert len(place(needs, device_bytes=0, host_bytes=40).recomputed) == 4
-    shared = place(needs, device_bytes=0, host_bytes=40, open_slots={"residual": 10})
+    assert len(place(RESIDUALS, device_bytes=20, host_bytes=79, branches=2).recomputed) == 1
+    # Slots that are there cost nothing.
+    assert len(place(RESIDUALS, device_bytes=0, host_bytes=40).recomputed) == 4
+    shared = place(RESIDUALS, device_bytes=0, host_bytes=40, open_slots={"residual": 10})
     assert not shared.recomputed
 
 
@@ -84,25 +80,9 @@ def test_parts_that_save_little_per_byte_are_recomputed_first_and_early_layers_b
     assert placement.recomputed == {(0, "mlp"), (1, "mlp"), (2, "mlp"), (0, "attention")}
 
 
-def test_nothing_may_go_to_the_host_without_room_there():
-    placement = place(needs_of(4, attention=ATTENTION), device_bytes=250, host_bytes=0)
-    assert not placement.host
-    assert placement.device_bytes == 200
-    assert placement.recomputed == {(0, "attention"), (1, "attention")}
-
-
-def test_everything_on_the_host_where_that_is_preferred():
-    placement = place(
-        needs_of(4, attention=ATTENTION), device_bytes=999, host_bytes=400, prefer_host=True
-    )
-    assert not placement.device
-    assert placement.host_bytes == 400
-
-
 def test_what_is_not_worth_moving_stays_or_is_recomputed():
-    attention = needs_of(4, attention={"residual": 10})
     mlps = [PartNeed(layer, "mlp", {"activation": 50}, 1.0, movable=False) for layer in range(4)]
-    placement = place(attention + mlps, device_bytes=90, host_bytes=999)
+    placement = place(RESIDUALS + mlps, device_bytes=90, host_bytes=999)
     assert {key for key in placement.device if key[1] == "activation"} == {(3, "activation")}
     assert {kind for _, kind in placement.host} <= {"residual"}
     assert placement.recomputed == placement.immovable == {(layer, "mlp") for layer in range(3)}
@@ -111,41 +91,21 @@ def test_what_is_not_worth_moving_stays_or_is_recomputed():
     assert len(forced.host) == 4
 
 
-def test_nothing_fits():
-    placement = place(needs_of(2, attention=ATTENTION), device_bytes=-5, host_bytes=-5)
-    assert (placement.device, placement.host) == ({}, {})
-    assert len(placement.recomputed) == 2
-
-
 @pytest.mark.parametrize("seed", slow_unless(range(40), range(200)))
 def test_any_capacities_are_kept(seed):
     draw = random.Random(seed)
-    needs = [
-        need
-        for layer in range(draw.randint(1, 12))
-        for need in (
-            PartNeed(
-                layer,
-                "attention",
-                {"columns": draw.randint(0, 40), "residual": draw.randint(1, 90), "lse": 3},
-                draw.random(),
-            ),
-            PartNeed(
-                layer,
-                "mlp",
-                {"activation": draw.randint(1, 99), "mean": 2},
-                draw.random(),
-                movable=draw.random() < 0.7,
-            ),
-        )
-    ]
+    needs = []
+    for layer in range(draw.randint(1, 12)):
+        attention = {"columns": draw.randint(0, 40), "residual": draw.randint(1, 90), "lse": 3}
+        mlp = {"activation": draw.randint(1, 99), "mean": 2}
+        needs.append(PartNeed(layer, "attention", attention, draw.random()))
+        needs.append(PartNeed(layer, "mlp", mlp, draw.random(), movable=draw.random() < 0.7))
     total = sum(need.nbytes for need in needs)
     device, host = draw.randint(0, total), draw.randint(0, total)
     branches = draw.randint(1, 2)
     placed = place(needs, device_bytes=device, host_bytes=host, branches=branches)
     assert branches * placed.device_bytes + placed.slot_bytes <= device
     assert branches * placed.host_bytes <= host
-    assert placed.slot_bytes == SLOTS * sum(placed.slots.values())
     for need in needs:
         places = [
             ((need.layer, kind) in placed.device) + ((need.layer, kind) in placed.host)
@@ -162,14 +122,10 @@ def test_any_capacities_are_kept(seed):
 def test_more_memory_never_saves_less(host, movable, mlp_saves):
     """Also where the MLPs rank first and, kept on the device, leave no slots for the attention."""
     mlps = [PartNeed(n, "mlp", {"activation": 50}, mlp_saves, movable=movable) for n in range(6)]
-    needs = needs_of(6, attention=ATTENTION) + mlps
-    total = sum(need.nbytes for need in needs)
-    saved = []
-    for device in range(0, total + 7, 7):
-        placed = place(needs, device_bytes=device, host_bytes=host)
-        saved.append(
-            sum(need.saved for need in needs if (need.layer, need.part) not in placed.recomputed)
-        )
+    needs, saved = needs_of(6, attention=ATTENTION) + mlps, []
+    for device in range(0, sum(need.nbytes for need in needs) + 7, 7):
+        lost = place(needs, device_bytes=device, host_bytes=host).recomputed
+        saved.append(sum(need.saved for need in needs if (need.layer, need.part) not in lost))
     assert saved[0] == 0
     assert saved[-1] == sum(need.saved for need in needs)
     assert all(later >= earlier for earlier, later in pairwise(saved))

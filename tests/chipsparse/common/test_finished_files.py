@@ -9,6 +9,7 @@ from chipsparse.common import finished_files
 from chipsparse.common.finished_files import place, write_whole
 
 OLD = {"a": "old a", "b": "old b", "stale": "old"}
+NEW = {"a": "new a", "b": "new b", "c": "new c"}
 
 
 @pytest.fixture
@@ -28,105 +29,92 @@ def place_all(folder, tmp_path):
     def run():
         scratch = tmp_path / "scratch"
         scratch.mkdir()
-        files = {folder / name: scratch / f"new-{name}" for name in "abc"}
+        files = {folder / name: scratch / f"new-{name}" for name in NEW}
         for path, file in files.items():
-            file.write_text(f"new {path.name}")
+            file.write_text(NEW[path.name])
         place(files, stale=[folder / "stale"], scratch=scratch)
 
     return run
 
 
-def test_names_that_are_no_utf_8(tmp_path):
-    write_whole(tmp_path / "a", "ü " + os.fsdecode(b"d\xff\xc3\xbc"))
-    assert (tmp_path / "a").read_text("utf-8") == "ü d\ufffdü"
+@pytest.fixture(params=[True, False])
+def links(request, monkeypatch):
+    """File systems with hard links and without."""
+
+    def refuses(*_, **__):
+        raise PermissionError("no hard links here")
+
+    if not request.param:
+        monkeypatch.setattr(finished_files.os, "link", refuses)
+
+
+def around_replace(monkeypatch, *, before=lambda source: None, after=lambda: None):
+    replace = os.replace
+
+    def replaced(source, path):
+        before(source)
+        replace(source, path)
+        after()
+
+    monkeypatch.setattr(finished_files.os, "replace", replaced)
 
 
 def content(folder):
-    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_text() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_all_take_their_names_and_stale_ones_go(place_all, folder, monkeypatch, links):
-    if not links:
-        monkeypatch.setattr(finished_files.os, "link", _refuses)
+@pytest.mark.usefixtures("links")
+def test_all_take_their_names_and_stale_ones_go(place_all, folder):
     place_all()
-    assert content(folder) == {"a": "new a", "b": "new b", "c": "new c"}
+    assert content(folder) == NEW
 
 
-def _refuses(*_, **__):
-    raise PermissionError("no hard links here")
-
-
-@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.usefixtures("links")
 @pytest.mark.parametrize("target", ["a", "b", "c"])
-def test_a_failure_undoes_everything(place_all, folder, monkeypatch, target, links):
-    if not links:
-        monkeypatch.setattr(finished_files.os, "link", _refuses)
-    replace = os.replace
-
-    def fails(source, path):
+def test_a_failure_undoes_everything(place_all, folder, monkeypatch, target):
+    def full(source):
         if source.name == f"new-{target}":
             raise OSError(28, "No space left on device")
-        replace(source, path)
 
-    monkeypatch.setattr(finished_files.os, "replace", fails)
+    around_replace(monkeypatch, before=full)
     with pytest.raises(OSError, match="No space left"):
         place_all()
     assert content(folder) == OLD
 
 
-def test_a_stale_file_that_cannot_be_removed_undoes_everything(place_all, folder):
-    (folder / "stale").unlink()
-    (folder / "stale").mkdir()
-    with pytest.raises(IsADirectoryError):
+@pytest.mark.parametrize("name", ["c", "stale"])
+def test_a_folder_is_never_replaced_nor_removed(place_all, folder, name):
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    with pytest.raises(IsADirectoryError, match=f"{name} is a folder"):
         place_all()
-    assert (folder / "a").read_text() == "old a"
-    assert not (folder / "c").exists()
+    assert (folder / name).is_dir()
+    assert content(folder) == {kept: text for kept, text in OLD.items() if kept != name}
 
 
-def test_a_signal_undoes_everything(place_all, folder, monkeypatch):
-    replace = os.replace
-
-    def interrupted(source, path):
-        replace(source, path)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(finished_files.os, "replace", interrupted)
+def test_a_signal_undoes_everything_unless_a_program_only_notes_it(place_all, folder, monkeypatch):
+    around_replace(monkeypatch, after=lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         place_all()
     assert content(folder) == OLD
-
-
-def test_a_signal_that_a_program_only_notes_undoes_nothing(place_all, folder, monkeypatch):
-    noted, replace = [], os.replace
-
-    def interrupted(source, path):
-        replace(source, path)
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(finished_files.os, "replace", interrupted)
-    before = signal.signal(signal.SIGTERM, lambda number, _: noted.append(number))
+    (folder.parent / "scratch").rename(folder.parent / "before")
+    noted = []
+    before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
     try:
         place_all()
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert set(noted) == {signal.SIGTERM}
-    assert content(folder) == {"a": "new a", "b": "new b", "c": "new c"}
+        signal.signal(signal.SIGINT, before)
+    assert set(noted) == {signal.SIGINT}
+    assert content(folder) == NEW
 
 
-def test_a_folder_is_never_replaced(place_all, folder):
-    (folder / "c").mkdir()
-    with pytest.raises(IsADirectoryError, match="c is a folder"):
-        place_all()
-    assert (folder / "c").is_dir()
-    assert (folder / "a").read_text() == "old a"
-
-
-def test_a_text_that_reads_back_as_another_one_is_refused(tmp_path, monkeypatch):
+def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "r.json"
-    path.write_text("old")
+    write_whole(path, "ü " + os.fsdecode(b"d\xff\xc3\xbc"))  # a name of a file that is no UTF-8
+    assert content(tmp_path) == {"r.json": "ü d\ufffdü"}
     monkeypatch.setattr(finished_files.Path, "read_bytes", lambda _: b"new")
     with pytest.raises(OSError, match=r"r\.json reads back as something else"):
         write_whole(path, "new, and more")
     monkeypatch.undo()
-    assert content(tmp_path) == {"r.json": "old"}
+    assert content(tmp_path) == {"r.json": "ü d\ufffdü"}
+    assert os.listdir(tmp_path) == ["r.json"]

@@ -13,18 +13,7 @@ from chipsparse.common.machine import (
 MIB = 1 << 20
 
 
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 MEMINFO = {"proc/meminfo": "MemTotal: 64 kB\nMemAvailable:   51200 kB\nBuffers: 1 kB\n"}
-
-
-def test_nothing_is_known_without_the_files(tmp_path):
-    assert host_free_bytes(tmp_path) is None
 
 
 GROUPS = "sys/fs/cgroup"
@@ -76,12 +65,11 @@ GROUPS = "sys/fs/cgroup"
     ids=["machine", "version 2", "groups above", "path of the host", "version 1"],
 )
 def test_what_a_machine_or_a_container_has_free(tmp_path, files, mib):
-    write(tmp_path, MEMINFO | files)
+    assert host_free_bytes(tmp_path) is None  # nothing is known without the files
+    for name, text in (MEMINFO | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     assert host_free_bytes(tmp_path) == mib * MIB
-
-
-def test_this_machine_has_some():
-    assert host_free_bytes() is None or host_free_bytes() > 0
 
 
 @pytest.mark.parametrize(
@@ -102,21 +90,12 @@ def test_what_the_allocator_says(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_the_allocator_of_a_gpu():
+def test_the_allocator_of_a_gpu_and_its_cache_which_counts_as_free():
     device = torch.device("cuda")
     held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
     now, peak = device_allocated_bytes(device)
-    assert (now, peak) == (
-        torch.cuda.memory_allocated(device),
-        torch.cuda.max_memory_allocated(device),
-    )
-    assert now >= held.nbytes
-
-
-@pytest.mark.gpu
-def test_the_cache_of_the_allocator_counts_as_free():
-    device = torch.device("cuda")
-    held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
+    assert now == torch.cuda.memory_allocated(device) >= held.nbytes
+    assert peak == torch.cuda.max_memory_allocated(device)
     before = device_free_bytes(device)
     del held
     assert device_free_bytes(device) >= before + 64 * MIB

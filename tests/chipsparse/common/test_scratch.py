@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 
 import pytest
 
@@ -17,20 +18,17 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [None, OSError, KeyboardInterrupt])
 def test_a_folder_is_gone_after_use(tmp_path, error):
-    def use(*raised):
-        with scratch_folder(tmp_path) as folder:
-            (folder / "half").write_text("a file")
-            assert names(tmp_path) == [folder.name]
-            for each in raised:
-                raise each
-
-    use()
+    before = len(os.listdir("/dev/fd"))
+    os.mkdir(tmp_path / f"{scratch._prefix()}stale")
+    with suppress(OSError, KeyboardInterrupt), scratch_folder(tmp_path) as folder:
+        (folder / "half").write_text("a file")
+        assert names(tmp_path) == [folder.name]
+        if error is not None:
+            raise error
     assert names(tmp_path) == []
-    with pytest.raises(error):
-        use(error)
-    assert names(tmp_path) == []
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path):
@@ -55,11 +53,6 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
     finally:
         process.kill()
         process.wait()
-
-
-def test_folders_of_one_process_leave_each_other_alone(tmp_path):
-    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
-        assert names(tmp_path) == sorted([first.name, second.name])
 
 
 def test_what_is_not_ours_stays(tmp_path, monkeypatch):
@@ -92,20 +85,15 @@ def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monk
     assert names(tmp_path) == []
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("locks", [True, False])
+def test_folders_of_one_process_leave_each_other_alone(locks, tmp_path, monkeypatch):
+    """Also on a file system without locks."""
+
     def no_locks(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(scratch.fcntl, "flock", no_locks)
+    if not locks:
+        monkeypatch.setattr(scratch.fcntl, "flock", no_locks)
     with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
         assert names(tmp_path) == sorted([first.name, second.name])
     assert names(tmp_path) == []
-
-
-def test_no_descriptor_stays_open(tmp_path):
-    before = len(os.listdir("/dev/fd"))
-    for _ in range(3):
-        os.mkdir(tmp_path / f"{scratch._prefix()}stale")
-        with scratch_folder(tmp_path):
-            pass
-    assert len(os.listdir("/dev/fd")) == before

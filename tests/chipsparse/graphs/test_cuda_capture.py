@@ -63,14 +63,10 @@ def cuda(monkeypatch):
     return cuda
 
 
-def test_a_call_is_recorded_on_a_stream_of_its_own(cuda):
-    result, _ = CudaCapturer().capture(lambda: cuda.streams[-1].name)
+def test_a_call_is_recorded_on_a_stream_of_its_own_and_freed_behind_the_last_launch(cuda):
+    result, recording = CudaCapturer().capture(lambda: cuda.streams[-1].name)
     assert result == "own"
     assert (cuda.streams[-1].name, cuda.mended) == ("user", [])
-
-
-def test_memory_is_freed_behind_the_last_launch(cuda):
-    _, recording = CudaCapturer().capture(lambda: None)
     recording.replay()
     recording.release()
     recorded = ["workspaces", "generator: copy on user", "workspaces"]

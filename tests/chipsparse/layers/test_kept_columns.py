@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import pack_mask, unpack_mask
 from chipsparse.layers.kept_columns import read_kept_columns
 from chipsparse.layers.static_columns import static_bits
@@ -16,10 +15,11 @@ from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.session import Session
-from tests.chipsparse.test_session import CONFIG, LAYOUT, run
+from tests.chipsparse.test_session import CONFIG, run
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 ROWS = 16
+ACTIONS = ["dense", "refresh", "sparse", "sparse"]
 
 
 @pytest.mark.parametrize("text_first", [True, False])
@@ -37,7 +37,7 @@ def test_shares_and_regions(text_first):
     mask[..., text : text + 5] = True
     mask[..., first + 1] = False
     always = torch.rand(53, generator=generator) < 0.3
-    found = read_kept_columns(
+    result = read_kept_columns(
         pack_mask(mask),
         sizes,
         block_size_q=ROWS,
@@ -46,27 +46,27 @@ def test_shares_and_regions(text_first):
         tile=(1, 2, 3),
         where=("transformer", "cond", 7),
     )
-    assert (found.transformer, found.branch, found.layer) == ("transformer", "cond", 7)
-    assert (found.columns, found.lists) == (53, 16)
+    assert (result.transformer, result.branch, result.layer) == ("transformer", "cond", 7)
+    assert (result.columns, result.lists) == (53, 16)
     kept = int(mask.sum())
-    assert found.kept == pytest.approx(kept / mask.numel())
-    assert found.text == pytest.approx(5 * 16 / kept)
-    assert found.static == pytest.approx(int((mask & always).sum()) / kept)
+    assert result.kept == pytest.approx(kept / mask.numel())
+    assert result.text == pytest.approx(5 * 16 / kept)
+    assert result.static == pytest.approx(int((mask & always).sum()) / kept)
     own = torch.arange(53) // ROWS == torch.arange(4)[:, None]
-    assert found.local == pytest.approx(int((mask & own).sum()) / kept)
+    assert result.local == pytest.approx(int((mask & own).sum()) / kept)
     rows = mask.flatten(0, 2)
-    assert found.everywhere == pytest.approx(int(rows.all(0).sum()) / 53)
-    assert found.nowhere == pytest.approx(int((~rows.any(0)).sum()) / 53)
-    assert found.everywhere > 0
-    assert found.nowhere > 0
-    most = found.regions[0]
+    assert result.everywhere == pytest.approx(int(rows.all(0).sum()) / 53)
+    assert result.nowhere == pytest.approx(int((~rows.any(0)).sum()) / 53)
+    assert result.everywhere > 0
+    assert result.nowhere > 0
+    most = result.regions[0]
     assert (most.grid, most.frames, most.rows, most.columns) == (0, (1, 1), (2, 3), (3, 5))
     assert most.kept == pytest.approx(1.0)
     shares = torch.zeros(48)
     shares[order] = rows[:, first : first + 48].float().mean(0)
     means = shares.view(2, 2, 2, 2, 3).mean((2, 4)).flatten()
     expected = means.sort(descending=True).values[:3].tolist()
-    assert [region.kept for region in found.regions] == pytest.approx(expected)
+    assert [region.kept for region in result.regions] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("tile", [None, (2, 2, 2)])
@@ -76,57 +76,41 @@ def test_columns_of_the_user_are_kept_at_every_refresh_and_named(tile, offload):
     raster[1, 1:3, 2:4] = True
     bits = static_bits(raster.ravel())
     config = CONFIG.override({"tile": tile, "memory.offload": offload})
-    plain, kept = (Session(config, GenerationReport(), static_bits=each) for each in (None, bits))
+    plain, kept = (
+        Session(config, GenerationReport(), static_bits=of_user) for of_user in (None, bits)
+    )
     run(plain)
-    without = plain.kept_columns()
     run(kept)
-    found = kept.kept_columns()
-    assert [(each.branch, each.layer) for each in found] == [
+    results = kept.kept_columns()
+    assert [(result.branch, result.layer) for result in results] == [
         (branch, layer) for branch in ("cond", "uncond") for layer in (0, 1)
     ]
-    for each, other in zip(found, without, strict=True):
-        assert each.kept == other.kept == 12 / 60  # they count among the kept ones
-        assert each.static == pytest.approx(4 / 12)
+    for result, other in zip(results, plain.kept_columns(), strict=True):
+        assert result.kept == other.kept == 12 / 60  # they count among the kept ones
+        assert result.static == pytest.approx(4 / 12)
         assert other.static == 0
-        assert each.everywhere >= 4 / 60
+        assert result.everywhere >= 4 / 60
     order = kept._generation.order and kept._generation.order[0].numpy()
     expected = raster.ravel() if order is None else raster.ravel()[order]
     for branch, layer in kept._caches:
         with kept._caches.acquire(branch, layer, "attention", frozenset({"columns"})) as cache:
             assert unpack_mask(cache.columns, 60)[..., expected].all()
-    assert [each.layer for each in kept.kept_columns(frozenset({1}))] == [1, 1]
+    assert [result.layer for result in kept.kept_columns(frozenset({1}))] == [1, 1]
 
 
 def test_more_columns_of_the_user_than_are_to_be_kept_are_all_kept():
     report = GenerationReport()
     session = Session(CONFIG, report, static_bits=static_bits([True] * 30 + [False] * 30))
+    assert session.kept_columns() == []  # before the first refresh
     run(session)
     assert report.fallbacks == []  # the lists are as long as they may be
-    assert {each.kept for each in session.kept_columns()} == {0.5}
-
-
-def test_columns_for_another_size_are_refused_by_the_call():
-    session = Session(CONFIG, GenerationReport(), static_bits=static_bits([True] * 59))
-    with pytest.raises(ValueError, match="static_columns has 59 columns, but this call has 60"):
-        run(session)
-
-
-def test_nothing_is_kept_before_the_first_refresh():
-    assert Session(CONFIG, GenerationReport()).kept_columns() == []
-    assert LAYOUT.tokens == 60
+    assert {result.kept for result in session.kept_columns()} == {0.5}
 
 
 def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
     """Of a model with text before the picture, in the middle of a generation."""
     pipe = tiny_flux_pipeline()
-    config = SparsityConfig().override(
-        {
-            "attention.density": 0.2,
-            "attention.block_size_q": 16,
-            "tile": [1, 2, 2],
-            "schedule.actions": ["dense", "refresh", "sparse", "sparse"],
-        }
-    )
+    config = CONFIG.override({"tile": [1, 2, 2], "schedule.actions": ACTIONS})
     size = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
     seen = []
 

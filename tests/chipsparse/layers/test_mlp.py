@@ -19,31 +19,15 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def weights_of(gate, bias=True, activation="silu"):
-    if gate == "apart":  # the same numbers as of "second", in two linears
-        (up, gate_weight), biases = normal(2 * NEURONS, CHANNELS, seed=1).chunk(2), [None, None]
-        if bias:
-            biases = normal(2 * NEURONS, seed=2).chunk(2)
-        down, down_bias = normal(CHANNELS, NEURONS, seed=3), normal(CHANNELS, seed=4)
-        return MLPWeights.from_linears(
-            up,
-            biases[0],
-            down,
-            down_bias if bias else None,
-            activation,
-            gate,
-            gate_weight,
-            biases[1],
-        )
+def weights_of(gate, bias=True):
     wide = NEURONS if gate == "none" else 2 * NEURONS
-    return MLPWeights.from_linears(
-        normal(wide, CHANNELS, seed=1),
-        normal(wide, seed=2) if bias else None,
-        normal(CHANNELS, NEURONS, seed=3),
-        normal(CHANNELS, seed=4) if bias else None,
-        activation,
-        gate,
-    )
+    up, up_bias = normal(wide, CHANNELS, seed=1), normal(wide, seed=2) if bias else None
+    down, down_bias = normal(CHANNELS, NEURONS, seed=3), normal(CHANNELS, seed=4) if bias else None
+    apart = ()
+    if gate == "apart":  # the same numbers as of "second", in two linears
+        (up, own), biases = up.chunk(2), up_bias.chunk(2) if bias else (None, None)
+        up_bias, apart = biases[0], (own, biases[1])
+    return MLPWeights.from_linears(up, up_bias, down, down_bias, "silu", gate, *apart)
 
 
 def expected(hidden, gate, bias=True):
@@ -61,18 +45,25 @@ def expected(hidden, gate, bias=True):
     )
 
 
+def dense(cache, hidden, weights, **options):
+    return dense_step(cache, hidden, weights, config=CONFIG, backend=None, **options)
+
+
+def sparse(cache, hidden, weights, keep_count=NEURONS, **options):
+    options = {"config": CONFIG, "keep_count": keep_count, "backend": None, **options}
+    return sparse_step(cache, hidden, weights, **options)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("gate", ["none", "first", "second", "apart"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_dense_step_is_the_layer(gate, bias, cached):
     hidden, cache = normal(BATCH, TOKENS, CHANNELS), MLPCache() if cached else None
-    addend = normal(BATCH, TOKENS, CHANNELS, seed=9)
-    made = dense_step(cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None)
+    addend, weights = normal(BATCH, TOKENS, CHANNELS, seed=9), weights_of(gate, bias)
+    made = dense(cache, hidden, weights)
     torch.testing.assert_close(made, expected(hidden, gate, bias), atol=1e-4, rtol=1e-4)
     assert not cached or cache.output.data_ptr() != made.data_ptr()
-    summed = dense_step(
-        cache, hidden, weights_of(gate, bias), config=CONFIG, backend=None, addend=addend.clone()
-    )
+    summed = dense(cache, hidden, weights, addend=addend.clone())
     torch.testing.assert_close(summed, made + addend)
     if cached:
         torch.testing.assert_close(cache.output, made)  # without the addend
@@ -81,24 +72,25 @@ def test_a_dense_step_is_the_layer(gate, bias, cached):
 
 @pytest.mark.parametrize("gate", ["none", "first", "second"])
 @pytest.mark.parametrize("with_addend", [False, True])
-def test_sparse_steps_with_all_neurons_are_the_layer(gate, with_addend):
-    cache, weights = MLPCache(), weights_of(gate)
-    dense_step(cache, normal(BATCH, TOKENS, CHANNELS), weights, config=CONFIG, backend=None)
-    for seed in (5, 6, 7):
+def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_output(
+    gate, with_addend
+):
+    cache, weights, before = MLPCache(), weights_of(gate), normal(BATCH, TOKENS, CHANNELS)
+    made = dense(cache, before, weights)
+    choices = backend_choices(cache, before, weights, config=CONFIG, backend=None)
+    ops = ("neuron_selection", "sparse_mlp_up", "sparse_mlp_down")
+    assert {op: choice.backend.name for op, choice in choices.items()} == dict.fromkeys(
+        ops, "reference"
+    )
+    addend = normal(BATCH, TOKENS, CHANNELS, seed=19) if with_addend else None
+    output = sparse(cache, 2 * before, weights, 0, addend=addend)
+    torch.testing.assert_close(output, made + (addend if with_addend else 0))
+    for seed, known in ((5, None), (6, choices)):
         hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
-        addend = normal(BATCH, TOKENS, CHANNELS, seed=seed + 10) if with_addend else None
-        found = sparse_step(
-            cache,
-            hidden,
-            weights,
-            config=CONFIG,
-            keep_count=NEURONS,
-            backend=None,
-            addend=addend,
-        )
-        wanted = expected(hidden, gate) + (0 if addend is None else addend)
-        torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
-        found.fill_(torch.nan)  # what the caller does to its result is nobody else's business
+        output = sparse(cache, hidden, weights, addend=addend, choices=known)
+        wanted = expected(hidden, gate) + (addend if with_addend else 0)
+        torch.testing.assert_close(output, wanted, atol=2e-4, rtol=2e-4)
+        output.fill_(torch.nan)  # what the caller does to its result is nobody else's business
         assert cache.output.isfinite().all()
 
 
@@ -106,30 +98,18 @@ def test_sparse_steps_with_all_neurons_are_the_layer(gate, with_addend):
 def test_what_rounding_to_fp8_loses_does_not_add_up(gate):
     """All neurons are computed anew, so their rounding is all that is lost, however often."""
     cache, weights = MLPCache(activation_in_fp8=True), weights_of(gate)
-    made = dense_step(cache, normal(BATCH, TOKENS, CHANNELS), weights, config=CONFIG, backend=None)
+    before = normal(BATCH, TOKENS, CHANNELS)
+    made = dense(cache, before, weights)
     assert cache.activation.dtype == torch.float8_e4m3fn
     assert cache.token_scale.shape == (BATCH, TOKENS, 1)
-    torch.testing.assert_close(
-        made, expected(normal(BATCH, TOKENS, CHANNELS), gate), atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(made, expected(before, gate), atol=1e-4, rtol=1e-4)
     errors = []
     for seed in range(5, 35):
         hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
-        found = sparse_step(cache, hidden, weights, config=CONFIG, keep_count=NEURONS, backend=None)
         wanted = expected(hidden, gate)
-        errors.append(float((found - wanted).norm() / wanted.norm()))
+        errors.append(float((sparse(cache, hidden, weights) - wanted).norm() / wanted.norm()))
     assert 0.01 < sorted(errors)[15] < 0.05  # the median: outputs may be small by chance
     assert sum(errors[-10:]) < 1.2 * sum(errors[:10])
-
-
-def test_no_neuron_leaves_the_output_but_not_the_addend():
-    cache, weights = MLPCache(), weights_of("none")
-    hidden, addend = normal(BATCH, TOKENS, CHANNELS), normal(BATCH, TOKENS, CHANNELS, seed=3)
-    made = dense_step(cache, hidden, weights, config=CONFIG, backend=None)
-    found = sparse_step(
-        cache, 2 * hidden, weights, config=CONFIG, keep_count=0, backend=None, addend=addend
-    )
-    torch.testing.assert_close(found, made + addend)
 
 
 @pytest.mark.parametrize("tokens", [5, 37, 40])
@@ -146,20 +126,10 @@ def test_the_second_linear_takes_token_contiguous_activations(tokens, monkeypatc
     for bias in (True, False):
         cache = MLPCache()
         with torch.no_grad():
-            found = dense_step(cache, hidden, weights_of("none", bias), config=CONFIG, backend=None)
+            output = dense(cache, hidden, weights_of("none", bias))
         assert cache.activation.stride(1) == 1
-        torch.testing.assert_close(found, expected(hidden, "none", bias), atol=1e-4, rtol=1e-4)
-        assert found.is_contiguous()
-
-
-def test_each_op_says_its_backend():
-    cache, weights = MLPCache(), weights_of("second")
-    hidden = normal(BATCH, TOKENS, CHANNELS)
-    dense_step(cache, hidden, weights, config=CONFIG, backend=None)
-    choices = backend_choices(cache, hidden, weights, config=CONFIG, backend=None)
-    assert {op: choice.backend.name for op, choice in choices.items()} == dict.fromkeys(
-        ("neuron_selection", "sparse_mlp_up", "sparse_mlp_down"), "reference"
-    )
+        torch.testing.assert_close(output, expected(hidden, "none", bias), atol=1e-4, rtol=1e-4)
+        assert output.is_contiguous()
 
 
 @pytest.mark.parametrize(("activation", "gate"), [("relu", "none"), ("silu", "third")])

@@ -113,34 +113,20 @@ def test_in_16_bits_the_kernels_of_the_device_run_on_what_is_read(where):
     assert (found.double() - expected).norm() < 2e-2 * expected.norm()
 
 
-def test_without_a_cache_a_dense_step_is_the_models_own():
-    weights = weights_of("none")
-    hidden = torch.randn(2, 20, CHANNELS)
-    neurons = F.gelu(F.linear(hidden, weights.up, weights.up_bias), approximate="tanh")
-    expected = F.linear(neurons, weights.down, weights.down_bias)
-    found = mlp.dense_step(None, hidden, weights, config=CONFIG, backend=None)
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("cached", [True, False])
-def test_an_addend_is_added_but_not_recorded(cached):
+def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
     weights, cache = weights_of("none"), MLPCache() if cached else None
     hidden, addend = torch.randn(2, 2, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
-    made = mlp.dense_step(None, hidden, weights, config=CONFIG, backend=None)
+    neurons = F.gelu(F.linear(hidden, weights.up, weights.up_bias), approximate="tanh")
+    own = F.linear(neurons, weights.down, weights.down_bias)
+    assert torch.equal(mlp.dense_step(None, hidden, weights, config=CONFIG, backend=None), own)
     summed = mlp.dense_step(
         cache, hidden, weights, config=CONFIG, backend=None, addend=addend.clone()
     )
-    torch.testing.assert_close(summed, made + addend)
+    torch.testing.assert_close(summed, own + addend)
     if cached:
-        assert torch.equal(cache.output, made)
+        assert torch.equal(cache.output, own)
         assert cache.output.data_ptr() != summed.data_ptr()
-
-
-def test_which_weights_are_in_fp8():
-    weight = in_fp8(8, 16, seed=0)
-    assert fp8_form(weight) == "weights"
-    assert fp8_form(weight.dequantize()) is None
-    assert fp8_form(None) is None
 
 
 def by_rows(*shape, seed):
@@ -174,6 +160,7 @@ def test_a_linear_whose_rows_the_kernel_rounds_gives_what_torchao_gives(rounding
     assert rounding == [(10, 64)]
     # torchao rounds the scales to 16 bits: a number in between may go the other way.
     assert (found - expected).norm() < 2e-2 * expected.norm()
+    assert fp8_form(weight.dequantize()) is fp8_form(None) is None
     turned = rows.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.equal(fp8_linear(turned, weight, bias), found)
 
@@ -229,27 +216,17 @@ def test_what_else_torchao_rounds_it_computes_itself(rounding):
     assert rounding == []
 
 
+@pytest.mark.parametrize("first", [0, 256])
 @pytest.mark.parametrize("where", DEVICES)
-def test_the_kernel_of_the_device_rounds_rows_or_torchao_does(where):
-    device = torch.device(where)
-    weight = by_rows(256, 512, seed=1)
-    rows = torch.randn(300, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
-    numbers, scale = fp8_rows(rows, backend="reference")
-    exact = (numbers.double() * scale) @ weight.dequantize(torch.float64).T
-    found = fp8_linear(rows.to(device), weight.to(device), None).cpu().double()
-    assert (found - exact).norm() < (5e-3 if device.type == "cuda" else 2e-2) * exact.norm()
-    name = fp8_rows.choose(rows.to(device)).backend.name
-    assert name == ("triton" if device.type == "cuda" else "reference")
-
-
-@pytest.mark.parametrize("where", DEVICES)
-def test_the_products_of_the_device_look_at_the_columns_given(where):
-    """Which lie among the others of the whole weight."""
-    device = torch.device(where)
-    weight, columns = by_rows(256, 768, seed=1), slice(256, None)
+def test_the_kernel_of_the_device_rounds_rows_or_torchao_does(where, first):
+    """Also of some columns, which lie among the others of the whole weight."""
+    device, columns = torch.device(where), slice(first, None)
+    weight = by_rows(256, 768, seed=1)
     rows = torch.randn(300, 768, generator=torch.Generator().manual_seed(2)).bfloat16()
     numbers, scale = fp8_rows(rows[:, columns], backend="reference")
     exact = (numbers.double() * scale) @ weight.dequantize(torch.float64)[:, columns].T
     part = part_of(weight.to(device), columns=columns)
     found = fp8_linear(rows.to(device)[:, columns], part, None).cpu().double()
     assert (found - exact).norm() < (5e-3 if device.type == "cuda" else 2e-2) * exact.norm()
+    name = fp8_rows.choose(rows.to(device)).backend.name
+    assert name == ("triton" if device.type == "cuda" else "reference")

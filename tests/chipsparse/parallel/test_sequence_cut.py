@@ -1,3 +1,5 @@
+"""Where tokens, heads and query rows are cut among processes."""
+
 from dataclasses import replace
 
 import pytest
@@ -6,53 +8,44 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank, shares
 
-ROWS = 16
-VIDEO = ModelLayout(
-    kinds=(LayerKind("block", 2, 64),), heads=5, head_dim=8, batch=1, grids=((4, 8, 8),)
-)
+ROWS, QUERY_ROWS = 16, 24
+KIND = LayerKind("block", 2, 64)
+VIDEO = ModelLayout(kinds=(KIND,), heads=5, head_dim=8, batch=1, grids=((4, 8, 8),))
+IMAGE_MLP = replace(VIDEO, kinds=(replace(KIND, mlp_sees_text=False),))
 
 
 def starts(cut):
     return [cut.first(rank) for rank in range(len(cut.grid))]
 
 
-@pytest.mark.parametrize(("total", "ranks"), [(4, 3), (5, 2), (24, 8), (3, 3)])
+def ring_cut(layout, ranks, ring):
+    return cut_sequence(layout, ranks, ROWS, ring=ring, query_rows=QUERY_ROWS)
+
+
+@pytest.mark.parametrize(("total", "ranks"), [(4, 3), (24, 8), (3, 3)])
 def test_shares_are_even(total, ranks):
-    found = shares(total, ranks)
-    assert sum(found) == total
-    assert max(found) - min(found) <= 1
+    result = shares(total, ranks)
+    assert sum(result) == total
+    assert max(result) - min(result) <= 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16])
 def test_a_video_is_cut_at_blocks_of_rows(ranks):
     cut = cut_sequence(VIDEO, ranks, ROWS)
     assert sum(cut.grid) == 256
     assert cut.text == (0,) * ranks
     assert all(start % ROWS == 0 for start in starts(cut))
     assert max(cut.grid) - min(cut.grid) <= ROWS
-
-
-def test_the_last_block_may_be_ragged():
     odd = replace(VIDEO, grids=((1, 5, 9),))
-    assert cut_sequence(odd, 3, ROWS).grid == (16, 16, 13)
-
-
-def test_text_behind_the_video_is_on_the_last_rank_which_has_less_video():
-    cut = cut_sequence(replace(VIDEO, text_tokens=64), 4, ROWS)
-    assert cut.text == (0, 0, 0, 64)
-    assert cut.tokens == (80, 80, 80, 80)
-
-
-def test_text_before_the_image_is_on_the_first_rank():
-    cut = cut_sequence(replace(VIDEO, text_tokens=64, text_first=True), 4, ROWS)
-    assert cut.text == (64, 0, 0, 0)
-    assert cut.tokens == (80, 80, 80, 80)
+    assert cut_sequence(odd, 3, ROWS).grid == (16, 16, 13)  # the last block may be ragged
 
 
 @pytest.mark.parametrize(("text_first", "owner"), [(True, 0), (False, 3)])
-def test_a_text_that_is_longer_than_a_share_leaves_a_block_of_the_image_beside_it(
-    text_first, owner
-):
+def test_text_is_on_the_outermost_rank_which_has_less_video(text_first, owner):
+    cut = cut_sequence(replace(VIDEO, text_tokens=64, text_first=text_first), 4, ROWS)
+    assert cut.text == tuple(64 * (rank == owner) for rank in range(4))
+    assert cut.tokens == (80, 80, 80, 80)
+    # A text that is longer than a share leaves a block of the image beside it.
     cut = cut_sequence(replace(VIDEO, text_tokens=500, text_first=text_first), 4, ROWS)
     assert cut.text[owner] == 500
     assert 0 < cut.grid[owner] <= ROWS
@@ -60,25 +53,12 @@ def test_a_text_that_is_longer_than_a_share_leaves_a_block_of_the_image_beside_i
     assert min(cut.grid) > 0
 
 
-@pytest.mark.parametrize("text", [1, 7, 16, 33])
-def test_where_the_mlp_sees_leading_text_blocks_are_counted_from_it(text):
-    cut = cut_sequence(replace(VIDEO, text_tokens=text, text_first=True), 3, ROWS)
-    assert all((text + start) % ROWS == 0 for start in starts(cut)[1:])
-
-
-@pytest.mark.parametrize("text", [7, 33])
-def test_where_it_does_not_they_are_counted_from_the_image(text):
-    kinds = (LayerKind("block", 2, 64, mlp_sees_text=False),)
-    apart = replace(VIDEO, kinds=kinds, text_tokens=text, text_first=True)
-    assert all(start % ROWS == 0 for start in starts(cut_sequence(apart, 3, ROWS)))
-
-
-def test_too_few_blocks_and_heads_are_refused_with_the_numbers():
-    with pytest.raises(ValueError, match=r"256 .* make 16 blocks of 16 rows, fewer than the 17"):
-        cut_sequence(VIDEO, 17, ROWS)
-    with pytest.raises(ValueError, match="5 attention heads, fewer than the 6"):
-        check_heads(VIDEO, 6)
-    check_heads(VIDEO, 5)
+@pytest.mark.parametrize("text", [1, 16, 33])
+@pytest.mark.parametrize("layout", [VIDEO, IMAGE_MLP])
+def test_blocks_are_counted_from_leading_text_where_the_mlp_sees_it(layout, text):
+    cut = cut_sequence(replace(layout, text_tokens=text, text_first=True), 3, ROWS)
+    before = text if layout is VIDEO else 0
+    assert all((before + start) % ROWS == 0 for start in starts(cut)[1:])
 
 
 def test_every_rank_plans_with_the_largest_share():
@@ -88,31 +68,11 @@ def test_every_rank_plans_with_the_largest_share():
     assert (first.share.first_head, last.share.first_head) == (0, 3)
     assert replace(first.share, first_head=3) == last.share
     assert first.own_heads == 3
-    assert first.own_tokens == max(cut.tokens)
-    assert first.mlp_tokens(0) == max(cut.tokens)
+    assert first.own_tokens == first.mlp_tokens(0) == max(cut.tokens)
     assert first.tokens == 276
 
 
-@pytest.mark.parametrize("degree", [0, -1, 1.5, True, "2"])
-def test_a_degree_is_a_whole_number(degree):
-    with pytest.raises(ValueError, match="ulysses: must be a whole number from 1 on"):
-        Parallel(ulysses=degree)
-
-
-def test_guidance_has_two_branches_at_most():
-    assert Parallel(ulysses=3, guidance=2).ranks == 6
-    with pytest.raises(ValueError, match="guidance: pipelines have two branches"):
-        Parallel(guidance=3)
-
-
-QUERY_ROWS = 24
-
-
-def ring_cut(layout, ranks, ring):
-    return cut_sequence(layout, ranks, ROWS, ring=ring, query_rows=QUERY_ROWS)
-
-
-@pytest.mark.parametrize(("ranks", "ring"), [(2, 2), (3, 3), (4, 2), (6, 2)])
+@pytest.mark.parametrize(("ranks", "ring"), [(2, 2), (3, 3), (6, 2)])
 @pytest.mark.parametrize("text_first", [False, True])
 @pytest.mark.parametrize("text", [0, 33, 96])
 def test_runs_of_a_ring_end_where_lists_of_columns_do(ranks, ring, text, text_first):
@@ -127,36 +87,41 @@ def test_runs_of_a_ring_end_where_lists_of_columns_do(ranks, ring, text, text_fi
     # Neurons' blocks are those of one process as well: they are counted from the text.
     assert all((leading + start) % ROWS == 0 for start in starts(cut)[1:])
     rows = [on_rank(layout, cut, rank).query_rows for rank in range(0, ranks, ranks // ring)]
-    assert [row for each in rows for row in each] == list(range(layout.tokens))
+    assert [row for run in rows for row in run] == list(range(layout.tokens))
 
 
 def test_where_no_place_ends_both_kinds_of_blocks_lists_of_columns_decide():
-    kinds = (LayerKind("block", 2, 64, mlp_sees_text=False),)
-    apart = replace(VIDEO, kinds=kinds, text_tokens=33, text_first=True)
-    cut = ring_cut(apart, 4, 2)
+    cut = ring_cut(replace(IMAGE_MLP, text_tokens=33, text_first=True), 4, 2)
     run = cut.first(2)
     assert (33 + run) % QUERY_ROWS == 0
     assert run % ROWS != 0
     assert (cut.first(3) - run) % ROWS == 0  # the blocks of the second run begin anew
 
 
-def test_each_of_a_run_gets_a_block_however_long_the_text_is():
-    layout = replace(VIDEO, grids=((1, 8, 12),), text_tokens=480, text_first=True)
-    cut = cut_sequence(layout, 6, ROWS, ring=2, query_rows=ROWS)
-    assert cut.grid == (16,) * 6
-    with pytest.raises(ValueError, match=r"96 .* make 6 blocks of 16 rows, fewer than the 8"):
-        cut_sequence(layout, 8, ROWS, ring=2, query_rows=ROWS)
-
-
 def test_a_ring_shares_heads_within_each_run_alone():
     cut = ring_cut(VIDEO, 4, 2)
     layouts = [on_rank(VIDEO, cut, rank) for rank in range(4)]
-    assert [each.share.first_head for each in layouts] == [0, 3, 0, 3]
-    assert [each.own_heads for each in layouts] == [3, 3, 3, 3]
-    assert {each.own_query_rows for each in layouts} == {max(cut.query_rows)}
+    assert [layout.share.first_head for layout in layouts] == [0, 3, 0, 3]
+    assert [layout.own_heads for layout in layouts] == [3, 3, 3, 3]
+    assert {layout.own_query_rows for layout in layouts} == {max(cut.query_rows)}
     assert layouts[0].query_rows == layouts[1].query_rows == range(cut.query_rows[0])
 
 
-def test_too_few_lists_for_a_ring_are_refused_with_the_numbers():
+def test_what_cannot_be_shared_is_refused_with_the_numbers():
+    longer = replace(VIDEO, grids=((1, 8, 12),), text_tokens=480, text_first=True)
+    assert cut_sequence(longer, 6, ROWS, ring=2, query_rows=ROWS).grid == (16,) * 6
+    with pytest.raises(ValueError, match=r"96 .* make 6 blocks of 16 rows, fewer than the 8"):
+        cut_sequence(longer, 8, ROWS, ring=2, query_rows=ROWS)
+    with pytest.raises(ValueError, match=r"256 .* make 16 blocks of 16 rows, fewer than the 17"):
+        cut_sequence(VIDEO, 17, ROWS)
     with pytest.raises(ValueError, match=r"256 .* make 6 blocks of 48 rows, fewer than the 7"):
         ring_cut(VIDEO, 7, 7)
+    with pytest.raises(ValueError, match="5 attention heads, fewer than the 6"):
+        check_heads(VIDEO, 6)
+    check_heads(VIDEO, 5)
+    assert Parallel(ulysses=3, guidance=2).ranks == 6
+    with pytest.raises(ValueError, match="guidance: pipelines have two branches"):
+        Parallel(guidance=3)
+    for degree in (0, 1.5, True, "2"):
+        with pytest.raises(ValueError, match="ulysses: must be a whole number from 1 on"):
+            Parallel(ulysses=degree)

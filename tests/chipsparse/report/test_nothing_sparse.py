@@ -9,81 +9,69 @@ from chipsparse.report.nothing_sparse import wants_sparse, why_nothing, why_noth
 
 LAYOUT = ModelLayout((LayerKind("blocks", 4, 100),), 2, 8, 1, grids=((3, 4, 5),))
 OFF = {"attention.density": "dense", "mlp.density": "dense"}
+EVERY = "the schedule computes every step in full; "
+DENSE = {"layers": "1-3", "attention": "dense", "mlp": "dense"}
 
 
-def plan_of(steps, first_dense_layers=0, **schedule):
-    schedule["first_dense_layers"] = first_dense_layers
-    config = SparsityConfig().override({f"schedule.{k}": v for k, v in schedule.items()})
-    return SparsityPlan(config, LAYOUT, steps)
+def plan_of(steps, config=(), **schedule):
+    changes = {f"schedule.{k}": v for k, v in {"first_dense_layers": 0, **schedule}.items()}
+    return SparsityPlan(SparsityConfig().override(changes | dict(config)), LAYOUT, steps)
 
 
 @pytest.mark.parametrize(
-    ("steps", "schedule", "reason"),
+    ("steps", "schedule", "fewest", "changes"),
     [
-        (
-            6,
-            {"warmup_steps": 8},
-            "6 steps are too few for the schedule, which needs at least 11; take more steps, or "
-            "lower schedule.warmup_steps (now 8)",
-        ),
-        (2, {}, "2 steps are too few for the schedule, which needs at least 3; take more steps"),
-        (1, {}, "1 step is too few for the schedule, which needs at least 3; take more steps"),
-        (
-            50,
-            {"refresh_every": 1},
-            "the schedule computes every step in full; raise schedule.refresh_every (now 1)",
-        ),
-        (
-            3,
-            {"actions": ["dense", "dense", "refresh", "sparse"]},
-            "3 steps are too few for the schedule, which needs at least 4; take more steps, or "
-            "change schedule.actions",
-        ),
-        (
-            2,
-            {"full_share": 0.9},
-            "2 steps are too few for the schedule, which needs at least 5; take more steps",
-        ),
-        (
-            4,
-            {"full_share": 0.9},
-            "4 steps are too few for the schedule, which needs at least 5; take more steps, or "
-            "lower schedule.full_share (now 0.9)",
-        ),
-        (
-            4,
-            {"full_steps": [1, 2, 3, 9]},
-            "4 steps are too few for the schedule, which needs at least 5; take more steps, or "
-            "shorten schedule.full_steps (now 1, 2, 3, 9)",
-        ),
-        (
-            8,
-            {"full_share": 0.2, "least_full": 8},
-            "8 steps are too few for the schedule, which needs at least 9; take more steps, or "
-            "lower schedule.least_full (now 8)",
-        ),
+        (6, {"warmup_steps": 8}, 11, "lower schedule.warmup_steps (now 8)"),
+        (2, {}, 3, ""),
+        (3, {"actions": ["dense", "dense", "refresh", "sparse"]}, 4, "change schedule.actions"),
+        (2, {"full_share": 0.9}, 5, ""),
+        (4, {"full_share": 0.9}, 5, "lower schedule.full_share (now 0.9)"),
+        (8, {"full_share": 0.2, "least_full": 8}, 9, "lower schedule.least_full (now 8)"),
         (
             4,
             {"full_steps": [1, 2, 3], "least_full": 8},
-            "4 steps are too few for the schedule, which needs at least 5; take more steps, or "
+            5,
             "shorten schedule.full_steps (now 1, 2, 3)",
         ),
-        (
-            50,
-            {"full_share": 1.0},
-            "the schedule computes every step in full; lower schedule.full_share (now 1.0)",
-        ),
-        (50, {"first_dense_layers": 9}, "schedule.first_dense_layers is 9, and the model has 4 la"),
     ],
 )
-def test_reasons(steps, schedule, reason):
-    assert why_nothing(plan_of(steps, **schedule)).startswith(f"nothing runs sparse: {reason}")
+def test_steps_that_are_too_few(steps, schedule, fewest, changes):
+    sentence = (
+        f"nothing runs sparse: {steps} steps are too few for the schedule, which needs at least "
+        f"{fewest}; take more steps" + (f", or {changes}" if changes else "")
+    )
+    assert why_nothing(plan_of(steps, **schedule)) == sentence
+    # Also behind a generation whose number of steps was not known before.
+    assert why_nothing_was(plan_of(None, **schedule), steps) == sentence
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (plan_of(1), "1 step is too few for the schedule, which needs at least 3; "),
+        (plan_of(50, refresh_every=1), EVERY + "raise schedule.refresh_every (now 1)"),
+        (
+            plan_of(3, warmup_steps=4, refresh_every=1),
+            EVERY + "lower schedule.warmup_steps (now 4) and raise schedule.refresh_every (now 1)",
+        ),
+        (plan_of(50, full_share=1.0), EVERY + "lower schedule.full_share (now 1.0)"),
+        (
+            plan_of(50, first_dense_layers=9),
+            "schedule.first_dense_layers is 9, and the model has 4 layers",
+        ),
+        (
+            plan_of(50, {"layers": [DENSE]}, first_dense_layers=1),
+            "what layers and schedule.first_dense_layers name leaves all 4 layers dense",
+        ),
+    ],
+)
+def test_other_reasons(plan, reason):
+    assert why_nothing(plan).startswith(f"nothing runs sparse: {reason}")
 
 
 @pytest.mark.parametrize(
     ("steps", "schedule"),
     [
-        (50, {}),
         (3, {}),
         (11, {"warmup_steps": 8}),
         (None, {"warmup_steps": 80}),
@@ -98,33 +86,19 @@ def test_nothing_to_say_where_a_step_is_sparse_or_nobody_knows(steps, schedule):
 @pytest.mark.parametrize("more", [{}, {"refresh_every": 2}])
 def test_the_fewest_steps_are_enough_and_one_less_is_not(warmup, more):
     schedule = {"warmup_steps": warmup, **more}
-    sparse = [
-        n
-        for n in range(1, 20)
-        if any(action in CACHED for action in plan_of(n, **schedule).actions())
-    ]
+    sparse = [n for n in range(1, 20) if {*CACHED} & {*plan_of(n, **schedule).actions()}]
     for steps in range(1, 20):
-        said = why_nothing(plan_of(steps, **schedule))
-        assert (said is None) == (steps in sparse)
-        assert said is None or f"needs at least {sparse[0]};" in said
+        sentence = why_nothing(plan_of(steps, **schedule))
+        assert (sentence is None) == (steps in sparse)
+        assert sentence is None or f"needs at least {sparse[0]};" in sentence
 
 
 def test_a_transformer_that_is_called_late():
-    said = why_nothing(plan_of(10), 8, "transformer_2")
-    assert said == (
+    assert why_nothing(plan_of(10), 8, "transformer_2") == (
         "nothing runs sparse: transformer_2 is first called at step 8 of 10 (from 0), and the "
         "schedule needs 3 calls in a row; take more steps"
     )
     assert why_nothing(plan_of(10), 7) is None
-
-
-def test_layers_that_are_all_named_dense():
-    budgets = [{"layers": "1-3", "attention": "dense", "mlp": "dense"}]
-    config = SparsityConfig().override({"layers": budgets, "schedule.first_dense_layers": 1})
-    assert why_nothing(SparsityPlan(config, LAYOUT, 50)) == (
-        "nothing runs sparse: what layers and schedule.first_dense_layers name leaves all 4 layers "
-        "dense"
-    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +107,6 @@ def test_layers_that_are_all_named_dense():
         ({}, True),
         (OFF, False),
         ({"mlp.density": "dense"}, True),
-        ({"schedule.actions": ["dense"]}, False),
         ({"schedule.actions": ["dense", "refresh"]}, False),
         ({"schedule.actions": ["dense", "refresh", "sparse"]}, True),
         ({**OFF, "schedule.actions": ["dense", "refresh", "sparse"]}, False),
@@ -145,9 +118,4 @@ def test_layers_that_are_all_named_dense():
 def test_what_a_config_wants(changes, wanted):
     config = SparsityConfig().override(changes)
     assert wants_sparse(config) is wanted
-    if not wanted:
-        assert why_nothing(SparsityPlan(config, LAYOUT, 1)) is None
-
-
-def test_behind_a_generation_whose_number_of_steps_was_not_known():
-    assert "needs at least 11" in why_nothing_was(plan_of(None, warmup_steps=8), 6)
+    assert wanted or why_nothing(SparsityPlan(config, LAYOUT, 1)) is None
