@@ -14,6 +14,7 @@ from chipsparse.cli.batch import maker
 from chipsparse.cli.batch.entries import digest
 from chipsparse.cli.batch.record import BatchClip, note, read_manifest
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate import pipeline
 from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.request import Request
@@ -64,7 +65,7 @@ def loads(monkeypatch):
         monkeypatch.setattr(place, name, counting)
 
     count(Request, "load")
-    count(maker, "opened")
+    count(pipeline, "opened")
     return counts
 
 
