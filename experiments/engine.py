@@ -14,7 +14,8 @@ from chipsparse.config import SparsityConfig
 from chipsparse.experiments.clips import ClipMaker, Generation, in_turn, patched, stock
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import compare_clips
-from chipsparse.experiments.records import DENSE, ClipRecord, Sample
+from chipsparse.experiments.records import ClipRecord
+from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.store import Store, write_frames
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile

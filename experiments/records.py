@@ -1,28 +1,10 @@
-"""Prompts with their seeds, and the records of clips, which results files hold."""
+"""The records of clips, which results files hold."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-
-DENSE = "dense"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A prompt with its seed and its number, from 0."""
-
-    index: int
-    prompt: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The name in files and measurements, without the prompt's text."""
-        return f"{self.seed}-{hashlib.sha256(self.prompt.encode()).hexdigest()[:12]}"
 
 
 class ClipRecord(BaseModel):

@@ -30,7 +30,8 @@ from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, sparse_way
-from chipsparse.experiments.records import DENSE, ClipRecord, Sample
+from chipsparse.experiments.records import ClipRecord
+from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
 from chipsparse.parallel.degrees import Parallel

@@ -28,7 +28,8 @@ from chipsparse.cli.views.sections import (
     Tile,
 )
 from chipsparse.cli.views.units import TIMES, counted, decibels, seconds_text, times
-from chipsparse.experiments.records import DENSE, ClipRecord
+from chipsparse.experiments.records import ClipRecord
+from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.tuned_range import target_text
 
 if TYPE_CHECKING:
