@@ -22,7 +22,7 @@ import chipsparse
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.maker import Made, Maker, Outcome, tried
 from chipsparse.cli.batch.options import BatchOptions
-from chipsparse.cli.errors import UserError, results_alone, user_errors
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.progress import ProgressDisplay, WorkProgress, silent_display
 from chipsparse.cli.ranks import Meeting, Rank, meet
