@@ -176,14 +176,3 @@ def test_an_interrupted_generation_is_not_blamed_on_the_config(pipe):
         warnings.simplefilter("error", DenseWarning)
         wan(pipe, callback_on_step_end=interrupt)
     assert handle.report.nothing_sparse is None
-
-
-def test_a_threshold_that_nothing_passed_is_said_at_the_end(pipe):
-    config = SparsityConfig.dense().override({"schedule.skip_threshold": 1e-9})
-    said = r"no step was predicted to change the output by less than schedule.skip_threshold \(1e-0"
-    with (
-        chipsparse.enable(pipe, config, strict=True) as handle,
-        pytest.warns(DenseWarning, match=said),
-    ):
-        wan(pipe)
-    assert handle.report.actions() == {"dense": 5}

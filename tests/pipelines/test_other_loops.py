@@ -15,7 +15,6 @@ from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.timesteps import value_passed_as
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
-from tests.pipelines.test_generic import skyreels
 from tests.variants import slow_unless
 
 NOT_PLACED = (
@@ -78,10 +77,6 @@ def run_before(pipe, case, before):
             call(pipe, case, **break_off_at(2))
     elif before != "nothing":
         call(pipe, case, num_inference_steps=STEPS if "many" in before else STEPS - 2)
-
-
-def wan_video(pipe):
-    return generate(pipe, FAMILIES["wan 2.1"].call)
 
 
 def records(handle):
@@ -468,18 +463,6 @@ def test_a_pipeline_that_shares_the_scheduler_is_corrected_as_the_enabled_one():
         assert torch.equal(call(other, "wan"), expected)
         assert [each.step for each in handle.report.steps if each.corrected] == corrected != []
         assert corrections(handle) == []
-
-
-@pytest.mark.filterwarnings("ignore:.*has no adapter of its own:UserWarning")
-def test_a_model_without_an_adapter():
-    pipe = skyreels()
-    expected = wan_video(pipe)
-    with chipsparse.enable(pipe, EXACT) as handle:
-        assert_close(wan_video(sharing(pipe, own_scheduler=False)), expected)
-        assert handle.report.fallbacks == []
-        assert_close(wan_video(sharing(pipe)), expected)
-        assert NAMED in handle.report.notes
-        assert counts(handle) == {STEPS}
 
 
 # Where a scheduler is.

@@ -13,6 +13,8 @@ import accelerate
 import pytest
 import torch
 from peft import LoraConfig
+from tests.pipelines.test_flux import SPARSE as OF_FLUX
+from tests.pipelines.test_flux import generate as generate_image
 
 import chipsparse
 from chipsparse.cache.memory_plan import working_bytes
@@ -36,8 +38,6 @@ from chipsparse.plan import SparsityPlan
 from chipsparse.session import Session
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
-from tests.pipelines.test_flux import SPARSE as OF_FLUX
-from tests.pipelines.test_flux import generate as generate_image
 from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow, slow_unless
 from tests.wrapped_backends import wrap_backends

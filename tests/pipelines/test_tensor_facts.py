@@ -4,6 +4,8 @@ import gc
 
 import pytest
 import torch
+from tests.pipelines.test_flux import ids_of
+from tests.pipelines.test_ltx import coordinates
 
 import chipsparse
 from chipsparse import SparsityConfig
@@ -11,8 +13,6 @@ from chipsparse.pipelines.qwen_image import TEXT_MASK, valid_length
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.families.qwen_image import tiny_qwen_pipeline
-from tests.pipelines.test_flux import ids_of
-from tests.pipelines.test_ltx import coordinates
 from tests.tiny_models import tiny_flux_pipeline
 
 
