@@ -13,8 +13,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention, library
 from chipsparse.kernels.dispatch import Backend
-from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
-from chipsparse.plan import Action
+from chipsparse.pipelines.adapter import ModelAdapter
 from tests.pipelines import test_families as families
 from tests.pipelines import test_families_gpu as on_gpu
 from tests.pipelines.test_families import BASE, FAMILIES, SPARSE, slow_unless
@@ -67,26 +66,6 @@ def test_layers_that_are_never_sparse():
     firsts = [each for each in entries(report, "attention") if each.layer == 0]
     assert {each.backend for each in firsts} == {"gluon"}
     assert {each.reason for each in firsts} == {"schedule.first_dense_layers is 1"}
-
-
-def test_rows_that_are_never_sparse(monkeypatch):
-    pipe, name = FAMILIES["minimax h3"].make(), "minimax h3"
-    monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: False)
-    expected, _ = generated(pipe, name, SPARSE)
-    monkeypatch.setattr("chipsparse.pipelines.adapter.faster_than_the_library", lambda *_: True)
-    monkeypatch.setattr(
-        ModelAdapter, "unpatched_attention", lambda *_: pytest.fail("the model's own ran")
-    )
-    output, report = generated(pipe, name, SPARSE)
-    assert {each.action for each in entries(report, "attention")} >= {Action.SPARSE}
-    assert report.fallbacks == []
-    assert far(output, expected) < 1e-5
-
-
-def test_feed_forward_layers_are_left_alone():
-    pipe, name = FAMILIES["wan 2.1"].make(), "wan 2.1"
-    _, report = generated(pipe, name, SKIPS)
-    assert "dense_activation" not in report.backends
 
 
 @slow_unless(QUICK)
@@ -155,13 +134,6 @@ def test_a_forced_backend_leaves_unrecorded_attention_alone(monkeypatch):
     monkeypatch.setattr(dense_attention, "backends", (reference,))
     output, _ = generated(pipe, name, SKIPS.override({"backend": "reference"}))
     assert torch.equal(output, expected)
-
-
-def test_models_without_a_mask_do_not_say_that_they_have_one():
-    pipe = FAMILIES["wan 2.1"].make()
-    with chipsparse.enable(pipe, SKIPS):
-        adapter = getattr(pipe.transformer, ADAPTER)
-        assert not adapter.masks_text({})
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ from diffusers.models.transformers.transformer_flux2 import (
 
 import chipsparse
 from chipsparse import SparsityConfig
+from chipsparse.layers.mlp import MLPLayer
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.feed_forward_forms import feed_forward_form
 from tests.pipelines.changes import add_lora
@@ -374,26 +375,22 @@ def test_weights_that_are_offloaded_in_groups_are_not_turned_and_run_dense(pipe)
 # A layer that is computed in the attention of FLUX.2's single blocks.
 
 
-def test_its_weights_are_views_of_the_models_and_its_widths_come_back(dense):
+def test_its_weights_are_views_of_the_models_and_its_widths_come_back(monkeypatch):
     pipe = flux2.tiny_flux2_pipeline()
     attention = pipe.transformer.single_transformer_blocks[1].attn
     widths = attention.mlp_hidden_dim, attention.mlp_mult_factor
     first, second = attention.to_qkv_mlp_proj.weight, attention.to_out.weight
     inner, neurons = attention.inner_dim, attention.mlp_hidden_dim
-    seen = []
-    with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
-        (adapter,) = handle._adapters
-        layer = adapter.session.mlp[-1]
-        run = type(layer).__call__
+    seen, run = [], MLPLayer.__call__
 
-        def look(self, state, hidden, weights, **options):
-            if self is layer:
-                seen.append(weights)
-            return run(self, state, hidden, weights, **options)
+    def look(layer, state, hidden, weights, **options):
+        if layer.number == 3:
+            seen.append(weights)
+        return run(layer, state, hidden, weights, **options)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(layer), "__call__", look)
-            generate(pipe, flux2.PICTURE)
+    monkeypatch.setattr(MLPLayer, "__call__", look)
+    with chipsparse.enable(pipe, FLUX.SPARSE):
+        generate(pipe, flux2.PICTURE)
         assert attention.to_qkv_mlp_proj.weight is first
         assert attention.to_out.weight is second
         with torch.no_grad():

@@ -62,17 +62,3 @@ def test_where_nothing_is_sparse():
     assert {record.action.value for record in report.steps} == {"dense"}
     again, _ = latents(pipe, name, SparsityConfig.dense().override(IN_FP8))
     assert torch.equal(output, again)
-
-
-def test_layers_that_are_never_sparse_compute_in_it_too():
-    pipe, name = FAMILIES["wan 2.1"].make(), "wan 2.1"
-    config = SPARSE.override({**IN_FP8, "schedule.first_dense_layers": 1})
-    _, report = latents(pipe, name, config)
-    firsts = [
-        entry
-        for record in report.steps
-        for entry in record.layers
-        if (entry.layer, entry.part) == (0, "attention")
-    ]
-    assert {entry.backend for entry in firsts} == {"reference fp8"}
-    assert {entry.reason for entry in firsts} == {"schedule.first_dense_layers is 1"}

@@ -1,16 +1,13 @@
 """Modular pipelines: the position in their loop, their guiders' branches, and what is left."""
 
 import copy
-import warnings
 
 import diffusers
 import pytest
 import torch
 from diffusers import (
-    AdaptiveProjectedGuidance,
     AutoGuidance,
     ClassifierFreeGuidance,
-    ClassifierFreeZeroStarGuidance,
     LayerSkipConfig,
     PerturbedAttentionGuidance,
     SkipLayerGuidance,
@@ -77,7 +74,6 @@ HOOKING = {
         "uncond",
     ),
 }
-PLAIN_GUIDERS = [AdaptiveProjectedGuidance, ClassifierFreeZeroStarGuidance]
 
 
 def taken(report):
@@ -191,52 +187,6 @@ def test_such_a_branch_keeps_its_attention_where_ours_replaces_the_models(why, m
     assert near < far / 5
 
 
-@pytest.mark.slow
-def test_the_guider_of_a_plain_pipeline_is_looked_at_too():
-    family = FAMILIES["hunyuan video 1.5"]
-    pipe = family.make()
-    unhooked = family.generate(pipe)
-    pipe.guider = HOOKING["smoothed energy"][1]()
-    dense = family.generate(pipe)
-    assert not torch.equal(unhooked, dense)
-    with chipsparse.enable(pipe, EXACT) as handle:
-        assert_close(family.generate(pipe), dense)
-    assert set(actions(handle, "cond_seg")) == {"dense"}
-    assert "sparse" in actions(handle, "cond")
-
-
-def test_a_skipped_step_gives_each_branch_its_own_last_output():
-    pipe = qwen(HOOKING["perturbed attention"][1]())
-    listed = {"schedule.actions": ["dense", "dense", "skip", "dense"]}
-    outputs = {}
-    with chipsparse.enable(pipe, SPARSE.override(listed)) as handle:
-        session = handle._adapters[0].session
-        end = session.end
-
-        def look(output, **kwargs):
-            outputs[session.state.context.step, session.state.branch] = output
-            end(output, **kwargs)
-
-        session.end = look
-        generate(pipe, steps=4)
-    for branch in ("cond", "uncond", "cond_skip"):
-        assert torch.equal(outputs[2, branch], outputs[1, branch])
-    assert not torch.equal(outputs[2, "cond"], outputs[2, "cond_skip"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guider", PLAIN_GUIDERS)
-def test_guiders_that_leave_the_model_alone_run_sparse_in_both_branches(guider):
-    family = FAMILIES["flux2 klein"]
-    pipe = family.modular()
-    pipe.update_components(guider=guider(guidance_scale=3.0))
-    dense = family.generate(pipe)
-    with chipsparse.enable(pipe, EXACT, strict=True) as handle:
-        assert_close(family.generate(pipe), dense)
-    assert "sparse" in actions(handle, "cond")
-    assert "sparse" in actions(handle, "uncond")
-
-
 def test_a_guider_may_be_exchanged_and_end_before_the_last_step():
     pipe = qwen()
     with chipsparse.enable(pipe, SPARSE) as handle:
@@ -305,14 +255,3 @@ def test_a_pipeline_without_a_denoising_loop_or_its_model_is_refused():
         chipsparse.enable(blocks.init_pipeline())
     with pytest.raises(ValueError, match="has no denoising loop"):
         chipsparse.enable(blocks.sub_blocks["decode"].init_pipeline())
-
-
-def test_a_second_patch_takes_the_place_of_the_first_and_disable_needs_no_handle():
-    pipe = qwen()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first = chipsparse.enable(pipe, SPARSE)
-        chipsparse.enable(pipe, EXACT)
-    assert not first.enabled
-    chipsparse.disable(pipe)
-    assert type(pipe) is diffusers.QwenImageModularPipeline

@@ -8,7 +8,6 @@ import torch
 
 import chipsparse
 from chipsparse import DenseWarning, FallbackError, SparsityConfig
-from chipsparse.pipelines.patched_pipeline import CALLS
 from tests.pipelines.test_layer_budgets import CONFIG, generate, two_experts
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
@@ -137,13 +136,6 @@ def test_one_exchanged_expert_is_a_fallback():
         pipe.transformer = tiny_wan_transformer(seed=6)
         with pytest.raises(FallbackError, match="the pipeline's transformer was exchanged"):
             generate(pipe, num_frames=1)
-
-
-def test_a_transformer_compiled_as_a_whole_afterwards_is_the_same_one(pipe):
-    with chipsparse.enable(pipe, CONFIG, strict=True) as handle:
-        pipe.transformer = torch.compile(pipe.transformer, backend="eager")
-        with getattr(pipe, CALLS).around({}):  # as every call of the pipeline begins
-            assert handle.report.nothing_sparse is None
 
 
 def test_a_transformer_compiled_as_a_whole_afterwards_outlives_disable(pipe):

@@ -9,8 +9,7 @@ import chipsparse
 from chipsparse import FallbackError
 from tests.pipelines.model_state import state_of
 from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate
-from tests.tiny_models import tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
-from tests.variants import slow
+from tests.tiny_models import tiny_chroma_pipeline, tiny_wan_pipeline
 
 BY_PROFILE = "attention.enabled is false"
 
@@ -55,23 +54,6 @@ def test_every_layer_of_every_model(name):
     assert data["totals"]["steps"]["sparse"] == len(sparse) > 0
 
 
-@pytest.mark.slow
-def test_compiled_blocks_are_recorded_alike(pipe):
-    with chipsparse.enable(pipe, CONFIG) as handle:
-        wan(pipe)
-        expected = handle.report.to_dict()["steps"]
-    torch._dynamo.reset()
-    with chipsparse.enable(pipe, CONFIG, layer_times=True) as handle:
-        pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
-        wan(pipe)
-        found = handle.report.to_dict()["steps"]
-    torch._dynamo.reset()
-    without_times = [
-        [{**entry, "seconds": None} for entry in step["layers"]] for step in (*found, *expected)
-    ]
-    assert without_times[: len(found)] == without_times[len(found) :]
-
-
 def test_what_the_model_computes_by_itself_has_its_reason(pipe):
     class Adapted(torch.nn.Linear):
         pass
@@ -86,23 +68,6 @@ def test_what_the_model_computes_by_itself_has_its_reason(pipe):
         assert [found[layer, "attention"].reason for layer in range(3)] == [BY_PROFILE] * 3
         assert [found[layer, "mlp"].reason for layer in range(3)] == [None, reason, None]
         assert found[1, "mlp"].backend == "model"
-
-
-def test_a_part_that_is_switched_off_is_dense_in_the_records(pipe):
-    with chipsparse.enable(pipe, CONFIG.override({"mlp.enabled": False})) as handle:
-        wan(pipe)
-    for record in handle.report.steps:
-        mlps = [entry for entry in record.layers if entry.part == "mlp"]
-        assert {entry.reason for entry in mlps} == {"mlp.enabled is false"}
-        assert len(mlps) == 3
-    assert handle.report.fallbacks == []
-
-
-def test_a_plan_without_sparse_steps_has_no_layers(pipe):
-    with chipsparse.enable(pipe, CONFIG.override({"schedule.actions": ["dense"]})) as handle:
-        wan(pipe)
-    assert [record.layers for record in handle.report.steps] == [[]] * 5
-    assert all(record.finished for record in handle.report.steps)
 
 
 def test_an_exception_in_the_model_is_reported(pipe):
@@ -127,41 +92,7 @@ def test_an_exception_in_the_model_is_reported(pipe):
         assert [record.finished for record in handle.report.steps] == [True] * 5
 
 
-@pytest.mark.slow
-def test_one_graph_serves_layers_with_and_without_budgets():
-    """What a layer keeps is no guard: as many graphs as without budgets."""
-    budgets = [
-        {"layers": "0,3", "attention": "dense", "mlp": "dense"},
-        {"layers": 1, "attention": 0.5, "mlp": 0.75},
-    ]
-    counters, graphs = torch._dynamo.utils.counters, []
-    for config in (CONFIG, CONFIG.override({"layers": budgets})):
-        pipe = tiny_flux_pipeline()
-        torch._dynamo.reset()
-        counters.clear()
-        with chipsparse.enable(pipe, config, strict=True, layer_times=True):
-            expected = generate(pipe)
-            pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
-            torch.testing.assert_close(generate(pipe), expected, atol=1e-5, rtol=1e-5)
-        graphs.append(counters["stats"]["unique_graphs"])
-        assert not counters["graph_break"]
-    torch._dynamo.reset()
-    assert graphs[0] == graphs[1] <= 3
-
-
 # Strict.
-
-
-@pytest.mark.parametrize("name", [slow("wan"), "wan with two experts", slow("flux")])
-def test_a_strict_run_without_fallbacks_is_the_same(name):
-    make, layers, arguments = MODELS[name]
-    pipe = make()
-    budgets = {"layers": [{"layers": layers - 1, "attention": "dense"}]}
-    for config in (CONFIG, CONFIG.override(budgets), CONFIG.override({"mlp.enabled": False})):
-        with chipsparse.enable(pipe, config):
-            expected = generate(pipe, **arguments)
-        with chipsparse.enable(pipe, config, strict=True):
-            assert torch.equal(generate(pipe, **arguments), expected)
 
 
 def adapted(pipe):
@@ -251,21 +182,3 @@ def test_recording_gradients_is_a_fallback(pipe):
         pytest.raises(FallbackError, match="gradients are recorded"),
     ):
         pipe.transformer(latents, **arguments)
-
-
-def test_notes_do_not_end_a_strict_run():
-    pipe = tiny_flux_pipeline()
-    config = CONFIG.override({"tile": [1, 4, 4]})
-    with chipsparse.enable(pipe, config, strict=True) as handle:
-        prepare = type(pipe)._prepare_latent_image_ids
-
-        def shuffled(*arguments):
-            ids = prepare(*arguments)
-            return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
-
-        pipe._prepare_latent_image_ids = shuffled
-        generate(pipe)
-    assert handle.report.fallbacks == []
-    assert handle.report.notes == [
-        "image tokens stay in the pipeline's order: their img_ids form no full grids"
-    ]
