@@ -20,13 +20,14 @@ class TinyRuns:
         EXACT: the same, and keeps everything.
     """
 
-    def __init__(self, make, tile, **call):
-        self.make, self._call = make, call
+    def __init__(self, make, prompt, tile, **call):
+        self.make, self._prompt, self._call = make, prompt, call
         self.SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": tile})
         self.EXACT = self.SPARSE.override(small_sparse.EVERYTHING)
 
-    def generate(self, pipe, prompt="a red circle moves left", *, seed=0, **changes):
+    def generate(self, pipe, prompt=None, *, seed=0, **changes):
         """The latents of a call; of several prompts each begins with noise of its own."""
+        prompt = self._prompt if prompt is None else prompt
         samples = len(prompt) if isinstance(prompt, list) else 1
         generators = [torch.Generator().manual_seed(seed + i) for i in range(samples)]
         call = {**self._call, **changes}
@@ -35,6 +36,7 @@ class TinyRuns:
 
 FLUX = TinyRuns(
     tiny_flux_pipeline,
+    "a red circle",
     [1, 4, 4],
     height=32,
     width=48,
@@ -43,6 +45,7 @@ FLUX = TinyRuns(
 )
 WAN = TinyRuns(
     tiny_wan_pipeline,
+    "a red circle moves left",
     [2, 2, 4],
     height=64,
     width=64,

@@ -63,12 +63,16 @@ OTHERS = {
     "joint text, four heads": (lambda: hunyuan_of(4), HUNYUAN, {}),
     "two experts": (lambda: experts_of(4), {**BIG, "height": 80, "width": 48}, {}),
     "one head's columns at a time": (lambda: wan_of(4), BIG, {"attention.column_sums_bytes": 1}),
-    "skipped by a threshold, with a forecast": (
+    "skipped, with a forecast": (
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
-        {"schedule.skip_threshold": 1.0, "schedule.skip_steps": [], "schedule.forecast": 0.5},
+        {
+            "schedule.full_steps": [0, 1, 4, 7],
+            "schedule.between": "none",
+            "schedule.skip_steps": [],
+            "schedule.forecast": 0.5,
+        },
     ),
-    "forecast of the error": (lambda: wan_of(4), BIG, {"attention.forecast": 0.5}),
     "caches in e4m3": (
         lambda: wan_of(4),
         BIG,
@@ -93,7 +97,7 @@ OTHERS = {
 GUIDED = [
     "four heads",
     "two experts",
-    "skipped by a threshold, with a forecast",
+    "skipped, with a forecast",
     "flux2 klein",
     "chrono edit, announced",
     "longcat-image, announced",
@@ -132,7 +136,6 @@ RING = [
     "wan 2.2 image to video, a timestep per token",
     "one head",
     "one head's columns at a time",
-    "forecast of the error",
 ]
 
 
