@@ -95,14 +95,6 @@ def test_skipped_steps_before_the_last_full_one_are_corrected(
     assert not torch.equal(found, held)
 
 
-def test_sparse_steps_are_not_marked_and_end_no_gap():
-    pipe = FAMILIES["wan 2.1"].make()
-    with chipsparse.enable(pipe, LISTED.override({"schedule.sparse_steps": [3, 8]})) as handle:
-        generate(pipe, "wan 2.1")
-    assert actions(handle).count("sparse") == 2
-    assert corrected(handle) == {"cond": [2, 5], "uncond": [2, 5]}
-
-
 def test_the_latents_are_the_solvers_with_clean_latents_along_a_line(monkeypatch):
     """Euler's method in float64, with what the transformer returned at the steps in full."""
     outputs, end = {}, Session.end
@@ -156,20 +148,6 @@ def test_a_call_that_breaks_off_in_a_gap_leaves_nothing(name):
         assert torch.equal(generate(pipe, name), first)
     assert type(pipe.scheduler) is kind
     assert torch.equal(generate(pipe, name), expected)
-
-
-def test_a_gap_is_freed_before_the_latents_are_decoded(monkeypatch):
-    pipe, held = FAMILIES["flux"].make(), []
-    decode = pipe.vae.decode
-
-    def watched(*args, **kwargs):
-        held.append(pipe.scheduler.step._call._gap)
-        return decode(*args, **kwargs)
-
-    monkeypatch.setattr(pipe.vae, "decode", watched)
-    with chipsparse.enable(pipe, LISTED.override({"schedule.full_steps": [0, 1, 4, 6, 8]})):
-        generate(pipe, "flux", output_type="pt")
-    assert held == [None]
 
 
 # Where nothing is corrected.

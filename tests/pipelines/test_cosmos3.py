@@ -32,19 +32,6 @@ def pipe():
     return cosmos3.pipeline()
 
 
-@pytest.fixture
-def call(pipe):
-    """What the transformer is called with at a last step, with sound and without guidance."""
-    calls = []
-    hook = pipe.transformer.register_forward_pre_hook(
-        lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True
-    )
-    generate(pipe, {**SOUND, "guidance_scale": 1.0})
-    hook.remove()
-    pipe.scheduler.set_timesteps(9)
-    return calls[-1]
-
-
 @pytest.mark.parametrize("name", ["sound", "policy"])
 def test_keeping_everything_gives_sound_and_actions_as_well(pipe, name):
     given = {**cosmos3.VIDEO, **cosmos3.VARIANTS[name]}
@@ -54,7 +41,7 @@ def test_keeping_everything_gives_sound_and_actions_as_well(pipe, name):
         assert handle.report.actions()["sparse"] > 0
 
 
-@pytest.mark.parametrize("changes", [{}, CONTROL, {**CONTROL, "control_guidance": 2.0}])
+@pytest.mark.parametrize("changes", [{}, {**CONTROL, "control_guidance": 2.0}])
 def test_modular_pipelines_run_sparse(changes):
     pipe = MODULAR.modular(left_out=("decode", "after_decode"))
     expected = MODULAR.generate(pipe, **changes)

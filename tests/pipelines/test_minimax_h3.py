@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import chipsparse
-from benchmarks.full_models import keep_in_fp32
 from chipsparse import SparsityConfig
 from chipsparse.api import attach
 from chipsparse.kernels.mask_packing import unpack_mask
@@ -258,19 +257,6 @@ def test_positions_are_known_without_a_scheduler(pipe):
         steps = [record.step for record in handle.report.steps]
         assert steps == [0, 1, 2, 3]
         assert {record.branch for record in handle.report.steps} == {"call0"}
-
-
-def test_blocks_in_half_precision_under_latents_in_full(pipe):
-    """As checkpoints have it: heads and embeddings of the timestep in fp32, blocks in bf16."""
-    model = pipe.transformer.to(torch.bfloat16)
-    keep_in_fp32(model)
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        found = generate(pipe)
-        assert handle.report.dtype == torch.bfloat16
-        assert handle.report.fallbacks == []
-        assert handle.report.actions()["sparse"] == 2
-    assert found.dtype == torch.float32
-    assert found.isfinite().all()
 
 
 def test_conditions_that_take_up_the_density_are_noted(pipe):

@@ -19,7 +19,6 @@ from diffusers.modular_pipelines import SequentialPipelineBlocks
 import chipsparse
 from chipsparse import FallbackError, SparsityConfig
 from chipsparse.pipelines.denoising_loop import denoising_loops
-from tests.pipelines.families.qwen_image import IMAGE
 from tests.pipelines.model_state import actions, state_of
 from tests.pipelines.modular_families import FAMILIES
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
@@ -120,16 +119,6 @@ def test_keeping_everything_is_the_dense_result(name):
         assert_close(family.generate(pipe), dense)
         assert handle.report.actions()["sparse"] > 0
     assert torch.equal(family.generate(pipe), dense)
-
-
-def test_a_generation_that_starts_late_knows_its_place_among_all_steps():
-    pipe = FAMILIES["qwen-image"].modular(left_out=("text_encoder", "decode"))
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe, **{**IMAGE, "strength": 0.5})
-    cond = [record for record in handle.report.steps if record.branch == "cond"]
-    assert [record.step for record in cond] == [3, 4, 5]
-    assert [record.steps_total for record in cond] == [6, 6, 6]
-    assert actions(handle) == ["dense", "refresh", "sparse"]
 
 
 # Guiders.

@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from diffusers.hooks import FirstBlockCacheConfig
 
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.layers.attention import AttentionLayer
 from chipsparse.pipelines import mochi as mochi_adapter
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines import qwen_image as qwen_adapter
@@ -17,7 +15,6 @@ from tests.pipelines.families import hunyuan_video, mochi, qwen_image
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of
-from tests.variants import slow
 
 # Calls with padding: variant, name of the mask, valid tokens of all texts, masks, who reads them.
 PADDED = {
@@ -78,34 +75,6 @@ def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name, monkeyp
     assert_close(found, expected)
     unmasked = {**call, mask: torch.ones_like(call[mask])}
     assert error(generate(pipe, unmasked), expected) > 1e-3  # or it would not show
-
-
-@pytest.mark.parametrize("name", ["hunyuan video", "hunyuan video 1.5"])
-@pytest.mark.parametrize("enabled", [True, slow(False)], ids=["sparse", "dense"])
-def test_no_mask_reaches_attention_in_a_generation_that_caches(name, enabled, monkeypatch):
-    seen, keys_seen = [], set()
-    attention, attend = F.scaled_dot_product_attention, AttentionLayer.__call__
-
-    def look(query, key, value, attn_mask=None, *args, **kwargs):
-        seen.append((key.shape[-2], attn_mask))
-        return attention(query, key, value, attn_mask, *args, **kwargs)
-
-    def look_at_ours(layer, state, query, key, value, **kwargs):
-        keys_seen.add(key.shape[2])
-        return attend(layer, state, query, key, value, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", look)
-    monkeypatch.setattr(AttentionLayer, "__call__", look_at_ours)
-    pipe, call = FAMILIES[name].make(), arguments_of(name, PADDED[name][0])
-    generate(pipe, call, num_inference_steps=3)
-    video = 72 if "1.5" in name else 36
-    assert any(keys > video and mask is not None for keys, mask in seen)
-    seen.clear()
-    with chipsparse.enable(pipe, SPARSE.override({"attention.enabled": enabled})) as handle:
-        generate(pipe, call)
-    assert handle.report.fallbacks == []
-    assert keys_seen == {video + PADDED[name][2]}
-    assert all(mask is None for keys, mask in seen if keys > video)
 
 
 @pytest.mark.parametrize(

@@ -125,28 +125,6 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
         block.attn1(hidden, None, None, None)
 
 
-def test_a_pipeline_whose_class_cannot_be_another_one_does_without(pipe, sparse):
-    class Slotted:
-        """As a wrapper of somebody else's might be."""
-
-        __slots__ = ("scheduler", "transformer")
-
-        def __call__(self):
-            return None
-
-        @property
-        def components(self):
-            return {"transformer": self.transformer}
-
-    wrapper = Slotted()
-    wrapper.scheduler, wrapper.transformer = pipe.scheduler, pipe.transformer
-    with chipsparse.enable(wrapper, CONFIG):
-        assert type(wrapper) is Slotted
-        assert torch.equal(wan(pipe), sparse)
-        chipsparse.disable(wrapper)
-        assert type(pipe.transformer) is diffusers.WanTransformer3DModel
-
-
 # What a call leaves behind.
 
 

@@ -9,7 +9,6 @@ import chipsparse
 from chipsparse.session import Session
 from tests.pipelines import test_families as families
 from tests.pipelines.model_state import actions as action_names
-from tests.pipelines.small_sparse import assert_close
 from tests.pipelines.test_families import FAMILIES, SPARSE
 from tests.pipelines.tiny_runs import MODELS, WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
@@ -152,17 +151,6 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
                 assert torch.equal(again, last)
                 assert not torch.equal(last, before)
         assert sum(each is not None for each in made[-1]) == 2
-
-
-def test_samples_of_a_batch_of_two_prompts_are_skipped_as_one_by_one():
-    pipe = tiny_wan_pipeline()
-    config = WAN.EXACT.override({"schedule.skip_steps": [3, 4]})
-    prompts = ["a red circle moves left", "a blue square grows"]
-    with chipsparse.enable(pipe, config):
-        both = WAN.generate(pipe, prompts, guidance_scale=1.0)
-        for index, prompt in enumerate(prompts):
-            one = WAN.generate(pipe, prompt, seed=index, guidance_scale=1.0)
-            assert_close(both[index : index + 1], one, 2e-4)
 
 
 # Forecasts.

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.hunyuan_video import HunyuanVideoAdapter
 from chipsparse.pipelines.qwen_image import image_grids
 from chipsparse.pipelines.token_grids import grids_at, grids_of, reorder_patches
-from tests.pipelines.families import flux2, hunyuan_video, ltx, ltx2, qwen_image
+from tests.pipelines.families import flux2, ltx, ltx2, qwen_image
 from tests.pipelines.model_state import calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, first_step, generate
 from tests.tiny_models import FLUX_CONFIG, random, tiny_flux_pipeline, tiny_wan_pipeline
@@ -137,17 +136,6 @@ def test_what_fills_no_patch_is_left_out():
     latents = torch.arange(2.0 * 3 * 5).view(1, 1, 2, 3, 5)
     moved = reorder_patches(latents, (1, 2, 2), torch.arange(2 * 1 * 2))
     assert torch.equal(moved, latents[:, :, :, :2, :4])
-
-
-def test_tokens_that_a_picture_replaces_stay_in_front(monkeypatch):
-    """Were they not, the blocks of HunyuanVideo would take others for them."""
-    family = next(each for each in hunyuan_video.FAMILIES if "replaced" in each.name)
-    pipe = family.make()
-    expected = generate(pipe, family.call)
-    one_grid = classmethod(lambda *_: ((3, 4, 3),))
-    monkeypatch.setattr(HunyuanVideoAdapter, "grids", one_grid)
-    with chipsparse.enable(pipe, EXACT):
-        assert error(generate(pipe, family.call), expected) > 1e-3
 
 
 # Calls of a transformer.
@@ -312,25 +300,6 @@ def test_positions_that_form_no_grid_stay_in_order_and_are_reported(make, call, 
         with chipsparse.enable(pipe, SPARSE) as handle, first_step(pipe):
             assert_close(pipe.transformer(**call, return_dict=False)[0], expected)
     assert said in handle.report.notes
-
-
-@pytest.mark.parametrize(
-    ("make", "call"),
-    [
-        (tiny_flux_pipeline, flux_call(img_ids=ids_of((2, 3)))),
-        (ltx.tiny_ltx_pipeline, ltx_call(num_frames=2)),
-        (qwen, qwen_call((1, 8, 6), img_shapes=[[(1, 9, 9)]] * 2)),
-    ],
-    ids=["flux", "ltx", "qwen-image"],
-)
-def test_a_size_that_does_not_fit_is_the_models_own_error(make, call):
-    pipe = make()
-    with (
-        chipsparse.enable(pipe, SPARSE),
-        torch.no_grad(),
-        pytest.raises((RuntimeError, IndexError)),
-    ):
-        pipe.transformer(**call)
 
 
 def test_a_mask_of_pairs_of_tokens_leaves_attention_dense_and_follows_their_order():
