@@ -2,8 +2,6 @@
 
 import torch
 from diffusers import (
-    FluxControlImg2ImgPipeline,
-    FluxControlNetImg2ImgPipeline,
     FluxControlNetModel,
     FluxControlNetPipeline,
     FluxControlPipeline,
@@ -61,10 +59,10 @@ def beside(pipeline_class=FluxControlPipeline, times=2, more=0):
     return tiny_flux_pipeline(pipeline_class, transformer=transformer)
 
 
-def controlled(pipeline_class=FluxControlNetPipeline):
+def controlled():
     config = {**FLUX_CONFIG, "num_layers": 1, "num_single_layers": 1}
     controlnet = with_an_effect(seeded(FluxControlNetModel, **config))
-    return tiny_flux_pipeline(pipeline_class, controlnet=controlnet)
+    return tiny_flux_pipeline(FluxControlNetPipeline, controlnet=controlnet)
 
 
 FAMILIES = [
@@ -100,12 +98,6 @@ FAMILIES = [
         kinds=KINDS,
     ),
     Family(
-        "flux control image to image",
-        lambda: beside(FluxControlImg2ImgPipeline),
-        {**PICTURE, **IMAGE, "control_image": picture(2)},
-        brief=True,
-    ),
-    Family(
         "flux fill",  # masked latents, and the 16 pixels of a mask that belong to a token
         lambda: beside(FluxFillPipeline, more=16),
         {**PICTURE, "image": picture(1), "mask_image": MASK},
@@ -126,12 +118,6 @@ FAMILIES = [
         controlled,
         {**PICTURE, "control_image": picture(2)},
         {"guided": GUIDED},
-        brief=True,
-    ),
-    Family(
-        "flux controlnet image to image",
-        lambda: controlled(FluxControlNetImg2ImgPipeline),
-        {**PICTURE, **IMAGE, "control_image": picture(2)},
         brief=True,
     ),
     Family(

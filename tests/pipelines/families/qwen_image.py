@@ -7,7 +7,6 @@ from diffusers import (
     QwenImageControlNetModel,
     QwenImageControlNetPipeline,
     QwenImageImg2ImgPipeline,
-    QwenImageInpaintPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
@@ -71,8 +70,6 @@ IMAGE = {
     ),
     "strength": 0.8,
 }
-MASK = Image.new("L", (WIDTH, HEIGHT), 0)
-MASK.paste(255, (8, 8, 24, 40))
 
 
 def tiny_qwen_transformer(*, seed=0, **overrides):
@@ -132,10 +129,5 @@ FAMILIES = [
         lambda: tiny_qwen_pipeline(QwenImageImg2ImgPipeline),
         {**PICTURE, **IMAGE},
         {"guided": GUIDED},
-    ),
-    Family(
-        "qwen-image inpainting",
-        lambda: tiny_qwen_pipeline(QwenImageInpaintPipeline),
-        {**PICTURE, **IMAGE, "mask_image": MASK},
     ),
 ]

@@ -7,11 +7,9 @@ from diffusers import (
     SD3Transformer2DModel,
     StableDiffusion3ControlNetPipeline,
     StableDiffusion3Img2ImgPipeline,
-    StableDiffusion3InpaintPipeline,
     StableDiffusion3PAGPipeline,
     StableDiffusion3Pipeline,
 )
-from PIL import Image
 
 from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.family import Family
@@ -74,9 +72,6 @@ GUIDED = {"guidance_scale": 5.0}
 ODD_SIZE = {"height": 40, "width": 36}
 IMAGE = {"image": random(1, 3, 32, 48, seed=1).sigmoid(), "strength": 0.8}
 
-MASK = Image.new("L", (48, 32), 0)
-MASK.paste(255, (8, 8, 32, 24))
-
 
 def controlled():
     controlnet = seeded(SD3ControlNetModel, **{**TRANSFORMER, "num_layers": 2})
@@ -111,12 +106,6 @@ FAMILIES = [
         {**PICTURE, **IMAGE},
         {"guided": GUIDED},
         kinds=2,
-    ),
-    Family(
-        "sd3 inpainting",
-        lambda: tiny_pipeline(StableDiffusion3InpaintPipeline),
-        {**PICTURE, **IMAGE, "mask_image": MASK},
-        brief=True,
     ),
     Family(
         "sd3 controlnet",
