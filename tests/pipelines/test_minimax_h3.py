@@ -28,8 +28,6 @@ SPARSE = SparsityConfig().override(
         "schedule.actions": ["dense", "refresh", "sparse", "sparse", "skip"],
     }
 )
-INDICES = ("video_indices", "audio_indices", "text_indices")
-PER_ROW = ("position_ids", "token_tags", "timestep_indices")
 
 
 def generate(pipe, steps=4, **changes):
@@ -224,39 +222,7 @@ def test_one_call_gives_the_same_in_our_order(pipe, name):
     assert not torch.equal(found[0], expected[0])  # sums in another order: that did change
 
 
-@pytest.mark.parametrize("tile", [None, [2, 2, 2]])
-def test_a_sequence_may_be_packed_in_another_order(pipe, tile):
-    """The video first, text and sound behind it: what a row gives does not depend on its place."""
-    call = first_call(pipe)
-    order = torch.arange(call["token_tags"].numel()).roll(TOKENS)
-    place = order.argsort()
-    moved = {name: call[name][order] for name in PER_ROW}
-    moved |= {name: place[call[name]] for name in INDICES}
-    assert moved["video_indices"][0] == 0
-    config = SPARSE.override({"tile": tile})
-    for found, expected in zip(
-        outputs(pipe, call, 3, config, **moved), outputs(pipe, call, 3, config), strict=True
-    ):
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
-
-
 # Skipped steps, and other ways to be called.
-
-
-def test_positions_are_known_without_a_scheduler(pipe):
-    """Timesteps rise, and rows have several; the video's tells the step."""
-    call, steps = first_call(pipe, **VARIANTS["first frame"]), []
-    pipe.scheduler = None
-    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
-        condition = call["timestep_indices"].max()
-        assert condition == 1
-        for at in (0.0, 0.2, 0.7, 0.9995):
-            timestep = torch.tensor([at, max(at, 0.999)])
-            pipe.transformer(**{**call, "timestep": timestep})
-        steps = [record.step for record in handle.report.steps]
-        assert steps == [0, 1, 2, 3]
-        assert {record.branch for record in handle.report.steps} == {"call0"}
 
 
 def test_conditions_that_take_up_the_density_are_noted(pipe):

@@ -110,17 +110,6 @@ def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
     assert handle.report.pipeline.pipeline_class == type(modular).__name__
 
 
-@pytest.mark.parametrize("name", slow_unless({"qwen-image"}, FAMILIES))
-def test_keeping_everything_is_the_dense_result(name):
-    family = FAMILIES[name]
-    pipe = family.modular()
-    dense = family.generate(pipe)
-    with chipsparse.enable(pipe, EXACT) as handle:
-        assert_close(family.generate(pipe), dense)
-        assert handle.report.actions()["sparse"] > 0
-    assert torch.equal(family.generate(pipe), dense)
-
-
 # Guiders.
 
 

@@ -170,36 +170,6 @@ def test_each_length_of_mochi_is_a_branch_of_its_own():
         assert unguided == {"cond_uncond 0": ((0,), 2), "cond_uncond 1": ((1,), 9)}
 
 
-def test_samples_of_mochi_are_those_of_calls_with_one_prompt():
-    """Bit for bit but for the random columns, which each branch draws for itself.
-
-    So it is where they are no guidance branches, which share columns.
-    """
-    config = SPARSE.override({"attention.random_fraction": 0.0})
-    pipe, given = mochi.tiny_pipeline(), []
-    hook = pipe.transformer.register_forward_pre_hook(
-        lambda _module, _args, kwargs: given.append(kwargs), with_kwargs=True
-    )
-    generate(pipe, GUIDED, num_inference_steps=4)
-    hook.remove()
-    pipe._guidance_scale = 1.0
-
-    def outputs(rows):
-        def of_rows(value):
-            return value[rows] if torch.is_tensor(value) else value
-
-        with chipsparse.enable(pipe, config), torch.no_grad():
-            return [
-                pipe.transformer(**{name: of_rows(value) for name, value in call.items()})[0]
-                for call in given
-            ]
-
-    together = outputs(slice(None))
-    for row in range(len(together[0])):
-        for alone, all_rows in zip(outputs([row]), together, strict=True):
-            torch.testing.assert_close(alone[0], all_rows[row], atol=1e-5, rtol=1e-4)
-
-
 def test_an_unpatched_generation_of_mochi_is_one_call_a_step():
     pipe, calls = mochi.tiny_pipeline(), []
     pipe.transformer.patch_embed.register_forward_hook(lambda *_: calls.append(None))

@@ -10,7 +10,7 @@ import chipsparse
 from chipsparse import DenseWarning, FallbackError, SparsityConfig
 from tests.pipelines.model_state import state_of
 from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate, two_experts
-from tests.tiny_models import tiny_chroma_pipeline, tiny_wan_pipeline, tiny_wan_transformer
+from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
 FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 5"
 EXCHANGED = (
@@ -158,17 +158,6 @@ def test_a_strict_run_goes_on_when_the_cause_is_gone(pipe):
         assert torch.equal(wan(pipe), expected)
         assert (handle.report.fallbacks, handle.report.error) == ([], None)
     assert state_of(pipe.transformer) == before
-
-
-def test_a_mask_ends_a_strict_run_unless_attention_is_dense_by_config():
-    pipe = tiny_chroma_pipeline()
-    with (
-        chipsparse.enable(pipe, CONFIG, strict=True),
-        pytest.raises(FallbackError, match=r"^attention runs dense: the pipeline passes an atten"),
-    ):
-        generate(pipe)
-    with chipsparse.enable(pipe, CONFIG.override({"attention.enabled": False}), strict=True):
-        generate(pipe)
 
 
 def test_recording_gradients_is_a_fallback_and_is_said(pipe):

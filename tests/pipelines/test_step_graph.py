@@ -266,37 +266,6 @@ def test_what_changes_after_the_recording_counts(change, device, pipe, monkeypat
     assert report.fallbacks == usual.fallbacks
 
 
-def test_a_processor_whose_settings_change(pipe):
-    blocks, seen = pipe.transformer.transformer_blocks, []
-    stock = type(blocks[0].attn.processor)
-
-    class Scaled(stock):
-        strength = 1.0
-
-        def __call__(self, attn, hidden_states, *args, **kwargs):
-            seen.append(self.strength)
-            return super().__call__(attn, hidden_states * self.strength, *args, **kwargs)
-
-    def strengthen(strength):
-        for block in blocks:
-            block.attn.processor.strength = strength
-
-    def between(_given, step, _time, _tensors):
-        strengthen(0.5 if step >= 3 else 1.0)
-        return {}
-
-    for block in blocks:
-        block.attn.processor = Scaled()
-    expected, _ = generate(pipe, LONG.override({"cuda_graphs": "never"}), between=between)
-    strengthen(1.0)
-    seen.clear()
-    found, report = generate(pipe, LONG, between=between)
-    assert same(found, expected)
-    assert 0.5 in seen
-    assert replayed(report) == [3, 5, 6]
-    assert len(seen) < 7 * len(blocks)
-
-
 @pytest.mark.slow
 def test_arguments_that_always_change_end_the_recording(pipe):
     def change(_pipe, step, _time, given):
