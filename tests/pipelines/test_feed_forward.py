@@ -392,26 +392,6 @@ def test_its_weights_are_views_of_the_models_and_its_widths_come_back(monkeypatc
     assert (attention.mlp_hidden_dim, attention.mlp_mult_factor) == widths
 
 
-def test_a_block_may_be_called_by_itself():
-    """Between generations, and where gradients are recorded."""
-    pipe = flux2.tiny_flux2_pipeline()
-    block = pipe.transformer.single_transformer_blocks[0]
-    width = block.attn.inner_dim
-    arguments = {
-        "hidden_states": flux2.random(1, 9, width, seed=1),
-        "encoder_hidden_states": None,
-        "temb_mod": flux2.random(1, 3 * width, seed=2),
-    }
-    expected = block(**arguments).detach()
-    with chipsparse.enable(pipe, FLUX.SPARSE):
-        generate(pipe, flux2.PICTURE)
-        block(**arguments).sum().backward()
-        assert block.attn.to_qkv_mlp_proj.weight.grad is not None
-        assert torch.equal(block(**arguments), expected)
-        with torch.no_grad():
-            assert_close(block(**arguments), expected)
-
-
 class OwnProcessor(Flux2ParallelSelfAttnProcessor):
     """Splits the projection as it likes."""
 

@@ -266,7 +266,6 @@ def test_what_changes_after_the_recording_counts(change, device, pipe, monkeypat
     assert report.fallbacks == usual.fallbacks
 
 
-@pytest.mark.slow
 def test_arguments_that_always_change_end_the_recording(pipe):
     def change(_pipe, step, _time, given):
         return {"prompt_embeds": given["prompt_embeds"].clone()} if step % 2 else {}
