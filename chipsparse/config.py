@@ -70,9 +70,6 @@ class AttentionConfig(Validated):
         "queries and keys, e4m3 for values and weights, in layers that are never sparse too; auto "
         "and bf16: the model's own, as sparse steps always have",
     )
-    block_size_q: int = option(
-        128, "queries of a block, which share one list of columns", minimum=1
-    )
 
     @property
     def is_sparse(self) -> bool:
@@ -94,7 +91,6 @@ class MLPConfig(Validated):
         minimum=0.0,
         maximum=1.0,
     )
-    block_size: int = option(128, "tokens of a block, which share one list of neurons", minimum=1)
 
     @property
     def is_sparse(self) -> bool:
@@ -355,6 +351,11 @@ class SparsityConfig(Validated):
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
     layers: tuple[LayerBudget, ...] = option((), "layers that keep more or less than the others")
+    block_size: int = option(
+        128,
+        "queries that share one list of columns, and tokens that share one list of neurons",
+        minimum=1,
+    )
     tile: tuple[int, ...] | None = option(
         (4, 4, 8),
         "T, H, W of the 3D tiles whose tokens are made contiguous, which makes query blocks "

@@ -85,10 +85,10 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
     return {
         "attention.density": columns or density["attention"],
         "attention.random_fraction": columns or random,
-        **{f"attention.{name}": columns for name in ("delta_rule", "block_size_q")},
+        "attention.delta_rule": columns,
         "tile": columns,
         "mlp.density": neurons or density["mlp"],
-        "mlp.block_size": neurons,
+        "block_size": columns and neurons,
         "memory.cache_precision": columns and neurons,
     }
 

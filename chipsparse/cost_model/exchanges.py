@@ -92,8 +92,8 @@ class Sharing:
     @cached_property
     def cut(self) -> SequenceCut:
         """The tokens of those that share a call."""
-        mlp = self.plan.config.mlp
-        rows = mlp.block_size if mlp.is_sparse else 1
+        config = self.plan.config
+        rows = config.block_size if config.mlp.is_sparse else 1
         return cut_sequence(self.plan.layout, self.parallel.ulysses, rows)
 
     @property
@@ -175,7 +175,7 @@ class Sharing:
 
     def _column_bytes(self, layout: ModelLayout) -> int:
         """Bytes of the columns that a layer keeps, a bit for each."""
-        blocks = block_count(layout.own_query_rows, self.plan.config.attention.block_size_q)
+        blocks = block_count(layout.own_query_rows, self.plan.config.block_size)
         return layout.batch * layout.own_heads * blocks * -(-layout.tokens // 8)
 
     def layout_of(self, rank: RankShare) -> ModelLayout:

@@ -375,7 +375,7 @@ def as_of_many(config: SparsityConfig, plan: SparsityPlan, dtype: torch.dtype) -
 def _idle(plan: SparsityPlan, rates: Rates) -> float:
     """How much longer sparse attention takes since its last query blocks leave processors idle."""
     layout = plan.layout
-    blocks = block_count(layout.own_query_rows, plan.config.attention.block_size_q)
+    blocks = block_count(layout.own_query_rows, plan.config.block_size)
     blocks *= layout.batch * layout.own_heads
     return block_count(blocks, rates.multiprocessors) * rates.multiprocessors / blocks
 
@@ -397,7 +397,7 @@ def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int
     """Bytes that a sparse step gathers, that it reads and writes, and that a dense one does."""
     layout = plan.layout
     hidden = layout.batch * layout.tokens * layout.own_attention_channels * itemsize
-    blocks = block_count(layout.own_query_rows, plan.config.attention.block_size_q)
+    blocks = block_count(layout.own_query_rows, plan.config.block_size)
     kept = kept_columns(plan, layer)
     gathered = 2 * layout.batch * blocks * kept * layout.own_attention_channels * itemsize
     return gathered, 3 * hidden, 4 * hidden
@@ -407,7 +407,7 @@ def _mlp_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int,
     """The same of a feed-forward layer; each block gathers the weights of its neurons."""
     layout, kind = plan.layout, plan.layout.kind(layer)
     tokens, kept = layout.batch * layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
-    blocks = layout.batch * block_count(layout.mlp_tokens(layer), plan.config.mlp.block_size)
+    blocks = layout.batch * block_count(layout.mlp_tokens(layer), plan.config.block_size)
     gathered = blocks * kept * kind.mlp_linears * layout.width * itemsize
     read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.width) * itemsize
     return gathered, read, tokens * 2 * (kind.intermediate_size + layout.width) * itemsize

@@ -67,8 +67,8 @@ class Team:
             return None
         return SplitSequence(
             self._exchange,
-            rows=config.mlp.block_size if config.mlp.is_sparse else 1,
-            query_rows=config.attention.block_size_q if config.attention.is_sparse else 1,
+            rows=config.block_size if config.mlp.is_sparse else 1,
+            query_rows=config.block_size if config.attention.is_sparse else 1,
             needs_text=needs_text,
         )
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chipsparse import AttentionConfig, LayerBudget, SparsityConfig
+from chipsparse import config as config_module
 
 
 def test_round_trip_through_mappings():
@@ -78,14 +79,14 @@ def test_is_frozen():
         ("attention.density", float("nan"), "between 0 and 1, got nan"),
         ("attention.density", "0.1", "expected a number or dense, got '0.1'"),
         ("attention.density", True, "expected a number or dense, got True"),
-        ("attention.block_size_q", 0, "at least 1, got 0"),
-        ("attention.block_size_q", 12.5, "expected a whole number, got 12.5"),
+        ("block_size", 0, "at least 1, got 0"),
+        ("block_size", 12.5, "expected a whole number, got 12.5"),
         ("attention.delta_rule", "add", "one of merge, difference, got 'add'"),
         ("schedule.full_steps", [3, -1], "at least 0, got -1"),
         ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
         ("tile", [4, 4], "expected 3 whole numbers"),
         ("backend", "cuda", "one of auto, reference, got 'cuda'"),
-        ("mlp.block_size", None, "expected a whole number, got None"),
+        ("block_size", None, "expected a whole number, got None"),
         ("attention.delta_rule", b"merge", "one of merge, difference, got b'merge'"),
         ("attention.delta_rule", np.array(["merge"]), "difference, got array(['merge']"),
         ("attention.density", float, "expected a number or dense, got <class 'float'>"),
@@ -155,7 +156,7 @@ def test_refuses_unknown_fields(path):
 
 
 def test_refuses_a_number_where_fields_are_expected():
-    with pytest.raises(ValueError, match=r"mlp: expected a mapping with density, .* got 3"):
+    with pytest.raises(ValueError, match=r"mlp: expected a mapping with density, got 3"):
         SparsityConfig.from_mapping({"mlp": 3})
 
 
@@ -170,10 +171,10 @@ def test_messages_stay_short_whatever_was_passed():
     for _ in range(9):
         bomb = [bomb] * 9
     for values in (
-        {"mlp.block_size": bomb},
-        {"mlp.block_size": "9" * 5000},
+        {"block_size": bomb},
+        {"block_size": "9" * 5000},
         {"attention": bomb},
-        {"mlp.block_size": -(10**5000)},
+        {"block_size": -(10**5000)},
     ):
         with pytest.raises(ValueError, match=r"expected a") as error:
             SparsityConfig().override(values)
@@ -190,18 +191,18 @@ def test_numbers_of_numpy_are_numbers(kind):
 def test_other_scalars_of_numpy():
     config = SparsityConfig().override(
         {
-            "mlp.block_size": np.int32(3),
+            "block_size": np.int32(3),
             "attention.density": np.int64(1),
             "schedule.correct": np.bool_(False),
             "attention.delta_rule": np.str_("difference"),
             "schedule.full_steps": [np.uint8(7)],
         }
     )
-    assert type(config.mlp.block_size) is int
+    assert type(config.block_size) is int
     assert config.schedule.correct is False
     assert config.schedule.full_steps == (7,)
-    with pytest.raises(ValueError, match=r"mlp\.block_size: expected a whole number, got True"):
-        config.override({"mlp.block_size": np.bool_(True)})
+    with pytest.raises(ValueError, match=r"block_size: expected a whole number, got True"):
+        config.override({"block_size": np.bool_(True)})
 
 
 def test_groups_may_be_given_as_what_they_are():
@@ -226,3 +227,9 @@ def test_the_repr_says_what_is_not_the_default():
         "SparsityConfig(attention=AttentionConfig(density=0.2), "
         "layers=(LayerBudget(layers='3', mlp='dense'),), tile=None)"
     )
+
+
+def test_there_are_no_more_than_32_fields():
+    groups = (kind for kind in vars(config_module).values() if dataclasses.is_dataclass(kind))
+    fields = [field for group in groups for field in dataclasses.fields(group)]
+    assert len(fields) <= 32

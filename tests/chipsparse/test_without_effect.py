@@ -46,8 +46,8 @@ def notes(values, steps=12, **kwargs):
             "memory.ram (0 B) has no effect: memory.offload is never",
         ),
         (
-            NO_MLP | {"mlp.block_size": 64},
-            "mlp.block_size (64) has no effect: mlp.density is dense",
+            NO_ATTENTION | NO_MLP | {"block_size": 64},
+            "block_size (64) has no effect: mlp.density is dense",
         ),
         (
             ACTIONS | {"schedule.warmup_steps": 3, "schedule.refresh_every": 4},

@@ -10,7 +10,7 @@ from tests.pipelines.families import cogvideox, ltx, stable_diffusion3
 CONFIG = SparsityConfig().override(
     {
         "attention.density": 0.5,
-        "attention.block_size_q": 16,
+        "block_size": 16,
         "mlp.density": "dense",
         "schedule.actions": ["dense", "refresh", "sparse"],
     }

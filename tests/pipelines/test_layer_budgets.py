@@ -18,9 +18,8 @@ from tests.variants import slow_unless
 CONFIG = SparsityConfig().override(
     {
         "attention.density": 0.25,
-        "attention.block_size_q": 16,
+        "block_size": 16,
         "mlp.density": 0.25,
-        "mlp.block_size": 16,
         "tile": None,  # another order rounds differently
     }
 )

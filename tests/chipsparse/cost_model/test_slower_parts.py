@@ -65,7 +65,7 @@ def test_recorded_attention_stays_sparse(case):
         1024,
         batch=case["batch"],
         attention__density=case["density"],
-        attention__block_size_q=case["block_size"],
+        block_size=case["block_size"],
     )
     times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=False)
     assert case["latency_ms"] < case["baseline_ms"]

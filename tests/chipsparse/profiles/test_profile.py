@@ -189,14 +189,14 @@ def test_an_unknown_class_names_the_known_ones():
     [
         ("sparsity: {attention: {keep: 1}}", "sparsity.attention.keep: unknown field; allowed: "),
         (
-            "sparsity: {mlp: {block_size: -1}}",
-            "sparsity.mlp.block_size: expected a number at least 1, got -1",
+            "sparsity: {block_size: -1}",
+            "sparsity.block_size: expected a number at least 1, got -1",
         ),
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
         ("generation: {fps: 3}", "generation.fps: unknown field"),
         (
-            f"sparsity: {{mlp: {{block_size: {2**63}}}}}",
-            "sparsity.mlp.block_size: expected a number below 2^63, got 92",
+            f"sparsity: {{block_size: {2**63}}}",
+            "sparsity.block_size: expected a number below 2^63, got 92",
         ),
         ("sparsity: 3", "sparsity: expected a mapping"),
         ("qualities: 3", "qualities: expected a mapping, got 3"),
