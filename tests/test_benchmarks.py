@@ -3,8 +3,11 @@
 import contextlib
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,10 +46,10 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines import bridge
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.qualities import QUALITIES
-from tests.ranks import run_ranks
 from tests.variants import slow, slow_unless
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[1]
 
 
 def dry_run(tmp_path, *arguments):
@@ -438,9 +441,23 @@ def test_offloaded_steps_are_measured(mlp, uncompiled, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_steps(tmp_path):
-    arguments = ["parallel", "--tiny", "--device", "cpu", "--case", "wan1b_480p", "--depth", "0.1"]
-    run_ranks(2, "benchmarks.__main__:main", [*arguments, "--json", "record.json"], folder=tmp_path)
-    (record,) = read(*tmp_path.rglob("record.json"))
+    file = tmp_path / "record.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "benchmarks",
+        "parallel",
+        "--tiny",
+        "--device",
+        "cpu",
+        "--case",
+        "wan1b_480p",
+    ]
+    command += ["--depth", "0.1", "--json", str(file)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    (record,) = read(file)
     (together,) = record["together"]
     assert (record["ranks"], together["ulysses"], together["same_again"]) == (2, 2, True)
     assert together["rel_l2"] < 1e-5

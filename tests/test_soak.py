@@ -54,9 +54,8 @@ RARE = {
     "memory.cache_precision": ("full", "fp8"),
 }
 SCHEDULES = (
-    {"schedule.refresh_every": 4},
+    {"schedule.refresh_every": 6},
     {"schedule.refresh_every": 6, "schedule.warmup_steps": 3},
-    {"schedule.refresh_every": 8},
     {"schedule.actions": ["dense", "dense", "refresh", "sparse", "skip", "sparse"]},
     {"schedule.full_share": 0.5, "schedule.between": "middle"},
     {"schedule.full_steps": [0, 1, 4], "schedule.between": "all"},
