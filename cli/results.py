@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, redirect_stdout
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chipsparse.common.finished_files import readable
+from chipsparse.common.text_files import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
