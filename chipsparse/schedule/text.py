@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chipsparse.schedule.schedule import Schedule
-from chipsparse.schedule.step_lists import LEAST_GAP
+from chipsparse.schedule.schedule import LEAST_GAP, Schedule
 
 BETWEEN = {
     "none": "",
