@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.kept_columns import KeptColumns
-from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing, why_nothing_was
+from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing
 
 
 class StepTimer:
@@ -162,17 +162,8 @@ class StepRecord:
         sparse = self.replayed or any(layer.action is Action.SPARSE for layer in self.layers)
         return self.action is Action.SKIP or sparse
 
-    @property
-    def attention_fractions(self) -> list[float]:
-        """Share of the columns that each layer with sparse attention computed."""
-        return self._fractions("attention")
-
-    @property
-    def mlp_fractions(self) -> list[float]:
-        """Share of the neurons that each layer with a sparse MLP computed."""
-        return self._fractions("mlp")
-
-    def _fractions(self, part: Part) -> list[float]:
+    def fractions(self, part: Part) -> list[float]:
+        """Return the share that each layer computed whose part ran sparse."""
         return [
             layer.kept
             for layer in self.layers
@@ -182,12 +173,12 @@ class StepRecord:
     @property
     def attention_kept(self) -> float | None:
         """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
-        return _mean(self.attention_fractions)
+        return _mean(self.fractions("attention"))
 
     @property
     def mlp_kept(self) -> float | None:
         """Mean share of MLP neurons computed, over layers; None where nothing ran sparse."""
-        return _mean(self.mlp_fractions)
+        return _mean(self.fractions("mlp"))
 
 
 @dataclass(frozen=True)
@@ -276,12 +267,17 @@ class GenerationReport:
         self._begun = True
 
     def end_call(self, *, finished: bool) -> None:
-        """Settles, behind a call of the pipeline, whether anything ran sparse."""
+        """Set and warn of `nothing_sparse` behind a call of the pipeline."""
         self._begun = False
         if any(record.used_caches for record in self.steps):
             self.nothing_sparse = None
         elif finished and self.steps and self.nothing_sparse is None:
-            sentence = self._why_nothing_was()
+            sentences = [self.all_dense()]
+            if not any(record.action is Action.SPARSE for record in self.steps):
+                steps = 1 + max(record.step for record in self.steps)
+                plans = (replace(plan, steps=steps) for plan in self.plans.values())
+                sentences = [*map(why_nothing, plans), *sentences]
+            sentence = next(filter(None, sentences), None)
             if sentence is not None:
                 self._warn_of_nothing(sentence)
 
@@ -292,14 +288,6 @@ class GenerationReport:
         self.backends, self.passed_over = {}, {}
         self.cache_bytes = self.host_bytes = 0
         self.kept_columns = []
-
-    def _why_nothing_was(self) -> str | None:
-        sentences: list[str | None] = []
-        if not any(record.action is Action.SPARSE for record in self.steps):
-            steps = 1 + max(record.step for record in self.steps)
-            sentences += [why_nothing_was(plan, steps) for plan in self.plans.values()]
-        sentences.append(self.all_dense())
-        return next((sentence for sentence in sentences if sentence is not None), None)
 
     def all_dense(self, *others: str) -> str | None:
         """That nothing runs sparse for the reasons noted and these; None where there is none."""
@@ -385,10 +373,6 @@ class GenerationReport:
     def actions(self) -> Counter[str]:
         """How many denoising steps took each action (each step counted once, not per branch)."""
         return Counter({record.place: record.action.value for record in self.steps}.values())
-
-    def mean_seconds(self, *actions: str) -> float | None:
-        """Mean time of a transformer call with one of these actions, or None without any."""
-        return _mean([record.seconds for record in self.steps if record.action in actions])
 
     def __repr__(self) -> str:
         steps = ", ".join(f"{count} {action}" for action, count in self.actions().most_common())

@@ -61,11 +61,6 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
     return f"{NOTHING}: {few} too few for the schedule, which needs at least {fewest}; {help}"
 
 
-def why_nothing_was(plan: SparsityPlan, steps: int) -> str | None:
-    """As `why_nothing`, behind a generation of so many steps of which it was not known before."""
-    return why_nothing(replace(plan, steps=steps))
-
-
 def _uses_caches(plan: SparsityPlan, first: int) -> bool:
     """Whether a step is sparse or skipped."""
     return any(action in CACHED for action in plan.actions(first))

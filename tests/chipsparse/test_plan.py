@@ -1,7 +1,6 @@
 """The schedule: actions by period, by list, by layer."""
 
 import dataclasses
-import itertools
 import re
 
 import pytest
@@ -232,7 +231,7 @@ def test_a_share_is_one_of_the_steps_that_run(first):
 def test_lists_where_the_number_of_steps_is_unknown():
     def found(count=24, **schedule):
         plan = listed(None, **schedule)
-        return letters(itertools.islice(plan.actions_from(0), count)), plan.notes()
+        return letters(plan.actions(0, count)), plan.notes()
 
     taken, (note,) = found(full_share=0.5)
     assert taken == "D" * 24
@@ -321,7 +320,7 @@ def test_every_refresh_of_a_quality_is_read_by_a_sparse_step(path):
 @pytest.mark.parametrize("steps", [12, None])
 def test_a_refresh_that_nothing_reads_is_a_dense_step(steps):
     def found(**schedule):
-        return letters(itertools.islice(listed(steps, **schedule).actions_from(0), 12))
+        return letters(listed(steps, **schedule).actions(0, 12))
 
     assert found(full_steps=[1, 4, 5], between=[2, 6]) == "DRSKDRSKKKKK"
     assert found(full_steps=[1, 3], between=[4]) == "DDKRSKKKKKKK"

@@ -70,7 +70,7 @@ def test_first_layers_stay_dense(pipe, dense):
     with chipsparse.enable(pipe, only_single) as handle:
         generate(pipe)
     last = handle.report.steps[-1]
-    assert len(last.mlp_fractions) == FLUX_CONFIG["num_single_layers"]
+    assert len(last.fractions("mlp")) == FLUX_CONFIG["num_single_layers"]
 
 
 # Pipelines that tell less, and see more than one picture.
@@ -361,13 +361,13 @@ def test_an_active_lora_runs_dense_a_fused_one_sparse(pipe, sparse, target, enab
         found = next(line for line in handle.report.fallbacks if which in line)
         assert f"(first: layer {layer}): " in found
         assert found.endswith(f"its {which} linear has an active adapter that is not fused: style")
-        mlp_layers = len(handle.report.steps[-1].mlp_fractions)
+        mlp_layers = len(handle.report.steps[-1].fractions("mlp"))
         assert 0 < mlp_layers < LAYERS
 
         pipe.transformer.fuse_lora()
         fused = generate(pipe)
         assert handle.report.fallbacks == []
-        assert len(handle.report.steps[-1].mlp_fractions) == LAYERS
+        assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
         assert error(fused, sparse) > 1e-3
 
         pipe.transformer.unfuse_lora()
@@ -497,7 +497,7 @@ def test_gated_and_other_feed_forwards_run_sparse(make):
     with chipsparse.enable(pipe, EXACT) as handle:
         torch.testing.assert_close(generate(pipe), expected, atol=2e-4, rtol=2e-4)
         assert handle.report.fallbacks == []
-        assert len(handle.report.steps[-1].mlp_fractions) == LAYERS
+        assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
     only_mlp = SPARSE.override({"attention.density": "dense"})
     with chipsparse.enable(pipe, only_mlp):
         assert 0 < error(generate(pipe), expected) < 0.3

@@ -204,7 +204,7 @@ def test_another_processor_runs_all_of_its_block_dense(pipe):
             f"MLP runs dense {where}: the attention's processor, which computes it, was replaced",
         ]
         last = handle.report.steps[-1]
-        assert len(last.attention_fractions) == len(last.mlp_fractions) == DOUBLE
+        assert len(last.fractions("attention")) == len(last.fractions("mlp")) == DOUBLE
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_budget_for_one_layer(model):
     sparse = [record for record in handle.report.steps if record.action == "sparse"]
     assert sparse
     for record in sparse:
-        assert record.mlp_fractions == [1.0]
+        assert record.fractions("mlp") == [1.0]
 
 
 def test_a_layer_that_the_model_does_not_have(model):

@@ -145,8 +145,8 @@ def test_a_processor_of_the_users_own_is_left_alone(model):
             "its processor Other does not dispatch its attention"
         ]
         last = handle.report.steps[-1]
-        assert len(last.attention_fractions) == len(attentions(pipe)) - 1
-        assert len(last.mlp_fractions) == len(attentions(pipe))
+        assert len(last.fractions("attention")) == len(attentions(pipe)) - 1
+        assert len(last.fractions("mlp")) == len(attentions(pipe))
     assert module.processor is other
     assert set(vars(other)) == {"stock", "share"}
 

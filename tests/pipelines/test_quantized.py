@@ -412,7 +412,7 @@ def test_a_layer_beside_attention_that_the_plan_keeps_dense_is_the_formula(where
     with torch.no_grad(), chipsparse.enable(pipe, config) as handle:
         generate(pipe, CALLS["flux"])
     (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
-    assert len(sparse.mlp_fractions) == 1
+    assert len(sparse.fractions("mlp")) == 1
     assert len(beside_attention) == STEPS
     for _, joined, arguments, found in beside_attention:
         expected = formula(joined, *arguments)

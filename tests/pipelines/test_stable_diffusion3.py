@@ -92,7 +92,9 @@ def test_the_second_attention_of_dual_layers_is_dense_and_the_report_says_so_onc
         assert handle.report.notes == [f"{DUAL}: only the joint one is sparse"]
         assert handle.report.fallbacks == []
         last = handle.report.steps[-1]
-        assert len(last.attention_fractions) == len(last.mlp_fractions) == MEDIUM["num_layers"]
+        assert (
+            len(last.fractions("attention")) == len(last.fractions("mlp")) == MEDIUM["num_layers"]
+        )
         seen.clear()
     with chipsparse.enable(pipe, SPARSE.override({"attention.density": "dense"})) as handle:
         generate(pipe, PICTURE)
@@ -169,8 +171,8 @@ def test_skip_layer_guidance_is_a_branch_of_its_own():
             "refresh",
             "sparse",
         ]
-        assert len(whole[5].attention_fractions) == TRANSFORMER["num_layers"]
-        assert len(skipping[5].attention_fractions) == TRANSFORMER["num_layers"] - 1
+        assert len(whole[5].fractions("attention")) == TRANSFORMER["num_layers"]
+        assert len(skipping[5].fractions("attention")) == TRANSFORMER["num_layers"] - 1
         assert handle._adapters[0].session.cache_bytes() == 0  # the pipeline says when it is done
     with chipsparse.enable(pipe, SPARSE):
         sparse = generate(pipe, SKIPPING)

@@ -159,8 +159,8 @@ def test_layers_that_were_passed_over_run_sparse_too(model, config):
         found = generate(pipe, module)
         sparse = [record for record in handle.report.steps if record.action.value == "sparse"]
         layers = len(handle._adapters[0].self_attentions())
-        assert max(len(record.attention_fractions) for record in sparse) == layers
-        assert min(len(record.attention_fractions) for record in sparse) < layers
+        assert max(len(record.fractions("attention")) for record in sparse) == layers
+        assert min(len(record.fractions("attention")) for record in sparse) < layers
     assert 0 < (found - dense).norm() < 0.3 * dense.norm()
     hosted = module.SPARSE.override({"memory.offload": "always"})
     with chipsparse.enable(pipe, hosted) as handle:
