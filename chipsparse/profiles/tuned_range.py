@@ -94,7 +94,7 @@ UNSET = {"flow_shift": "the scheduler's own"}
 
 
 def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
-    """How a generation differs from what a profile was tuned for, one phrase for each thing.
+    """Return how a generation differs from what a profile was tuned for, a phrase for each thing.
 
     Args:
         tuned: of the profile.
@@ -126,13 +126,13 @@ TARGETS = {
 
 
 def target_text(target: Mapping[str, float | None]) -> str:
-    """What was asked for, in words, from the fields of a `TunedTarget`."""
+    """Return what was asked for in words, from the fields of a `TunedTarget`."""
     asked = [text.format(target[name]) for name, text in TARGETS.items() if target.get(name)]
     return " and ".join(asked)
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """A short name of a transformer's config, whatever version of diffusers wrote it."""
+    """Return a short name of a transformer's config, whatever version of diffusers wrote it."""
     own = {name: value for name, value in config.items() if not name.startswith("_")}
     text = json.dumps(own, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

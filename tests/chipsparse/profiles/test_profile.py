@@ -18,33 +18,6 @@ from chipsparse.schedule.schedule import Schedule
 
 NAMED = ("faithful", "balanced", "fast")
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
-# The actions of 50 steps by their first letters, skip as k.
-FAITHFUL = "DDDDDDDDDkDkDkkDkkDkkkDkkkkDkkkkDkkkkkDkkkkDkkDkDk"
-VIDEO = {
-    "faithful": FAITHFUL,
-    "balanced": "DDDDDkDkDkkRkkSkkRkkkkSkkkkRkkkkkSkkkkkRkkkSkkkDkk",
-    "fast": "DDDkDkkRkkSkRkkkkkSkkkkkRkkkkkkkkkSkkkkkkkkRkkkSkk",
-}
-IMAGE = {
-    "faithful": "DDDDDDDDDDDkDkDkDkkDkkDkkDkkkDkkkDkkkDkkkDkkDkDkDD",
-    "balanced": "DDDDDDDDkDkDkkDkkkDkkkkDkkkkkDkkkkkDkkkkkDkkkDkkDk",
-    "fast": "DDDDDkDkDkkDkkkkkDkkkkkkkkkDkkkkkkkkkkkDkkkkkkkDkk",
-}
-TINY_FLUX = {
-    "faithful": FAITHFUL,
-    "balanced": "DDDDDDkDkDkkDkkkDkkkkkDkkkkkkDkkkkkkkDkkkkkkDkkkDk",
-    "fast": VIDEO["fast"],
-}
-
-
-def steps_of(profile):
-    """The actions of 50 steps of each named quality."""
-    found = {}
-    for name in NAMED:
-        schedule = Schedule(profile.qualities[name].schedule, 50)
-        letters = {"dense": "D", "refresh": "R", "sparse": "S", "skip": "k"}
-        found[name] = "".join(letters[schedule.action(step)] for step in range(50))
-    return found
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
@@ -54,9 +27,7 @@ def test_bundled_profiles_have_every_quality(path):
     assert profile.description
     assert tuple(profile.qualities) == tuple(QUALITIES)
     assert (profile.quality, profile.sparsity) == ("balanced", profile.qualities["balanced"])
-    image = "2D" in path.stem
-    assert steps_of(profile) == (IMAGE if image else VIDEO)
-    for name in () if image else ("balanced", "fast"):
+    for name in () if "2D" in path.stem else ("balanced", "fast"):
         attention = profile.qualities[name].attention
         assert (attention.density, attention.delta_rule) == (0.2, "difference")
         assert (attention.random_fraction, profile.qualities[name].schedule.correct) == (0.01, True)
@@ -78,20 +49,18 @@ def test_named_qualities_compute_all_of_few_steps(path, name):
         assert 8 <= len(full) < steps
 
 
-def test_the_bundled_models_have_every_quality_too():
-    for name, steps in (("tiny-wan", VIDEO), ("tiny-flux", TINY_FLUX)):
-        profile = load_profile(ASSETS / name / "chipsparse.yaml")
-        assert tuple(profile.qualities) == tuple(QUALITIES)
-        assert steps_of(profile) == steps
-        assert not profile.qualities["fast"].mlp.is_sparse
-        assert profile.qualities["published"].mlp.is_sparse
+@pytest.mark.parametrize("name", ["tiny-wan", "tiny-flux"])
+def test_the_bundled_models_have_every_quality_too(name):
+    profile = load_profile(ASSETS / name / "chipsparse.yaml")
+    assert tuple(profile.qualities) == tuple(QUALITIES)
+    assert not profile.qualities["fast"].mlp.is_sparse
+    assert profile.qualities["published"].mlp.is_sparse
 
 
 def test_models_without_a_profile_have_the_general_one():
     profile = default_profile()
     assert profile.is_general
     assert tuple(profile.qualities) == tuple(QUALITIES)
-    assert steps_of(profile) == VIDEO
     assert profile.serves("NoTransformer2DModel")
 
 
@@ -218,10 +187,11 @@ def test_an_unknown_class_names_the_known_ones():
         ),
         ("sparsity: {mlp: {density: 0.1, density: 0.2}}", "density stands twice"),
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
-        (f"sparsity: {'{mlp: ' * 21}1{'}' * 21}", "not valid YAML (nested too deeply)"),
-        ("sparsity: &a {mlp: *a}", "not valid YAML (an anchor stands within itself)"),
-        ("sparsity: {layers: &a [0, [*a]]}", "not valid YAML (an anchor stands within itself)"),
-        ("x: &a {<<: *a}", "not valid YAML (an anchor stands within itself)"),
+        (
+            f"sparsity: {'{mlp: ' * 100}1{'}' * 100}",
+            "sparsity.mlp.mlp: unknown field; allowed: density",
+        ),
+        ("x: &a {<<: *a}", "not valid YAML (an alias; write its fields out, in line 1, column 12)"),
         (f"sparsity: {{tile: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
         ("description: 2024-99-99", "not valid YAML (month must be"),
         (
@@ -271,29 +241,6 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ValueError, match=r"cannot read the profile .it is a pipe or device"):
         load_profile(tmp_path / "pipe.yaml")
-
-
-ANCHORS = "a0: &a0 {x0: 1, y0: 1}\n" + "".join(
-    f"a{n}: &a{n} {{{{<<: [{{merged}}], x{n}: 1}}}}\n".format(merged=", ".join([f"*a{n - 1}"] * 9))
-    for n in range(1, 9)
-)
-
-
-@pytest.mark.parametrize("key", ["<<", "z"])
-def test_aliases_of_aliases_are_refused_with_a_short_message(tmp_path, key):
-    path = tmp_path / "bomb.yaml"
-    path.write_text(ANCHORS.replace("<<", key) + "sparsity: {mlp: *a8}")
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
-        load_profile(path)
-    assert str(error.value) == f"{path}: not valid YAML (more than 10000 values)"
-
-
-def test_anchors_and_merged_fields_may_be_used(tmp_path):
-    path = tmp_path / "anchors.yaml"
-    path.write_text(
-        "sparsity:\n  layers:\n    - &first {layers: 0, mlp: 0.5}\n    - {<<: *first, layers: 1}\n"
-    )
-    assert [budget.mlp for budget in load_profile(path).sparsity.layers] == [0.5, 0.5]
 
 
 def test_every_field_may_be_left_out(tmp_path):
