@@ -22,7 +22,7 @@ CACHED = (Action.SPARSE, Action.SKIP)
 
 @dataclass(frozen=True)
 class SparsityPlan:
-    """What a config means for one model and number of steps.
+    """The meaning of a config for one model and number of steps.
 
     Attributes:
         config: what the user asked for.
@@ -67,19 +67,19 @@ class SparsityPlan:
         return replace(other, layout=replace(other.layout, **of_prompts)) == self
 
     def step_action(self, step: int) -> Action:
-        """The action of a step (from 0) for the layers that may be sparse."""
+        """Return the action of a step (from 0) for the layers that may be sparse."""
         action = self.schedule.action(step)
         return action if self.has_sparse_layers or action is Action.SKIP else Action.DENSE
 
     def action(self, layer: int, step: int, part: Part) -> Action:
-        """The action of one layer's attention or MLP at one step."""
+        """Return the action of one layer's attention or MLP at one step."""
         action = self.step_action(step)
         if not self.is_sparse(layer, part) and action is not Action.SKIP:
             return Action.DENSE
         return action
 
     def density(self, layer: int, part: Part) -> float | None:
-        """The share of columns or neurons that a layer keeps by score; None: it is never sparse."""
+        """Return the share of columns or neurons that a layer keeps by score; None: dense."""
         return self._densities[part][layer]
 
     def is_sparse(self, layer: int, part: Part) -> bool:
@@ -216,15 +216,15 @@ class SparsityPlan:
         return notes
 
     def attention_keep_count(self, layer: int) -> int:
-        """Key columns that each query block of a layer keeps by score and by static rules."""
+        """Return the number of columns that a query block keeps by score and by static rules."""
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
-        """Further key columns that each query block keeps at random."""
+        """Return the number of further columns that a query block keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:
-        """Neurons of a layer that each token block recomputes on a sparse step."""
+        """Return the number of neurons that a token block recomputes on a sparse step."""
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:

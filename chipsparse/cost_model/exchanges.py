@@ -1,4 +1,4 @@
-"""What the processes of one generation send each other, and how long that takes: from sizes alone.
+"""The exchanges between the processes of one generation, and their times: from sizes alone.
 
 In every call of the transformer that computes something, whatever its layers do: around the
 attention of each layer query, key and value in one exchange and the output in another, and the
@@ -107,7 +107,7 @@ class Sharing:
         return max(1, self.branches // self.parallel.guidance)
 
     def ranks(self) -> list[RankShare]:
-        """Return the share of each process; those that share the tokens of a call follow each other."""
+        """Return the share of each process; those that share a call follow each other."""
         whole = self.parallel.ulysses == 1
         return [
             RankShare(
@@ -153,7 +153,7 @@ class Sharing:
     def _everywhere(
         self, times: int, sent: list[int], received: list[int], packed: int = 0
     ) -> Exchange:
-        """The same on the processes of each guidance branch."""
+        """Return an exchange that the processes of each guidance branch make."""
         groups = self.parallel.guidance
         return Exchange(times, (*sent,) * groups, (*received,) * groups, packed)
 

@@ -1,4 +1,4 @@
-"""How long the layers of a transformer take, and what of them pays: from sizes and rates alone.
+"""The times of a transformer's layers, and what of them pays: from sizes and rates alone.
 
 A layer's time is the sum of
 
@@ -63,7 +63,7 @@ CAPTURE_CALLS = 1.5
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does in a second, in 16-bit types; by default one NVIDIA H200.
+    """The rates of a device, each second, in 16-bit types; by default one NVIDIA H200.
 
     Attributes:
         device: its name.

@@ -120,7 +120,7 @@ class Profile:
         )
 
     def of_quality(self, name: str) -> Profile:
-        """The same profile with another of its qualities taken.
+        """Return the same profile with another of its qualities taken.
 
         Raises:
             ValueError: if it has none of this name; the message names those that there are.
@@ -132,7 +132,7 @@ class Profile:
         return dataclasses.replace(self, quality=name, sparsity=self.qualities[name])
 
     def for_steps(self, steps: int | None) -> Profile:
-        """The profile for a generation of so many steps (None: as many as the profile says).
+        """Return the profile for a number of steps (None: as many as the profile says).
 
         One that was tuned for more than twice as many lists steps that are never reached. The
         default quality of its model class, which knows few steps, is taken in its place.
@@ -150,7 +150,7 @@ class Profile:
         )
 
     def override(self, values: Mapping[str, Any]) -> Profile:
-        """The same profile with some fields changed in all of its qualities.
+        """Return the same profile with some fields changed in all of its qualities.
 
         Args:
             values: by paths, see `SparsityConfig.override`, which says what is raised.
@@ -250,7 +250,7 @@ def _read(path: Path) -> Any:
 
 
 def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:
-    """The profile of a model: its folder's own, else that of its transformer class.
+    """Return the profile of a model: its folder's own, else that of its transformer class.
 
     Raises:
         ValueError: if there is neither, or the file is bad.
@@ -268,15 +268,15 @@ def find_profile(model_folder: Path | str | None, transformer_class: str) -> Pro
 
 
 def profile_classes() -> list[str]:
-    """The transformer classes that chipsparse has a profile for."""
+    """Return the transformer classes that chipsparse has a profile for."""
     return sorted(path.stem for path in (ASSETS / "profiles").glob("*.yaml"))
 
 
 def default_profile() -> Profile:
-    """The profile of models that have none: the named qualities as they are in general."""
+    """Return the profile of models that have none: the named qualities in general."""
     return load_profile(QUALITIES_FILE)
 
 
 def bundled_model() -> Path:
-    """The folder of the bundled tiny video model."""
+    """Return the folder of the bundled tiny video model."""
     return ASSETS / "tiny-wan"

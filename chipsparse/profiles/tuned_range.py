@@ -1,4 +1,4 @@
-"""What a tuned profile was measured with, and whether a generation is like that."""
+"""The generation that a tuned profile was measured with, compared with another one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Versions(Validated):
 
 @dataclass(frozen=True)
 class TunedTarget(Validated):
-    """What was asked for; one of them at least."""
+    """The target of tuning; it has one of these at least."""
 
     min_psnr_db: float | None = option(None, "on every held-out prompt, against dense", minimum=0.0)
     min_ssim: float | None = option(None, "likewise", minimum=0.0, maximum=1.0)
@@ -33,7 +33,7 @@ class TunedTarget(Validated):
 
 @dataclass(frozen=True)
 class TunedMeasurement(Validated):
-    """What was measured on held-out prompts, each sparse against dense with the same seed."""
+    """The measurements on held-out prompts, each sparse against dense with the same seed."""
 
     prompts: int = option(0, "how many", minimum=0)
     psnr_db_worst: float | None = option(None, "smallest; null: equal outputs")

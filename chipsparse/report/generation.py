@@ -1,4 +1,4 @@
-"""What a generation did: every step and layer, and everything that was not as the config asks.
+"""The report of a generation: its steps and layers, and whatever was not as the config asks.
 
 A report has two lists of sentences. *Fallbacks* are what runs dense, or denser than asked, although
 the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
@@ -44,13 +44,13 @@ class StepTimer:
         self._start = clock()
 
     def stop(self) -> None:
-        """Marks the end of the work; does not wait for the device."""
+        """Mark the end of the work; do not wait for the device."""
         if self._events is not None:
             self._events[1].record(torch.cuda.current_stream(self._device))
         self._seconds = self._clock() - self._start
 
     def seconds(self) -> float | None:
-        """The measured time, None before `stop`; waits for a device that has not yet finished."""
+        """Return the measured time, None before `stop`; wait for a device that is not finished."""
         if self._events is not None and self._seconds is not None:
             self._events[1].synchronize()
             self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
@@ -158,7 +158,7 @@ class StepRecord:
 
     @property
     def used_caches(self) -> bool:
-        """Whether it was skipped, or something in it ran sparse."""
+        """True where it was skipped, or something in it ran sparse."""
         sparse = self.replayed or any(layer.action is Action.SPARSE for layer in self.layers)
         return self.action is Action.SKIP or sparse
 
@@ -183,7 +183,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """Which pipeline a report is about.
+    """The pipeline of a report.
 
     Attributes:
         pipeline_class: its class.
@@ -253,7 +253,7 @@ class GenerationReport:
     _begun: bool = field(default=False, init=False, repr=False)
 
     def begin(self, generation: int, record: StepRecord) -> None:
-        """Adds a record; the first of a call, or of another loop's generation, clears others."""
+        """Add a record; the first of a call, or of another loop's generation, clears others."""
         if generation != self.generation:
             if not self._begun:
                 self._clear()
@@ -262,7 +262,7 @@ class GenerationReport:
         self.steps.append(record)
 
     def begin_call(self) -> None:
-        """Clears what was there before the first record of a call that there is to say of."""
+        """Clear the report for a call of which something is to be noted before its first record."""
         self._clear()
         self._begun = True
 
@@ -290,12 +290,12 @@ class GenerationReport:
         self.kept_columns = []
 
     def all_dense(self, *others: str) -> str | None:
-        """That nothing runs sparse for the reasons noted and these; None where there is none."""
+        """Return that nothing runs sparse for the reasons noted and these; None without any."""
         reasons = [*self.fallbacks, *others]
         return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
 
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
-        """Says at the first call of a transformer where nothing of the generation will be sparse.
+        """Warn at the first call of a transformer where nothing of the generation will be sparse.
 
         Raises:
             FallbackError: if that is so and the run is strict.
@@ -308,7 +308,7 @@ class GenerationReport:
             self.run_dense(sentence)
 
     def run_dense(self, sentence: str) -> None:
-        """Says that nothing runs sparse although the config asks for it, and why.
+        """Warn that nothing runs sparse although the config asks for it, and why.
 
         Raises:
             FallbackError: with this sentence, if the run is strict.
@@ -321,14 +321,14 @@ class GenerationReport:
         self._warn_of_nothing(sentence)
 
     def _warn_of_nothing(self, sentence: str) -> None:
-        """Warns once in the life of a report: a user makes one image after the other."""
+        """Warn once in the life of a report: a user makes one image after the other."""
         self.nothing_sparse = sentence
         if not self._warned:
             self._warned = True
             warn_user(sentence, DenseWarning)
 
     def fall_back(self, sentence: str) -> None:
-        """Notes once that something runs dense although the config asks otherwise, and why.
+        """Note once that something runs dense although the config asks otherwise, and why.
 
         Raises:
             FallbackError: with this sentence, if the run is strict.
@@ -339,30 +339,30 @@ class GenerationReport:
             raise FallbackError(sentence)
 
     def note(self, sentence: str) -> None:
-        """Notes once what does not make anything dense."""
+        """Note once what does not make anything dense."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def correct(self, steps: range) -> None:
-        """Notes of the last steps which of them were put right."""
+        """Note the last steps that were put right."""
         for record in reversed(self.steps):
             if record.generation != self.generation or record.step < steps.start:
                 break
             record.corrected |= record.step in steps and record.action is Action.SKIP
 
     def fail(self, error: BaseException) -> None:
-        """Notes what ended the generation."""
+        """Note the error that ended the generation."""
         self.error = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
     def run_on(self, choices: Mapping[str, Choice]) -> None:
-        """Notes the backend of each op, and why the ones before it were rejected."""
+        """Note the backend of each op, and why the ones before it were rejected."""
         for op, choice in choices.items():
             names = self.backends[op].split(", ") if op in self.backends else []
             self.backends[op] = ", ".join(dict.fromkeys([*names, choice.backend.name]))
             self.passed_over.setdefault(op, {}).update(choice.rejected)
 
     def backend_reasons(self) -> list[str]:
-        """Why backends were passed over, one line for all ops with the same reasons."""
+        """Return why backends were passed over, one line for all ops with the same reasons."""
         ops: dict[str, list[str]] = {}
         for op, reasons in self.passed_over.items():
             text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -371,7 +371,7 @@ class GenerationReport:
         return [f"{', '.join(names)} not on {text}" for text, names in ops.items()]
 
     def actions(self) -> Counter[str]:
-        """How many denoising steps took each action (each step counted once, not per branch)."""
+        """Return the number of denoising steps by action, each counted once, not per branch."""
         return Counter({record.place: record.action.value for record in self.steps}.values())
 
     def __repr__(self) -> str:
@@ -379,7 +379,7 @@ class GenerationReport:
         return f"<GenerationReport: {steps or 'no steps'}; {len(self.fallbacks)} fallbacks>"
 
     def summary(self) -> str:
-        """A few lines for people: the steps, the gain, and why anything ran dense.
+        """Return a few lines for people: the steps, the gain, and why anything ran dense.
 
         May be called at any time; waits for a device that has not yet finished.
         """
@@ -388,7 +388,7 @@ class GenerationReport:
         return as_text(facts(self))
 
     def _repr_html_(self) -> str:
-        """`summary` as a table, for notebooks."""
+        """Return `summary` as a table for notebooks."""
         from chipsparse.report.summary import as_html, facts
 
         return as_html(facts(self))

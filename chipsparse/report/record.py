@@ -137,7 +137,7 @@ class Totals(_Record):
 
 
 class ReportRecord(_Record):
-    """What a generation did.
+    """The record of a generation.
 
     Attributes:
         versions: of chipsparse, python, torch, triton and diffusers.

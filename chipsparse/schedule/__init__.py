@@ -1,4 +1,4 @@
-"""Which denoising steps are computed, and how.
+"""The actions of denoising steps, and the outputs of skipped ones.
 
 `schedule` gives each step its action. `held_outputs` stand in for what was skipped, and
 `correction` puts skipped steps right afterwards.

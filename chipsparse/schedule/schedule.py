@@ -1,4 +1,4 @@
-"""Which action the schedule gives each denoising step. Pure, printable, comparable."""
+"""The action of each denoising step. Pure, printable, comparable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_MIDDLE = (
 
 
 class Action(str, enum.Enum):
-    """What one layer computes at one step.
+    """The computation of one layer at one step.
 
     DENSE records the LSE, REFRESH also chooses columns and fills the caches, SPARSE
     computes only the kept columns and neurons, SKIP makes its output of those before.
@@ -55,7 +55,7 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a schedule's config means for a number of steps.
+    """The meaning of a schedule's config for a number of steps.
 
     Attributes:
         config: what the user asked for.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
-from chipsparse.parallel.agreement import Together
+from chipsparse.parallel.agreement import Agreement
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.head_exchange import HeadExchange, SharingGroups
@@ -59,7 +59,7 @@ class Team:
             peers = Peers(dist.get_process_group_ranks(group))
             self.guidance = GuidanceSplit(group, peers)
             columns = BranchColumns(group, peers)
-        self.agreement = Together(self._all, columns)
+        self.agreement = Agreement(self._all, columns)
 
     def split(self, config: SparsityConfig, *, needs_text: bool) -> SplitSequence | None:
         """This process's share of one transformer; None where no tokens are shared."""
