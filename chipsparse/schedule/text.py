@@ -16,7 +16,7 @@ SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 
 
 def list_text(schedule: Schedule, *, sparse: bool) -> str:
-    """Return the words of a list of full steps: ``13 of 50 steps in full, close at the start, ...``.
+    """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``.
 
     Args:
         schedule: has ``full_steps``.
