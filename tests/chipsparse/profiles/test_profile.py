@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 
 import pytest
 
@@ -14,47 +15,31 @@ from chipsparse.profiles.profile import (
     load_profile,
 )
 from chipsparse.profiles.qualities import QUALITIES
-from chipsparse.schedule.schedule import Schedule
 
-NAMED = ("faithful", "balanced", "fast")
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
+TINY = [ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
 
 
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*PROFILES, *TINY], ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_bundled_profiles_have_every_quality(path):
     profile = load_profile(path)
-    assert profile.model_class == path.stem
+    assert path in TINY or profile.model_class == path.stem
     assert profile.description
+    assert profile.one_schedule == ()
     assert tuple(profile.qualities) == tuple(QUALITIES)
     assert (profile.quality, profile.sparsity) == ("balanced", profile.qualities["balanced"])
-    for name in () if "2D" in path.stem else ("balanced", "fast"):
-        attention = profile.qualities[name].attention
+    for name in ("balanced", "fast") if "3D" in path.stem else ():
+        attention, schedule = profile.qualities[name].attention, profile.qualities[name].schedule
         assert (attention.density, attention.delta_rule) == (0.2, "difference")
-        assert (attention.random_fraction, profile.qualities[name].schedule.correct) == (0.01, True)
-        assert profile.qualities[name].schedule.forecast == 0.5
+        assert attention.random_fraction == 0.01
+        assert (schedule.correct, schedule.forecast) == (True, 0.5)
+    assert path not in TINY or not profile.qualities["fast"].mlp.is_sparse
+    assert profile.qualities["published"].mlp.is_sparse
     assert profile.qualities["published"].schedule.full_share is None
     for config in profile.qualities.values():
         assert config.tile == profile.sparsity.tile
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("name", NAMED)
-def test_named_qualities_compute_all_of_few_steps(path, name):
-    config = load_profile(path).qualities[name].schedule
-    for steps in (1, 2, 4, 8):
-        assert Schedule(config, steps).full_steps == tuple(range(steps))
-    for steps in range(9, 61):
-        full = Schedule(config, steps).full_steps
-        assert full is not None
-        assert 8 <= len(full) < steps
-
-
-@pytest.mark.parametrize("name", ["tiny-wan", "tiny-flux"])
-def test_the_bundled_models_have_every_quality_too(name):
-    profile = load_profile(ASSETS / name / "chipsparse.yaml")
-    assert tuple(profile.qualities) == tuple(QUALITIES)
-    assert not profile.qualities["fast"].mlp.is_sparse
-    assert profile.qualities["published"].mlp.is_sparse
 
 
 def test_models_without_a_profile_have_the_general_one():
@@ -112,8 +97,6 @@ def test_a_schedule_in_place_of_that_of_qualities_is_noted(mine, tmp_path):
         "have; where that is not meant, move it to qualities"
     )
     assert mine.of_quality("fast").standing_note is None  # which has one of its own
-    for path in (*PROFILES, ASSETS / "tiny-wan" / "chipsparse.yaml"):
-        assert load_profile(path).one_schedule == ()
     plain = tmp_path / "plain.yaml"
     plain.write_text("sparsity: {schedule: {full_share: 0.5}}")
     assert load_profile(plain).standing_note is None
@@ -134,18 +117,34 @@ def test_qualities_that_are_not_there_are_named(mine, tmp_path):
     with pytest.raises(ValueError, match=r"mine.yaml does not say what .*; it has balanced, fast"):
         mine.of_quality("faithful")
     path = tmp_path / "plain.yaml"
+    path.write_text("sparsity: {tile: null}\nqualities: {fast: {backend: reference}}")
+    profile = load_profile(path)  # without balanced, the common part is taken
+    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(tile=None))
+    assert profile.of_quality("fast").sparsity.backend == "reference"
     path.write_text("sparsity: {tile: null}")
-    assert load_profile(path).quality is None
     with pytest.raises(ValueError, match=r"what fast is; it has no qualities"):
         load_profile(path).of_quality("fast")
 
 
-def test_without_balanced_the_common_part_is_taken(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read the profile (No such file or directory)"),
+        ("pipe", "cannot read the profile (it is a pipe or device"),
+        *(
+            (content, "it is no text in UTF-8")
+            for content in (b"\x00\xe8\xff", "tile: null".encode("utf-16-le"), b"\xff\xfes")
+        ),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, content, said):
     path = tmp_path / "mine.yaml"
-    path.write_text("sparsity: {tile: null}\nqualities: {fast: {backend: reference}}")
-    profile = load_profile(path)
-    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(tile=None))
-    assert profile.of_quality("fast").sparsity.backend == "reference"
+    if content == "pipe":
+        os.mkfifo(path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load_profile(path)
 
 
 def test_an_unknown_class_names_the_known_ones():
@@ -216,31 +215,12 @@ def test_bad_profiles_are_refused_by_path(tmp_path, text, said):
     assert said in str(error.value)
 
 
-def test_what_is_no_text_is_refused_as_that(tmp_path):
-    path = tmp_path / "clip.mp4"
-    for content in (b"\x00\xe8\xff", "tile: null".encode("utf-16-le"), b"\xff\xfes"):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="it is no text in UTF-8"):
-            load_profile(path)
-
-
 @pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-32"])
 def test_marks_of_byte_order_and_other_ends_of_lines(tmp_path, coding):
     path = tmp_path / "mine.yaml"
     path.write_bytes("description: für\rsparsity:\r\n  tile: null\n".encode(coding))
     profile = load_profile(path)
     assert (profile.description, profile.sparsity) == ("für", SparsityConfig(tile=None))
-
-
-def test_a_missing_profile_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="cannot read the profile"):
-        load_profile(tmp_path / "none.yaml")
-
-
-def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(ValueError, match=r"cannot read the profile .it is a pipe or device"):
-        load_profile(tmp_path / "pipe.yaml")
 
 
 def test_every_field_may_be_left_out(tmp_path):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from chipsparse.plan import SparsityPlan
+from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 from tests.chipsparse.test_plan import LAYOUT
 
-LETTERS = {"dense": "d", "refresh": "r", "sparse": "s", "skip": "-"}
+LETTERS = {Action.DENSE: "d", Action.REFRESH: "r", Action.SPARSE: "s", Action.SKIP: "-"}
 GENERAL = {
     "faithful": """dddd-d--d----d----d-
         ddddd-d--d---d----d----d--d-
@@ -74,3 +74,7 @@ def test_the_schedules_of_bundled_profiles(path):
         for expected in SCHEDULES[path][name].split():
             plan = SparsityPlan(config, LAYOUT, len(expected))
             assert "".join(LETTERS[action] for action in plan.actions()) == expected
+            assert plan.notes() == []
+        few = SparsityPlan(config, LAYOUT, 8)  # too few for anything but full steps
+        assert name == "published" or few.actions() == [Action.DENSE] * 8
+        assert few.notes() == []

@@ -40,34 +40,12 @@ each_euler = pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
 KINDS = {"F": "full", "S": "sparse", "K": "reused"}
 LISTS = ("FKKFFKKKFK", "FFKFKKKKFF", "FKKKKKKKKFF", "FFFFFKKKKK", "FKSKFKKSSFKS")
 BOTH, ONE = frozenset({"cond", "uncond"}), frozenset({"cond"})
-START, BASE, SLOPE, BEND = (random(2, 6, 4, seed=seed) for seed in range(4))
+START, BASE, BEND = (random(2, 6, 4, seed=seed) for seed in (0, 1, 3))
 
 
 def curved(latents, level, _distance=None):
     """Its predictions are on no line."""
     return torch.sin(2 * latents + 5 * level) + latents
-
-
-def straight(latents, level, distance):
-    """Its predictions of the clean latents are on a line, wherever the latents are."""
-    return (latents - BASE - SLOPE * level) / distance
-
-
-def following(make, count):
-    """Likewise along the dense path; off it they follow the latents by the share that is clean."""
-    path = {}
-
-    def watched(latents, level, distance):
-        path[float(level)] = latents
-        return straight(latents, level, distance)
-
-    Loop(make()).run("F" * count, watched)
-
-    def followed(latents, level, distance):
-        off = (1 - abs(distance)) * (latents - path[float(level)])
-        return straight(latents, level, distance) - off / distance
-
-    return followed
 
 
 def unknown(*_made):
@@ -224,18 +202,6 @@ def same_state(one, other):
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=2e-5)
         else:
             assert found[name] == value, name
-
-
-@pytest.mark.parametrize("letters", ["FFKFKFKFKFKFKFKF", "FFFKKFFKKFFKKFFF", "FFKSKFFKSKFFKKFF"])
-@each_scheduler
-def test_full_steps_end_as_dense_ones_where_predictions_are_on_a_line(make, letters):
-    """But for what these follow of the latents that are not put right yet, the smaller part."""
-    loop, dense = Loop(make()), Loop(make()).run("F" * len(letters), straight)
-    model = following(make, len(letters))
-    found, plain = loop.run(letters, model), loop.run(letters, model, made=unknown)
-    for step in (step for step in range(letters.index("K"), len(letters)) if letters[step] == "F"):
-        off, before = ((run[step] - dense[step]).abs().max().item() for run in (found, plain))
-        assert off < before / 2, (step, off, before)
 
 
 # The scheduler.
