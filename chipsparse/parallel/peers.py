@@ -17,6 +17,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from chipsparse.common.errors import first_line
+
 TIMEOUT_SECONDS = 120.0  # of processes that take part in the same call
 GRACE_SECONDS = 5.0  # until who is still there has said so, after a connection broke
 
@@ -129,13 +131,13 @@ class Peers:
         self._rounds += 1
         if not isinstance(error, _BrokenExchangeError):
             with contextlib.suppress(RuntimeError):  # whoever has the store may be gone
-                self._say("failed", f"{type(error).__name__}: {_first_line(error)}")
+                self._say("failed", f"{type(error).__name__}: {first_line(error)}")
             return
         raise PeerError(self._blame(error)) from error
 
     def _blame(self, error: BaseException) -> str:
         """Return who broke an exchange, as far as the others say."""
-        reason = f"an exchange of tensors broke off ({_first_line(error)})"
+        reason = f"an exchange of tensors broke off ({first_line(error)})"
         try:
             self._say("broken", None)
             answers = list(self._answers(GRACE_SECONDS))
@@ -166,7 +168,3 @@ class Peers:
                     continue
             kind, value = json.loads(self._store.get(key))
             yield kind, value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]

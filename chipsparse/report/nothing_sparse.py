@@ -89,7 +89,14 @@ def what_helps(plan: SparsityPlan, first: int) -> str | None:
     schedule = plan.config.schedule
     if schedule.actions:
         return "change schedule.actions"
-    tight = [name for name, (loosest, _) in LOOSEST.items() if _is_tight(schedule, name, loosest)]
+    is_tight = {
+        "warmup_steps": schedule.warmup_steps > 2,
+        "refresh_every": schedule.refresh_every == 1,
+        "full_steps": bool(schedule.full_steps),
+        "full_share": schedule.full_share not in (None, 0.01),
+        "least_full": schedule.full_share is not None and schedule.least_full > 2,
+    }
+    tight = [name for name in LOOSEST if is_tight[name]]
 
     def helps(*names: str) -> bool:
         changes = {f"schedule.{name}": LOOSEST[name][0] for name in names}
@@ -100,15 +107,6 @@ def what_helps(plan: SparsityPlan, first: int) -> str | None:
         return None
     texts = [f"{LOOSEST[name][1]} {_now(schedule, name)}" for name in alone or tight]
     return (" or " if alone else " and ").join(texts)
-
-
-def _is_tight(schedule: ScheduleConfig, name: str, loosest: object) -> bool:
-    value = getattr(schedule, name)
-    if name == "refresh_every":  # any other leaves sparse steps between two refreshes
-        return value == 1
-    if name == "least_full" and schedule.full_share is None:
-        return False
-    return value is not None and value != loosest
 
 
 def _now(schedule: ScheduleConfig, name: str) -> str:
