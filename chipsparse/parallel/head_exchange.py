@@ -67,17 +67,17 @@ class HeadExchange:
     Args:
         groups: the process groups.
         peers: all processes that share the tokens.
-        parts: see `PARTS`.
 
     Attributes:
         ranks: how many share the tokens.
         rank: place of this one.
+        parts: see `PARTS`.
         watch: runs around what an exchange adds to a call besides its run beside others: packing,
             waiting, unpacking. To measure that; by default it does nothing.
     """
 
-    def __init__(self, groups: SharingGroups, peers: Peers, *, parts: int = PARTS) -> None:
-        self.groups, self.peers, self.parts = groups, peers, parts
+    def __init__(self, groups: SharingGroups, peers: Peers) -> None:
+        self.groups, self.peers, self.parts = groups, peers, PARTS
         self.rank, self.ranks = dist.get_rank(groups.tokens), dist.get_world_size(groups.tokens)
         self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
