@@ -284,9 +284,12 @@ def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
     letters, held = "FKKFSKF", torch.tensor([False, True] * 3)
     expected = Loop(make()).run(letters, curved)
     loop, plain = Loop(make()), Loop(make())
-    loop.step._step = lambda output, *given, per_token_timesteps, return_dict: plain.step._step(
-        -output, *given, return_dict=return_dict
-    )
+
+    def own_step(output, time, latents, *, per_token_timesteps, return_dict):
+        assert torch.equal(latents[:, held], START[:, held])
+        return plain.step._step(-output, time, latents, return_dict=return_dict)
+
+    loop.step._step = own_step
     loop.step._scheduler = loop.scheduler = plain.scheduler
 
     def call(step):
