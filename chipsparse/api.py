@@ -211,18 +211,16 @@ def enable(
         replaced = None
     transformers = find_transformers(pipe, replaced)
     model_class = adapter_class(transformers[0]).transformer_class
-    resolved, taken, note = _resolve(pipe, config, quality, model_class)
+    resolved, taken = _resolve(pipe, config, quality, model_class)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
     team = team_of(transformers, parallel)
     agreement = None if team is None else team.agreement
     session = functools.partial(Session, static_bits=bits, agreement=agreement)
-    handle = attach(
+    return attach(
         pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
     )
-    handle.report.standing_note = note
-    return handle
 
 
 def disable(pipe: Any) -> None:
@@ -374,15 +372,15 @@ def _resolve(
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
-) -> tuple[SparsityConfig, str | None, str | None]:
-    """Return the config, the name of its quality, and a note on the profile; None: no such."""
+) -> tuple[SparsityConfig, str | None]:
+    """Return the config and the name of its quality; None: it has none."""
     if isinstance(config, SparsityConfig):
         if quality is not None:
             raise ValueError(
                 f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
                 "give one of the two"
             )
-        return config, None, None
+        return config, None
     if isinstance(config, Profile):
         profile = config
     elif isinstance(config, str | os.PathLike):
@@ -401,4 +399,4 @@ def _resolve(
             f"{transformer_class}"
         )
     profile = profile if quality is None else profile.of_quality(quality)
-    return profile.sparsity, profile.quality, profile.standing_note
+    return profile.sparsity, profile.quality

@@ -18,12 +18,7 @@ import yaml
 from chipsparse.common.text_files import read_text
 from chipsparse.common.validation import Validated, build, option
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles.qualities import (
-    DEFAULT_QUALITY,
-    check_quality,
-    read_qualities,
-    without_own_schedule,
-)
+from chipsparse.profiles.qualities import DEFAULT_QUALITY, check_quality, read_qualities
 from chipsparse.profiles.tuned_range import TunedFor
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -81,7 +76,6 @@ class Profile:
         tuned: what it was tuned for; None where people wrote it.
         quality: the name of the quality that is taken; None where the file has none by default.
         qualities: what is computed in each of its qualities, by name.
-        one_schedule: those of them whose schedule is that of ``sparsity``, not of their name.
         instead: why it takes the place of another profile, one sentence; None where it does not.
     """
 
@@ -93,7 +87,6 @@ class Profile:
     tuned: TunedFor | None = None
     quality: str | None = None
     qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
-    one_schedule: tuple[str, ...] = ()
     instead: str | None = None
 
     def __repr__(self) -> str:
@@ -107,17 +100,6 @@ class Profile:
     def is_general(self) -> bool:
         """True for the profile of models that have none."""
         return self.source == str(QUALITIES_FILE)
-
-    @property
-    def standing_note(self) -> str | None:
-        """A sentence on what its author may not have meant with the quality that is taken."""
-        if self.quality not in self.one_schedule:
-            return None
-        return (
-            f"{self.source}: sparsity.schedule takes the place of the schedule that "
-            f"{', '.join(self.one_schedule)} would have; where that is not meant, move it to "
-            "qualities"
-        )
 
     def of_quality(self, name: str) -> Profile:
         """Return the same profile with another of its qualities taken.
@@ -205,11 +187,9 @@ def load_profile(path: Path | str) -> Profile:
     try:
         parsed = build(_ProfileFile, data)
         qualities: dict[str, SparsityConfig] = {}
-        one_schedule: tuple[str, ...] = ()
         if parsed.qualities is not None:
             defaults, common = _read(QUALITIES_FILE)["qualities"], data.get("sparsity", {})
             qualities = read_qualities(parsed.qualities, common, defaults)
-            one_schedule = without_own_schedule(parsed.qualities, common)
         if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
             qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
@@ -222,7 +202,6 @@ def load_profile(path: Path | str) -> Profile:
         str(path),
         parsed.tuned,
         qualities=qualities,
-        one_schedule=one_schedule,
     )
     return profile.of_quality(DEFAULT_QUALITY) if DEFAULT_QUALITY in qualities else profile
 

@@ -56,13 +56,6 @@ def read_qualities(
     return configs
 
 
-def without_own_schedule(listed: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the qualities of `read_qualities` whose schedule is that of ``common``."""
-    if WHOLE not in common:
-        return ()
-    return tuple(name for name, own in listed.items() if WHOLE not in (own or {}))
-
-
 def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return groups of fields merged field by field, except `WHOLE`."""
     result: dict[str, Any] = {}

@@ -213,7 +213,6 @@ class GenerationReport:
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         notes: one sentence for whatever else is worth knowing.
-        standing_note: one that every generation gets, or None.
         nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
             would help; None where one is, or none is wanted. Known before the first step wherever
             it can be, and settled when the pipeline's call ends.
@@ -238,7 +237,6 @@ class GenerationReport:
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    standing_note: str | None = None
     nothing_sparse: str | None = None
     error: str | None = None
     plans: dict[str, SparsityPlan] = field(default_factory=dict)
@@ -282,8 +280,7 @@ class GenerationReport:
                 self._warn_of_nothing(sentence)
 
     def _clear(self) -> None:
-        self.steps, self.fallbacks, self.nothing_sparse = [], [], None
-        self.notes = [] if self.standing_note is None else [self.standing_note]
+        self.steps, self.fallbacks, self.notes, self.nothing_sparse = [], [], [], None
         self.error, self.plans, self.device, self.dtype = None, {}, None, None
         self.backends, self.passed_over = {}, {}
         self.cache_bytes = self.host_bytes = 0

@@ -258,7 +258,6 @@ def _notes(
     unlimited = replace(plan, config=plan.config.override({"memory.vram": None}))
     notes = [
         *request.warnings,
-        profile.standing_note,
         *unlimited.notes(on_cpu=target.device.type == "cpu"),
         forecast.why_untimed,
     ]

@@ -128,7 +128,7 @@ NO_CONFIG = "expected a SparsityConfig, a Profile or the path.*override.* makes 
 )
 def test_what_is_no_config_or_no_quality_is_refused(pipe, arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.yaml").write_text("sparsity: {seed: 3}")
+    (tmp_path / "plain.yaml").write_text("sparsity: {tile: null}")
     (tmp_path / "flux.yaml").write_text("model_class: FluxTransformer2DModel")
     with pytest.raises(ValueError, match=said):
         chipsparse.enable(pipe, **arguments)
@@ -161,18 +161,6 @@ def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
     with chipsparse.enable(pipe, CONFIG) as handle:
         assert handle.report.to_dict()["quality"] is None
         assert "quality" not in handle.summary()
-
-
-def test_a_schedule_in_place_of_all_qualities_is_in_the_report_of_each_generation(pipe, tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("sparsity: {schedule: {full_share: 0.5}}\nqualities: {balanced: , fast: }")
-    with chipsparse.enable(pipe, file) as handle:
-        for _ in range(2):
-            generate(pipe)
-            (note,) = (each for each in handle.report.notes if "mine.yaml" in each)
-            assert note.startswith(f"{file}: sparsity.schedule takes the place of the schedule")
-            assert "balanced, fast" in note
-            assert note in handle.summary()
 
 
 # Transformers that are called, changed or made in other ways than pipelines do.

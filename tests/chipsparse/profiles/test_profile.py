@@ -27,7 +27,6 @@ def test_bundled_profiles_have_every_quality(path):
     profile = load_profile(path)
     assert path in TINY or profile.model_class == path.stem
     assert profile.description
-    assert profile.one_schedule == ()
     assert tuple(profile.qualities) == tuple(QUALITIES)
     assert (profile.quality, profile.sparsity) == ("balanced", profile.qualities["balanced"])
     for name in ("balanced", "fast") if "3D" in path.stem else ():
@@ -89,17 +88,6 @@ def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_
     assert fast.sparsity == general["fast"].override({**common, **own})
     assert (fast.quality, fast.qualities) == ("fast", mine.qualities)
     assert fast.of_quality("balanced") == mine
-
-
-def test_a_schedule_in_place_of_that_of_qualities_is_noted(mine, tmp_path):
-    assert mine.standing_note == (
-        f"{mine.source}: sparsity.schedule takes the place of the schedule that balanced would "
-        "have; where that is not meant, move it to qualities"
-    )
-    assert mine.of_quality("fast").standing_note is None  # which has one of its own
-    plain = tmp_path / "plain.yaml"
-    plain.write_text("sparsity: {schedule: {full_share: 0.5}}")
-    assert load_profile(plain).standing_note is None
 
 
 def test_a_change_of_a_profile_is_one_of_all_its_qualities(mine):
