@@ -56,6 +56,8 @@ def test_guidance_branches_by_hand():
     for action in (Action.DENSE, Action.SPARSE, Action.SKIP):
         assert sharing.sent_bytes(action) == [output, output]
     assert sharing.sent_bytes(Action.REFRESH) == [output + 2 * columns, output]
+    dense = Sharing(PLAN, Parallel(guidance=2), 2, BF16, output_channels=4, dense=[0, 2])
+    assert dense.sent_bytes(Action.REFRESH) == [output + columns, output]
     rates = Rates(peer_link=1e3, peer_seconds=0.0)
     assert sharing.seconds(Action.REFRESH, rates) == pytest.approx((output + 2 * columns) / 1e3)
 
