@@ -49,13 +49,9 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
     for name in ("full_steps", "between"):
         listed = getattr(rules, name)
         own = usual is None or getattr(usual.schedule, name) != listed
-        if (
-            own
-            and steps is not None
-            and isinstance(listed, tuple)
-            and any(n >= steps for n in listed)
-        ):
-            beyond = ", ".join(str(step) for step in listed if step >= steps)
+        if not own or steps is None or not isinstance(listed, tuple):
+            continue
+        if beyond := ", ".join(str(step) for step in listed if step >= steps):
             last = f"the last of {steps} steps is {steps - 1}"
             notes.append(f"{name} {beyond} are never reached: {last}")
     return notes
