@@ -100,7 +100,7 @@ class _Shared:
         schedule = replace(self._generations["sparse"].schedule, actions=tuple(ACTIONS))
         self._config = replace(self._generations["sparse"], schedule=schedule)
         if args.tiny:  # few tokens make few blocks
-            small = {"mlp.block_size": 16, "attention.block_size_q": 16}
+            small = {"block_size": 16}
             self._config = self._config.override(small)
 
     def record(self) -> dict[str, Any]:

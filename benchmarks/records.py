@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from chipsparse.common.finished_files import write_whole
 from chipsparse.common.machine import device_name, package_version
+from chipsparse.common.text_files import write_text
 
 Record = dict[str, Any]
 ABSENT = object()  # of a field that a record does not have
@@ -64,7 +64,7 @@ def write(records: Sequence[Record], path: Path) -> None:
     The file appears whole or not at all.
     """
     finite = json.loads(json.dumps(list(records)), parse_constant=lambda _: None)
-    write_whole(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
 
 
 def write_compact(records: Sequence[Record], path: Path) -> None:
@@ -82,7 +82,7 @@ def write_compact(records: Sequence[Record], path: Path) -> None:
     lines = (
         f"{json.dumps(name)}: {json.dumps(fields[name], separators=(',', ':'))}" for name in names
     )
-    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read(*paths: Path | None) -> list[Record]:

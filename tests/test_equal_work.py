@@ -155,9 +155,10 @@ model_class: WanTransformer3DModel
 generation: {height: 64, width: 64, num_frames: 9, num_inference_steps: 10, guidance_scale: 4.0,
   max_sequence_length: 16}
 sparsity:
-  attention: {density: 0.25, block_size_q: 16}
+  attention: {density: 0.25}
   mlp: {density: dense}
   schedule: {full_steps: [0, 1, 4], between: middle}
+  block_size: 16
   tile: [2, 2, 4]
 """
 FEW = "chipsparse|5 steps|MagCache, first 10%, at most 5 skipped, threshold (0.12|1)$"

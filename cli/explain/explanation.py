@@ -109,8 +109,8 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
             exact_text=layout.exact_text,
         ),
         attention=Attention(
-            query_blocks=block_count(len(layout.query_rows), attention.block_size_q),
-            block_size_q=attention.block_size_q,
+            query_blocks=block_count(len(layout.query_rows), plan.config.block_size),
+            block_size_q=plan.config.block_size,
             precision=attention.precision,
             columns_by_score=_most(map(plan.attention_keep_count, sparse)),
             columns_at_random=plan.attention_random_count(),
@@ -156,7 +156,7 @@ def _layers(forecast: Forecast) -> list[KindLayers]:
             groups.setdefault((columns, neurons), []).append(layer)
         keep = [LayerGroup(layers=own, columns=c, neurons=n) for (c, n), own in groups.items()]
         attention, mlp = (_part(forecast, part, layers) for part in PARTS)
-        rows = plan.config.mlp.block_size
+        rows = plan.config.block_size
         mlp = MLPLayers(
             **dict(mlp),
             token_blocks=block_count(whole.mlp_tokens(layers[0]), rows),
@@ -258,7 +258,6 @@ def _notes(
     unlimited = replace(plan, config=plan.config.override({"memory.vram": None}))
     notes = [
         *request.warnings,
-        profile.standing_note,
         *unlimited.notes(on_cpu=target.device.type == "cpu"),
         forecast.why_untimed,
     ]

@@ -33,8 +33,7 @@ model_class: FluxTransformer2DModel
 description: for tests
 generation: {height: 64, width: 64, num_inference_steps: 6, max_sequence_length: 16}
 sparsity:
-  attention: {block_size_q: 16}
-  mlp: {block_size: 16}
+  block_size: 16
   schedule: {warmup_steps: 2, refresh_every: 3}
   tile: [1, 4, 4]
 """
