@@ -36,8 +36,6 @@ from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 OUTPUT_LIMIT = 5e-2
 CUT_OFF_LIMIT = 3e-4
 LSE_ROUNDED_LIMIT = 1e-2  # root mean square, against float64
-# Elements of a channel read and written, in bytes, by what makes 8 bits of 16-bit tensors.
-QUANTIZED_BYTES = 13
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -88,10 +86,8 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
     """`column_sparse_attention` over random lists of equal length."""
     case, rows = inputs.case, settings.block_size
     count = settings.kept(case.density, case.tokens)
-    indices = random_inputs.index_lists(
-        *(case.batch, case.heads, block_count(case.tokens, rows), case.tokens, count),
-        device=inputs.device,
-    )
+    lists = case.batch, case.heads, block_count(case.tokens, rows)
+    indices = random_inputs.index_lists(lists, case.tokens, count, device=inputs.device)
     counts = torch.full(indices.shape[:3], count, dtype=torch.int32, device=inputs.device)
     cache = _delta_cache(inputs, settings.delta_rule)
     rule: Any = None if settings.delta_rule == "none" else settings.delta_rule
@@ -137,11 +133,9 @@ def selection(inputs: Inputs, settings: Settings) -> Kernel:
     """`column_selection` from heavy-tailed sums, against `torch.topk` head by head."""
     case, rows = inputs.case, settings.block_size
     blocks, count = block_count(case.tokens, rows), settings.kept(case.density, case.tokens)
+    lists, form = (case.batch, case.heads, blocks), {"device": inputs.device}
     sums = random_inputs.column_sums(
-        *(case.batch, case.heads, blocks, case.tokens),
-        block_size=rows,
-        device=inputs.device,
-        dtype=inputs.dtype,
+        lists, case.tokens, block_size=rows, dtype=inputs.dtype, **form
     )
 
     def check(packed: torch.Tensor, sample: Sample) -> Errors:
@@ -170,9 +164,8 @@ def indices(inputs: Inputs, settings: Settings) -> Kernel:
     case, rows = inputs.case, settings.block_size
     blocks = block_count(case.tokens, rows)
     keep = settings.kept(case.density, case.tokens) / case.tokens
-    packed, capacity = random_inputs.packed_masks(
-        case.batch, case.heads, blocks, case.tokens, keep, device=inputs.device
-    )
+    lists = case.batch, case.heads, blocks
+    packed, capacity = random_inputs.packed_masks(lists, case.tokens, keep, device=inputs.device)
 
     def run(packed: torch.Tensor, name: str) -> Tensors:
         return packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
@@ -195,31 +188,6 @@ def indices(inputs: Inputs, settings: Settings) -> Kernel:
         {"density": keep, "block_size": rows, "capacity": capacity},
         baseline=None,
         moved_bytes=packed.nbytes + 4 * case.batch * case.heads * blocks * (capacity + 1),
-    )
-
-
-@kernel("fp8_quantization")
-def quantization(inputs: Inputs, settings: Settings) -> Kernel:
-    """`fp8_quantization`, rotated as the layers use it."""
-    case = inputs.case
-
-    def call(name: str) -> Tensors:
-        rounded = fp8_quantization(*inputs.qkv, rotate=True, backend=name)
-        return rounded.row_factor, rounded.row_shift, rounded.value_scale, rounded.value_mean
-
-    def check(result: Tensors, sample: Sample) -> Errors:
-        query, key, _ = inputs.of(sample)
-        shift = (query @ key.mean(2, keepdim=True).mT).squeeze(-1) * query.shape[-1] ** -0.5
-        error = relative_error(result[1][sample.rows_of], shift)
-        return {"rel_error": require("error of the shift", error, 1e-3, sample)}
-
-    return Kernel(
-        fp8_quantization,
-        call,
-        check,
-        inputs.samples(settings.block_size),
-        {"density": 1.0},
-        moved_bytes=QUANTIZED_BYTES * case.batch * case.heads * case.tokens * case.head_dim,
     )
 
 

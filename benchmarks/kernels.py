@@ -20,10 +20,7 @@ from benchmarks.records import Record, Run, environment
 from chipsparse.experiments.timing import time_call
 
 __all__ = ["attention_cases", "mlp_cases"]  # they fill the registry
-# Names for several operations at once: attention in 8 bits is to be faster than in 16.
-FP8_ATTENTION = [name for name in KERNELS if name.startswith("fp8_") and "mlp" not in name]
-GROUPS = {"fp8_attention": (*FP8_ATTENTION[:3], "dense_attention_column_sums")}
-WITHOUT_BLOCKS = ("dense_attention", "fp8_quantization", "fp8_dense_attention", "fp8_rows")
+WITHOUT_BLOCKS = ("dense_attention", "fp8_dense_attention")
 COLUMNS = {
     **dict.fromkeys(("op", "case", "backend"), ""),
     **{"block_size": "d", "density": ".3f", "latency_ms": ".3f", "baseline": ""},
@@ -41,8 +38,7 @@ TINY = {"tokens": 300, "heads": 2}
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the kernel benchmarks."""
-    names = f"{', '.join(KERNELS)}; or a group: {', '.join(GROUPS)}"
-    parser.add_argument("--op", help=f"comma-separated, default all: {names}")
+    parser.add_argument("--op", help=f"comma-separated, default all: {', '.join(KERNELS)}")
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(CASES)}")
     parser.add_argument("--backend", help="comma-separated, default all but the reference")
     parser.add_argument("--block-size", default="128", help="comma-separated")
@@ -53,10 +49,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds one record per case, operation, block size and backend, case after case."""
-    names = args.op.split(",") if args.op else [*KERNELS]
-    ops = list(dict.fromkeys(op for name in names for op in GROUPS.get(name, (name,))))
+    ops = args.op.split(",") if args.op else [*KERNELS]
     if unknown := [op for op in ops if op not in KERNELS]:
-        raise ValueError(f"unknown op {unknown[0]!r}; there are {', '.join((*KERNELS, *GROUPS))}")
+        raise ValueError(f"unknown op {unknown[0]!r}; there are {', '.join(KERNELS)}")
     sizes = [int(rows) for rows in args.block_size.split(",")]
     for name in args.case.split(",") if args.case else CASES:
         with to.attempt(name):
