@@ -96,9 +96,9 @@ class _Shared:
         self._transformer = model.make(model.layers_of(args.depth), args.tiny, device, dtype)
         self._inputs = model.step(self._transformer, args.tiny)
         # Nothing of faithful is sparse: it consists of the same full and skipped steps.
-        self._generations = {**model.early(), "faithful": model.qualities()["faithful"]}
-        schedule = replace(self._generations["sparse"].schedule, actions=tuple(ACTIONS))
-        self._config = replace(self._generations["sparse"], schedule=schedule)
+        config, faithful = model.nearly_all_sparse(), model.qualities()["faithful"]
+        self._generations = {"sparse": config, "faithful": faithful}
+        self._config = config.override({"schedule.actions": tuple(ACTIONS)})
         if args.tiny:  # few tokens make few blocks
             small = {"mlp.block_size": 16, "attention.block_size_q": 16}
             self._config = self._config.override(small)

@@ -98,16 +98,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="measure this share of the blocks of each kind, in the same share of the memory, and "
         "scale their times and caches",
     )
-    parser.add_argument("--schedules", help="only these qualities; '' for none, with --early")
-    parser.add_argument(
-        "--early",
-        action="store_true",
-        help="also the two schedules of the first measurements, 44 of 50 steps sparse, or 25 of "
-        "them skipped: summed from the steps of published where these keep as many columns",
-    )
+    extra = "or dense, or sparse: published with 44 of 50 steps sparse"
+    parser.add_argument("--schedules", help=f"comma-separated, default all qualities; {extra}")
     precision = "of full attention at the dense steps and refreshes of all qualities"
     parser.add_argument("--precision", choices=get_args(Precision), default="auto", help=precision)
-    parser.add_argument("--neurons", type=float, help="keep this share of them")
     linears = "of all blocks by torchao, weights and inputs, also those of the baseline"
     parser.add_argument("--fp8-linears", action="store_true", help=linears)
     parser.add_argument("--mlp", action="store_true", help="offload: sparse feed-forward, too")
@@ -157,21 +151,15 @@ def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
     """What is measured of a model, by the name of its schedule.
 
     Raises:
-        ValueError: a quality that it does not have, or nothing at all.
+        ValueError: a quality that it does not have.
     """
-    known = model.qualities() | {"dense": SparsityConfig.dense()}
-    names = [name for name in known if name != "dense"]
-    if args.schedules is not None:
-        names = args.schedules.split(",") if args.schedules else []
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"--schedules {', '.join(unknown)}: there are {', '.join(known)}")
-    configs = {name: known[name] for name in names} | (model.early() if args.early else {})
-    if not configs:
-        raise ValueError("--schedules '': nothing to measure without --early")
+    qualities = model.qualities()
+    known = {"dense": SparsityConfig.dense(), "sparse": model.nearly_all_sparse(), **qualities}
+    names = args.schedules.split(",") if args.schedules else [*qualities]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"--schedules {', '.join(unknown)}: there are {', '.join(known)}")
     changes = {"attention.precision": args.precision}
-    if args.neurons is not None:
-        changes["mlp.density"] = args.neurons
-    return {name: config.override(changes) for name, config in configs.items()}
+    return {name: known[name].override(changes) for name in names}
 
 
 def of_steps(config: SparsityConfig) -> SparsityConfig:
@@ -491,9 +479,8 @@ class Measured:
 
     def offload(self, sparse_mlp: bool) -> Record:
         """The record of sparse steps with all caches in host memory."""
-        config = self.model.early()["sparse"].override(
-            {} if sparse_mlp else {"mlp.density": "dense"}
-        )
+        changes = {} if sparse_mlp else {"mlp.density": "dense"}
+        config = self.model.nearly_all_sparse().override(changes)
         config = replace(config, schedule=ScheduleConfig(actions=tuple(OFFLOADED)))
         first = OFFLOADED.index("sparse") + 1  # the first of them warms up
         with attention_backend(self.transformer, self._backend), torch.no_grad():

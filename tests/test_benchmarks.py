@@ -29,7 +29,6 @@ from benchmarks.fp8_linears import linears, to_fp8
 from benchmarks.kernel_cases import KERNELS, Inputs, Settings
 from benchmarks.kernel_checks import WrongResultError, check_selection, samples
 from benchmarks.models import (
-    EARLY,
     FAMILIES,
     MODELS,
     STEPS,
@@ -252,10 +251,11 @@ def uncompiled(monkeypatch):
 @pytest.mark.parametrize("case", slow_unless(("flux_1280x768", "wan1b_480p"), MODELS))
 def test_records_of_a_small_model(case, uncompiled, tmp_path):
     code, made = dry_run(
-        tmp_path, "steps", "--dtype", "float32", "--depth", "0.1", "--case", case, "--early"
+        *(tmp_path, "steps", "--dtype", "float32", "--depth", "0.1", "--case", case),
+        *("--schedules", ",".join((*QUALITIES, "sparse"))),
     )
     by_name = {record["schedule"]: record for record in made}
-    assert (code, [*by_name]) == (0, [*QUALITIES, *EARLY])
+    assert (code, [*by_name]) == (0, [*QUALITIES, "sparse"])
     for record in made:
         actions = record["actions"]
         assert sum(actions.values()) == STEPS
@@ -344,11 +344,8 @@ def test_schedules_that_are_measured():
 
     assert chosen() == [*QUALITIES]
     assert chosen("--schedules", "published,dense") == ["published", "dense"]
-    assert chosen("--schedules", "", "--early") == [*EARLY]
-    with pytest.raises(ValueError, match="--schedules sparse: there are faithful, balanced"):
-        chosen("--schedules", "fast,sparse")
-    with pytest.raises(ValueError, match="nothing to measure without --early"):
-        chosen("--schedules", "")
+    with pytest.raises(ValueError, match="--schedules slow: there are dense, sparse, faithful"):
+        chosen("--schedules", "fast,slow")
 
 
 def test_a_few_blocks_stand_for_all():
@@ -388,7 +385,7 @@ def test_caches_of_some_blocks_live_where_those_of_all_do(
     kind = LayerKind("block", blocks, width, True, 2, 4)
     layout = ModelLayout((kind,), heads, 128, 1, ((1, 1, tokens),))
     some = replace(layout, kinds=(replace(kind, layers=blocks // 5),))
-    config = MODELS["hunyuan_720p"].early()["sparse"]
+    config = MODELS["hunyuan_720p"].nearly_all_sparse()
     plan = SparsityPlan(config.override({"schedule.first_dense_layers": 0}), some, STEPS)
     of_all = steps.of_all_blocks(plan, 0.2)
     assert of_all.layout == layout
