@@ -15,12 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import networkx
 
 from benchmarks.compiled_cases import CompiledCase, cases
 from benchmarks.records import Record, table, write
@@ -30,6 +32,7 @@ SHARED_BYTES = 232_448  # that a block may have on Hopper: 227 KiB
 PRODUCTS = ("HGMMA", "HMMA", "QGMMA", "QMMA", "UTCQMMA", "IGMMA", "IMMA", "UTCIMMA")
 HOT = {*PRODUCTS, "LDGSTS", "UTMALDG"}
 HOT_ELSEWHERE = {"LDG"}
+ROOT = -1  # in a graph of blocks: before all entries
 LEAVING = {"BRA", "BRX", "EXIT", "RET"}  # after these another basic block starts
 COUNTED = (*PRODUCTS, "LDGSTS", "UTMALDG", "STL", "LDL")
 COLUMNS = {
@@ -138,9 +141,11 @@ def instructions(code: str) -> list[Instruction]:
 def hot_loops(code: Sequence[Instruction]) -> list[list[Instruction]]:
     """The innermost loops of those that do the work of a function."""
     hot = HOT if any(each.opcode in HOT for each in code) else HOT_ELSEWHERE
-    blocks, loops = natural_loops(code)
+    blocks = _basic_blocks(code)
     working = [
-        loop for loop in loops if any(each.opcode in hot for b in loop for each in blocks[b])
+        loop
+        for loop in _loops(blocks)
+        if any(each.opcode in hot for b in loop for each in blocks[b])
     ]
     return [
         [each for block in sorted(loop) for each in blocks[block]]
@@ -149,66 +154,53 @@ def hot_loops(code: Sequence[Instruction]) -> list[list[Instruction]]:
     ]
 
 
-def natural_loops(
-    code: Sequence[Instruction],
-) -> tuple[list[list[Instruction]], list[frozenset[int]]]:
-    """Basic blocks, and the loops as sets of their numbers.
-
-    A branch back to a block that every way here came through closes a loop. Others jump back too:
-    rarely executed parts, such as waiting for a barrier again, stand at the end of the code.
-    """
+def _basic_blocks(code: Sequence[Instruction]) -> list[list[Instruction]]:
     starts = {code[0].address} | {each.target for each in code if each.target is not None}
     blocks: list[list[Instruction]] = []
     for each in code:
         if each.address in starts or not blocks or blocks[-1][-1].opcode in LEAVING:
             blocks.append([])
         blocks[-1].append(each)
+    return blocks
+
+
+def _loops(blocks: Sequence[Sequence[Instruction]]) -> list[set[int]]:
+    """The natural loops as sets of the numbers of their blocks.
+
+    A branch back to a block that every way here came through closes a loop. Others jump back too:
+    rarely executed parts, such as waiting for a barrier again, stand at the end of the code.
+    """
     number = {block[0].address: index for index, block in enumerate(blocks)}
-    after: list[set[int]] = []
+    flow = networkx.DiGraph()
+    flow.add_nodes_from(range(len(blocks)))
     for index, block in enumerate(blocks):
         last = block[-1]
-        ways = {number[last.target]} if last.target in number else set()
-        if last.conditional or last.opcode not in LEAVING:
-            ways |= {index + 1} & set(range(len(blocks)))
-        after.append(ways)
+        if last.target in number:
+            flow.add_edge(index, number[last.target])
+        if (last.conditional or last.opcode not in LEAVING) and index + 1 < len(blocks):
+            flow.add_edge(index, index + 1)
     # What nothing else leads to is jumped to by an address that was computed: a part of the warps.
-    entries, reached = [0], _reached(after, [0])
-    while len(reached) < len(blocks):
-        entries.append(min(set(range(len(blocks))) - reached))
-        reached = _reached(after, entries)
-    before = [{way for way, ways in enumerate(after) if i in ways} for i in range(len(blocks))]
+    entries, reached = [0], {0} | networkx.descendants(flow, 0)
+    while unreached := set(flow) - reached:
+        entries.append(min(unreached))
+        reached |= {entries[-1]} | networkx.descendants(flow, entries[-1])
+    branches = [*flow.edges]
+    flow.add_edges_from((ROOT, entry) for entry in entries)
+    before = networkx.immediate_dominators(flow, ROOT)
 
-    # The blocks on every way to a block.
-    on_every_way = [frozenset(range(len(blocks)))] * len(blocks)
-    changed = True
-    while changed:
-        changed = False
-        for index, ways in enumerate(before):
-            common = [] if index in entries else [on_every_way[way] for way in ways]
-            new = frozenset({index}).union(frozenset.intersection(*common) if common else ())
-            changed |= new != on_every_way[index]
-            on_every_way[index] = new
+    def leads_through(block: int, head: int) -> bool:
+        while block not in (head, ROOT):
+            block = before[block]
+        return block == head
 
     loops: dict[int, set[int]] = {}
-    for head, ways in enumerate(before):
-        for tail in ways:
-            if head in on_every_way[tail]:
-                # All from which the branch back can be reached without passing the head.
-                within = [set() if index == head else each for index, each in enumerate(before)]
-                loops.setdefault(head, {head}).update(_reached(within, [tail]))
-    return blocks, [frozenset(body) for body in loops.values()]
-
-
-def _reached(after: Sequence[set[int]], entries: Iterable[int]) -> set[int]:
-    """The blocks that some way from the entries leads to."""
-    reached: set[int] = set()
-    waiting = list(entries)
-    while waiting:
-        block = waiting.pop()
-        if block not in reached:
-            reached.add(block)
-            waiting.extend(after[block])
-    return reached
+    for tail, head in branches:
+        if leads_through(tail, head):
+            # All from which the branch back can be reached without passing the head.
+            without = flow.subgraph(set(flow) - {head})
+            body = {head} if tail == head else {head, tail} | networkx.ancestors(without, tail)
+            loops.setdefault(head, set()).update(body - {ROOT})
+    return [*loops.values()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
