@@ -114,13 +114,12 @@ def test_methods_are_compared_in_their_best_variant_on_all_prompts():
     at_40 = qualities(some_clips(), "work", 0.4)
     assert set(at_40) == {OURS, "A", "B"}
     assert (at_40["A"].variant, at_40["A"].psnrs) == ("", {"x": 38.0, "y": 46.0})
-    ahead = lead(at_40, [OURS])
-    assert (ahead.best.method, ahead.best_worst.method) == ("A", "B")
-    assert (ahead.mean, ahead.worst, ahead.interval) == (3.0, 1.0, (2.0, 4.0))
-    assert lead(at_40, [SKIPS]) is None
+    ahead = lead(at_40)
+    assert (ahead.best, ahead.mean, ahead.interval) == ("A", 3.0, (2.0, 4.0))
+    assert lead({"A": at_40["A"]}) is None
     rows = {row["method"]: row for row in quality_rows(some_clips(), "work")}
     assert (rows[OURS]["40%"], rows["C"]["40%"]) == ("45.0 (40.0)", "-")
-    assert rows["sparse steps ahead of all"]["40%"] == "+3.0 (A)"
+    assert (rows[curves.LEAD]["40%"], rows[curves.INTERVAL]["40%"]) == ("+3.0 (A)", "+2.0 to +4.0")
     work, _ = figures.equal_work(some_clips()).axes
     assert {line.get_label() for line in work.lines} == {OURS}  # the one with a colour of its own
     with pytest.raises(ValueError, match="no records of equal work"):
