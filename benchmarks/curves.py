@@ -137,7 +137,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def chosen(
-    calibration: Iterable[Record], targets: Sequence[float] = TARGETS, best: int | None = None
+    calibration: Iterable[Record], targets: Sequence[float] = TARGETS
 ) -> dict[Curve, set[str]]:
     """The settings of others that decide the comparison, by curve.
 
@@ -148,7 +148,6 @@ def chosen(
     Args:
         calibration: records of the clips of one prompt that is not compared.
         targets: shares of the work.
-        best: only so many methods at each target, the best ones; None: all.
     """
     curves: dict[Curve, dict[str, tuple[float, float]]] = {}
     for clip in calibration:
@@ -164,8 +163,7 @@ def chosen(
             # One that does not get so low is behind all that do, the further the less it does.
             score = (psnr, 0.0) if psnr is not None else (float("-inf"), -lowest)
             winners[curve[0]] = max(winners.get(curve[0], (*score, curve)), (*score, curve))
-        in_order = sorted(winners.values(), reverse=True)
-        for _, _, curve in in_order[:best]:
+        for _, _, curve in winners.values():
             found.setdefault(curve, set()).update(_around(curves[curve], target))
     return found
 
