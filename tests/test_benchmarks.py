@@ -35,7 +35,7 @@ from benchmarks.models import (
     last_blocks_only,
     without_useless_masks,
 )
-from benchmarks.records import DIGITS, Run, read, table, write, write_compact
+from benchmarks.records import Run, read, table, write, write_compact
 from chipsparse.cache.memory_plan import Capacity, MemoryDemand, plan_memory
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
@@ -61,11 +61,10 @@ def dry_run(tmp_path, *arguments):
 # Records.
 
 
-@pytest.mark.parametrize("values", [1, 2, len(DIGITS), len(DIGITS) + 1])
-def test_compact_files_hold_what_was_written(tmp_path, values):
+def test_compact_files_hold_what_was_written(tmp_path):
     made = [
-        {"case": f"case {number % values}", "number": number / 7, "rare": [number // 40]}
-        for number in range(3 * values)
+        {"case": f"case {number % 7}", "one": 1, "number": number / 7, "rare": [number // 40]}
+        for number in range(90)
     ]
     for record in made[::3]:
         del record["rare"]
@@ -75,8 +74,6 @@ def test_compact_files_hold_what_was_written(tmp_path, values):
     for record in made:
         record["number"] = pytest.approx(record["number"], rel=1e-5)
     assert read(*paths) == [*made, {"a": None}]
-    of = json.loads((tmp_path / "compact.json").read_text())["case"]["of"]
-    assert isinstance(of, str) == (values <= len(DIGITS))
 
 
 def test_a_run_saves_after_each_record_and_survives_failures(tmp_path, capsys):
