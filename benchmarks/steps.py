@@ -40,8 +40,14 @@ from benchmarks.models import (
     without_useless_masks,
 )
 from benchmarks.records import Record, Run, environment
-from benchmarks.step_breakdown import PARTS, breakdown
-from benchmarks.step_timing import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
+from benchmarks.step_timing import (
+    DENSE_LIMIT,
+    PARTS,
+    attention_backend,
+    breakdown,
+    compiled_blocks,
+    run_timed,
+)
 from chipsparse import ScheduleConfig, SparsityConfig
 from chipsparse.cache.kinds import with_caches
 from chipsparse.cache.memory_plan import (
@@ -293,10 +299,10 @@ class Measured:
         }
 
     def _step(self, step: int, steps: int) -> torch.Tensor:
-        """All guidance branches of a step; the output of the first."""
-        arguments = self.transformer, self._inputs
-        outputs = [call(*arguments, branch, step, steps) for branch in self.model.branches]
-        return outputs[0]
+        """All guidance branches of a step; the output of the last, which all processes have."""
+        for branch in self.model.branches:
+            output = call(self.transformer, self._inputs, branch, step, steps)
+        return output
 
     def _warm_up(self, steps: Iterable[int], count: int) -> None:
         """These steps of so many with the last blocks alone, which compile; then the first ones."""
@@ -326,18 +332,12 @@ class Measured:
             if self._share < 1:
                 with last_blocks_only(self.model, self.transformer, 0):
                     self._step(0, STEPS)
-                    parts, _ = breakdown(partial(self._branch, 0, STEPS), self.device)
-                self._outside = self._outside_of(parts)
+                    parts = breakdown(partial(self._branch, 0, STEPS), self.device)
+                # Kernels alone: beside blocks the host passes while theirs run.
+                calls = len(self.model.branches)
+                self._outside = {part: calls * parts[part] for part in PARTS if part != "idle"}
+                self._outside["all"] = sum(self._outside.values())
         return statistics.median(times)
-
-    def _outside_of(self, parts: Mapping[str, float]) -> dict[str, float]:
-        """Milliseconds that the kernels of a stock step take without any block, by part.
-
-        What the host takes counts for nothing: beside blocks it passes while their kernels run.
-        """
-        calls = len(self.model.branches)
-        found = {part: calls * parts[part] for part in PARTS if part != "idle"}
-        return {**found, "all": sum(found.values())}
 
     def _branch(self, step: int, steps: int) -> torch.Tensor:
         return call(self.transformer, self._inputs, self.model.branches[0], step, steps)
@@ -388,8 +388,6 @@ class Measured:
         expected = self._expected[SPARSE]
         facts["sparse_step_ms"] = times[REFRESH + 1 : SPARSE + 1]
         facts["sparse_error"] = relative_error(outputs[SPARSE], expected)
-        # What reusing the refresh's output would have cost on the same step.
-        facts["reused_error"] = relative_error(outputs[REFRESH], expected)
         # A profiled call waits for the host; what it idles for is known of the others.
         parts = facts["breakdown_ms"]
         parts["all"] = facts["sparse_ms"] / len(self.model.branches)
@@ -424,7 +422,7 @@ class Measured:
             if timed < len(actions):
                 report.layer_times = True  # so that kernels are launched one by one, by layers
                 profiled = partial(self._branch, timed, count)
-                facts["breakdown_ms"], facts["longest_kernels"] = breakdown(profiled, self.device)
+                facts["breakdown_ms"] = breakdown(profiled, self.device)
                 report.layer_times = False
             facts |= {
                 "backends": dict(report.backends),
