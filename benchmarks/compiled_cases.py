@@ -345,7 +345,7 @@ def pieces(*, packs: bool, dim: int, count: int) -> None:
 
 def _layer(even: bool, dtype: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hidden, weight ``[F, C]`` and lists of kept neurons, of sizes that are ragged or not."""
-    rows, channels = (1024, 512) if even else (1025, 520)
+    rows, channels = (1024, 512) if even else (1026, 520)
     lists = _tensor(1, -(-rows // 128), 320 if even else KEPT, dtype=torch.int32)
     return _tensor(1, rows, channels, dtype=dtype), _tensor(1024, channels, dtype=dtype), lists
 

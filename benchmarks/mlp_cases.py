@@ -6,7 +6,6 @@ operation changes a cache in place; later calls on the same tensors cost the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -26,7 +25,6 @@ from benchmarks.kernel_checks import (
 )
 from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.checks import block_count
-from chipsparse.kernels.dispatch import Operation
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
@@ -96,7 +94,8 @@ class Layer:
 
 def make_layer(inputs: Inputs, settings: Settings) -> Layer:
     """Normal tokens and weights, with caches of tokens that have moved since."""
-    case, rows, width, channels = inputs.case, *_sizes(inputs)
+    case = inputs.case
+    rows, width, channels = case.mlp_rows, case.mlp_width, case.channels
     generator, block_size = torch.Generator(inputs.device).manual_seed(4), settings.block_size
 
     def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
@@ -117,39 +116,6 @@ def make_layer(inputs: Inputs, settings: Settings) -> Layer:
     output = F.linear(activation, down)
     layer = Layer(hidden, up, up_bias, down, mean, activation, output, empty, block_size)
     return replace(layer, neurons=replace(layer, mean=mean.clone()).select("reference"))
-
-
-def _sizes(inputs: Inputs) -> tuple[int, int, int]:
-    """Rows of a sample, neurons and channels."""
-    return inputs.case.mlp_rows, inputs.case.mlp_width, inputs.case.channels
-
-
-def _mlp(
-    inputs: Inputs,
-    layer: Layer,
-    operation: Operation[..., Any],
-    call: Callable[[str], torch.Tensor],
-    check: Callable[[torch.Tensor, Any], Errors],
-    baseline: str,
-    replaces: Callable[[], torch.Tensor],
-    products: int,
-) -> Kernel:
-    """A case of the MLP; without sparse products it reads everything."""
-    rows, width, channels = _sizes(inputs)
-    tokens, count = inputs.case.batch * rows, layer.neurons.shape[2]
-    fields: dict[str, Any] = {"block_size": layer.block_size, "mlp_tokens": tokens}
-    fields |= {"channels": channels, "mlp_width": width}
-    return Kernel(
-        operation,
-        call,
-        check,
-        _references(layer),
-        fields | {"density": count / width, "ideal": width / count},
-        baseline,
-        replaces,
-        flops=2 * products * tokens * channels * count or None,
-        moved_bytes=None if products else (tokens + width) * channels * layer.hidden.itemsize,
-    )
 
 
 @dataclass(frozen=True)
@@ -173,7 +139,7 @@ class Expected:
         return {"rel_error": require("relative error", error, limit, self.sample)}
 
 
-def _references(layer: Layer) -> Sequence[Expected]:
+def _references(layer: Layer) -> list[Expected]:
     """The references of all three operations on sampled blocks, before anything is changed."""
     batch, rows, _ = layer.hidden.shape
     expected = []
@@ -185,80 +151,72 @@ def _references(layer: Layer) -> Sequence[Expected]:
     return expected
 
 
-@kernel("neuron_selection")
-def selecting(inputs: Inputs, settings: Settings) -> Kernel:
-    """The choice of neurons, against block means, linear, difference and topk of PyTorch."""
-    layer = make_layer(inputs, settings)
+def _topk(layer: Layer) -> torch.Tensor:
+    """The choice of neurons by PyTorch: block means, linear, difference and topk."""
     rows = layer.block_size
     whole = layer.hidden.shape[1] // rows * rows  # so that one mean makes all blocks
+    tokens = layer.hidden[:, :whole].unflatten(1, (-1, rows)).mean(2)
+    means = F.linear(tokens, layer.up, layer.up_bias)
+    change = (means - layer.mean[:, : means.shape[1]]).abs()
+    return change.topk(layer.neurons.shape[2], dim=-1).indices
 
-    def topk() -> torch.Tensor:
-        tokens = layer.hidden[:, :whole].unflatten(1, (-1, rows)).mean(2)
-        means = F.linear(tokens, layer.up, layer.up_bias)
-        change = (means - layer.mean[:, : means.shape[1]]).abs()
-        return change.topk(layer.neurons.shape[2], dim=-1).indices
 
-    def check(neurons: torch.Tensor, expected: Expected) -> Errors:
+def _mlp(operation: str, inputs: Inputs, settings: Settings) -> Kernel:
+    """The case of one operation, or of all together, against what it replaces."""
+    layer = make_layer(inputs, settings)
+    case, rows, count = inputs.case, inputs.case.mlp_rows, layer.neurons.shape[2]
+    down, full = layer.down.contiguous(), layer.activation.clone()
+    # The second product is of a change that the same backend computed once.
+    delta_by = cache(partial(layer.change, layer.neurons))
+
+    def check_list(neurons: torch.Tensor, expected: Expected) -> Errors:
         listed = neurons[expected.sample.batch, expected.sample.block].flatten()
         return check_neurons(listed, expected.neurons.flatten(), expected.sample)
 
-    name = "mean, linear, topk"
-    return _mlp(inputs, layer, neuron_selection, layer.select, check, name, topk, 0)
-
-
-@kernel("sparse_mlp_up")
-def first_product(inputs: Inputs, settings: Settings) -> Kernel:
-    """The change of the listed neurons, and the cache that it is added to."""
-    layer = make_layer(inputs, settings)
-    call = partial(layer.change, layer.neurons)
-
-    def check(delta: torch.Tensor, expected: Expected) -> Errors:
+    def check_change(delta: torch.Tensor, expected: Expected) -> Errors:
         cached = layer.activation, expected.layer.activation
         return expected.error((delta, expected.delta), cached)
 
-    name = "linear and GELU"
-    return _mlp(inputs, layer, sparse_mlp_up, call, check, name, layer.dense_up, 1)
-
-
-@kernel("sparse_mlp_down")
-def second_product(inputs: Inputs, settings: Settings) -> Kernel:
-    """The output, which is the cache itself, of a change that the same backend computed once."""
-    layer = make_layer(inputs, settings)
-    delta_by = cache(partial(layer.change, layer.neurons))
-    down, full = layer.down.contiguous(), layer.activation.clone()
-
-    def check(output: torch.Tensor, expected: Expected) -> Errors:
-        cached = layer.output, expected.layer.output
-        return expected.error((output, expected.layer.output), cached)
-
-    return _mlp(
-        inputs,
-        layer,
-        sparse_mlp_down,
-        lambda name: layer.sum(delta_by(name), layer.neurons, name),
-        check,
-        "linear",
-        lambda: F.linear(full, down),
-        1,
-    )
-
-
-@kernel("sparse_mlp")
-def whole(inputs: Inputs, settings: Settings) -> Kernel:
-    """All three operations."""
-    layer = make_layer(inputs, settings)
-    down = layer.down.contiguous()
-
-    def check(output: torch.Tensor, expected: Expected) -> Errors:
+    def check_sum(output: torch.Tensor, expected: Expected) -> Errors:
         return expected.error((output, expected.layer.output))
 
-    return _mlp(
-        inputs,
-        layer,
-        sparse_mlp_up,
-        layer.step,
+    # Operation, call, check, baseline, what it does, and sparse products.
+    called, call, check, name, replaces, products = {
+        "neuron_selection": (
+            *(neuron_selection, layer.select, check_list),
+            *("mean, linear, topk", partial(_topk, layer), 0),
+        ),
+        "sparse_mlp_up": (
+            *(sparse_mlp_up, partial(layer.change, layer.neurons), check_change),
+            *("linear and GELU", layer.dense_up, 1),
+        ),
+        "sparse_mlp_down": (
+            *(sparse_mlp_down, lambda by: layer.sum(delta_by(by), layer.neurons, by), check_sum),
+            *("linear", lambda: F.linear(full, down), 1),
+        ),
+        "sparse_mlp": (
+            *(sparse_mlp_up, layer.step, check_sum),
+            *("two linears and GELU", lambda: F.linear(layer.dense_up(), down), 2),
+        ),
+    }[operation]
+    tokens = case.batch * rows
+    return Kernel(
+        called,
+        call,
         check,
-        "two linears and GELU",
-        lambda: F.linear(layer.dense_up(), down),
-        2,
+        _references(layer),
+        {
+            **{"block_size": layer.block_size, "mlp_tokens": tokens, "channels": case.channels},
+            **{"mlp_width": case.mlp_width, "density": count / case.mlp_width},
+            "ideal": case.mlp_width / count,
+        },
+        name,
+        replaces,
+        flops=2 * products * tokens * case.channels * count or None,
+        # Without sparse products it reads everything.
+        moved_bytes=None if products else (tokens + case.mlp_width) * case.channels * full.itemsize,
     )
+
+
+for _name in ("neuron_selection", "sparse_mlp_up", "sparse_mlp_down", "sparse_mlp"):
+    kernel(_name)(partial(_mlp, _name))
