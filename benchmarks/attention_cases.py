@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import random_inputs
+from benchmarks import cases
 from benchmarks.kernel_cases import Inputs, Kernel, Settings, kernel
 from benchmarks.kernel_checks import (
     LSE_LIMIT,
@@ -87,7 +87,7 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
     case, rows = inputs.case, settings.block_size
     count = settings.kept(case.density, case.tokens)
     lists = case.batch, case.heads, block_count(case.tokens, rows)
-    indices = random_inputs.index_lists(lists, case.tokens, count, device=inputs.device)
+    indices = cases.index_lists(lists, case.tokens, count, device=inputs.device)
     counts = torch.full(indices.shape[:3], count, dtype=torch.int32, device=inputs.device)
     cache = _delta_cache(inputs, settings.delta_rule)
     rule: Any = None if settings.delta_rule == "none" else settings.delta_rule
@@ -134,9 +134,7 @@ def selection(inputs: Inputs, settings: Settings) -> Kernel:
     case, rows = inputs.case, settings.block_size
     blocks, count = block_count(case.tokens, rows), settings.kept(case.density, case.tokens)
     lists, form = (case.batch, case.heads, blocks), {"device": inputs.device}
-    sums = random_inputs.column_sums(
-        lists, case.tokens, block_size=rows, dtype=inputs.dtype, **form
-    )
+    sums = cases.column_sums(lists, case.tokens, block_size=rows, dtype=inputs.dtype, **form)
 
     def check(packed: torch.Tensor, sample: Sample) -> Errors:
         mask = unpack_mask(packed[sample.block_of], case.tokens, backend="reference")
@@ -154,7 +152,6 @@ def selection(inputs: Inputs, settings: Settings) -> Kernel:
         {"density": count / case.tokens, "block_size": rows},
         "torch.topk",
         topk,
-        moved_bytes=sums.nbytes + case.batch * case.heads * blocks * -(-case.tokens // 8),
     )
 
 
@@ -165,7 +162,7 @@ def indices(inputs: Inputs, settings: Settings) -> Kernel:
     blocks = block_count(case.tokens, rows)
     keep = settings.kept(case.density, case.tokens) / case.tokens
     lists = case.batch, case.heads, blocks
-    packed, capacity = random_inputs.packed_masks(lists, case.tokens, keep, device=inputs.device)
+    packed, capacity = cases.packed_masks(lists, case.tokens, keep, device=inputs.device)
 
     def run(packed: torch.Tensor, name: str) -> Tensors:
         return packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
@@ -187,7 +184,6 @@ def indices(inputs: Inputs, settings: Settings) -> Kernel:
         inputs.samples(rows),
         {"density": keep, "block_size": rows, "capacity": capacity},
         baseline=None,
-        moved_bytes=packed.nbytes + 4 * case.batch * case.heads * blocks * (capacity + 1),
     )
 
 

@@ -24,8 +24,7 @@ WITHOUT_BLOCKS = ("dense_attention", "fp8_dense_attention")
 COLUMNS = {
     **dict.fromkeys(("op", "case", "backend"), ""),
     **{"block_size": "d", "density": ".3f", "latency_ms": ".3f", "baseline": ""},
-    **{"baseline_ms": ".3f", "speedup": ".2f", "ideal": ".1f", "of_ideal": ".0%"},
-    **{"tflops": ".0f", "baseline_tflops": ".0f", "gb_per_s": ".0f"},
+    **{"baseline_ms": ".3f", "speedup": ".2f", "ideal": ".1f", "tflops": ".0f"},
     **{"rel_error": ".1e", "lse_error": ".1e"},
 }
 # The curves: shares of the columns, and tokens at one share.
@@ -140,7 +139,7 @@ def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
     elif kernel.replaces is not None:
         baseline_ms = time_call(kernel.replaces, inputs.device).latency_ms
     case, latency_ms = inputs.case, timing.latency_ms
-    record: Record = {
+    return {
         "op": op,
         "case": case.name,
         **{name: getattr(case, name) for name in ("batch", "heads", "tokens", "head_dim")},
@@ -153,22 +152,15 @@ def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
         "baseline_ms": baseline_ms,
         "speedup": None if baseline_ms is None else baseline_ms / latency_ms,
         "tflops": None if kernel.flops is None else kernel.flops / latency_ms / 1e9,
-        "gb_per_s": None if kernel.moved_bytes is None else kernel.moved_bytes / latency_ms / 1e6,
         **{name: max(error[name] for error in errors) for name in errors[0]},
         **environment(inputs.device),
     }
-    if record.get("ideal") is not None and baseline_ms is not None:
-        # The baseline does as much more work as the ideal speed-up says.
-        record["of_ideal"] = share = record["speedup"] / record["ideal"]
-        if record["tflops"] is not None:
-            record["baseline_tflops"] = record["tflops"] / share
-    return record
 
 
 def _line(record: Record) -> str:
     speedup = "" if record["speedup"] is None else f"  {record['speedup']:.2f}x"
-    if "of_ideal" in record:
-        speedup += f" ({record['of_ideal']:.0%} of the ideal)"
+    if speedup and "ideal" in record:
+        speedup += f" ({record['speedup'] / record['ideal']:.0%} of the ideal)"
     rows = f" R{record['block_size']}" if "block_size" in record else ""
     label = f"{record['op']} {record['case']}{rows} {record['backend']}"
     return f"{label:70s} {record['latency_ms']:9.3f} ms{speedup}"

@@ -213,8 +213,6 @@ def _mlp(operation: str, inputs: Inputs, settings: Settings) -> Kernel:
         name,
         replaces,
         flops=2 * products * tokens * case.channels * count or None,
-        # Without sparse products it reads everything.
-        moved_bytes=None if products else (tokens + case.mlp_width) * case.channels * full.itemsize,
     )
 
 

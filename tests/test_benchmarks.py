@@ -15,25 +15,13 @@ from PIL import Image
 from torch.testing._internal.two_tensor import TwoTensor
 
 import chipsparse.kernels
-from benchmarks import (
-    figures,
-    kernels,
-    random_inputs,
-    step_timing,
-    steps,
-)
+from benchmarks import cases, figures, kernels, step_timing, steps
 from benchmarks.__main__ import main, parse
 from benchmarks.cases import CASES
 from benchmarks.fp8_linears import linears, to_fp8
 from benchmarks.kernel_cases import KERNELS, Inputs, Settings
 from benchmarks.kernel_checks import WrongResultError, check_selection, samples
-from benchmarks.models import (
-    FAMILIES,
-    MODELS,
-    STEPS,
-    last_blocks_only,
-    without_useless_masks,
-)
+from benchmarks.models import FAMILIES, MODELS, STEPS, last_blocks_only, without_useless_masks
 from benchmarks.records import Run, read, table, write, write_compact
 from chipsparse.cache.memory_plan import Capacity, MemoryDemand, plan_memory
 from chipsparse.kernels.dispatch import Backend
@@ -135,11 +123,8 @@ def test_each_kernel_is_checked_and_measured(op, tmp_path, capsys):
         if op == "column_sparse_attention":
             kept = round(300 * case.density)
             assert (record["density"], record["ideal"]) == (kept / 300, 300 / kept)
-            assert record["of_ideal"] == pytest.approx(record["speedup"] * kept / 300)
             flops = 4 * case.batch * 2 * case.head_dim * 300 * kept
             assert record["tflops"] == pytest.approx(flops / record["latency_ms"] / 1e9)
-            dense = flops * 300 / kept
-            assert record["baseline_tflops"] == pytest.approx(dense / record["baseline_ms"] / 1e9)
 
 
 def last_row_off(result):
@@ -214,15 +199,15 @@ def test_samples_cover_the_first_and_the_ragged_block_and_several_heads():
 
 
 def test_random_inputs_are_as_in_models():
-    lists = random_inputs.index_lists((2, 3, 7), 333, 25, device=CPU)
+    lists = cases.index_lists((2, 3, 7), 333, 25, device=CPU)
     assert (lists.shape, lists.dtype) == ((2, 3, 7, 25), torch.int32)
     assert (lists.diff(dim=-1) > 0).all()
     assert 0 <= lists.min() <= lists.max() < 333
-    packed, largest = random_inputs.packed_masks((1, 2, 5), 333, 0.3, device=CPU)
+    packed, largest = cases.packed_masks((1, 2, 5), 333, 0.3, device=CPU)
     counts = unpack_mask(packed, 333).sum(-1)
     assert 60 < counts.min() <= counts.max() == largest
     form = {"block_size": 128, "device": CPU, "dtype": torch.float32}
-    sums = random_inputs.column_sums((1, 2, 21), 4000, **form)
+    sums = cases.column_sums((1, 2, 21), 4000, **form)
     torch.testing.assert_close(sums.sum(-1), torch.full((1, 2, 21), 128.0), rtol=0.2, atol=0)
     assert 0.25 < (sums.topk(200, dim=-1).values.sum(-1) / sums.sum(-1)).mean() < 0.42
     logs = sums[0, 0].log()  # neighbouring blocks look at similar columns
@@ -424,20 +409,9 @@ def test_offloaded_steps_are_measured(mlp, uncompiled, tmp_path):
 @pytest.mark.slow
 def test_two_processes_share_steps(tmp_path):
     file = tmp_path / "record.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "benchmarks",
-        "parallel",
-        "--tiny",
-        "--device",
-        "cpu",
-        "--case",
-        "wan1b_480p",
-    ]
-    command += ["--depth", "0.1", "--json", str(file)]
+    options = "--tiny --device cpu --case wan1b_480p --depth 0.1 --json"
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks parallel"
+    command = [sys.executable, *command.split(), *options.split(), str(file)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     (record,) = read(file)
     (together,) = record["together"]
