@@ -181,7 +181,7 @@ def _mlp(operation: str, inputs: Inputs, settings: Settings) -> Kernel:
         return expected.error((output, expected.layer.output))
 
     # Operation, call, check, baseline, what it does, and sparse products.
-    called, call, check, name, replaces, products = {
+    known: dict[str, tuple[Any, ...]] = {
         "neuron_selection": (
             *(neuron_selection, layer.select, check_list),
             *("mean, linear, topk", partial(_topk, layer), 0),
@@ -198,7 +198,8 @@ def _mlp(operation: str, inputs: Inputs, settings: Settings) -> Kernel:
             *(sparse_mlp_up, layer.step, check_sum),
             *("two linears and GELU", lambda: F.linear(layer.dense_up(), down), 2),
         ),
-    }[operation]
+    }
+    called, call, check, name, replaces, products = known[operation]
     tokens = case.batch * rows
     return Kernel(
         called,
