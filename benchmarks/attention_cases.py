@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -43,20 +44,19 @@ Tensors = tuple[torch.Tensor, ...]
 @kernel("dense_attention")
 def dense(inputs: Inputs, settings: Settings) -> Kernel:
     """`dense_attention`."""
-
-    def check(result: Tensors, sample: Sample) -> Errors:
-        return check_attention(
-            result, dense_attention(*inputs.of(sample), backend="reference"), sample
-        )
-
     return Kernel(
         dense_attention,
         lambda name: dense_attention(*inputs.qkv, backend=name),
-        check,
+        _against(lambda sample: dense_attention(*inputs.of(sample), backend="reference")),
         inputs.samples(settings.block_size),
         {"density": 1.0},
         flops=inputs.flops(inputs.case.tokens),
     )
+
+
+def _against(reference: Callable[[Sample], Tensors]) -> Callable[[Tensors, Sample], Errors]:
+    """The check of attention against its reference on a sample."""
+    return lambda result, sample: check_attention(result, reference(sample), sample)
 
 
 @kernel("dense_attention_column_sums")
@@ -64,17 +64,13 @@ def column_sums(inputs: Inputs, settings: Settings) -> Kernel:
     """`dense_attention_column_sums`, with the log-sum-exp of a dense run."""
     rows, lse = settings.block_size, inputs.lse
 
-    def run(query: Any, key: Any, value: Any, lse: Any, name: str) -> Tensors:
-        return dense_attention_column_sums(query, key, value, lse, block_size_q=rows, backend=name)
-
-    def check(result: Tensors, sample: Sample) -> Errors:
-        expected = run(*inputs.of(sample), lse[sample.rows_of], "reference")
-        return check_attention(result, expected, sample)
+    def run(qkv: Tensors, lse: Any, name: str) -> Tensors:
+        return dense_attention_column_sums(*qkv, lse, block_size_q=rows, backend=name)
 
     return Kernel(
         dense_attention_column_sums,
-        lambda name: run(*inputs.qkv, lse, name),
-        check,
+        lambda name: run(inputs.qkv, lse, name),
+        _against(lambda sample: run(inputs.of(sample), lse[sample.rows_of], "reference")),
         inputs.samples(rows),
         {"density": 1.0, "block_size": rows},
         flops=inputs.flops(inputs.case.tokens),
@@ -88,7 +84,7 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
     count = settings.kept(case.density, case.tokens)
     lists = case.batch, case.heads, block_count(case.tokens, rows)
     indices = cases.index_lists(lists, case.tokens, count, device=inputs.device)
-    counts = torch.full(indices.shape[:3], count, dtype=torch.int32, device=inputs.device)
+    counts = torch.full(lists, count, dtype=torch.int32, device=inputs.device)
     cache = _delta_cache(inputs, settings.delta_rule)
     rule: Any = None if settings.delta_rule == "none" else settings.delta_rule
 
@@ -96,21 +92,19 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
         options = {"block_size_q": rows, "delta_rule": rule, "backend": name, **cache}
         return column_sparse_attention(*qkv, *lists, **options)
 
-    def check(result: Tensors, sample: Sample) -> Errors:
+    def reference(sample: Sample) -> Tensors:
         lists = indices[sample.block_of], counts[sample.block_of]
         part = {name: tensor[sample.rows_of] for name, tensor in cache.items()}
-        return check_attention(result, run(inputs.of(sample), lists, part, "reference"), sample)
+        return run(inputs.of(sample), lists, part, "reference")
 
     return Kernel(
         column_sparse_attention,
         lambda name: run(inputs.qkv, (indices, counts), cache, name),
-        check,
+        _against(reference),
         inputs.samples(rows),
         {
-            "density": count / case.tokens,
-            "ideal": case.tokens / count,
-            "block_size": rows,
-            "delta_rule": settings.delta_rule,
+            **{"density": count / case.tokens, "ideal": case.tokens / count},
+            **{"block_size": rows, "delta_rule": settings.delta_rule},
         },
         flops=inputs.flops(count),
     )
