@@ -6,7 +6,6 @@ step's time goes) and ``equal_work`` (quality over work and over time).
 
 from __future__ import annotations
 
-import io
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MultipleLocator, PercentFormatter
-from PIL import Image
 
 from benchmarks import curves
 from benchmarks.curves import by_workload, on_gpu
@@ -54,19 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, *_: Any) -> None:
     """Draws a figure of the docs from records."""
-    save(DRAWN[args.kind](read(*args.records)), args.output)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure in 24 colours: a third of the bytes, which the repository keeps for good."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
-    with Image.open(drawn) as image:
-        few = image.convert("RGB").quantize(24, Image.Quantize.FASTOCTREE)
-    if path.suffix == ".webp":
-        few.convert("RGB").save(path, lossless=True, quality=100, method=6)
-    else:
-        few.save(path)
+    options = {"lossless": True} if args.output.suffix == ".webp" else {}
+    DRAWN[args.kind](read(*args.records)).savefig(args.output, pil_kwargs=options)
 
 
 @matplotlib.rc_context(STYLE)
