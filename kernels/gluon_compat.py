@@ -79,14 +79,15 @@ def _unsupported_reason(version: str, device: torch.device) -> str | None:
 def _compile_kernels(device: torch.device) -> None:
     """Compiles a kernel of each operation that has one here, as it is launched, and runs none."""
     # These modules import this one.
-    from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention, gluon_sm90
+    from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
+    from chipsparse.kernels.column_sparse_attention.gluon_sm90 import column_sparse_attention
     from chipsparse.kernels.dense_attention import DenseAttention
-    from chipsparse.kernels.dense_attention_column_sums import gluon_sm90 as dense
+    from chipsparse.kernels.dense_attention_column_sums.gluon_sm90 import dense_attention
     from chipsparse.kernels.launch import compile_only
     from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
-    from chipsparse.kernels.sparse_mlp_down import gluon_sm90 as down
+    from chipsparse.kernels.sparse_mlp_down.gluon_sm90 import sparse_mlp_down
     from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
-    from chipsparse.kernels.sparse_mlp_up import gluon_sm90 as up
+    from chipsparse.kernels.sparse_mlp_up.gluon_sm90 import sparse_mlp_up
     from chipsparse.kernels.token_layout import empty_token_contiguous
 
     hidden = torch.empty(1, 128, 256, dtype=torch.bfloat16, device=device)
@@ -96,11 +97,11 @@ def _compile_kernels(device: torch.device) -> None:
     cache = empty_token_contiguous(hidden, 1, 128, 512)
     with compile_only():
         attention = ColumnSparseAttention(heads, heads, heads, lists, lists[..., 0])
-        gluon_sm90.column_sparse_attention(attention)
-        dense.dense_attention(DenseAttention(heads, heads, heads))
+        column_sparse_attention(attention)
+        dense_attention(DenseAttention(heads, heads, heads))
         first = SparseMLPUp(hidden, weight, None, lists[:, 0], cache, activation="gelu-tanh")
-        change = up.sparse_mlp_up(first)
-        down.sparse_mlp_down(SparseMLPDown(change, weight.t(), lists[:, 0], hidden))
+        change = sparse_mlp_up(first)
+        sparse_mlp_down(SparseMLPDown(change, weight.t(), lists[:, 0], hidden))
 
 
 def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
