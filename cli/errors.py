@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from typing import Any, NoReturn
 
 import typer
@@ -102,6 +102,11 @@ def described(error: Exception) -> str:
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """Return what shells expect of a program that was stopped: 130 for Ctrl-C, 143, 129."""
     return 128 + getattr(interrupt, "signal", signal.SIGINT)
+
+
+def results_alone() -> AbstractContextManager[object]:
+    """While something works: what it prints is no result, and goes to stderr."""
+    return redirect_stdout(sys.stderr)
 
 
 def say(line: str) -> None:

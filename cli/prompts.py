@@ -13,7 +13,7 @@ from typing import Any
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.cli.wording import counted
 from chipsparse.common import text_files
-from chipsparse.experiments.records import Sample
+from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import ASSETS
 
 DIGITS = 3  # at least, of the numbers of a series, so that names sort

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ import torch
 from PIL import ImageOps
 from PIL.Image import Image, Resampling
 
-from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.errors import UserError, results_alone, user_errors
 from chipsparse.cli.model.description import (
     ModelDescription,
     choose_device,
@@ -136,7 +135,7 @@ def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
         UserError: the device or the model is not here.
     """
     with (
-        redirect_stdout(sys.stderr),  # what libraries print is no result
+        results_alone(),
         rank.after_first(),
         ProgressDisplay() if rank.writes else silent_display() as display,
         quiet_libraries(debug=options.debug),

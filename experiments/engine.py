@@ -14,7 +14,8 @@ from chipsparse.config import SparsityConfig
 from chipsparse.experiments.clips import ClipMaker, Generation, in_turn, patched, stock
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import compare_clips
-from chipsparse.experiments.records import DENSE, ClipRecord, Sample
+from chipsparse.experiments.records import ClipRecord
+from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.store import Store, write_frames
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
@@ -248,7 +249,7 @@ class Experiment:
         if self._lpips is None:
             self._lpips = self.lpips(*dense.shape[1:3])
         result = compare_clips(dense, made, perceptual=self._lpips.measure)
-        values = result.to_json(per_frame=self.per_frame)
+        values = result.model_dump(exclude=set() if self.per_frame else {"per_frame"})
         return {**values, "lpips_missing": self._lpips.why_not}
 
     def _dense_frames(self, sample: Sample) -> np.ndarray | None:

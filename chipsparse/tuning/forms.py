@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
+from chipsparse.config import Between, MLPConfig, ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.schedule.text import list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, best_lists, drift, jump_costs
@@ -62,10 +62,8 @@ class Form:
 
     def schedule(self, steps: Steps) -> ScheduleConfig:
         """The schedule with these steps."""
-        schedule = ScheduleConfig(full_steps=steps.full, **vars(self.reuse))
-        if steps.sparse is None:
-            return schedule
-        return dataclasses.replace(schedule, between=steps.sparse)
+        between: Between | tuple[int, ...] = "none" if steps.sparse is None else steps.sparse
+        return ScheduleConfig(full_steps=steps.full, between=between, **vars(self.reuse))
 
     def describe(self, config: SparsityConfig, steps: int) -> str:
         """One line for people about one of its configs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Item
 from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, resolve
-from chipsparse.cli.results import json_values
 
 DIGITS = 16  # of a digest: 2^64 of them
 # What decides about a result, of the facts that `RequestRecord` has.
@@ -153,7 +152,7 @@ def _resolved(
     image = given.image
     return request, {
         **record.model_dump(include=DECISIVE),
-        "sparsity": None if profile is None else json_values(profile.sparsity),
+        "sparsity": None if profile is None else asdict(profile.sparsity),
         "image": None if image is None else hashlib.sha256(image.read_bytes()).hexdigest(),
         "crf": given.crf,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chipsparse.cli.errors import results_alone
 from chipsparse.cli.options import (
     Check,
     GenerationOptions,
@@ -11,7 +12,6 @@ from chipsparse.cli.options import (
     check_positive,
     model_option,
 )
-from chipsparse.cli.results import results_alone
 
 EXAMPLE = (
     "Example: [bold]chipsparse explain --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --vram 24G[/bold]"

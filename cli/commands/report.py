@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from chipsparse.cli.errors import results_alone
 from chipsparse.cli.options import (
     REQUIRED,
     PrintOptions,
@@ -12,7 +13,6 @@ from chipsparse.cli.options import (
     generation_option,
     output_option,
 )
-from chipsparse.cli.results import results_alone
 
 EXAMPLE = "Example: [bold]chipsparse report report.json -o report.html[/bold]"
 

@@ -19,6 +19,7 @@ from chipsparse.cli.compare.record import (
     Side,
 )
 from chipsparse.cli.errors import UserError, exit_code
+from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.progress import WorkProgress
@@ -30,7 +31,8 @@ from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.wording import counted, sharing_text
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, sparse_way
-from chipsparse.experiments.records import DENSE, ClipRecord, Sample
+from chipsparse.experiments.records import ClipRecord
+from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
 from chipsparse.parallel.degrees import Parallel
@@ -102,7 +104,7 @@ def compare_configs(options: CompareOptions) -> None:
         transformer_class=work.model.transformer_class,
         device=str(work.device),
         dtype=str(work.dtype).removeprefix("torch."),
-        settings=dataclasses.asdict(settings),
+        settings=Settings(**dataclasses.asdict(settings)),
         flow_shift=options.flow_shift,
         sharing="" if rank.parallel is None else sharing_text(rank.parallel),
         configs={

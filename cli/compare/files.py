@@ -6,12 +6,11 @@ from pathlib import Path
 
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.compare.record import FilesComparison, ShownClip
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import UserError, results_alone
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.results import results_alone
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.experiments.lpips import find_lpips
 from chipsparse.experiments.quality import compare_clips
@@ -46,7 +45,7 @@ def _compare(options: CompareOptions, display: ProgressDisplay) -> FilesComparis
     frames, height, width, _ = a.shape
     lpips = find_lpips(height, width)
     with display.stage("comparing"):
-        values = compare_clips(a, b, perceptual=lpips.measure).to_json()
+        quality = compare_clips(a, b, perceptual=lpips.measure)
     shown = None
     if options.output is not None:
         with display.stage(f"writing {options.output}"):
@@ -64,7 +63,7 @@ def _compare(options: CompareOptions, display: ProgressDisplay) -> FilesComparis
         lossy=list(dict.fromkeys(str(clip.path) for clip in clips if clip.lossy)),
         lpips_missing=lpips.why_not,
         clip=shown,
-        **values,
+        **quality.model_dump(),
     )
 
 

@@ -24,7 +24,7 @@ from chipsparse.cli.options import (
     read_fps,
     seed_option,
 )
-from chipsparse.experiments.records import DENSE
+from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.profile import ASSETS, profile_classes
 from chipsparse.profiles.qualities import QUALITIES
 

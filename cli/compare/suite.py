@@ -32,10 +32,10 @@ from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.wording import bundled_name, counted
 from chipsparse.common.machine import package_version
-from chipsparse.experiments import records
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.rivals import CALIBRATION, MAG, suite_rivals
+from chipsparse.experiments.samples import Sample as PromptSample
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.tuned_range import digest
 
@@ -78,7 +78,7 @@ def run_suite(options: CompareOptions) -> None:
         )
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, model)]
 
-        def write(way: Way, sample: records.Sample, frames: np.ndarray) -> None:
+        def write(way: Way, sample: PromptSample, frames: np.ndarray) -> None:
             file = folder / clip_file(way, sample, suffix)
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def run_suite(options: CompareOptions) -> None:
         print_sections(Console(), [Section("", [Facts(files)])])
 
 
-def _samples(options: CompareOptions, model: ModelDescription) -> list[records.Sample]:
+def _samples(options: CompareOptions, model: ModelDescription) -> list[PromptSample]:
     """Return the prompts of ``--prompts``, or bundled ones.
 
     What the bundled models were trained on are scenes of their own.
@@ -148,7 +148,7 @@ def _refuse(pipe: Any) -> Any:
     raise AssertionError("a refused way is never applied")
 
 
-def clip_file(way: Way, sample: records.Sample, suffix: str) -> str:
+def clip_file(way: Way, sample: PromptSample, suffix: str) -> str:
     """Return the name of a clip to look at, in the folder: one for each config of ours."""
     name = way.key if way.method == OURS and way.key else way.name
     return f"clips/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
@@ -218,7 +218,7 @@ def _result(
     complete = [sample for sample in made if all(sample in kept[way.name] for way in ran)]
     ours = [way.name for way in ran if way.method == OURS]
 
-    def lowest(sample: records.Sample) -> float:
+    def lowest(sample: PromptSample) -> float:
         psnrs = (kept[name][sample].psnr_db for name in ours)
         return min((psnr for psnr in psnrs if psnr is not None), default=math.inf)
 

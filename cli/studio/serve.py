@@ -8,9 +8,8 @@ import threading
 import webbrowser
 from pathlib import Path
 
-from chipsparse.cli.errors import user_errors
+from chipsparse.cli.errors import results_alone, user_errors
 from chipsparse.cli.model.description import quiet_libraries
-from chipsparse.cli.results import results_alone
 from chipsparse.cli.studio.options import HOST, StudioOptions
 from chipsparse.cli.studio.run import Studio
 from chipsparse.profiles.profile import ASSETS, bundled_model

@@ -32,7 +32,7 @@ from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, config_digest
 from chipsparse.experiments.lpips import Lpips, find_lpips
-from chipsparse.experiments.records import Sample
+from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import ASSETS, Profile

@@ -23,7 +23,8 @@ from chipsparse.experiments.engine import (
     record_name,
     sparse_way,
 )
-from chipsparse.experiments.records import DENSE, ClipRecord
+from chipsparse.experiments.records import ClipRecord
+from chipsparse.experiments.samples import DENSE
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.tuning.calibration import SchedulerTap
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, with_sparse_mlp

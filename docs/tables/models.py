@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from chipsparse.cli.commands import models as command
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.cli.model.listed import list_models
 from docs.tables.markdown import table
 
 # Phrases of many adapters, and their shorter form: notes below the table say the rest.
@@ -20,20 +19,19 @@ SHORTER = {
 def models() -> str:
     """Return a row for each transformer class: its models and the parts that run sparse."""
     rows = []
-    for adapter in ADAPTERS.values():
-        facts = command.describe(adapter)
-        argument, colon, calls = facts["guidance"].partition(": ")
+    for model in list_models().models:
+        argument, colon, calls = model.guidance.partition(": ")
         guidance = f"`{argument}`" if colon else "none"
-        attention, mlp = facts["attention"], facts["mlp"]
+        attention, mlp = model.attention, model.mlp
         for phrase, shorter in SHORTER.items():
             attention, mlp = attention.replace(phrase, shorter), mlp.replace(phrase, shorter)
         rows.append(
             {
-                "class of the transformer": f"`{adapter.transformer_class}`",
-                "models": facts["families"],
+                "class of the transformer": f"`{model.transformer_class}`",
+                "models": model.families,
                 "attention": attention,
                 "MLP": mlp,
-                "text columns": facts["text_columns"].partition(" ")[0],
+                "text columns": model.text_columns.partition(" ")[0],
                 "guidance": guidance + (", in the batch" if "same call" in calls else ""),
             }
         )
@@ -43,7 +41,7 @@ def models() -> str:
 def other_classes() -> str:
     """Return the classes of diffusers without an adapter, by the reason for which."""
     by_reason: dict[str, list[str]] = {}
-    for name, line in command.other_classes().items():
+    for name, line in list_models().other_classes.items():
         by_reason.setdefault(line.removeprefix("refused: "), []).append(f"`{name}`")
     reasons = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     return "\n".join(f"- {', '.join(names)}: {reason}." for reason, names in reasons)

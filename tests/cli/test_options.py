@@ -28,7 +28,6 @@ from chipsparse.cli.options import (
     read_fps,
     read_value,
 )
-from chipsparse.profiles.profile import ASSETS
 
 
 def refuse(word):
@@ -191,8 +190,7 @@ MISTAKES = {
         f"generate x -o a.gif --dense {words}": "is about the sparse run, which --dense leaves out"
         for words in ("--quality fast", "--strict", "--report r.json", "--ram 1G", "--vram 1G")
     },
-    "batch no.csv -o out": "no.csv could not be read: No such file",
-    f"batch {ASSETS / 'prompts/shapes.txt'} -o out --crf 99": "--crf 99 is out of range",
+    "batch p.csv -o out --steps 0": "--steps 0 is too small",
     "explain --steps 0": "--steps 0 is too small",
     "explain --model=": "--model is empty; leave it out for the bundled tiny model",
     "tune -o p.yaml --min-psnr 30 --height 0": "--height 0 is too small",

@@ -14,7 +14,7 @@ from chipsparse.experiments.clips import Generation, StepResult
 from chipsparse.experiments.engine import Applied, Experiment, Way, plainly
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.progress import Progress, Ranks
-from chipsparse.experiments.records import Sample
+from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
 
 SAMPLES = [Sample(n, f"prompt {n}", 10 + n) for n in range(3)]

@@ -64,14 +64,6 @@ def test_unknown_release_that_does_not_compile(monkeypatch, unknown_release, mes
     assert "\n" not in reason
 
 
-def test_unknown_release_whose_kernels_cannot_be_imported(monkeypatch, unknown_release):
-    module = "chipsparse.kernels.column_sparse_attention.gluon_sm90"
-    monkeypatch.setitem(sys.modules, module, None)
-    reason = gluon_compat.unsupported_reason(CPU)
-    assert "Triton 99.1.0" in reason
-    assert "ModuleNotFoundError" in reason
-
-
 @pytest.mark.parametrize(
     "moved", ["triton.experimental", "triton.experimental.gluon.language.nvidia.hopper"]
 )
