@@ -17,11 +17,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def refused_rows(refused: int, rows: int) -> str:
-    """How many rows of a suite did not run."""
-    return f"{refused} of {counted(rows, 'row')} did not run; the same command tries them again"
-
-
 def bundled_name(place: str) -> str | None:
     """The name of what comes with chipsparse, such as ``tiny-wan``; None for anything else."""
     path, bundled = Path(place).resolve(), ASSETS.resolve()

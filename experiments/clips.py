@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import sys
@@ -113,12 +112,6 @@ class Generation:
     def width(self) -> int:
         """The width of the frames, in pixels."""
         return int(self.frames.shape[2])
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the pixels; their number and size instead."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        shape = {"height": self.height, "width": self.width}
-        return {**fields, **shape, "frames": len(self.frames)}
 
 
 @dataclass

@@ -249,7 +249,7 @@ class Experiment:
         if self._lpips is None:
             self._lpips = self.lpips(*dense.shape[1:3])
         result = compare_clips(dense, made, perceptual=self._lpips.measure)
-        values = result.to_json(per_frame=self.per_frame)
+        values = result.model_dump(exclude=set() if self.per_frame else {"per_frame"})
         return {**values, "lpips_missing": self._lpips.why_not}
 
     def _dense_frames(self, sample: Sample) -> np.ndarray | None:

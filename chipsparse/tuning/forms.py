@@ -62,10 +62,8 @@ class Form:
 
     def schedule(self, steps: Steps) -> ScheduleConfig:
         """The schedule with these steps."""
-        schedule = ScheduleConfig(full_steps=steps.full, **vars(self.reuse))
-        if steps.sparse is None:
-            return schedule
-        return dataclasses.replace(schedule, between=steps.sparse)
+        between = "none" if steps.sparse is None else steps.sparse
+        return ScheduleConfig(full_steps=steps.full, between=between, **vars(self.reuse))
 
     def describe(self, config: SparsityConfig, steps: int) -> str:
         """One line for people about one of its configs."""

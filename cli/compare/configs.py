@@ -19,6 +19,7 @@ from chipsparse.cli.compare.record import (
     Side,
 )
 from chipsparse.cli.errors import UserError, exit_code
+from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.progress import WorkProgress
@@ -103,7 +104,7 @@ def compare_configs(options: CompareOptions) -> None:
         transformer_class=work.model.transformer_class,
         device=str(work.device),
         dtype=str(work.dtype).removeprefix("torch."),
-        settings=dataclasses.asdict(settings),
+        settings=Settings(**dataclasses.asdict(settings)),
         flow_shift=options.flow_shift,
         sharing="" if rank.parallel is None else sharing_text(rank.parallel),
         configs={

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.views.sections import (
     FIRST,
@@ -29,8 +30,8 @@ from chipsparse.cli.views.sections import (
     Table,
     Tile,
 )
-from chipsparse.cli.views.units import TIMES, counted, decibels, seconds_text, times
-from chipsparse.experiments.records import ClipRecord
+from chipsparse.cli.views.units import counted, decibels, seconds_text, times
+from chipsparse.experiments.records import ClipQuality, ClipRecord
 from chipsparse.experiments.samples import DENSE
 from chipsparse.experiments.statistics import LEVEL, draws, interval
 
@@ -152,7 +153,7 @@ class ConfigsComparison(Result):
     transformer_class: String
     device: String
     dtype: String
-    settings: Mapping[str, Any] = {}
+    settings: Settings = Settings()
     flow_shift: Number | None = None
     sharing: String = ""
     configs: Mapping[Side, Config]
@@ -271,16 +272,12 @@ class ConfigsComparison(Result):
                 parts.append(Tile(times(speed.value), f"speed of {side} over dense", detail))
             if psnr is not None:
                 parts.append(Tile(decibels(psnr.value), f"PSNR of {side} against dense", detail))
-        settings = self.settings
-        size = TIMES.join(str(settings.get(name, "?")) for name in ("width", "height"))
-        shift = "" if self.flow_shift is None else f"{self.flow_shift:g}"
         dense = statistics.median(clip.seconds for clip in self.dense)
         missing = next((r.lpips_missing for r in self.records if r.lpips_missing), None)
         seeds = [record.seed for record in self.dense]
         rows = [
             ("model", f"{name_of(self.model)} ({self.transformer_class})"),
-            ("size", f"{size}, {settings.get('num_inference_steps', '?')} steps"),
-            ("flow shift", shift),
+            ("settings", self.settings.text(self.flow_shift)),
             ("prompts", f"{count}, seeds {seeds[0]} to {seeds[-1]}, the same for dense, A and B"),
             ("dense", f"{seconds_text(dense)} for the denoising loop, median"),
             ("device", f"{self.device}, {self.dtype}"),
@@ -449,13 +446,11 @@ def spread(
     return rows
 
 
-class FilesComparison(Result):
-    """Two files; a PSNR of None is that of files which are the same.
+class FilesComparison(Result, ClipQuality):
+    """The quality of file B against file A, whose flicker is ``flicker_dense`` in `per_frame`.
 
     Attributes:
         lossy: the files whose format changed the pixels.
-        flicker: of B.
-        per_frame: the values of each frame, by metric; `flicker_dense` is that of A.
     """
 
     kind: Literal["files"] = "files"
@@ -465,15 +460,7 @@ class FilesComparison(Result):
     height: Count
     width: Count
     lossy: Sequence[String] = ()
-    identical: bool
-    psnr_db: Number | None = None
-    ssim: Number | None = None
-    lpips: Number | None = None
     lpips_missing: String | None = None
-    largest_difference: Count
-    flicker: Number | None = None
-    flicker_change: Number | None = None
-    per_frame: Mapping[str, Sequence[Number | None]] = {}
     clip: ShownClip | None = None
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from chipsparse.cli.compare.record import PSNR, SPEED
+from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views.names import without_folders
 from chipsparse.cli.views.sections import (
     FIRST,
@@ -30,7 +31,7 @@ from chipsparse.cli.views.sections import (
     Table,
     Tile,
 )
-from chipsparse.cli.views.units import TIMES, counted, decibels, seconds_text, times
+from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.experiments.records import ClipRecord
 
 if TYPE_CHECKING:
@@ -48,7 +49,13 @@ QUIET = 1.25
 FAR_DB = 15.0  # a floor that is so far above everything would press it together
 PASSED = "\N{CHECK MARK}"
 # Fields of a record that are not sent: texts are in the remarks, without folders.
-UNSENT = {"prompt": "", "fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
+UNSENT: dict[str, Any] = {
+    "prompt": "",
+    "fallbacks": [],
+    "notes": [],
+    "facts": {},
+    "lpips_missing": None,
+}
 
 
 def passes(clip: ClipRecord) -> bool:
@@ -158,7 +165,7 @@ class SuiteResult(Result):
     pipeline_class: String
     transformer_class: String
     transformer_config: String = ""
-    settings: Mapping[str, Any] = {}
+    settings: Settings = Settings()
     flow_shift: Number | None = None
     device: String
     dtype: String
@@ -271,15 +278,11 @@ class SuiteResult(Result):
             for row in self.shown
             if row.method == OURS
         ]
-        settings = self.settings
-        size = TIMES.join(str(settings.get(name, "?")) for name in ("width", "height"))
-        shift = "" if self.flow_shift is None else f"{self.flow_shift:g}"
         median = statistics.median(self.dense_seconds)
         missing = "" if self.lpips_missing is None else f"not measured: {self.lpips_missing}"
         rows = [
             ("transformer", f"{self.transformer_class}, {self.pipeline_class}"),
-            ("size", f"{size}, {settings.get('num_inference_steps', '?')} steps"),
-            ("flow shift", shift),
+            ("settings", self.settings.text(self.flow_shift)),
             ("prompts", f"{len(self.seeds)}, each row with the same seeds as dense"),
             ("dense", f"{seconds_text(median)} for the denoising loop, median"),
             ("device", f"{self.device}, {self.dtype}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -41,7 +40,8 @@ from chipsparse.experiments.clips import (
     patched,
     peak_process_bytes,
 )
-from chipsparse.experiments.quality import ClipComparison, compare_clips
+from chipsparse.experiments.quality import compare_clips
+from chipsparse.experiments.records import ClipQuality
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.record import record_of as report_record
 
@@ -323,14 +323,13 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     return result, made.frames
 
 
-def compared(clip: ClipComparison, dense: Generation, sparse: Generation) -> Comparison:
+def compared(clip: ClipQuality, dense: Generation, sparse: Generation) -> Comparison:
     """Return how far sparse is from dense, and how much faster."""
-    identical = math.isinf(clip.psnr_db)
     return Comparison(
         speedup=dense.denoising_seconds / sparse.denoising_seconds,
-        psnr_db=None if identical else clip.psnr_db,
+        psnr_db=clip.psnr_db,
         ssim=clip.ssim,
-        identical=identical,
+        identical=clip.identical,
     )
 
 

@@ -60,6 +60,17 @@ class Settings(Record):
         frames = f", {counted(self.num_frames, 'frame')}" if self.num_frames else ""
         return f"{self.width}x{self.height} pixels{frames}"
 
+    def text(self, flow_shift: float | None = None) -> str:
+        """Return size, steps, guidance and flow shift in a line."""
+        steps, guidance = self.num_inference_steps, self.true_cfg_scale or self.guidance_scale
+        texts = [
+            self.size,
+            "" if steps is None else counted(steps, "step"),
+            "" if guidance is None else f"guidance {guidance:g}",
+            "" if flow_shift is None else f"flow shift {flow_shift:g}",
+        ]
+        return ", ".join(text for text in texts if text)
+
     @property
     def guidance(self) -> str:
         """The scales of guidance."""
@@ -107,13 +118,8 @@ class RequestRecord(Record):
     @property
     def settings_text(self) -> str:
         """All settings in a line."""
-        settings = self.settings
-        steps = settings.num_inference_steps
-        guidance = settings.true_cfg_scale or settings.guidance_scale
         texts = [
-            settings.size,
-            "" if steps is None else counted(steps, "step"),
-            "" if guidance is None else f"guidance {guidance:g}",
+            self.settings.text(),
             self.scheduler,
             "" if self.flow_shift is None else f"flow shift {self.flow_shift:g}",
             self.image and f"from {self.image}",

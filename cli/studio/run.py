@@ -296,7 +296,7 @@ class Studio:
             dense=dense,
             kept=kept,
             comparison=None if clip is None or dense is None else compared(clip, dense, sparse),
-            psnr_per_frame=[] if clip is None else clip.psnr_per_frame,
+            psnr_per_frame=[] if clip is None else clip.psnrs,
             clips=clips,
             profile=_profile(request, folder),
             runs=feed.now.runs,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views.budget_map import Cell, budget_map
 from chipsparse.cli.views.sections import (
     FOURTH,
@@ -27,7 +28,7 @@ from chipsparse.cli.views.sections import (
     Table,
     Tile,
 )
-from chipsparse.cli.views.units import TIMES, counted, decibels, seconds_text, times
+from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.tuned_range import target_text
@@ -163,11 +164,25 @@ class Tried:
         )
 
 
+class About(Settings):
+    """The facts that all measurements of a results file have in common."""
+
+    model: String = "a model"
+    transformer_class: String = ""
+    flow_shift: Number | None = None
+    delta_rule: String = Field(default="", alias="attention.delta_rule")
+    device: String = ""
+    dtype: String = ""
+    chipsparse: String = ""
+    torch: String = ""
+    diffusers: String = ""
+
+
 class TuningResult(Result):
     """The results file of tuning; the last search is the newest."""
 
     kind: Literal["tuning"] = "tuning"
-    about: Mapping[str, Any]
+    about: About
     measured: Mapping[str, Mapping[str, Any]]
     searches: Mapping[String, Search] = Field(default={}, alias="notes")
 
@@ -204,7 +219,7 @@ class TuningResult(Result):
     @property
     def title(self) -> str:
         """The headline of the page."""
-        return f"Tuning of {self.about.get('model', 'a model')}"
+        return f"Tuning of {self.about.model}"
 
     def points(self, name: str) -> list[QualityPoint]:
         """Return every config at its worst prompt."""
@@ -265,15 +280,14 @@ class TuningResult(Result):
                 parts.append(Tile(psnr, label, f"target: {newest.text}"))
         parts.append(Tile(str(len(self.tried)), "configs tried"))
         parts.append(Tile(str(len(self.measured)), "measurements in the file"))
-        size = TIMES.join(str(about.get(name, "?")) for name in ("width", "height"))
-        names = ("chipsparse", "torch", "diffusers")
+        versions = {name: getattr(about, name) for name in ("chipsparse", "torch", "diffusers")}
         rows = [
-            ("model", f"{about.get('model', '?')} ({about.get('transformer_class', '?')})"),
-            ("size", f"{size}, {about.get('num_inference_steps', '?')} steps"),
+            ("model", f"{about.model} ({about.transformer_class})"),
+            ("settings", about.text(about.flow_shift)),
             ("targets", self.targets),
-            ("delta rule", str(about.get("attention.delta_rule", ""))),
-            ("device", ", ".join(str(about[x]) for x in ("device", "dtype") if about.get(x))),
-            ("versions", ", ".join(f"{name} {about[name]}" for name in names if about.get(name))),
+            ("delta rule", about.delta_rule),
+            ("device", ", ".join(text for text in (about.device, about.dtype) if text)),
+            ("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text)),
         ]
         return [*parts, Facts(rows)]
 

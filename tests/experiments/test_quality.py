@@ -132,14 +132,15 @@ def test_is_what_the_metrics_say_of_the_whole_videos():
     found = compare_clips(a, b)
     floats = a / 255, b / 255
     assert found.psnr_db == pytest.approx(quality.psnr(*floats), rel=1e-12)
-    assert found.psnr_per_frame == pytest.approx(quality.psnr_per_frame(*floats), rel=1e-12)
+    assert found.psnrs == pytest.approx(quality.psnr_per_frame(*floats), rel=1e-12)
     assert found.ssim == pytest.approx(quality.ssim(*floats), rel=1e-12)
-    assert found.ssim_per_frame == pytest.approx(quality.ssim_per_frame(*floats), rel=1e-12)
-    assert found.flicker_a == pytest.approx(quality.flicker(floats[0]), rel=1e-12)
-    assert found.flicker_b == pytest.approx(quality.flicker(floats[1]), rel=1e-12)
-    assert found.flicker_change == found.flicker_b - found.flicker_a
+    per_frame = quality.ssim_per_frame(*floats)
+    assert found.per_frame["ssim"] == pytest.approx(per_frame, rel=1e-12)
+    before, after = map(quality.flicker, floats)
+    assert found.flicker == pytest.approx(after, rel=1e-12)
+    assert found.flicker_change == pytest.approx(after - before, rel=1e-9)
     assert found.largest_difference == np.abs(a.astype(int) - b).max()
-    assert (found.lpips, found.lpips_per_frame, found.identical) == (None, None, False)
+    assert (found.lpips, "lpips" in found.per_frame, found.identical) == (None, False, False)
 
 
 def test_flicker_of_a_frame_is_that_of_it_and_its_neighbours():
@@ -147,24 +148,23 @@ def test_flicker_of_a_frame_is_that_of_it_and_its_neighbours():
     b = a.copy()
     b[1] = 51  # second differences: -2 * 0.2 around frame 1, 0.2 around frame 2
     found = compare_clips(a, b)
-    assert found.flicker_a_per_frame == [0.0, 0.0]
-    assert found.flicker_b_per_frame == pytest.approx([0.4, 0.2])
-    assert found.flicker_b == pytest.approx(0.3)
+    assert found.per_frame["flicker_dense"] == [None, 0.0, 0.0, None]
+    assert found.per_frame["flicker"] == [None, pytest.approx(0.4), pytest.approx(0.2), None]
+    assert found.flicker == pytest.approx(0.3)
 
 
 def test_what_small_and_short_clips_have_not():
     a, b = clips(frames=2, height=10, width=40)
     found = compare_clips(a, b)
-    assert (found.ssim, found.ssim_per_frame) == (None, None)
-    assert (found.flicker_a, found.flicker_b, found.flicker_change) == (None, None, None)
-    assert (found.flicker_a_per_frame, len(found.psnr_per_frame)) == ([], 2)
+    assert (found.ssim, found.flicker, found.flicker_change) == (None, None, None)
+    assert (list(found.per_frame), len(found.psnrs)) == (["psnr_db"], 2)
 
 
 def test_the_same_pixels():
     a, _ = clips()
     found = compare_clips(a, a.copy())
     assert found.identical
-    assert (found.psnr_db, found.largest_difference) == (math.inf, 0)
+    assert (found.psnr_db, found.psnrs, found.largest_difference) == (None, [math.inf] * 5, 0)
     assert found.ssim == pytest.approx(1.0)
 
 
@@ -185,7 +185,7 @@ def test_the_perceptual_distance_sees_each_pair_of_frames_as_floats():
 
     found = compare_clips(a, b, perceptual=distance)
     expected = [np.abs(x / 255 - y / 255).sum() for x, y in zip(a, b, strict=True)]
-    assert found.lpips_per_frame == pytest.approx(expected)
+    assert found.per_frame["lpips"] == pytest.approx(expected)
     assert found.lpips == pytest.approx(np.mean(expected))
     assert seen == [((1, 16, 20, 3), True)] * 3
 
