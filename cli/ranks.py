@@ -155,12 +155,6 @@ def launched(environment: Mapping[str, str] | None = None) -> Rank | None:
     return Rank(rank, ranks, local_rank)
 
 
-def forget_launcher() -> None:
-    """Remove the launcher's variables for processes that are none of its own."""
-    for name in LAUNCHED:
-        os.environ.pop(name, None)
-
-
 def check_alone(what: str) -> None:
     """Raise `UserError` under a launcher of several processes, which could not share this."""
     rank = launched()

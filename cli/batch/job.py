@@ -104,9 +104,10 @@ def _fill(
             left = statistics.fmean(seconds) * (len(entries) - done) / workers
             clock = clock_text(time.monotonic() - start, left)
             prompt = shortened(entry.prompt, ROW_PROMPT)
-            took = f"{done} of {len(entries)}: made in {duration(made.seconds)}"
+            took = f"{done} of {len(entries)}: {entry.name} in {duration(made.seconds)}"
             display.tell(f"chipsparse: {took}: {prompt} ({clock})")
         states[entry.name] = clip.state
+        folder.mkdir(exist_ok=True)
         note(folder, clip)
 
 
