@@ -27,7 +27,7 @@ from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, join_panels
 from chipsparse.cli.media.write import generation_metadata
 from chipsparse.cli.options import GenerateOptions, command_words
-from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Item, cut_text
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
@@ -72,7 +72,7 @@ def run(options: GenerateOptions) -> None:
                 rank = meet(rank, device, facts)
                 for warning in request.warnings:
                     display.tell(WARNING + warning)
-                with opened(request, WorkProgress(display), request.load, rank) as runner:
+                with opened(request, display, request.load, rank) as runner:
                     runner.generator.progress.plan(_work(options))
                     for item in options.items:
                         results.append(_result(runner, item))
@@ -160,7 +160,7 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
 
 @contextmanager
 def opened(
-    request: Request, progress: WorkProgress, load: Callable[[], Any], rank: Rank | None = None
+    request: Request, progress: ProgressDisplay, load: Callable[[], Any], rank: Rank | None = None
 ) -> Iterator[Runner]:
     """Give what makes the images or clips of a request; the pipeline is restored at the end."""
     negative = request.options.negative_prompt

@@ -587,7 +587,7 @@ def test_what_a_text_encoder_does_not_read():
 
 def test_the_work_of_a_command_is_planned(generate, monkeypatch):
     planned = []
-    progress = job.WorkProgress
+    progress = job.ProgressDisplay
     monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
     generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
     assert planned == [{"dense, 1 of 2": 1.0, "dense, 2 of 2": 1.0}]
