@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from chipsparse.cli.model.lora import Lora
 
+Mode = Literal["dense", "sparse", "compare"]
 REQUIRED: Any = dataclasses.MISSING
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
@@ -461,7 +462,7 @@ class GenerateOptions(GenerationOptions):
     )
 
     @property
-    def mode(self) -> Literal["dense", "sparse", "compare"]:
+    def mode(self) -> Mode:
         """The clips that are made: the dense one, the sparse one, or both."""
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
@@ -485,7 +486,7 @@ class GenerateOptions(GenerationOptions):
         check_count(f"--prompts {self.prompts}", len(texts) * (self.num or 1))
         pairs = [(text, self.seed + i) for text in texts for i in range(self.num or 1)]
         if not self.many:
-            return [Item(*pairs[0], self.output, self.report)]
+            return [Item(0, *pairs[0], "", output=self.output, report=self.report)]
         return numbered_items(pairs, self.output, self.report)
 
     def check(self) -> None:

@@ -18,13 +18,7 @@ import torch
 from rich.console import Console
 
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.job import (
-    Runner,
-    compared,
-    prompt_warnings,
-    record_of,
-    work_name,
-)
+from chipsparse.cli.generate.job import Runner, planned, prompt_warnings, record_of
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.generate.record import Comparison
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
@@ -249,7 +243,7 @@ class Studio:
             self._dense, self._colours = None, Colours()
         runner = self._kept.runner(request, feed)
         # Its command writes to where it is typed.
-        item = Item(options.prompt or "", options.seed, Path(options.output.name), None)
+        item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))
         warnings = prompt_warnings(runner, item)
         facts = (request.model.location, request.settings, options.negative_prompt)
         which = (*facts, item.prompt, item.seed)  # all that a dense clip depends on
@@ -257,7 +251,7 @@ class Studio:
         dense = dense if options.compare else None
         kept = dense is not None
         ways: list[Way] = ["sparse", "dense"] if options.compare and not kept else ["sparse"]
-        feed.plan({work_name(way, item.label): 1.0 for way in ways})
+        feed.plan(planned([item], *ways))
         sparse = self._run("sparse", request, item, runner, feed)
         if "dense" in ways:
             try:
@@ -271,17 +265,20 @@ class Studio:
         record = record_of(request, item, warnings)
         clips: dict[Way, Path] = {"sparse": options.output}
         frames = {options.output: sparse.frames}
-        clip = None
+        clip = comparison = None
         if dense is not None:
             clips["dense"] = beside(options.output, "dense")
             frames[clips["dense"]] = dense.frames
             clip = compare_clips(dense.frames, sparse.frames)
+            speedup = dense.denoising_seconds / sparse.denoising_seconds
+            quality = clip.model_dump(include={"psnr_db", "ssim", "identical"})
+            comparison = Comparison(speedup=speedup, **quality)
         write_media(frames, fps=options.fps, metadata=generation_metadata(request, item))
         return Result(
             sparse=sparse,
             dense=dense,
             kept=kept,
-            comparison=None if clip is None or dense is None else compared(clip, dense, sparse),
+            comparison=comparison,
             psnr_per_frame=[] if clip is None else clip.psnrs,
             clips=clips,
             profile=_profile(request, folder),
@@ -306,7 +303,8 @@ class Studio:
             Run(way, planned),
             lambda latents, step: preview.pictures(latents, noise_levels(scheduler, step)),
         )
-        made = runner.sparse(item) if way == "sparse" else runner.dense(item)
+        made = runner.clips(item, way)[way].generation
+        assert made is not None
         preview.learn(made.frames)
         feed.now = dataclasses.replace(feed.now, runs=feed.change(made=made))
         return made
