@@ -592,4 +592,4 @@ def test_the_work_of_a_command_is_planned(generate, monkeypatch):
     monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
     generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
     digest = hashlib.sha256(PROMPT.encode()).hexdigest()[:12]
-    assert planned == [{name: 1.0 for name in [f"dense, {seed}-{digest}" for seed in (0, 1)]}]
+    assert planned == [dict.fromkeys([f"dense, {seed}-{digest}" for seed in (0, 1)], 1.0)]
