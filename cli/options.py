@@ -256,6 +256,7 @@ class GenerationOptions(PrintOptions):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = model_option(
         help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
         default="auto",
+        metavar="<str>",
     )
     gpus: Positive | None = model_option(
         help="GPUs of this machine that make it together; with --device cpu so many processes.",
