@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
+from chipsparse.config import Between, MLPConfig, ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import Action, Schedule
 from chipsparse.schedule.text import list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, best_lists, drift, jump_costs
@@ -62,7 +62,7 @@ class Form:
 
     def schedule(self, steps: Steps) -> ScheduleConfig:
         """The schedule with these steps."""
-        between = "none" if steps.sparse is None else steps.sparse
+        between: Between | tuple[int, ...] = "none" if steps.sparse is None else steps.sparse
         return ScheduleConfig(full_steps=steps.full, between=between, **vars(self.reuse))
 
     def describe(self, config: SparsityConfig, steps: int) -> str:
