@@ -22,10 +22,9 @@ from chipsparse.cli.generate.job import Runner, planned, prompt_warnings, record
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.generate.record import Comparison
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, read_options
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.progress import ProgressDisplay, silent_display
-from chipsparse.cli.prompts import Item
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
@@ -303,8 +302,7 @@ class Studio:
             Run(way, planned),
             lambda latents, step: preview.pictures(latents, noise_levels(scheduler, step)),
         )
-        made = runner.clips(item, way)[way].generation
-        assert made is not None
+        made = runner.generate(item, way)
         preview.learn(made.frames)
         feed.now = dataclasses.replace(feed.now, runs=feed.change(made=made))
         return made

@@ -1,6 +1,5 @@
 """`chipsparse generate`: what it writes and what it tells, of a clip, an image and a series."""
 
-import hashlib
 import json
 import os
 import re
@@ -19,10 +18,11 @@ import chipsparse
 from chipsparse.cli import request
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
+from chipsparse.cli.generate.job import cut_text
 from chipsparse.cli.generate.record import LETTERS
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS
-from chipsparse.cli.prompts import cut_text, read_prompts
+from chipsparse.cli.prompts import read_prompts
 from chipsparse.experiments import clips
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import command, names
@@ -591,5 +591,4 @@ def test_the_work_of_a_command_is_planned(generate, monkeypatch):
     progress = job.ProgressDisplay
     monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
     generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
-    digest = hashlib.sha256(PROMPT.encode()).hexdigest()[:12]
-    assert planned == [dict.fromkeys([f"dense, {seed}-{digest}" for seed in (0, 1)], 1.0)]
+    assert planned == [{"dense, o-000.png": 1.0, "dense, o-001.png": 1.0}]
