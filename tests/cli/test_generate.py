@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import imageio.v3 as iio
@@ -120,7 +118,7 @@ def test_compare_gives_the_frames_of_separate_runs(generate):
 @pytest.mark.slow
 def test_a_profile_that_is_always_dense_makes_no_difference(generate, tmp_path):
     profile = tmp_path / "dense.yaml"
-    profile.write_text("sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n")
+    profile.write_text("sparsity: {attention: {density: dense}, mlp: {density: dense}}\n")
     size = ("--height", "32", "--width", "32", "--steps", "3", "--frames", "1")
     given = ("--config", str(profile), "--compare", *size)
     comparison = generate(*given, "--json").json()["comparison"]
@@ -245,23 +243,6 @@ def test_a_quality_of_a_profile_is_taken_and_named(generate, workdir):
     with Image.open("o.png") as picture:
         assert "Quality: fast" in picture.text["parameters"]
     assert "balanced, from mine.yaml" in generate(*small).stdout
-
-
-@pytest.mark.slow
-def test_as_a_program(model_folder, workdir):
-    program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
-    ran = subprocess.run(
-        [*program, "-o", "out.mp4", "--model", str(model_folder), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=600,  # only for what hangs
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["files"] == {"output": ["out.mp4"]}
-    _, loading, said = ran.stderr.partition("loading the model\n")  # and libraries before it
-    assert loading
-    assert len(said.splitlines()) < 10
-    assert iio.imread("out.mp4").shape == (5, 32, 48, 3)
 
 
 # Reports, and runs that must be sparse.
