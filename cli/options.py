@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from annotated_types import Interval
@@ -257,7 +266,6 @@ class GenerationOptions(PrintOptions):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = model_option(
         help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
         default="auto",
-        metavar="<str>",
     )
     gpus: Positive | None = model_option(
         help="GPUs of this machine that make it together; with --device cpu so many processes.",
@@ -630,7 +638,8 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
         names = (option_name(name), *item.names) if item.make is typer.Option else ()
         typed = types[name]
         checked = value_type(kind, name, checks=True)
-        if any(getattr(check, "before", False) for check in get_args(checked)):
+        before = any(getattr(check, "before", False) for check in get_args(checked))
+        if before or get_origin(checked) is Literal:  # whose errors are told here, not by typer
             typed = str if defaults[name] else str | None
         parameters.append(
             inspect.Parameter(

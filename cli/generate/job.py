@@ -191,7 +191,7 @@ class Runner:
     held: GenerationReport | None = None
 
     def generate(self, item: Item, way: Literal["dense", "sparse"]) -> Generation:
-        """Return one generation of the pipeline as it was, or patched."""
+        """Return one generation of the pipeline as it was, or patched; warm where times compare."""
         self.report = None
         with self._patched() if way == "sparse" else nullcontext() as report:
             generation = self.generator.make(
@@ -199,6 +199,7 @@ class Runner:
                 seed=item.seed,
                 title=f"{item.label}, {way}" if item.label else way,
                 report=report,
+                way=way if self.request.generate_options.compare else None,
                 work=f"{way}, {item.name}",
                 step_costs=() if report is None else self.request.step_costs,
             )
