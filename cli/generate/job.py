@@ -356,7 +356,8 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     result = GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
-        **{name: Run.model_validate(run) for name, run in runs.items()},
+        sparse=Run.model_validate(runs["sparse"]) if "sparse" in runs else None,
+        dense=Run.model_validate(runs["dense"]) if "dense" in runs else None,
         comparison=comparison,
         peak_process_bytes=peak_process_bytes(),
     )
