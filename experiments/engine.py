@@ -309,11 +309,13 @@ def sparse_way(
     config: SparsityConfig | Profile,
     *,
     parallel: Parallel | None = None,
+    facts: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Way:
     """A config of ours.
 
     Args:
+        facts: that records of its clips keep.
         fields: further ones of `Way`.
     """
     sparsity = config.sparsity if isinstance(config, Profile) else config
@@ -321,7 +323,7 @@ def sparse_way(
     @contextmanager
     def apply(pipe: Any) -> Iterator[Applied]:
         with patched(pipe, config, parallel=parallel) as report:
-            yield Applied(report)
+            yield Applied(report, facts=lambda _: facts or {})
 
     return Way(name, apply, key=f"{name}, {config_digest(sparsity)}", **fields)
 
