@@ -223,8 +223,8 @@ class Row(Record):
 # Tables.
 
 
-def numbers_table(rows: Sequence[Row], title: str = "against dense") -> Table:
-    """Return the mean and the worst quality of each row, and its median time."""
+def numbers_table(rows: Sequence[Row], *, passed: bool = True) -> Table:
+    """Return the mean and the worst quality of each row, its median time, and how many pass."""
     metrics = [name for name in QUALITY if any(row.quality(name) for row in rows)]
     lines = []
     for row in rows:
@@ -236,9 +236,10 @@ def numbers_table(rows: Sequence[Row], title: str = "against dense") -> Table:
             quality, form = row.quality(name), QUALITY[name].form
             none = "identical" if name == "psnr_db" else ""
             cells.append(f"{quality.mean:{form}} ({quality.worst:{form}})" if quality else none)
-        lines.append([row.name, *cells, row.pass_text])
+        lines.append([row.name, *cells, *[row.pass_text] * passed])
     titles = (QUALITY[name].title for name in metrics)
-    return Table([title, "speed-up", "time", *titles, "pass"], lines)
+    columns = ["against dense", "speed-up", "time", *titles, *["pass"] * passed]
+    return Table(columns, lines)
 
 
 def intervals_table(

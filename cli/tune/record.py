@@ -226,7 +226,7 @@ class TuningResult(Result):
             Section(
                 "Candidates",
                 [
-                    numbers_table(self.rows) if self.rows else None,
+                    numbers_table(self.rows, passed=False) if self.rows else None,
                     clips_table(self.rows, prompts) if self.rows else None,
                 ],
                 "Median time of a generation, mean (worst) quality against the dense clip of the "
