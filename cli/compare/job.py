@@ -120,7 +120,7 @@ def compare_configs(options: CompareOptions) -> None:
         worst: tuple[float, Sample, dict[str, Any]] = math.inf, samples[0], {}
         for done, sample in enumerate(samples):
             try:
-                clips = list(experiment.run(ways, [sample], dense_first=False))
+                clips = list(experiment.run(ways, [sample]))
             except KeyboardInterrupt as error:
                 if done < LEAST_VALUES:
                     raise
