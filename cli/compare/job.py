@@ -23,7 +23,7 @@ from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.model.weights import weights_digest
-from chipsparse.cli.progress import WorkProgress, duration
+from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
 from chipsparse.cli.request import (
@@ -45,7 +45,7 @@ from chipsparse.common.machine import package_version
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.records import ClipRecord
-from chipsparse.experiments.rivals import CALIBRATION, suite_rivals
+from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
@@ -54,6 +54,7 @@ from chipsparse.profiles.tuned_range import digest
 PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
 TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
+RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
 # Fields of a record that are not sent: texts are in the remarks, without folders.
 UNSENT = {"fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
 
@@ -111,14 +112,20 @@ def compare_configs(options: CompareOptions) -> None:
         maker = _maker(first, WorkProgress(display))
         experiment = Experiment(maker, samples, Store(ranks=rank), per_frame=True)
         ways = [
-            sparse_way(names[side], request.profile, parallel=rank.parallel)
+            sparse_way(
+                names[side],
+                request.profile,
+                parallel=rank.parallel,
+                method=names[side],
+                setting=request.profile.source,
+            )
             for side, request in requests.items()
             if request.profile is not None
         ]
         experiment.plan(ways)
-        records: dict[str, list[ClipRecord]] = {}
-        worst: tuple[float, Sample, dict[str, Any]] = math.inf, samples[0], {}
-        for done, sample in enumerate(samples):
+        worst: tuple[float, dict[str, Any]] = math.inf, {}
+        done = 0
+        for sample in samples:
             try:
                 clips = list(experiment.run(ways, [sample]))
             except KeyboardInterrupt as error:
@@ -126,41 +133,31 @@ def compare_configs(options: CompareOptions) -> None:
                     raise
                 code = exit_code(error)
                 break
-            for clip in clips:
-                records.setdefault(clip.way.name, []).append(clip.record)
+            done += 1
             lowest = _lowest([clip.record for clip in clips])
-            if not worst[2] or lowest < worst[0]:
-                worst = lowest, sample, {clip.way.name: clip.frames for clip in clips}
+            if not worst[1] or lowest < worst[0]:
+                worst = lowest, {clip.way.name: clip.frames for clip in clips}
         if not rank.writes:
             return None
         shown, unwritten = None, None
         if options.output is not None:
             try:
                 with display.stage(f"writing {options.output}"):
-                    shown = _write_clip(worst[2], options)
+                    shown = _write_clip(worst[1], options)
             except UserError as error:  # the numbers took longer than the clip
                 unwritten = str(error)
-        rows = [Row.of(DENSE, records.pop(DENSE), method=DENSE)]
-        for side, request in requests.items():
-            name, source = names[side], request.profile.source if request.profile else ""
-            notes = [outside[side]] if side in outside else []
-            clips_of = records[name]
-            rows.append(Row.of(name, clips_of, method=name, setting=source, remarks=notes))
-        a, b = (next((r.clips for r in rows if r.name == n), rows[0].clips) for n in names.values())
-        missing = next(
-            (c.lpips_missing for row in rows for c in row.clips if c.lpips_missing), None
-        )
-        result = Comparison(
-            **_environment(first, options),
-            sharing="" if rank.parallel is None else sharing_text(rank.parallel),
-            lpips_missing=missing,
-            asked=len(samples),
-            rows=rows,
-            sides=list(names.values()),
-            difference=differences(a, b),
-            seed=worst[1].seed,
-            clip=shown,
-            unwritten=unwritten,
+        remarks = {names[side]: [note] for side, note in outside.items()}
+        result = _result(_environment(first, options), experiment, ways, samples[:done], remarks)
+        by_name = {row.name: row.clips for row in result.rows}
+        a, b = (by_name.get(name, by_name[DENSE]) for name in names.values())
+        result = result.model_copy(
+            update={
+                "sharing": "" if rank.parallel is None else sharing_text(rank.parallel),
+                "sides": list(names.values()),
+                "difference": differences(a, b),
+                "clip": shown,
+                "unwritten": unwritten,
+            }
         )
     print_result(result, as_json=options.json)
     if unwritten is not None:
@@ -205,7 +202,7 @@ def run_suite(options: CompareOptions) -> None:
             instead="a suite generates from prompts alone",
             optional=True,
         )
-        progress, video = WorkProgress(display), model.accepts("num_frames")
+        video = model.accepts("num_frames")
         suffix = ".mp4" if video else ".png"
         media.check_output(
             (folder if folder.is_dir() else folder.parent) / f"suite{suffix}", fps=options.fps
@@ -224,7 +221,7 @@ def run_suite(options: CompareOptions) -> None:
         facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
         facts |= {**common["settings"], **versions, "weights": weights_digest(model)}
         store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / "dense")
-        maker = _maker(request, progress, plain_lines=1)
+        maker = _maker(request, WorkProgress(display), plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
         def write(way: Way, sample: Sample, frames: np.ndarray) -> None:
@@ -235,18 +232,15 @@ def run_suite(options: CompareOptions) -> None:
 
         experiment = Experiment(maker, samples, store, describe=described, write=write)
         also = {} if CALIBRATION in store.measured else {CALIBRATION: 1.0}
-        told = False
         for sample in samples:
             experiment.plan(ways, **also)
             for _ in experiment.run(ways, [sample]):
-                seconds, left = progress.seconds_left(), experiment.plan(ways, **also)
-                if not told and left and seconds is not None:
-                    told = True
-                    display.tell(
-                        f"{counted(left, 'clip')} to make, about {duration(seconds)}; the same "
-                        "command goes on where it was broken off"
-                    )
-            result = _suite(common, experiment, ways, options, suffix)
+                pass
+            result = _result(common, experiment, ways, samples)
+            shown = next((each for each in samples if each.seed == result.seed), None)
+            ran = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
+            files = {way.name: clip_file(way, shown, suffix) for way in ran if shown is not None}
+            result = _to_send(result, with_prompts=options.with_prompts, files=files)
             _write(folder / TO_SEND, json.dumps(result.to_json(), indent=1, ensure_ascii=False))
         with display.stage(f"writing {folder / PAGE}"):
             _write(folder / PAGE, page([(folder / TO_SEND, result)]))
@@ -285,44 +279,60 @@ def clip_file(way: Way, sample: Sample, suffix: str) -> str:
     return f"clips/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
 
 
-def _suite(
+def _result(
     common: Mapping[str, Any],
     experiment: Experiment,
     ways: Sequence[Way],
-    options: CompareOptions,
-    suffix: str,
+    samples: Sequence[Sample],
+    remarks: Mapping[str, Sequence[str]] | None = None,
 ) -> Comparison:
-    """Return the result of the clips that were made so far, to be sent."""
-    every = (experiment.dense_way, *ways)
-    ran = [way for way in every if experiment.refusal(way) is None]
-    kept = {
-        way: {s: r for s in experiment.samples if (r := experiment.record(way, s)) is not None}
-        for way in ran
-    }
+    """Return the numbers of the clips that were made so far.
+
+    Args:
+        remarks: further ones of each way.
+    """
     rows = []
+    every = (experiment.dense_way, *ways)
     for way in every:
-        clips, refused = kept.get(way, {}).values(), experiment.refusal(way)
-        row = Row.of(way.name, list(clips), method=way.method, setting=way.setting)
-        hidden = UNSENT if options.with_prompts else {**UNSENT, "prompt": ""}
-        changed = {
-            "label": way.name.rpartition(" ")[2],
-            "refused": None if refused is None else without_folders(refused),
-            "remarks": [without_folders(text) for text in row.remarks],
-            "clips": [clip.model_copy(update=hidden) for clip in clips],
-        }
-        rows.append(row.model_copy(update=changed))
-    complete = [s for s in experiment.samples if all(s in records for records in kept.values())]
-    ours = [way for way in ran if way.method == OURS]
-    farthest = min(complete, key=lambda s: _lowest([kept[way][s] for way in ours]), default=None)
-    missing = [r.lpips_missing for own in kept.values() for r in own.values() if r.lpips_missing]
+        refused = experiment.refusal(way)
+        clips = [] if refused else [r for s in samples if (r := experiment.record(way, s))]
+        fields = {"method": way.method, "setting": way.setting, "refused": refused}
+        rows.append(Row.of(way.name, clips, remarks=(remarks or {}).get(way.name, ()), **fields))
+    missing = (clip.lpips_missing for row in rows for clip in row.clips if clip.lpips_missing)
+    judged = [row.clips for row in rows if row.clips and row.method not in RIVALS]
+    seeds = set.intersection(*({clip.seed for clip in row.clips} for row in rows if row.clips))
+    farthest = min(
+        (clip for clips in judged for clip in clips if clip.seed in seeds),
+        key=lambda clip: _lowest([clip]),
+        default=None,
+    )
     return Comparison(
         **common,
-        lpips_missing=without_folders(missing[0]) if missing else None,
+        lpips_missing=next(missing, None),
         asked=len(experiment.samples),
         rows=rows,
         seed=None if farthest is None else farthest.seed,
-        files={} if farthest is None else {w.name: clip_file(w, farthest, suffix) for w in ran},
     )
+
+
+def _to_send(result: Comparison, *, with_prompts: bool, files: Mapping[str, str]) -> Comparison:
+    """Return the result of a suite without folders, and without prompts if so asked."""
+    hidden = UNSENT if with_prompts else {**UNSENT, "prompt": ""}
+    rows = [
+        row.model_copy(
+            update={
+                "label": row.name.rpartition(" ")[2],
+                "refused": None if row.refused is None else without_folders(row.refused),
+                "remarks": [without_folders(text) for text in row.remarks],
+                "clips": [clip.model_copy(update=hidden) for clip in row.clips],
+            }
+        )
+        for row in result.rows
+    ]
+    missing = result.lpips_missing
+    missing = None if missing is None else without_folders(missing)
+    update = {"rows": rows, "lpips_missing": missing, "files": files}
+    return result.model_copy(update=update)
 
 
 def _maker(request: Request, progress: WorkProgress, *, plain_lines: int = 5) -> ClipMaker:

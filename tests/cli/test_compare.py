@@ -66,6 +66,10 @@ def rows_of(content):
     return {name: [ClipRecord.model_validate(clip) for clip in own] for name, own in made.items()}
 
 
+def per_frame(metric, a, b):
+    return [metric(a[n : n + 1], b[n : n + 1]) for n in range(len(a))]
+
+
 # Configs.
 
 
@@ -85,7 +89,7 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compared, generate)
         assert record.ssim == pytest.approx(quality.ssim(*pair))
         before, after = map(quality.flicker, pair)
         assert record.flicker_change == pytest.approx(after - before)
-        assert record.per_frame["psnr_db"] == pytest.approx(quality.psnr_per_frame(*pair))
+        assert record.per_frame["psnr_db"] == pytest.approx(per_frame(quality.psnr, *pair))
     assert own["A"][0].psnr_db != own["B"][0].psnr_db
 
 
@@ -399,18 +403,18 @@ def test_files_have_every_frame_and_the_whole(pair):
     assert content["flicker_change"] == pytest.approx(quality.flicker(b) - quality.flicker(a))
     assert (content["largest_difference"], content["identical"]) == (16, False)
     assert (content["lpips"], content["lossy"], content["clip"]) == (None, [], None)
-    per_frame = content["per_frame"]
-    assert [value is None for value in per_frame["psnr_db"]] == [True, True, True, False, True]
-    assert per_frame["psnr_db"][3] == pytest.approx(-10 * np.log10(5 * error))
-    assert per_frame["ssim"] == pytest.approx(quality.ssim_per_frame(a, b))
+    curves = content["per_frame"]
+    assert [value is None for value in curves["psnr_db"]] == [True, True, True, False, True]
+    assert curves["psnr_db"][3] == pytest.approx(-10 * np.log10(5 * error))
+    assert curves["ssim"] == pytest.approx(per_frame(quality.ssim, a, b))
     around = [quality.flicker(a[first : first + 3]) for first in range(3)]
-    assert per_frame["flicker_dense"] == [None, *map(pytest.approx, around), None]
+    assert curves["flicker_dense"] == [None, *map(pytest.approx, around), None]
 
 
 def test_files_as_a_table_and_as_a_page(pair, workdir):
     shown = files("a.png", "b.png").fine().stdout
     a, b = (clip / 255 for clip in pair)
-    psnr, worst = quality.psnr(a, b), quality.psnr_per_frame(a, b)[3]
+    psnr, worst = quality.psnr(a, b), quality.psnr(a[3:4], b[3:4])
     assert re.search(rf"PSNR +{psnr:.2f} dB +{worst:.2f} dB +3", shown)
     last = f"{quality.ssim(a[3:4], b[3:4]):.4f}"
     assert re.search(rf"SSIM +{quality.ssim(a, b):.4f} +{last} +3", shown)
