@@ -47,6 +47,7 @@ class Way:
         apply: makes the pipeline generate so while the context lasts.
         key: all that decides what is computed, as text; by default the name.
         cost: the time of a clip in dense ones, until it is known better.
+        step_costs: the relative times of its denoising steps; none: all alike.
         warm: whether it is warmed up before its first clip.
         refused: why it cannot run on this model, where that is known beforehand.
         method: the family of ways that one curve joins.
@@ -57,6 +58,7 @@ class Way:
     apply: Callable[[Any], AbstractContextManager[Applied]]
     key: str = ""
     cost: float = 1.0
+    step_costs: Sequence[float] = ()
     warm: bool = True
     refused: str | None = None
     method: str = ""
@@ -68,13 +70,18 @@ class Clip:
     """A clip of a way, made now or before.
 
     Attributes:
-        frames: uint8 ``[F, H, W, 3]``; None where it was made before, or refused.
+        generation: the frames and times; None where it was made before, or refused.
     """
 
     way: Way
     sample: Sample
     record: ClipRecord
-    frames: np.ndarray | None = None
+    generation: Generation | None = None
+
+    @property
+    def frames(self) -> np.ndarray | None:
+        """The frames, uint8 ``[F, H, W, 3]``; None where it was made before, or refused."""
+        return None if self.generation is None else self.generation.frames
 
 
 @dataclass
@@ -168,15 +175,18 @@ class Experiment:
         """A clip, and its record without its quality."""
         maker, ranks = self.maker, self.store.ranks
         pipe = maker.pipe
-        title = f"prompt {sample.index + 1} of {len(self.samples)}, {way.name}"
+        label = sample.label
+        if label is None:
+            label = f"prompt {sample.index + 1} of {len(self.samples)}"
         with way.apply(pipe) as applied:
             made = maker.make(
                 sample.prompt,
                 seed=sample.seed,
-                title=title,
+                title=f"{label}, {way.name}" if label else way.name,
                 report=applied.report,
                 way=way.name if way.warm else None,
                 work=record_name(way, sample),
+                step_costs=way.step_costs,
             )
             ranks.gather_fallbacks(applied.report)
             notes = [*applied.notes(), *filter(None, [made.nothing_sparse])]
@@ -215,7 +225,7 @@ class Experiment:
             return full.model_dump(mode="json", exclude_defaults=True)
 
         kept = self.store.keep(record_name(way, sample), compared)
-        return Clip(way, sample, ClipRecord.model_validate(kept), made.frames)
+        return Clip(way, sample, ClipRecord.model_validate(kept), made)
 
     def quality(self, dense: np.ndarray, made: np.ndarray) -> dict[str, Any]:
         """The values of a `ClipRecord` that say how far a clip is from dense.

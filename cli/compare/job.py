@@ -23,7 +23,7 @@ from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.model.weights import weights_digest
-from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
 from chipsparse.cli.request import (
@@ -36,11 +36,11 @@ from chipsparse.cli.request import (
     working,
 )
 from chipsparse.cli.settings import OPTION_OF
-from chipsparse.cli.views.names import name_of, without_folders
+from chipsparse.cli.views.names import bundled_name, name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
-from chipsparse.cli.wording import bundled_name, counted, sharing_text
+from chipsparse.cli.views.units import counted, sharing_text
 from chipsparse.common.machine import package_version
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
@@ -109,7 +109,7 @@ def compare_configs(options: CompareOptions) -> None:
         prompts = [sample.prompt for sample in samples]
         profiles = [request.profile for request in requests.values()]
         rank = meet(rank, device, called(options, *profiles, prompts=prompts))
-        maker = _maker(first, WorkProgress(display))
+        maker = _maker(first, display)
         experiment = Experiment(maker, samples, Store(ranks=rank), per_frame=True)
         ways = [
             sparse_way(
@@ -221,7 +221,7 @@ def run_suite(options: CompareOptions) -> None:
         facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
         facts |= {**common["settings"], **versions, "weights": weights_digest(model)}
         store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / "dense")
-        maker = _maker(request, WorkProgress(display), plain_lines=1)
+        maker = _maker(request, display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
         def write(way: Way, sample: Sample, frames: np.ndarray) -> None:
@@ -335,10 +335,10 @@ def _to_send(result: Comparison, *, with_prompts: bool, files: Mapping[str, str]
     return result.model_copy(update=update)
 
 
-def _maker(request: Request, progress: WorkProgress, *, plain_lines: int = 5) -> ClipMaker:
+def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
     settings = request.settings
     steps = settings.num_inference_steps
-    return ClipMaker(request.load, settings.pipeline_call, steps, progress, plain_lines)
+    return ClipMaker(request.load, settings.pipeline_call, steps, display, plain_lines)
 
 
 def _lowest(clips: Sequence[ClipRecord]) -> float:

@@ -18,20 +18,13 @@ import torch
 from rich.console import Console
 
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.job import (
-    Runner,
-    compared,
-    prompt_warnings,
-    record_of,
-    work_name,
-)
+from chipsparse.cli.generate.job import Runner, planned, prompt_warnings, record_of
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.generate.record import Comparison
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, read_options
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
-from chipsparse.cli.progress import Clock, ProgressDisplay, WorkProgress, silent_display
-from chipsparse.cli.prompts import Item
+from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
@@ -142,7 +135,7 @@ class Feed(ProgressDisplay):
         return (*before, dataclasses.replace(run, **changes))
 
     @contextmanager
-    def stage(self, text: str, *, clock: Clock | None = None) -> Iterator[None]:
+    def stage(self, text: str) -> Iterator[None]:
         """Show that something of unknown length is going on."""
         self.check()
         self.show(stage=text, clock="")
@@ -150,24 +143,24 @@ class Feed(ProgressDisplay):
         self.check()
 
     @contextmanager
-    def denoising(
-        self, text: str, steps: int, *, plain_lines: int = 0, clock: Clock | None = None
-    ) -> Iterator[Any]:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Any]:
         """Show each step of a loop, and stop after it where that is wished."""
         self.check()
-        self.show(stage=f"{text}: step 1 of {steps}")
+        self.show(stage=f"{title}: step 1 of {steps}")
 
         def done(step: int, action: str, latents: torch.Tensor | None = None) -> None:
+            shown.done(step, action)
             doing = "decoding" if step + 1 >= steps else f"step {step + 2} of {steps}"
             self.show(
-                stage=f"{text}: {doing}",
-                clock="" if clock is None else clock(step + 1),
+                stage=f"{title}: {doing}",
+                clock=self.clock_text(),
                 runs=self.change(actions=(*self.now.runs[-1].actions, action)),
                 preview=self._picture(latents, step),
             )
             self.check()
 
-        yield SimpleNamespace(done=done)
+        with super().denoising(title, steps, plain_lines=0) as shown:
+            yield SimpleNamespace(done=done)
 
 
 class Studio:
@@ -245,12 +238,11 @@ class Studio:
         request = self.resolve(chosen, folder)
         options = request.options
         assert isinstance(options, GenerateOptions)
-        progress = WorkProgress(feed)
-        if self._kept.load(request, progress):
+        if self._kept.load(request, feed):
             self._dense, self._colours = None, Colours()
-        runner = self._kept.runner(request, progress)
+        runner = self._kept.runner(request, feed)
         # Its command writes to where it is typed.
-        item = Item(options.prompt or "", options.seed, Path(options.output.name), None)
+        item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))
         warnings = prompt_warnings(runner, item)
         facts = (request.model.location, request.settings, options.negative_prompt)
         which = (*facts, item.prompt, item.seed)  # all that a dense clip depends on
@@ -258,7 +250,7 @@ class Studio:
         dense = dense if options.compare else None
         kept = dense is not None
         ways: list[Way] = ["sparse", "dense"] if options.compare and not kept else ["sparse"]
-        progress.plan({work_name(way, item.label): 1.0 for way in ways})
+        feed.plan(planned([item], *ways))
         sparse = self._run("sparse", request, item, runner, feed)
         if "dense" in ways:
             try:
@@ -272,17 +264,20 @@ class Studio:
         record = record_of(request, item, warnings)
         clips: dict[Way, Path] = {"sparse": options.output}
         frames = {options.output: sparse.frames}
-        clip = None
+        clip = comparison = None
         if dense is not None:
             clips["dense"] = beside(options.output, "dense")
             frames[clips["dense"]] = dense.frames
             clip = compare_clips(dense.frames, sparse.frames)
+            speedup = dense.denoising_seconds / sparse.denoising_seconds
+            quality = clip.model_dump(include={"psnr_db", "ssim", "identical"})
+            comparison = Comparison(speedup=speedup, **quality)
         write_media(frames, fps=options.fps, metadata=generation_metadata(request, item))
         return Result(
             sparse=sparse,
             dense=dense,
             kept=kept,
-            comparison=None if clip is None or dense is None else compared(clip, dense, sparse),
+            comparison=comparison,
             psnr_per_frame=[] if clip is None else clip.psnrs,
             clips=clips,
             profile=_profile(request, folder),
@@ -307,7 +302,7 @@ class Studio:
             Run(way, planned),
             lambda latents, step: preview.pictures(latents, noise_levels(scheduler, step)),
         )
-        made = runner.sparse(item) if way == "sparse" else runner.dense(item)
+        made = runner.generate(item, way)
         preview.learn(made.frames)
         feed.now = dataclasses.replace(feed.now, runs=feed.change(made=made))
         return made

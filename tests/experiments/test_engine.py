@@ -30,7 +30,7 @@ class Maker:
         self.pipe = SimpleNamespace(brighter=0)
         self.made, self.stop = [], stop
 
-    def make(self, prompt, *, seed, title, report=None, way=None, work=""):
+    def make(self, prompt, *, seed, title, report=None, way=None, work="", step_costs=()):
         if len(self.made) == self.stop:
             raise KeyboardInterrupt
         self.made.append((title.rpartition(", ")[2], seed))

@@ -236,7 +236,7 @@ def test_bad_lines_are_named_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--engine", "dask"), "--engine dask is not known; use one of ray"),
+        (("--engine", "dask"), "invalid value for '--engine': 'dask' is not one of 'ray'"),
         (("--gpus-per-job", "0"), "--gpus-per-job 0 is too small"),
         (("--gpus", "3", "--gpus-per-job", "2"), "--gpus 3 is no multiple of --gpus-per-job"),
         (
@@ -245,7 +245,7 @@ def test_bad_lines_are_named_before_anything_is_loaded(
         ),
         (("--tries", "0"), "--tries 0 is too small"),
         (("--gpus", "0"), "--gpus 0 is too small"),
-        (("--format", "avi"), "--format avi is not known"),
+        (("--format", "avi"), "invalid value for '--format': 'avi' is not one of 'mp4'"),
         (("--format", "png", "--fps", "24"), "--fps is about .mp4, .webm and .gif, and .png has"),
         (("--format", "png", "--crf", "1"), "--crf is about .mp4 and .webm, and .png has none"),
         (("--format", "png"), "a video of 5 frames is no single .png; use --format mp4"),

@@ -227,7 +227,7 @@ def test_a_generation_is_watched_and_stopped_and_a_page_that_is_loaded_anew_need
     page.generate(steps="400")
     page.wait(page.steps_done)
     (stage,) = page.texts("#moment .cs-stage strong")
-    assert re.fullmatch(r"sparse run: step \d+ of 400", stage)
+    assert re.fullmatch(r"sparse: step \d+ of 400", stage)
     # Two frames of latents, which have an eighth of the pixels.
     preview = "#moment .cs-preview img"
     page.wait(lambda: [p[:2] for p in page.pixels(preview)] == [[6, 4], [6, 4]])
