@@ -65,7 +65,8 @@ def column_sums(inputs: Inputs, settings: Settings) -> Kernel:
     rows, lse = settings.block_size, inputs.lse
 
     def run(qkv: Tensors, lse: Any, name: str) -> Tensors:
-        return dense_attention_column_sums(*qkv, lse, block_size_q=rows, backend=name)
+        query, key, value = qkv
+        return dense_attention_column_sums(query, key, value, lse, block_size_q=rows, backend=name)
 
     return Kernel(
         dense_attention_column_sums,
