@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+
+from chipsparse.experiments.records import ClipQuality
 
 SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
@@ -35,12 +35,6 @@ def psnr(a: Video, b: Video) -> float:
     return decibel(sum(frame_errors) / len(frame_errors))
 
 
-def psnr_per_frame(a: Video, b: Video) -> list[float]:
-    """PSNR in dB of each frame; see `psnr`."""
-    a, b = _pair(a, b)
-    return [decibel(mean_squared_error(x, y)) for x, y in zip(a, b, strict=True)]
-
-
 def ssim(a: Video, b: Video) -> float:
     """Structural similarity of two videos `[F, H, W, C]`, mean over frames, channels and pixels.
 
@@ -48,17 +42,11 @@ def ssim(a: Video, b: Video) -> float:
     Gaussian window of 11×11 with σ 1.5, only where the whole window lies inside the frame. Raises
     `ValueError` where the shapes differ or a side is shorter than 11.
     """
-    frames = ssim_per_frame(a, b)
-    return sum(frames) / len(frames)
-
-
-def ssim_per_frame(a: Video, b: Video) -> list[float]:
-    """SSIM of each frame; see `ssim`."""
     a, b = _pair(a, b)
     height, width = a.shape[1:3]
     if min(height, width) < SSIM_WINDOW:
         raise ValueError(f"SSIM needs frames of at least 11x11 pixels, got {height}x{width}")
-    return [_frame_ssim(x, y) for x, y in zip(a, b, strict=True)]
+    return sum(_frame_ssim(x, y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
 def flicker(a: Video) -> float:
@@ -130,81 +118,10 @@ def _blur(images: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.conv2d(columns, weights.view(1, 1, 1, -1))
 
 
-@dataclass(frozen=True)
-class ClipComparison:
-    """How far clip B is from clip A, or from the reference that A is.
-
-    Attributes:
-        psnr_db: from the error of the whole clip; infinite where the pixels are the same.
-        psnr_per_frame: of each frame alone.
-        ssim: mean over the frames; None where they are smaller than its window.
-        ssim_per_frame: of each frame; likewise.
-        lpips: mean over the frames; None where it was not asked for.
-        lpips_per_frame: of each frame; likewise.
-        flicker_a: see `flicker`; None for fewer than three frames.
-        flicker_b: likewise.
-        flicker_a_per_frame: of every frame that has two neighbours, the second frame first.
-        flicker_b_per_frame: likewise.
-        largest_difference: of any value of any pixel, of 255.
-    """
-
-    psnr_db: float
-    psnr_per_frame: list[float]
-    ssim: float | None
-    ssim_per_frame: list[float] | None
-    lpips: float | None
-    lpips_per_frame: list[float] | None
-    flicker_a: float | None
-    flicker_b: float | None
-    flicker_a_per_frame: list[float]
-    flicker_b_per_frame: list[float]
-    largest_difference: int
-
-    @property
-    def identical(self) -> bool:
-        """Whether all pixels are the same."""
-        return self.largest_difference == 0
-
-    @property
-    def flicker_change(self) -> float | None:
-        """How much more B flickers than A."""
-        if self.flicker_a is None or self.flicker_b is None:
-            return None
-        return self.flicker_b - self.flicker_a
-
-    def to_json(self, *, per_frame: bool = True) -> dict[str, Any]:
-        """The values of B against A as JSON values; None for an infinite PSNR."""
-        values: dict[str, Any] = {
-            "identical": self.identical,
-            "psnr_db": _finite(self.psnr_db),
-            "ssim": self.ssim,
-            "lpips": self.lpips,
-            "flicker": self.flicker_b,
-            "flicker_change": self.flicker_change,
-            "largest_difference": self.largest_difference,
-        }
-        if per_frame:
-            # Flicker belongs to frames that have two neighbours.
-            curves: dict[str, Sequence[float | None] | None] = {
-                "psnr_db": [_finite(value) for value in self.psnr_per_frame],
-                "ssim": self.ssim_per_frame,
-                "lpips": self.lpips_per_frame,
-            }
-            if self.flicker_a is not None:
-                curves["flicker_dense"] = [None, *self.flicker_a_per_frame, None]
-                curves["flicker"] = [None, *self.flicker_b_per_frame, None]
-            values["per_frame"] = {name: each for name, each in curves.items() if each}
-        return values
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def compare_clips(
     a: np.ndarray, b: np.ndarray, *, perceptual: PerceptualDistance | None = None
-) -> ClipComparison:
-    """Compares two clips, a few frames at a time in memory.
+) -> ClipQuality:
+    """Compares clip B with clip A, a few frames at a time in memory.
 
     Args:
         a: uint8 ``[F, H, W, 3]``.
@@ -225,22 +142,32 @@ def compare_clips(
         ssims = [ssim(_floats(a[i]), _floats(b[i])) for i in frames]
     if perceptual is not None:
         lpips = [perceptual(_floats(a[i]), _floats(b[i])) for i in frames]
-    flickers = [_flicker_per_frame(clip) for clip in (a, b)]
-    return ClipComparison(
-        psnr_db=decibel(math.fsum(errors) / len(errors)),
-        psnr_per_frame=[decibel(error) for error in errors],
+    change = max(int(np.abs(x.astype(np.int16) - y).max()) for x, y in zip(a, b, strict=True))
+    per_frame: dict[str, Sequence[float | None]] = {
+        "psnr_db": [_finite(decibel(error)) for error in errors],
+        "ssim": ssims or [],
+        "lpips": lpips or [],
+    }
+    flickers: list[float | None] = [None, None]
+    if len(a) > 2:  # flicker belongs to frames that have two neighbours
+        of_a, of_b = map(_flicker_per_frame, (a, b))
+        flickers = [_mean(of_a), _mean(of_b)]
+        per_frame |= {"flicker_dense": [None, *of_a, None], "flicker": [None, *of_b, None]}
+    before, after = flickers
+    return ClipQuality(
+        identical=change == 0,
+        psnr_db=_finite(decibel(math.fsum(errors) / len(errors))),
         ssim=_mean(ssims),
-        ssim_per_frame=ssims,
         lpips=_mean(lpips),
-        lpips_per_frame=lpips,
-        flicker_a=_mean(flickers[0]),
-        flicker_b=_mean(flickers[1]),
-        flicker_a_per_frame=flickers[0],
-        flicker_b_per_frame=flickers[1],
-        largest_difference=max(
-            int(np.abs(x.astype(np.int16) - y).max()) for x, y in zip(a, b, strict=True)
-        ),
+        flicker=after,
+        flicker_change=None if before is None or after is None else after - before,
+        largest_difference=change,
+        per_frame={name: list(values) for name, values in per_frame.items() if values},
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _floats(frames: np.ndarray) -> torch.Tensor:

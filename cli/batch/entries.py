@@ -19,9 +19,8 @@ from chipsparse.cli.generate.job import WARNING, record_of
 from chipsparse.cli.media.write import check_kind
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
-from chipsparse.cli.options import SEEDS, check_count, read_value
+from chipsparse.cli.options import SEEDS, Item, check_count, read_value
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.prompts import Item
 from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, resolve
 
@@ -51,7 +50,7 @@ class Entry:
     def item(self, folder: Path) -> Item:
         """Return the clip as `generate` makes it."""
         label = f"line {self.lines[0]}, seed {self.seed}"
-        return Item(self.prompt, self.seed, folder / self.name, None, label)
+        return Item(0, self.prompt, self.seed, label, output=folder / self.name)
 
     def thumbnail(self, folder: Path) -> Path:
         """Return the place of its thumbnail."""
@@ -147,7 +146,7 @@ def _resolved(
         raise UserError(
             f"a video of {request.settings.num_frames} frames is no single .png; use --format mp4"
         )
-    record = record_of(request, Item("", 0, given.output, None))
+    record = record_of(request, Item(0, "", 0, output=given.output))
     profile = None if given.dense else request.profile
     image = given.image
     return request, {

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate.job import WARNING, Runner, make, opened, prompt_warnings
+from chipsparse.cli.generate.job import WARNING, make, prompt_warnings
+from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.progress import WorkProgress, silent_display
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import Request
 
@@ -49,48 +48,32 @@ class Maker:
         rank: of the processes that make each file together; the first one writes it.
     """
 
-    def __init__(self, progress: WorkProgress, rank: Rank | None = None) -> None:
-        self._progress, self._rank = progress, rank or Rank()
-        self._stack = ExitStack()
-        self._pipe: Any = None
-        self._kind: type | None = None  # of the pipeline
-        self._open: tuple[Request, Runner] | None = None
+    def __init__(self, progress: ProgressDisplay, rank: Rank | None = None) -> None:
+        self._progress = progress
+        self._kept = KeptPipeline(rank)
 
     def __enter__(self) -> Maker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.forget()
 
     def load(self, request: Request) -> None:
         """Load the pipeline where it is not yet; raise `UserError` where it cannot be."""
-        if self._kind is not request.model.pipeline_class:
-            self.forget()
-            with self._progress.stage("loading the model"):
-                self._pipe = request.load()
-            self._kind = request.model.pipeline_class
+        self._kept.load(request, self._progress)
 
     def forget(self) -> None:
         """Let go of a pipeline, which may be broken."""
-        self._stack.pop_all()
-        self._open = self._pipe = self._kind = None
+        self._kept.forget()
 
     def make(self, entry: Entry, folder: Path) -> Made:
         """Write a file and its thumbnail, each whole or not at all."""
         request, item, small = entry.request, entry.item(folder), entry.thumbnail(folder)
-        if self._open is None or self._open[0].options != request.options:
-            self._stack.close()
-            quiet = WorkProgress(silent_display())  # the pipeline is loaded by now
-            runner = self._stack.enter_context(
-                opened(request, quiet, lambda: self._pipe, self._rank)
-            )
-            runner.generator.progress = self._progress
-            runner.generator.plain_lines = 0  # there is one for each file
-            self._open = request, runner
-        runner = self._open[1]
+        runner = self._kept.runner(request, self._progress)
+        runner.generator.plain_lines = 0  # there is one for each file
         warnings = prompt_warnings(runner, item)
         for warning in warnings:
-            self._progress.display.tell(f"{WARNING}{item.label}: {warning}")
+            self._progress.tell(f"{WARNING}{item.label}: {warning}")
         small.parent.mkdir(parents=True, exist_ok=True)
         result, frames = make(runner, item, warnings)
         made = result.made

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def read_lines(path: Path) -> tuple[list[Line], dict[int, str]]:
     table = suffix in (".csv", ".tsv")
     if suffix == ".json":
         raise UserError(f"{path} is JSON; write JSON lines, an object a line, as .jsonl")
+    records: Iterable[tuple[int, str | dict[Any, Any]]]
     if table:
         records = _rows(path, text)
     else:

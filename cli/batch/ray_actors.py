@@ -7,7 +7,6 @@ import queue
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +22,9 @@ import chipsparse
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.maker import Made, Maker, Outcome, tried
 from chipsparse.cli.batch.options import BatchOptions
-from chipsparse.cli.errors import UserError, results_alone, user_errors
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.model.description import quiet_libraries
-from chipsparse.cli.progress import ProgressDisplay, WorkProgress, silent_display
+from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Meeting, Rank, meet
 from chipsparse.cli.request import Request
 from chipsparse.parallel.peers import PeerError
@@ -116,7 +114,7 @@ class _RemoteMaker(Maker):
     """A maker whose pipeline is with actors, which make each file together."""
 
     def __init__(self, options: BatchOptions, needs: dict[str, int]) -> None:
-        super().__init__(WorkProgress(silent_display()))
+        super().__init__(silent_display())
         self._options, self._needs, self._closed = options, needs, False
         self._actors: list[Any] = []
         self._group: Any = None
@@ -135,7 +133,7 @@ class _RemoteMaker(Maker):
         for rank in self._ranks(count):
             strategy = PlacementGroupSchedulingStrategy(self._group, rank.rank)
             self._actors.append(kind.options(scheduling_strategy=strategy).remote(rank))
-        for version, machine in self._asked("load", request, self._needs["CPU"]):
+        for version, machine in self._asked("load", request):
             if version != chipsparse.__version__:
                 raise UserError(
                     f"{machine} has chipsparse {version}, and this machine "
@@ -209,31 +207,22 @@ class _Actor:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
-    def load(self, request: Request, threads: int) -> tuple[str, str]:
+    def load(self, request: Request) -> tuple[str, str]:
         """Meet the others, load, and return the version and the machine."""
-        with _quiet(request):
-            if request.device.type == "cpu":
-                torch.set_num_threads(threads)
-            self._rank = meet(self._rank, request.device)
-            self._maker = Maker(WorkProgress(silent_display()), self._rank)
-            self._maker.load(request)
+        self._rank = meet(self._rank, request.device)
+        self._maker = Maker(silent_display(), self._rank)
+        self._maker.load(request)
         return chipsparse.__version__, socket.gethostname()
 
     def make_bytes(self, entry: Entry) -> tuple[Made, bytes, bytes]:
         """Return what is known of a file, its thumbnail, and the file."""
-        with _quiet(entry.request), TemporaryDirectory() as name:
+        with TemporaryDirectory() as name:
             folder = Path(name)
             self._maker.load(entry.request)
             made = self._maker.make(entry, folder)
             if not self._rank.writes:
                 return made, b"", b""
             return made, entry.thumbnail(folder).read_bytes(), (folder / entry.name).read_bytes()
-
-
-@contextmanager
-def _quiet(request: Request) -> Iterator[None]:
-    with results_alone(), quiet_libraries(debug=request.options.debug):
-        yield
 
 
 def _connect() -> None:

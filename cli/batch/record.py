@@ -10,9 +10,9 @@ from typing import Literal
 from pydantic import ValidationError, computed_field
 
 from chipsparse.cli.errors import user_errors
-from chipsparse.cli.generate.record import ROW_PROMPT, RequestRecord
+from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.progress import duration
-from chipsparse.cli.views.names import name_of
+from chipsparse.cli.views.names import bundled_name, name_of
 from chipsparse.cli.views.sections import (
     Alert,
     Count,
@@ -26,11 +26,9 @@ from chipsparse.cli.views.sections import (
     String,
     Table,
 )
-from chipsparse.cli.views.units import counted, seconds_text, shortened
-from chipsparse.cli.wording import bundled_name
+from chipsparse.cli.views.units import counted, seconds_text
 
 MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"
-MOST_ROWS = 40  # of the terminal
 
 State = Literal["made", "already there", "failed", "missing"]
 
@@ -74,16 +72,6 @@ class BatchClip(Record):
             "dense" if self.request.mode == "dense" else quality,
         ]
         return ", ".join(text for text in texts if text)
-
-    @property
-    def cells(self) -> list[str]:
-        """The last cells of its row in a table."""
-        return [
-            self.error or shortened(self.request.prompt, ROW_PROMPT) or "(empty)",
-            "-" if self.seconds is None else seconds_text(self.seconds),
-            ", ".join(map(str, self.lines)),
-            str(self.request.seed),
-        ]
 
 
 def read_manifest(folder: Path) -> dict[str, BatchClip]:
@@ -144,55 +132,46 @@ class BatchResult(Result):
         return f"{made} of {counted(len(self.clips), 'file')}"
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the counts and a table for the terminal, thumbnails and failures for the page."""
-        # Where there are too many, those without a file come first.
-        shown = sorted(self.clips, key=lambda clip: clip.made)[:MOST_ROWS]
-        rows = [[clip.file if clip.made else "-", clip.state, *clip.cells] for clip in shown]
+        """Return the counts for the terminal, thumbnails for the page, and what was not made."""
+        made = [clip for clip in self.clips if clip.made]
+        gone = [clip for clip in self.clips if not clip.made]
         states = ", ".join(f"{count:,} {state}" for state, count in self.counts.items() if count)
-        left = len(self.clips) - len(rows)
-        facts = [
-            ("model", bundled_name(self.model) or self.model),
+        settings = list(dict.fromkeys(clip.settings for clip in self.clips))
+        seconds = [clip.seconds for clip in made if clip.seconds is not None]
+        median = seconds_text(statistics.median_low(seconds)) if seconds else ""
+        model = bundled_name(self.model) or self.model
+        told = [
+            ("model", model),
             ("files", f"{states} of {len(self.clips):,}, in {duration(self.seconds)}"),
             ("folder", self.folder),
             ("manifest", self.manifest),
             ("page", self.page),
         ]
-        more = [("also", f"{counted(left, 'file')} that the manifest has" if left else "")]
-        columns = ["file", "state", "prompt", "time", "line", "seed"]
-        terminal = [Facts(facts), Table(columns, rows, texts=3), Facts(more)]
-        return [Section("", terminal, where="terminal"), *self._page()]
-
-    def _page(self) -> list[Section]:
-        made = [clip for clip in self.clips if clip.made]
-        settings = list(dict.fromkeys(clip.settings for clip in self.clips))
-        seconds = [clip.seconds for clip in made if clip.seconds is not None]
-        median = seconds_text(statistics.median_low(seconds)) if seconds else ""
         facts = [
-            ("model", bundled_name(self.model) or name_of(self.model)),
+            ("model", name_of(model)),
             ("settings", settings[0] if len(settings) == 1 else ""),
             ("time", f"{median} each, median" if seconds else ""),
         ]
         # Warnings about all are said once.
         common = set.intersection(*(set(clip.request.warnings) for clip in self.clips))
         alerts = [Alert(text) for text in sorted(common)]
-        if self.counts["missing"]:
-            text = f"{counted(self.counts['missing'], 'file')} to make: the same command goes on."
-            alerts.insert(0, Alert(text))
         if self.counts["failed"]:
             text = f"{counted(self.counts['failed'], 'prompt')} failed. Why, stands below."
             alerts.insert(0, Alert(text, "error"))
         pictures = [_picture(clip, common, settings=len(settings) > 1) for clip in made]
-        gone = [clip for clip in self.clips if not clip.made]
-        rows = [
-            [clip.request.prompt, clip.error or "not yet come to", clip.settings, *clip.cells[2:]]
-            for clip in gone
-        ]
         columns = ["prompt", "why", "settings", "line", "seed"]
-        again = "The same command makes them." if rows else ""
+        again = "The same command makes them." if gone else ""
         return [
+            Section("", [Facts(told)], where="terminal"),
             Section("", [*alerts, Facts(facts), Gallery(pictures)], where="page"),
-            Section("Not made", [Table(columns, rows, 3)], again, where="page"),
+            Section("Not made", [Table(columns, [_row(clip) for clip in gone], 3)], again),
         ]
+
+
+def _row(clip: BatchClip) -> list[str]:
+    lines = ", ".join(map(str, clip.lines))
+    why = clip.error or "not yet come to"
+    return [clip.request.prompt, why, clip.settings, lines, str(clip.request.seed)]
 
 
 def _picture(clip: BatchClip, common: set[str], *, settings: bool) -> Picture:

@@ -45,7 +45,7 @@ def _compare(options: CompareOptions, display: ProgressDisplay) -> FilesComparis
     frames, height, width, _ = a.shape
     lpips = find_lpips(height, width)
     with display.stage("comparing"):
-        values = compare_clips(a, b, perceptual=lpips.measure).to_json()
+        quality = compare_clips(a, b, perceptual=lpips.measure)
     shown = None
     if options.output is not None:
         with display.stage(f"writing {options.output}"):
@@ -63,7 +63,7 @@ def _compare(options: CompareOptions, display: ProgressDisplay) -> FilesComparis
         lossy=list(dict.fromkeys(str(clip.path) for clip in clips if clip.lossy)),
         lpips_missing=lpips.why_not,
         clip=shown,
-        **values,
+        **quality.model_dump(),
     )
 
 

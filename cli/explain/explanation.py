@@ -285,14 +285,14 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
 def _layers(forecast: Forecast) -> list[PartLayers]:
     """Return both parts of the layers, by the model's name for them."""
     plan, parts, first = forecast.planned.plan, [], 0
-    layout, attention, mlp = plan.layout, plan.config.attention, plan.config.mlp
+    layout = plan.layout
     whole = replace(layout, share=None)  # of all processes together
     for kind in layout.kinds:
         layers = range(first, first + kind.layers)
         first += kind.layers
         sizes: dict[Part, tuple[int, int, int]] = {
-            "attention": (len(layout.query_rows), attention.block_size_q, layout.tokens),
-            "mlp": (whole.mlp_tokens(layers[0]), mlp.block_size, kind.intermediate_size),
+            "attention": (len(layout.query_rows), plan.config.block_size, layout.tokens),
+            "mlp": (whole.mlp_tokens(layers[0]), plan.config.block_size, kind.intermediate_size),
         }
         for part, (rows, block_size, total) in sizes.items():
             keep = partial(kept_columns, plan) if part == "attention" else plan.mlp_keep_count
@@ -403,7 +403,6 @@ def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | Non
     }
     notes = [
         *request.warnings,
-        profile.standing_note,
         *unlimited.notes(on_cpu=request.device.type == "cpu"),
         forecast.why_untimed,
         *(remark for remark, holds in remarks.items() if holds),

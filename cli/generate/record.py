@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, field_validator
 
+from chipsparse.cli.views.names import bundled_name, files_text, profile_text
 from chipsparse.cli.views.sections import (
     Count,
     Facts,
@@ -28,7 +29,6 @@ from chipsparse.cli.views.units import (
     seconds_text,
     shortened,
 )
-from chipsparse.cli.wording import bundled_name, files_text, profile_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.report.record import ReportRecord
 
@@ -57,6 +57,23 @@ class Settings(Record):
             return ""
         frames = f", {counted(self.num_frames, 'frame')}" if self.num_frames else ""
         return f"{self.width}x{self.height} pixels{frames}"
+
+    def text(self, flow_shift: float | None = None) -> str:
+        """Return size, steps, guidance and flow shift in a line."""
+        steps, guidance = self.num_inference_steps, self.true_cfg_scale or self.guidance_scale
+        texts = [
+            self.size,
+            "" if steps is None else counted(steps, "step"),
+            "" if guidance is None else f"guidance {guidance:g}",
+            "" if flow_shift is None else f"flow shift {flow_shift:g}",
+        ]
+        return ", ".join(text for text in texts if text)
+
+    @property
+    def guidance(self) -> str:
+        """The scales of guidance."""
+        scales = [("scale", self.guidance_scale), ("classifier-free", self.true_cfg_scale)]
+        return ", ".join(f"{name} {scale:g}" for name, scale in scales if scale is not None)
 
 
 class LoraRecord(Record):
@@ -99,13 +116,8 @@ class RequestRecord(Record):
     @property
     def settings_text(self) -> str:
         """All settings in a line."""
-        settings = self.settings
-        steps = settings.num_inference_steps
-        guidance = settings.true_cfg_scale or settings.guidance_scale
         texts = [
-            settings.size,
-            "" if steps is None else counted(steps, "step"),
-            "" if guidance is None else f"guidance {guidance:g}",
+            self.settings.text(),
             self.scheduler,
             "" if self.flow_shift is None else f"flow shift {self.flow_shift:g}",
             self.image and f"from {self.image}",

@@ -185,7 +185,7 @@ class Page:
             return {self._results: gr.update(visible=False)}
         frames, dense = len(made.sparse.frames), made.dense is not None
         video = made.clips["sparse"].suffix == ".mp4"
-        clips = {way: str(file) for way, file in made.clips.items()}
+        clips: dict[str, str] = {way: str(file) for way, file in made.clips.items()}
         return {
             self._moment: gr.update(visible=False),
             self._results: gr.update(visible=True),
@@ -207,13 +207,13 @@ class Page:
             self._command: shlex.join(made.command),
         }
 
-    def _at(self, frame: int, made: Result | None = None) -> tuple[str, str] | None:
-        """Return a frame of both clips, as files."""
+    def _at(self, frame: int, made: Result | None = None) -> tuple[Any, Any] | None:
+        """Return a frame of both clips."""
         made = made or self._result
         if made is None or made.dense is None:
             return None
         place = min(int(frame), len(made.sparse.frames) - 1)
-        return str(made.still("dense", place)), str(made.still("sparse", place))
+        return made.dense.frames[place], made.sparse.frames[place]
 
 
 def _shown(moment: Moment) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,24 +15,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from rich.console import Console
 
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.job import (
-    Runner,
-    compared,
-    opened,
-    prompt_warnings,
-    record_of,
-    work_name,
-)
+from chipsparse.cli.generate.job import Runner, planned, prompt_warnings, record_of
+from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.generate.record import Comparison
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, read_options
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
-from chipsparse.cli.progress import Clock, ProgressDisplay, WorkProgress, silent_display
-from chipsparse.cli.prompts import Item
+from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
@@ -93,17 +84,6 @@ class Result:
         """The frame in which sparse is furthest from dense; 0 where there is no dense one."""
         return int(np.argmin(self.psnr_per_frame)) if self.psnr_per_frame else 0
 
-    def still(self, way: Way, frame: int) -> Path:
-        """Return a frame as a PNG, which is written once: a browser may be reading it."""
-        made = self.sparse if way == "sparse" else self.dense
-        assert made is not None
-        file = self.clips[way].with_name(f"{way}-{frame}.png")
-        if not file.exists():
-            half = file.with_suffix(f".{threading.get_ident()}")
-            Image.fromarray(made.frames[frame]).save(half, "png")
-            half.replace(file)
-        return file
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -155,7 +135,7 @@ class Feed(ProgressDisplay):
         return (*before, dataclasses.replace(run, **changes))
 
     @contextmanager
-    def stage(self, text: str, *, clock: Clock | None = None) -> Iterator[None]:
+    def stage(self, text: str) -> Iterator[None]:
         """Show that something of unknown length is going on."""
         self.check()
         self.show(stage=text, clock="")
@@ -163,24 +143,24 @@ class Feed(ProgressDisplay):
         self.check()
 
     @contextmanager
-    def denoising(
-        self, text: str, steps: int, *, plain_lines: int = 0, clock: Clock | None = None
-    ) -> Iterator[Any]:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Any]:
         """Show each step of a loop, and stop after it where that is wished."""
         self.check()
-        self.show(stage=f"{text}: step 1 of {steps}")
+        self.show(stage=f"{title}: step 1 of {steps}")
 
         def done(step: int, action: str, latents: torch.Tensor | None = None) -> None:
+            shown.done(step, action)
             doing = "decoding" if step + 1 >= steps else f"step {step + 2} of {steps}"
             self.show(
-                stage=f"{text}: {doing}",
-                clock="" if clock is None else clock(step + 1),
+                stage=f"{title}: {doing}",
+                clock=self.clock_text(),
                 runs=self.change(actions=(*self.now.runs[-1].actions, action)),
                 preview=self._picture(latents, step),
             )
             self.check()
 
-        yield SimpleNamespace(done=done)
+        with super().denoising(title, steps, plain_lines=0) as shown:
+            yield SimpleNamespace(done=done)
 
 
 class Studio:
@@ -199,10 +179,7 @@ class Studio:
         # All that touches the pipeline is done by one thread.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
         self._feeds: list[Feed] = []
-        self._stack = ExitStack()
-        self._open: tuple[GenerateOptions, Runner] | None = None
-        self._location: str | None = None  # of the model that is loaded
-        self._pipe: Any = None
+        self._kept = KeptPipeline()
         self._colours = Colours()  # of its latents
         self._dense: tuple[Any, Generation] | None = None
 
@@ -211,7 +188,7 @@ class Studio:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._worker.submit(self._stack.close)
+        self._worker.submit(self._kept.forget)
         self._worker.shutdown()
 
     def resolve(self, chosen: Mapping[str, Any], folder: Path | None = None) -> Request:
@@ -227,8 +204,8 @@ class Studio:
         options = read_options(GenerateOptions, values)
         model = look_up(options, silent_display())
         if model.accepts("num_frames"):
-            video = {"output": output.with_suffix(".mp4"), "fps": self.options.fps}
-            options = read_options(GenerateOptions, {**values, **video})
+            output = output.with_suffix(".mp4")
+            options = dataclasses.replace(options, output=output, fps=self.options.fps)
         return resolve(options, model=model, device=self._device, dtype=self._dtype)
 
     def start(self, chosen: Mapping[str, Any]) -> queue.SimpleQueue[Moment]:
@@ -261,9 +238,11 @@ class Studio:
         request = self.resolve(chosen, folder)
         options = request.options
         assert isinstance(options, GenerateOptions)
-        runner = self._opened(request, options, feed)
+        if self._kept.load(request, feed):
+            self._dense, self._colours = None, Colours()
+        runner = self._kept.runner(request, feed)
         # Its command writes to where it is typed.
-        item = Item(options.prompt or "", options.seed, Path(options.output.name), None)
+        item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))
         warnings = prompt_warnings(runner, item)
         facts = (request.model.location, request.settings, options.negative_prompt)
         which = (*facts, item.prompt, item.seed)  # all that a dense clip depends on
@@ -271,7 +250,7 @@ class Studio:
         dense = dense if options.compare else None
         kept = dense is not None
         ways: list[Way] = ["sparse", "dense"] if options.compare and not kept else ["sparse"]
-        runner.generator.progress.plan({work_name(way, item.label): 1.0 for way in ways})
+        feed.plan(planned([item], *ways))
         sparse = self._run("sparse", request, item, runner, feed)
         if "dense" in ways:
             try:
@@ -285,47 +264,27 @@ class Studio:
         record = record_of(request, item, warnings)
         clips: dict[Way, Path] = {"sparse": options.output}
         frames = {options.output: sparse.frames}
-        clip = None
+        clip = comparison = None
         if dense is not None:
             clips["dense"] = beside(options.output, "dense")
             frames[clips["dense"]] = dense.frames
             clip = compare_clips(dense.frames, sparse.frames)
+            speedup = dense.denoising_seconds / sparse.denoising_seconds
+            quality = clip.model_dump(include={"psnr_db", "ssim", "identical"})
+            comparison = Comparison(speedup=speedup, **quality)
         write_media(frames, fps=options.fps, metadata=generation_metadata(request, item))
         return Result(
             sparse=sparse,
             dense=dense,
             kept=kept,
-            comparison=None if clip is None or dense is None else compared(clip, dense, sparse),
-            psnr_per_frame=[] if clip is None else clip.psnr_per_frame,
+            comparison=comparison,
+            psnr_per_frame=[] if clip is None else clip.psnrs,
             clips=clips,
             profile=_profile(request, folder),
             runs=feed.now.runs,
             warnings=record.warnings,
             command=record.command,
         )
-
-    def _opened(self, request: Request, options: GenerateOptions, feed: Feed) -> Runner:
-        """Return what generates; that of before where only prompt, seed and file differ."""
-        which = dataclasses.replace(options, prompt="", seed=0, output=Path())
-        progress = WorkProgress(feed)
-        if self._open is None or self._open[0] != which:
-            self._open = None
-            self._stack.close()
-            runner = opened(request, progress, lambda: self._loaded(request))
-            self._open = which, self._stack.enter_context(runner)
-        self._open[1].generator.progress = progress
-        return self._open[1]
-
-    def _loaded(self, request: Request) -> Any:
-        """Return the pipeline of a model; that of another one is let go first."""
-        if self._location != request.model.location:
-            self._location = self._pipe = self._dense = None
-            gc.collect()
-            if request.device.type == "cuda":
-                torch.cuda.empty_cache()
-            self._pipe, self._colours = request.load(), Colours()
-            self._location = request.model.location
-        return self._pipe
 
     def _run(
         self, way: Way, request: Request, item: Item, runner: Runner, feed: Feed
@@ -336,14 +295,14 @@ class Studio:
         if way == "sparse":
             plan = None if request.planned is None else request.planned.plan
             planned = [] if plan is None else [action.value for action in plan.actions()]
-        config, scheduler = request.model.vae_config, self._pipe.scheduler
+        config, scheduler = request.model.vae_config, self._kept.pipe.scheduler
         channels = config.get("latent_channels") or config.get("z_dim")
         preview = Preview(grid, channels, self._colours)
         feed.begin(
             Run(way, planned),
             lambda latents, step: preview.pictures(latents, noise_levels(scheduler, step)),
         )
-        made = runner.sparse(item) if way == "sparse" else runner.dense(item)
+        made = runner.generate(item, way)
         preview.learn(made.frames)
         feed.now = dataclasses.replace(feed.now, runs=feed.change(made=made))
         return made

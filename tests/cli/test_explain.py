@@ -86,8 +86,7 @@ REAL = """\
 model_class: {}
 generation: {{{}: {}, height: 32, width: 64, num_inference_steps: 4, max_sequence_length: 16}}
 sparsity:
-  attention: {{block_size_q: 16}}
-  mlp: {{block_size: 16}}
+  block_size: 16
   schedule: {{warmup_steps: 2, first_dense_layers: 1}}
   tile: [1, 4, 4]
 """

@@ -18,7 +18,7 @@ class DeadlyActor:
     def __init__(self, rank):
         self._rank = rank
 
-    def load(self, request, threads):
+    def load(self, request):
         return chipsparse.__version__, "here"
 
     def make_bytes(self, entry):

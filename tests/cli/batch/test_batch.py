@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from chipsparse.cli.batch import maker
 from chipsparse.cli.batch.entries import digest
 from chipsparse.cli.batch.record import BatchClip, note, read_manifest
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.generate import pipeline
 from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.request import Request
@@ -63,7 +65,7 @@ def loads(monkeypatch):
         monkeypatch.setattr(place, name, counting)
 
     count(Request, "load")
-    count(maker, "opened")
+    count(pipeline, "opened")
     return counts
 
 
@@ -234,7 +236,7 @@ def test_bad_lines_are_named_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--engine", "dask"), "--engine dask is not known; use one of ray"),
+        (("--engine", "dask"), "--engine dask must be 'ray'"),
         (("--gpus-per-job", "0"), "--gpus-per-job 0 is too small"),
         (("--gpus", "3", "--gpus-per-job", "2"), "--gpus 3 is no multiple of --gpus-per-job"),
         (
@@ -243,7 +245,7 @@ def test_bad_lines_are_named_before_anything_is_loaded(
         ),
         (("--tries", "0"), "--tries 0 is too small"),
         (("--gpus", "0"), "--gpus 0 is too small"),
-        (("--format", "avi"), "--format avi is not known"),
+        (("--format", "avi"), "--format avi must be 'mp4', 'webm', 'gif' or 'png'"),
         (("--format", "png", "--fps", "24"), "--fps is about .mp4, .webm and .gif, and .png has"),
         (("--format", "png", "--crf", "1"), "--crf is about .mp4 and .webm, and .png has none"),
         (("--format", "png"), "a video of 5 frames is no single .png; use --format mp4"),
@@ -289,6 +291,13 @@ def test_a_prompt_that_fails(batch, workdir, manifest, breaks_at, loads):
     breaks_at(None, None)  # another run tries it again
     assert "1 made, 1 already there of 2" in batch(*SMALL, "--num", "2").stdout
     assert "Not made" not in PageReader((workdir / "out/index.html").read_text()).sections
+
+
+def test_a_prompt_that_fails_before_there_is_a_folder(batch, workdir, monkeypatch):
+    (workdir / "prompts.csv").write_text("prompt\na red circle\n")
+    monkeypatch.setattr(maker, "prompt_warnings", Mock(side_effect=UserError("no such token")))
+    ran = batch(*GIF)
+    assert (ran.exit_code, states(json.loads(ran.stdout))) == (1, ["failed"])
 
 
 @pytest.mark.parametrize(("times", "state"), [(1, "made"), (2, "failed")])

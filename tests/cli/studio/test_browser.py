@@ -17,20 +17,13 @@ import time
 import pytest
 
 from chipsparse import load_profile
+from tests.tiny_models import PROMPT
 
-FOUND = {
-    "gradio": importlib.util.find_spec("gradio"),
-    "selenium": importlib.util.find_spec("selenium"),
-    "chromium": shutil.which("chromium"),
-    "chromedriver": shutil.which("chromedriver"),
-}
-MISSING = [name for name, found in FOUND.items() if found is None]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"not here: {', '.join(MISSING)}"),
-]
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+PACKAGES = importlib.util.find_spec("gradio") and importlib.util.find_spec("selenium")
+HERE = PACKAGES and CHROMIUM and DRIVER
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HERE, reason="no browser, or no gradio")]
 
-PROMPT = "a red circle moves left over a blue gradient"
 SECONDS = 120
 DESKTOP, PHONE = (1280, 900), (390, 844)
 # Runs the command, and tells of each connection that is not within this machine.
@@ -48,11 +41,12 @@ from chipsparse.cli.main import main
 sys.argv[0] = "chipsparse"
 main()
 """
+SIZES = "return [...document.querySelectorAll('{}')].map(e => [e.{}Width, e.{}Height, e.src])"
 
 
 @pytest.fixture(scope="module")
-def served(model_folder, flux_folder, tmp_path_factory):
-    """The address of a studio with a tiny model of videos, and what it printed, line by line."""
+def address(model_folder, tmp_path_factory):
+    """The address of a studio with a tiny model of videos, which must leave nothing."""
     temporary = tmp_path_factory.mktemp("temporary")
     process = subprocess.Popen(
         [sys.executable, "-c", GUARDED, "studio", "--model", str(model_folder), "--port", "0"],
@@ -72,14 +66,13 @@ def served(model_folder, flux_folder, tmp_path_factory):
     reader.start()
     try:
         assert ready.wait(SECONDS), lines
-        yield re.search(r"http://\S+", "".join(lines))[0], lines
+        yield re.search(r"http://\S+", "".join(lines))[0]
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130
         reader.join()
         assert lines[-1] == "chipsparse: interrupted, the page is closed\n"
-        said = "".join(lines)
-        assert "connects to" not in said
-        assert "Traceback" not in said, said
+        assert "connects to" not in "".join(lines)
+        assert "Traceback" not in "".join(lines), lines
         assert list(temporary.iterdir()) == []
     finally:
         process.kill()
@@ -97,31 +90,23 @@ def browser(downloads):
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
-    options.binary_location = FOUND["chromium"]
-    options.add_experimental_option(
-        "prefs",
-        {"download.default_directory": str(downloads), "download.prompt_for_download": False},
-    )
-    for each in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(each)
-    service = Service(FOUND["chromedriver"])
-    driver = webdriver.Chrome(options=options, service=service)
+    options.binary_location = CHROMIUM
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     yield driver
     driver.quit()
 
 
-def resized(browser, width, height):
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
 @pytest.fixture
-def page(browser, served):
+def page(browser, address):
     """The page, fresh, with all that one does on it."""
-    resized(browser, *DESKTOP)
-    browser.get(served[0])
     page = Driven(browser)
+    page.resize(*DESKTOP)
+    browser.get(address)
     page.wait(lambda: page.all("#generate"))
+    page.write("#prompt textarea", PROMPT)
     return page
 
 
@@ -130,82 +115,73 @@ class Driven:
 
     def __init__(self, browser):
         self.browser = browser
+        self.run = browser.execute_script
+
+    def resize(self, width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def all(self, selector):
         return self.browser.find_elements("css selector", selector)
 
     def one(self, selector):
-        (found,) = self.all(selector)
-        return found
+        (element,) = self.all(selector)
+        return element
 
     def texts(self, selector):
-        return [each.text for each in self.all(selector)]
+        return [element.text for element in self.all(selector)]
 
-    def wait(self, found, seconds=SECONDS):
-        """What a function finds, once it does."""
+    def wait(self, ask):
+        """What a function gives, once it does."""
         from selenium.common.exceptions import WebDriverException
 
-        end = time.monotonic() + seconds
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             with contextlib.suppress(WebDriverException, ValueError):
-                if result := found():
+                if result := ask():
                     return result
             time.sleep(0.05)
-        shown = self.browser.execute_script("return document.body.innerText")
-        raise AssertionError(f"did not come within {seconds} s; the page shows:\n{shown}")
+        raise AssertionError(f"the page shows:\n{self.run('return document.body.innerText')}")
 
     def write(self, selector, text):
         from selenium.webdriver.common.keys import Keys
 
-        field = self.one(selector)
-        field.send_keys(Keys.CONTROL, "a")
-        field.send_keys(text)
+        self.wait(lambda: self.one(selector).is_displayed())
+        self.one(selector).send_keys(Keys.CONTROL, "a")
+        self.one(selector).send_keys(text)
 
-    def generate(self):
+    def generate(self, **more):
+        """Generates, with further settings."""
+        if more and not any(field.is_displayed() for field in self.all("#height input")):
+            self.one("button.label-wrap").click()
+        for name, value in more.items():
+            self.write(f"#{name} input", value)
         self.wait(lambda: self.one("#generate").is_enabled())
-        self.browser.execute_script(
-            "document.querySelectorAll('.cs-result').forEach(each => each.classList.add('old'))"
-        )
+        self.run("document.querySelectorAll('.cs-result').forEach(e => e.classList.add('old'))")
         self.one("#generate").click()
 
     def result(self):
-        """The tiles of the next result."""
+        """The numbers of the next result, by what they are."""
         self.wait(lambda: self.all(".cs-result:not(.old)") and self.one("#generate").is_enabled())
-        return self.tiles()
-
-    def tiles(self):
-        """Numbers by what they are."""
-        tiles = (each.text.splitlines() for each in self.all("#result .cs-tiles div"))
+        tiles = (tile.text.splitlines() for tile in self.all("#result .cs-tiles div"))
         return {name: value for value, name in tiles}
 
-    def pixels(self):
-        """The sizes of the two images that lie beside each other."""
-        return self.browser.execute_script(
-            "return [...document.querySelectorAll('#beside img')].map(e => [e.naturalWidth, "
-            "e.naturalHeight, e.src])"
-        )
+    def steps_done(self):
+        return self.all("#moment .cs-strip li:not(.cs-planned)")
+
+    def pixels(self, selector="#beside img", kind="natural"):
+        return self.run(SIZES.format(selector, kind, kind))
 
 
-def test_a_video_from_the_prompt_to_the_saved_profile(page, served, downloads, model_folder):
-    page.write("#prompt textarea", PROMPT)
+def test_a_video_from_the_prompt_to_the_saved_profile(page, address, downloads, model_folder):
     page.generate()
-    # Times and differences.
     tiles = page.result()
-    assert {"sparse, all steps", "dense, all steps", "as fast as dense", "PSNR", "SSIM"} < set(
-        tiles
-    )
+    names = {"sparse, all steps", "dense, all steps", "as fast as dense", "PSNR", "SSIM"}
+    assert names < set(tiles)
     assert re.fullmatch(r"[\d.]+ dB", tiles["PSNR"])
-    # What each step computed.
-    letters = page.texts("#result .cs-strip li")
-    assert letters == [*"DRSS", *"DDDD"]
+    assert page.texts("#result .cs-strip li") == [*"DRSS", *"DDDD"]
     # Both players play the same size; the slider shows the frame that is asked for.
-    sizes = page.wait(
-        lambda: page.browser.execute_script(
-            "const v = [...document.querySelectorAll('video')].filter(e => e.videoWidth);"
-            "return v.length === 2 && v.map(e => [e.videoWidth, e.videoHeight])"
-        )
-    )
-    assert sizes == [[48, 32], [48, 32]]
+    page.wait(lambda: [p[:2] for p in page.pixels("video", "video")].count([48, 32]) == 2)
     both = page.wait(lambda: [p for p in page.pixels() if p[:2] == [48, 32]][:2])
     assert len({source for *_, source in both}) == 2
     page.write("#frame input[type=number]", "4\t")
@@ -215,106 +191,55 @@ def test_a_video_from_the_prompt_to_the_saved_profile(page, served, downloads, m
     (saved,) = page.wait(lambda: [p for p in downloads.iterdir() if p.suffix == ".yaml"])
     assert load_profile(saved).sparsity == load_profile(model_folder / "chipsparse.yaml").sparsity
     command = page.one("#command textarea").get_attribute("value")
-    assert "chipsparse generate" in command
+    assert command.startswith("chipsparse generate")
     assert PROMPT in command
     # Nothing came from elsewhere.
-    sources = page.browser.execute_script(
-        "return performance.getEntriesByType('resource').map(e => e.name)"
-    )
+    sources = page.run("return performance.getEntriesByType('resource').map(e => e.name)")
     assert len(sources) > 10
-    assert [s for s in sources if not s.startswith((served[0], "data:", "blob:"))] == []
+    assert [s for s in sources if not s.startswith((address, "data:", "blob:"))] == []
+    # A phone shows all of it in one column.
+    page.resize(*PHONE)
+    assert page.run("return document.documentElement.scrollWidth") <= PHONE[0]
+    above = page.one("#prompt").rect
+    assert page.one("#result").rect["y"] > above["y"] + above["height"]
 
 
 def test_a_model_of_images_is_chosen_and_what_does_not_fit_is_said(page, flux_folder):
     page.write("#model input", f"{flux_folder}\n")
     page.wait(lambda: "FluxTransformer2DModel" in page.one("#model").text)
-    page.write("#prompt textarea", PROMPT)
-    page.one("button.label-wrap").click()
-    page.wait(lambda: page.one("#height input").is_displayed())
+    page.generate(height="33")
+    fitting = "Height 33 does not fit this model, which needs a multiple of 16; use 32 or 48"
+    page.wait(lambda: page.texts("#moment .cs-alert") == [fitting])
     assert not page.all("#frames input") or not page.one("#frames input").is_displayed()
-    assert page.one("#height input").get_attribute("value") == "32"
-    page.write("#height input", "33")
-    page.generate()
-    alert = page.wait(lambda: page.texts("#moment .cs-alert"))
-    assert alert == [
-        "Height 33 does not fit this model, which needs a multiple of 16; use 32 or 48"
-    ]
-    page.write("#height input", "48")
-    page.generate()
+    page.generate(height="48")
     assert "PSNR" in page.result()
     page.wait(lambda: [p[:2] for p in page.pixels()].count([48, 48]) == 2)
-    assert not [each for each in page.all("video") if each.is_displayed()]
-    # Alone, without a dense one beside it.
+    assert not [video for video in page.all("video") if video.is_displayed()]
     page.one("#compare input").click()
     page.generate()
     assert set(page.result()) == {"sparse, all steps", "of dense's operations"}
-    page.wait(
-        lambda: (
-            page.browser.execute_script(
-                "return [...document.querySelectorAll('#image img')].map(e => e.naturalWidth)"
-            )
-            == [48]
-        )
-    )
-    assert not [each for each in page.all("#beside") if each.is_displayed()]
+    page.wait(lambda: [p[:2] for p in page.pixels("#image img")] == [[48, 48]])
+    assert not [element for element in page.all("#beside") if element.is_displayed()]
 
 
-def test_a_generation_is_watched_and_stopped(page):
-    page.write("#prompt textarea", PROMPT)
-    page.one("button.label-wrap").click()
-    page.wait(lambda: page.one("#steps input").is_displayed())
-    page.write("#steps input", "400")
-    page.generate()
-    page.wait(lambda: page.all("#moment .cs-strip li:not(.cs-planned)"))
-    (stage,) = page.texts("#moment .cs-stage strong")
-    assert re.fullmatch(r"sparse run: step \d+ of 400", stage)
-    # Two frames of latents, which have an eighth of the pixels.
-    page.wait(
-        lambda: (
-            page.browser.execute_script(
-                "return [...document.querySelectorAll('#moment .cs-preview img')].map(e => "
-                "[e.naturalWidth, e.naturalHeight])"
-            )
-            == [[6, 4], [6, 4]]
-        )
-    )
-    page.one("#stop").click()
-    page.wait(lambda: page.texts("#moment .cs-stage strong") == ["stopped"])
-    done = page.all("#moment .cs-strip li:not(.cs-planned)")
-    assert 0 < len(done) < 400
-    assert page.one("#generate").is_enabled()
-    assert not page.one("#stop").is_enabled()
-
-
-def test_a_page_that_is_loaded_anew_need_not_wait(page):
-    page.write("#prompt textarea", PROMPT)
+def test_a_generation_is_watched_and_stopped_and_a_page_that_is_loaded_anew_need_not_wait(page):
     page.generate()
     made = page.result()
-    page.browser.refresh()
-    page.wait(lambda: page.all(".cs-result"))
-    assert page.tiles() == made
-    page.one("button.label-wrap").click()
-    page.wait(lambda: page.one("#steps input").is_displayed())
-    page.write("#steps input", "900")
-    page.generate()
-    page.wait(lambda: page.all("#moment .cs-strip li:not(.cs-planned)"))
+    page.generate(steps="400")
+    page.wait(page.steps_done)
+    (stage,) = page.texts("#moment .cs-stage strong")
+    assert re.fullmatch(r"sparse: step \d+ of 400", stage)
+    # Two frames of latents, which have an eighth of the pixels.
+    preview = "#moment .cs-preview img"
+    page.wait(lambda: [p[:2] for p in page.pixels(preview)] == [[6, 4], [6, 4]])
+    page.one("#stop").click()
+    page.wait(lambda: page.texts("#moment .cs-stage strong") == ["stopped"])
+    assert 0 < len(page.steps_done()) < 400
+    page.wait(lambda: page.one("#generate").is_enabled() and not page.one("#stop").is_enabled())
+    page.generate(steps="900")
+    page.wait(page.steps_done)
     page.browser.refresh()
     page.wait(lambda: page.all(".cs-result"))
     page.write("#prompt textarea", PROMPT)
     page.generate()
     assert page.result()["PSNR"] == made["PSNR"]
-
-
-def test_a_phone_shows_all_of_it_in_one_column(page):
-    resized(page.browser, *PHONE)
-    page.write("#prompt textarea", PROMPT)
-    page.generate()
-    page.result()
-    width = page.browser.execute_script("return document.documentElement.scrollWidth")
-    assert width <= PHONE[0]
-    left, right = (page.one(each).rect for each in ("#prompt", "#result"))
-    assert right["y"] > left["y"] + left["height"]
-    for each in ("#generate", "#result .cs-tiles", "#beside", "#profile"):
-        rect = page.one(each).rect
-        assert rect["x"] >= 0
-        assert rect["x"] + rect["width"] <= PHONE[0]

@@ -1,11 +1,11 @@
-"""What latents show: how they lie, what is left without their noise, and their colours."""
+"""The preview of latents: their order, what is left without noise, and their colours."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
 from chipsparse.cli.studio.preview import Colours, Preview, arrange, noise_levels, spread
 
@@ -19,39 +19,31 @@ def batch(latents):
 
 
 @pytest.mark.parametrize(
-    "latents",
+    ("latents", "grid", "expected"),
     [
-        batch(EXPECTED.permute(3, 0, 1, 2)),
-        batch(EXPECTED.permute(0, 3, 1, 2)),  # as CogVideoX has them
-        batch(EXPECTED.flatten(0, 2)),
+        (EXPECTED.permute(3, 0, 1, 2), GRID, EXPECTED),
+        (EXPECTED.permute(0, 3, 1, 2), GRID, EXPECTED),  # as CogVideoX has them
+        (EXPECTED.flatten(0, 2), GRID, EXPECTED),
+        (EXPECTED[0].permute(2, 0, 1), None, EXPECTED[:1]),
+        (EXPECTED.flatten(0, 2), None, None),
+        (EXPECTED.flatten(0, 2), (3, 2, 4), None),
     ],
-    ids=["channels first", "frames first", "tokens"],
+    ids=["channels first", "frames first", "tokens", "image", "no grid", "another grid"],
 )
-def test_latents_of_videos_are_arranged(latents):
-    assert torch.equal(arrange(latents, GRID, CHANNELS), EXPECTED)
-
-
-def test_latents_of_images_are_arranged():
-    image = EXPECTED[0]
-    found = arrange(batch(image.permute(2, 0, 1)), None, CHANNELS)
-    assert torch.equal(found, image[None])
+def test_latents_are_arranged_where_their_order_is_known(latents, grid, expected):
+    arranged = arrange(batch(latents), grid, CHANNELS)
+    if expected is None:
+        assert arranged is None
+        assert Preview(grid, CHANNELS, Colours()).pictures(batch(latents), None) is None
+    else:
+        assert torch.equal(arranged, expected)
+    assert Preview(grid, CHANNELS, Colours()).pictures(None, None) is None
 
 
 def test_latents_that_flux_packed_are_unpacked():
-    from diffusers import FluxPipeline
-
     image = torch.randn(1, CHANNELS, 6, 10)
     packed = FluxPipeline._pack_latents(image, 1, CHANNELS, 6, 10)
-    found = arrange(packed, (1, 3, 5), CHANNELS)
-    assert torch.equal(found[0], image[0].permute(1, 2, 0))
-
-
-@pytest.mark.parametrize("grid", [None, (3, 2, 4)])
-def test_tokens_in_an_order_that_is_not_known_show_nothing(grid):
-    tokens = batch(EXPECTED.flatten(0, 2))
-    assert arrange(tokens, grid, CHANNELS) is None
-    assert Preview(grid, CHANNELS, Colours()).pictures(tokens, None) is None
-    assert Preview(grid, CHANNELS, Colours()).pictures(None, None) is None
+    assert torch.equal(arrange(packed, (1, 3, 5), CHANNELS)[0], image[0].permute(1, 2, 0))
 
 
 @pytest.mark.parametrize("rising", [False, True])
@@ -64,7 +56,6 @@ def test_the_noise_is_taken_off(rising):
     scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=rising)
     scheduler.set_timesteps(sigmas=[1.0, 0.8, 0.7, 0.5, 0.25])
     colours = Colours()
-    colours.learn(clean.numpy(), np.full((3, 8, 20, 3), 90, np.uint8))
     preview, seen = Preview(GRID, CHANNELS, colours), []
     colours.of = lambda latents: seen.append(latents)
     shift = 0.5 * torch.randn_like(EXPECTED)
@@ -72,9 +63,9 @@ def test_the_noise_is_taken_off(rising):
         noisy = (1 - after) * clean + after * noise + (step >= 3) * shift
         preview.pictures(batch(noisy.permute(3, 0, 1, 2)), noise_levels(scheduler, step))
     assert np.abs(seen[0] - clean.numpy()).max() > 0.5
-    for step, found in enumerate(seen[1:], start=1):
+    for step, latents in enumerate(seen[1:], start=1):
         expected = clean + (step >= 3) * shift
-        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+        np.testing.assert_allclose(latents, expected.numpy(), atol=1e-5)
 
 
 def test_colours_are_those_of_the_vae():
@@ -85,6 +76,7 @@ def test_colours_are_those_of_the_vae():
     colours = Colours()
     colours.learn(latents, pixels.repeat(4, axis=1).repeat(4, axis=2))
     assert np.abs(colours.of(latents).astype(int) - pixels).max() <= 1
+    assert colours.of(latents[..., :3]).std() > 0  # another model's are false colours
 
 
 def test_false_colours_show_what_differs_and_stay_the_same():
@@ -95,17 +87,7 @@ def test_false_colours_show_what_differs_and_stay_the_same():
     shape = first[0, 2:4, 2:4].reshape(-1, 3)
     assert (shape == shape[0]).all()
     assert (first[0, 0, 0] != shape[0]).any()
-
-
-def test_false_colours_of_few_channels():
-    assert Colours().of(np.random.default_rng(0).random((1, 4, 4, 1))).shape == (1, 4, 4, 3)
-
-
-def test_a_model_of_other_latents_has_no_colours_yet():
-    colours = Colours()
-    colours.learn(EXPECTED.numpy(), np.zeros((3, 8, 20, 3), np.uint8))
-    assert colours.of(EXPECTED[..., :3].numpy()).max() > 0
-    assert colours.of(EXPECTED.numpy()).max() == 0
+    assert Colours().of(latents[..., :1]).shape == (1, 6, 6, 3)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +105,4 @@ def test_noise_levels_of_flow_matching_are_known(sigmas, expected):
 
 
 def test_frames_are_spread_from_the_first_to_the_last():
-    assert [spread(33, 3), spread(9, 9), spread(5, 1), spread(1, 1)] == [
-        [0, 16, 32],
-        list(range(9)),
-        [2],
-        [0],
-    ]
+    assert [spread(33, 3), spread(9, 9), spread(5, 1)] == [[0, 16, 32], list(range(9)), [2]]
