@@ -247,8 +247,8 @@ def run_suite(options: CompareOptions) -> None:
     print_result(result, as_json=options.json)
     if not options.json:
         hidden = "" if options.with_prompts else ", without the prompts"
-        facts = Facts([("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{hidden}")])
-        print_sections(Console(), [Section("", [facts])])
+        made = Facts([("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{hidden}")])
+        print_sections(Console(), [Section("", [made])])
 
 
 def _ours(options: CompareOptions, request: Request) -> Iterator[Way]:
