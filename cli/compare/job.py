@@ -56,7 +56,7 @@ TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
 # Fields of a record that are not sent: texts are in the remarks, without folders.
-UNSENT = {"fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
+UNSENT: dict[str, Any] = {"fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
 
 
 def compare_configs(options: CompareOptions) -> None:
@@ -247,8 +247,8 @@ def run_suite(options: CompareOptions) -> None:
     print_result(result, as_json=options.json)
     if not options.json:
         hidden = "" if options.with_prompts else ", without the prompts"
-        files = [("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{hidden}")]
-        print_sections(Console(), [Section("", [Facts(files)])])
+        made = Facts([("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{hidden}")])
+        print_sections(Console(), [Section("", [made])])
 
 
 def _ours(options: CompareOptions, request: Request) -> Iterator[Way]:

@@ -19,12 +19,13 @@ from chipsparse.experiments import clips, quality
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.statistics import draws, interval
-from chipsparse.profiles.profile import ASSETS, load_profile, profile_classes
+from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE, command, nothing_written
 from tests.cli.html_reader import PageReader
 from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 
+CLASS = "FluxTransformer2DModel"
 SCHEDULE = "schedule: {warmup_steps: 2, refresh_every: 10}"
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
 
@@ -306,6 +307,7 @@ def test_spread_leaves_gaps_where_no_clip_has_a_value():
         ("./dense", "files", Path("dense"), None),
         ("profile", "config", None, None),
         ("fast", "config", None, "fast"),
+        (CLASS, "config", ASSETS / "profiles" / f"{CLASS}.yaml", None),
         ("tuned/PROFILE.YML", "config", Path("tuned/PROFILE.YML"), None),
         ("out.mp4", "files", Path("out.mp4"), None),
     ],
@@ -313,12 +315,6 @@ def test_spread_leaves_gaps_where_no_clip_has_a_value():
 def test_an_argument_is_known_by_its_name_alone(text, kind, path, which):
     subject = read_subject(text)
     assert (subject.text, subject.kind, subject.path, subject.quality) == (text, kind, path, which)
-
-
-def test_a_bundled_profile_is_named_by_its_class():
-    assert "FluxTransformer2DModel" in profile_classes()
-    for name in profile_classes():
-        assert load_profile(read_subject(name).path).model_class == name
 
 
 @pytest.mark.parametrize("pair", [("a.mp4", "dense"), ("profile", "frames"), ("a.yaml", "b.png")])
@@ -467,17 +463,6 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
         content = files("a.png", file, "--json").json()
         assert content["lossy"] == [file]
         assert 30 < content["psnr_db"] < 60
-
-
-def test_images_have_no_flicker(workdir):
-    a = gradient(frames=1)
-    media.write_media({workdir / "a.png": a, workdir / "b.png": a ^ 1}, fps=8)
-    content = files("a.png", "b.png", "--json").json()
-    assert content["psnr_db"] == pytest.approx(20 * np.log10(255))
-    assert (content["flicker"], content["flicker_change"]) == (None, None)
-    shown = files("a.png", "b.png").stdout
-    assert "1 frame of 48x32" in shown
-    assert "flicker" not in shown
 
 
 @pytest.mark.parametrize(
