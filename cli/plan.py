@@ -20,7 +20,7 @@ from chipsparse.cli.settings import (
     usual_size,
     vae_factors,
 )
-from chipsparse.cli.wording import counted
+from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
 from chipsparse.config import ConfigError

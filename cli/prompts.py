@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chipsparse.cli.errors import UserError, reason
-from chipsparse.cli.wording import counted
+from chipsparse.cli.views.units import counted
 from chipsparse.common import text_files
 from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import ASSETS

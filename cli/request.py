@@ -36,7 +36,7 @@ from chipsparse.cli.plan import (
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank, check_sharing
 from chipsparse.cli.settings import GenerationSettings, resolve_settings, unused_defaults
-from chipsparse.cli.wording import counted
+from chipsparse.cli.views.units import counted
 from chipsparse.common.machine import cpu_model
 from chipsparse.experiments.clips import step_costs
 from chipsparse.profiles.profile import (

@@ -12,7 +12,7 @@ from pydantic import ValidationError, computed_field
 from chipsparse.cli.errors import user_errors
 from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.progress import duration
-from chipsparse.cli.views.names import name_of
+from chipsparse.cli.views.names import bundled_name, name_of
 from chipsparse.cli.views.sections import (
     Alert,
     Count,
@@ -27,7 +27,6 @@ from chipsparse.cli.views.sections import (
     Table,
 )
 from chipsparse.cli.views.units import counted, seconds_text
-from chipsparse.cli.wording import bundled_name
 
 MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"
 

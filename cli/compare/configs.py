@@ -28,7 +28,7 @@ from chipsparse.cli.ranks import called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, Work, out_of_range_text, resolve, working
 from chipsparse.cli.settings import OPTION_OF
 from chipsparse.cli.views.terminal import print_result
-from chipsparse.cli.wording import counted, sharing_text
+from chipsparse.cli.views.units import counted, sharing_text
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, sparse_way
 from chipsparse.experiments.records import ClipRecord

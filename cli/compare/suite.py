@@ -26,11 +26,11 @@ from chipsparse.cli.progress import WorkProgress, duration
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, check_alone
 from chipsparse.cli.request import choose_profile, device_name, required_profile, resolve, working
-from chipsparse.cli.views.names import name_of, without_folders
+from chipsparse.cli.views.names import bundled_name, name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
-from chipsparse.cli.wording import bundled_name, counted
+from chipsparse.cli.views.units import counted
 from chipsparse.common.machine import package_version
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way

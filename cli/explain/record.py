@@ -16,9 +16,9 @@ from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.table import KindBytes
 from chipsparse.cli.explain.forecast import RankForecast
 from chipsparse.cli.settings import GenerationSettings
+from chipsparse.cli.views.names import profile_text, short_place
 from chipsparse.cli.views.sections import Facts, Record, Result, Section, Table
-from chipsparse.cli.views.units import counted, seconds_text
-from chipsparse.cli.wording import PART_NAMES, profile_text, sharing_text, short_place
+from chipsparse.cli.views.units import PART_NAMES, counted, seconds_text, sharing_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import ranges_text
 from chipsparse.cost_model.layer_times import PartSeconds, Rates, milliseconds_text

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, field_validator
 
+from chipsparse.cli.views.names import bundled_name, files_text, profile_text
 from chipsparse.cli.views.sections import (
     Count,
     Facts,
@@ -27,7 +28,6 @@ from chipsparse.cli.views.units import (
     seconds_text,
     shortened,
 )
-from chipsparse.cli.wording import bundled_name, files_text, profile_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.report.record import ReportRecord
 

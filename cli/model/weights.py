@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
-from chipsparse.cli.wording import counted
+from chipsparse.cli.views.units import counted
 
 SUFFIXES = (".safetensors", ".bin", ".pt")
 INCOMPLETE = "incomplete download?"

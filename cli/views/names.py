@@ -6,6 +6,9 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+
+from chipsparse.profiles.profile import ASSETS
 
 # How Hugging Face's cache names the folders of a hub name.
 HUB_FOLDER = re.compile(r"(?:^|[/\\])models--(.+?)--([^/\\]+)")
@@ -61,3 +64,26 @@ def without_folders(text: str) -> str:
     if len(home) > 1:
         text = text.replace(home, "~")
     return FOLDERS.sub("", HOME.sub("~", text))
+
+
+def bundled_name(place: str) -> str | None:
+    """Return the name of what comes with chipsparse, such as ``tiny-wan``, else None."""
+    path, bundled = Path(place).resolve(), ASSETS.resolve()
+    return str(path.relative_to(bundled)) if path.is_relative_to(bundled) else None
+
+
+def short_place(place: str) -> str:
+    """Return a path; of what comes with chipsparse its name alone."""
+    name = bundled_name(place)
+    return place if name is None else f"{name}, bundled"
+
+
+def profile_text(source: str, quality: str | None) -> str:
+    """Return a profile with the quality that is taken."""
+    place = short_place(source)
+    return place if quality is None else f"{quality}, from {place}"
+
+
+def files_text(files: Sequence[Path | str]) -> str:
+    """Return the names of one clip's files: one, or the first and the last of numbered ones."""
+    return str(files[0]) if len(files) == 1 else f"{files[0]} to {Path(files[-1]).name}"

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from chipsparse.config import Part
+from chipsparse.parallel.degrees import Parallel
+
 TIMES = "\N{MULTIPLICATION SIGN}"
+PART_NAMES: dict[Part, str] = {"attention": "attention", "mlp": "MLP"}
 
 
 def counted(count: int, noun: str) -> str:
@@ -51,3 +55,11 @@ def bytes_unit(values: Iterable[float]) -> tuple[str, float]:
     """Return the name and the bytes of a unit that suits the largest value."""
     large = max(values, default=0.0) >= 1 << 30
     return ("GiB", float(1 << 30)) if large else ("MiB", float(1 << 20))
+
+
+def sharing_text(parallel: Parallel) -> str:
+    """Return how many processes share what of a generation."""
+    if parallel.guidance == 1:
+        return f"{parallel.ranks}, which share the tokens and heads of a call"
+    branch = "one each" if parallel.ulysses == 1 else f"{parallel.ulysses} for each"
+    return f"{parallel.ranks}, on both guidance branches: {branch}"
