@@ -1,7 +1,7 @@
 """Options of the commands: each is declared once, as a field of a dataclass.
 
-`option` gives a field its help and its check, `as_command` makes of the dataclass the function that
-typer reads, and pydantic checks what was typed. A field without `option` is none: so a command
+`option` gives a field its help, and the type of a field its check by pydantic. `as_command` makes
+of the dataclass the function that typer reads. A field without `option` is none: so a command
 leaves out what it inherits. Nothing here needs torch.
 """
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
     from chipsparse.cli.model.lora import Lora
 
+Mode = Literal["dense", "sparse", "compare"]
 REQUIRED: Any = dataclasses.MISSING
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 DEFAULT_FPS = 16
 SEEDS = 2**64  # that PyTorch's generator takes
 MOST_CLIPS = 1_000_000  # of a command, listed beforehand
@@ -77,12 +76,6 @@ class _Declared:
     make: Callable[..., Any]
     names: tuple[str, ...]
     words: dict[str, Any]
-    checks: tuple[Any, ...]
-
-    @property
-    def reads(self) -> bool:
-        """Whether a check makes the value of the text that was typed."""
-        return any(isinstance(check, Check) and check.before for check in self.checks)
 
 
 def option(
@@ -92,8 +85,7 @@ def option(
     default: Any = None,
     shown: str | bool = True,
     metavar: str | None = None,
-    check: Any = None,
-    read: Callable[[Any], Any] | None = None,
+    make: Callable[..., Any] = typer.Option,
 ) -> Any:
     """Return a field that is an option, called as the field is with dashes for underscores.
 
@@ -103,51 +95,20 @@ def option(
         default: the field's value where the option is left out.
         shown: the default in words; True shows the value, False nothing.
         metavar: stands for its value in the help.
-        check: a constraint of annotated_types, or a `Check`.
-        read: returns the value of a text; raises `ValueError` or `UserError`.
+        make: makes typer's declaration.
     """
     words = {"help": help, "rich_help_panel": panel, "show_default": shown, "metavar": metavar}
-    checks = (*([] if check is None else [check]), *([] if read is None else [Check(read, True)]))
-    declared = _Declared(typer.Option, also, words, checks)
-    return dataclasses.field(default=default, metadata={"declared": declared})
+    return dataclasses.field(default=default, metadata={"declared": _Declared(make, also, words)})
 
 
-def argument(
-    *,
-    help: str,
-    default: Any = None,
-    metavar: str | None = None,
-    read: Callable[[Any], Any] | None = None,
-) -> Any:
-    """Return a field that is an argument; see `option`."""
-    words = {"help": help, "show_default": False, "metavar": metavar}
-    checks = () if read is None else (Check(read, True),)
-    declared = _Declared(typer.Argument, (), words, checks)
-    return dataclasses.field(default=default, metadata={"declared": declared})
-
-
+argument = partial(option, make=typer.Argument, shown=False)
 # Those of the parts of the help that several commands have.
 model_option = partial(option, panel="Model")
 generation_option = partial(option, panel="Generation")
 sparsity_option = partial(option, panel="Sparsity")
 output_option = partial(option, panel="Output")
 
-# Checks.
-
-check_positive = Interval(ge=1)
-check_fps = Interval(ge=1, le=1000)  # beyond it, timestamps fall together
-check_seed = Interval(ge=0, le=SEEDS - 1)
-
-
-def one_of(*names: str) -> Check:
-    """Return a check for one of several names."""
-
-    def check(name: str) -> str:
-        if name not in names:
-            raise ValueError(f"is not known; use one of {', '.join(names)}")
-        return name
-
-    return Check(check)
+# Types of values, with their checks.
 
 
 def read_fps(text: str | float) -> float:
@@ -159,8 +120,7 @@ def read_fps(text: str | float) -> float:
     return rate.numerator if rate.denominator == 1 else float(rate)
 
 
-def check_model(location: str) -> str:
-    """Return the name of a model; one that can only be a folder must be here."""
+def _check_model(location: str) -> str:
     if not location.strip():
         raise UserError("--model is empty; leave it out for the bundled tiny model")
     if not is_here(location) and not could_be_hub_name(location):
@@ -168,9 +128,8 @@ def check_model(location: str) -> str:
     return location
 
 
-def check_device(name: str) -> str:
-    """Return a device that is spelled right, be it here or not."""
-    if not DEVICE.fullmatch(name):
+def _check_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
         raise ValueError("is no device for this; use auto, cpu, cuda or cuda:N")
     return name
 
@@ -193,6 +152,18 @@ def _check_quality(name: str) -> str:
     with user_errors(ValueError, what="--quality"):
         check_quality(name)
     return name
+
+
+Positive = Annotated[int, Interval(ge=1)]
+Seed = Annotated[int, Interval(ge=0, le=SEEDS - 1)]
+# Beyond the largest rate timestamps fall together.
+Fps = Annotated[float, Check(read_fps, before=True), Interval(ge=1, le=1000)]
+Prompt = Annotated[str, Check(typed_prompt)]
+Model = Annotated[str, Check(_check_model)]
+Device = Annotated[str, Check(_check_device)]
+Memory = Annotated[str, Check(_check_memory)]
+ProfileFile = Annotated[Path, Check(_check_profile)]
+Quality = Annotated[str, Check(_check_quality)]
 
 
 def check_count(what: str, count: int) -> None:
@@ -241,11 +212,6 @@ class PrintOptions:
     def check(self) -> None:
         """Raise `UserError` for options that do not go together, with any model and device."""
 
-    def checked(self: AnyOptions) -> AnyOptions:
-        """Return the same options, each of them checked as if it was typed; raise `UserError`."""
-        fields = dataclasses.fields(self)
-        return read_options(type(self), {field.name: getattr(self, field.name) for field in fields})
-
     def given(self) -> list[str]:
         """Return the options and arguments that are not as if they were left out."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
@@ -269,7 +235,7 @@ class PrintOptions:
 def seed_option() -> Any:
     """Return the field of ``--seed``."""
     return generation_option(
-        help="Seed of the noise; the same one gives the same result.", default=0, check=check_seed
+        help="Seed of the noise; the same one gives the same result.", default=0
     )
 
 
@@ -277,86 +243,77 @@ def seed_option() -> Any:
 class GenerationOptions(PrintOptions):
     """The options of every command about a generation; None where one was left out."""
 
-    model: str | None = model_option(
+    model: Model | None = model_option(
         help="Model folder in diffusers format, or a Hugging Face hub name.",
         shown="the bundled tiny model",
-        check=Check(check_model),
     )
     lora: list[str] | None = None
     scheduler: str | None = None
-    device: str = model_option(
+    device: Device = model_option(
         help="cpu, cuda, cuda:N, or auto: a GPU if there is one.",
         default="auto",
-        check=Check(check_device),
     )
-    dtype: str = model_option(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = model_option(
         help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
         default="auto",
-        check=one_of(*DTYPES),
+        metavar="<str>",
     )
-    gpus: int | None = model_option(
+    gpus: Positive | None = model_option(
         help="GPUs of this machine that make it together; with --device cpu so many processes.",
         shown="1, or as many as torchrun started",
-        check=check_positive,
     )
-    guidance_parallel: int | None = model_option(
+    guidance_parallel: Annotated[int, Interval(ge=1, le=2)] | None = model_option(
         help="How many of those GPUs compute guidance branches of their own: 2, where the model's "
         "guidance is two calls per step.",
         shown="1",
-        check=Interval(ge=1, le=2),
     )
     image: Path | None = None
     strength: float | None = None
-    height: int | None = generation_option(
-        help="Height in pixels.", shown=FROM_PROFILE, check=check_positive
+    height: Positive | None = generation_option(
+        help="Height in pixels.",
+        shown=FROM_PROFILE,
     )
-    width: int | None = generation_option(
-        help="Width in pixels.", shown=FROM_PROFILE, check=check_positive
+    width: Positive | None = generation_option(
+        help="Width in pixels.",
+        shown=FROM_PROFILE,
     )
-    frames: int | None = generation_option(
+    frames: Positive | None = generation_option(
         help="Number of frames; models of images have none.",
         shown=FROM_PROFILE,
-        check=check_positive,
     )
-    steps: int | None = generation_option(
+    steps: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = generation_option(
         help="Number of denoising steps.",
         shown=FROM_PROFILE,
-        check=Interval(ge=1, le=MOST_STEPS),
     )
-    guidance_scale: float | None = generation_option(
+    guidance_scale: Annotated[float, Interval(ge=0, le=1000)] | None = generation_option(
         help="How closely to follow the prompt; 1 turns guidance off.",
         shown=FROM_PROFILE,
-        check=Interval(ge=0, le=1000),
     )
-    flow_shift: float | None = generation_option(
+    flow_shift: Annotated[float, Interval(gt=0, le=1000)] | None = generation_option(
         help="Shift of the noise levels towards the noisy end, of schedulers of flow matching; "
         "larger sizes want more.",
         shown="the scheduler's own",
-        check=Interval(gt=0, le=1000),
     )
-    negative_prompt: str | None = generation_option(
-        help="What not to show.", shown="none", read=typed_prompt
+    negative_prompt: Prompt | None = generation_option(
+        help="What not to show.",
+        shown="none",
     )
-    config: Path | None = sparsity_option(
+    config: ProfileFile | None = sparsity_option(
         help="Profile (YAML) that says what is computed when.",
         shown="the model's own",
-        check=Check(_check_profile),
     )
-    quality: str | None = sparsity_option(
+    quality: Quality | None = sparsity_option(
         help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
         "(few full steps, all others sparse).",
         shown="balanced",
-        check=Check(_check_quality),
     )
-    vram: str | None = sparsity_option(
+    vram: Memory | None = sparsity_option(
         help="GPU memory for all, weights included, such as 24G.",
         shown="what is free",
-        check=Check(_check_memory),
     )
-    ram: str | None = sparsity_option(
+    ram: Memory | None = sparsity_option(
         help="Host memory for caches, such as 64G.",
         shown="most of what is free",
-        check=Check(_check_memory),
     )
     dense: bool = False
     strict: bool = False
@@ -390,8 +347,8 @@ class GenerationOptions(PrintOptions):
 class GenerateOptions(GenerationOptions):
     """The options of `generate`; None where one was left out."""
 
-    prompt: str | None = argument(
-        help="What to show, in words; or give --prompts.", read=typed_prompt
+    prompt: Prompt | None = argument(
+        help="What to show, in words; or give --prompts.",
     )
     output: Path = output_option(
         "-o",
@@ -415,22 +372,20 @@ class GenerateOptions(GenerationOptions):
         "out. NAME-000, NAME-001, ... are written, in the order of the file.",
         shown="none",
     )
-    num: int | None = generation_option(
+    num: Annotated[int, Interval(ge=1, le=100_000)] | None = generation_option(
         help="Seeds for each prompt, from --seed on: all of the first prompt, then those of the "
         "next one.",
         shown="1",
-        check=Interval(ge=1, le=100_000),
     )
-    seed: int = seed_option()
+    seed: Seed = seed_option()
     image: Path | None = generation_option(
         help="Image to start from, where the model takes one; it is scaled and cut to the "
         "size that is made, which has its shape unless --height and --width say otherwise.",
         shown="none",
     )
-    strength: float | None = generation_option(
+    strength: Annotated[float, Interval(gt=0, le=1)] | None = generation_option(
         help="How far to go from the image of --image: 1 is all the way.",
         shown="the pipeline's own",
-        check=Interval(gt=0, le=1),
     )
     dense: bool = sparsity_option(help="Run the unpatched model.", default=False)
     compare: bool = sparsity_option(
@@ -448,8 +403,9 @@ class GenerateOptions(GenerationOptions):
         "written also where the run fails.",
         shown="none",
     )
-    fps: float = output_option(
-        help="Frames per second of a video.", default=DEFAULT_FPS, check=check_fps, read=read_fps
+    fps: Fps = output_option(
+        help="Frames per second of a video.",
+        default=DEFAULT_FPS,
     )
     crf: int | None = output_option(
         help="Constant rate factor of the encoder of a video, 0 to 51 for .mp4 and to 63 for "
@@ -461,7 +417,7 @@ class GenerateOptions(GenerationOptions):
     )
 
     @property
-    def mode(self) -> Literal["dense", "sparse", "compare"]:
+    def mode(self) -> Mode:
         """The clips that are made: the dense one, the sparse one, or both."""
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
@@ -485,7 +441,7 @@ class GenerateOptions(GenerationOptions):
         check_count(f"--prompts {self.prompts}", len(texts) * (self.num or 1))
         pairs = [(text, self.seed + i) for text in texts for i in range(self.num or 1)]
         if not self.many:
-            return [Item(*pairs[0], self.output, self.report)]
+            return [Item(0, *pairs[0], "", output=self.output, report=self.report)]
         return numbered_items(pairs, self.output, self.report)
 
     def check(self) -> None:
@@ -556,9 +512,7 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
     """Return the value of an option, checked; raise `UserError` where it is wrong."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-    checked: Any = value_type(kind, name)
-    for check in _declared(kind)[name].checks:
-        checked = Annotated[checked, check]
+    checked: Any = value_type(kind, name, checks=True)
     try:
         return TypeAdapter(checked, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
@@ -575,11 +529,12 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
         raise UserError(f"{option_name(name)} {text} {why}") from None
 
 
-def value_type(kind: type[PrintOptions], name: str) -> Any:
-    """Return the type of an option that is given."""
-    hint = get_type_hints(kind)[name]
-    given = [each for each in get_args(hint) if each is not type(None)]
-    return given[0] if type(None) in get_args(hint) else hint
+def value_type(kind: type[PrintOptions], name: str, *, checks: bool = False) -> Any:
+    """Return the type of an option that is given, with or without its checks."""
+    hint = get_type_hints(kind, include_extras=checks)[name]
+    if type(None) not in get_args(hint):
+        return hint
+    return next(part for part in get_args(hint) if part is not type(None))
 
 
 def option_name(field: str) -> str:
@@ -632,7 +587,10 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
     parameters = []
     for name, item in _declared(kind).items():
         names = (option_name(name), *item.names) if item.make is typer.Option else ()
-        typed = types[name] if not item.reads else str if defaults[name] else str | None
+        typed = types[name]
+        checked = value_type(kind, name, checks=True)
+        if any(getattr(check, "before", False) for check in get_args(checked)):
+            typed = str if defaults[name] else str | None
         parameters.append(
             inspect.Parameter(
                 name,

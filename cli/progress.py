@@ -1,24 +1,15 @@
-"""What the user sees while a command works: a live bar on a terminal, else a few plain lines."""
+"""The progress of a command: a live bar on a terminal, else a few plain lines."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from types import TracebackType
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
 from chipsparse.experiments import progress as experiments
@@ -26,20 +17,15 @@ from chipsparse.experiments import progress as experiments
 if TYPE_CHECKING:
     import torch
 
-PLAIN_LINES_PER_GENERATION = 5
-
-# Says, when so many steps are done, how long a command takes already and what is left.
-Clock = Callable[[int], str]
-
 
 def clock_text(elapsed: float, left: float | None) -> str:
-    """A clock with its labels, of seconds that went by and, if known, of those to come."""
+    """Return the seconds that went by and, where known, those to come, for people."""
     text = f"{duration(elapsed)} elapsed"
     return text if left is None else f"{text}, about {duration(left)} left"
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes and hours for people."""
+    """Return seconds, minutes and hours for people."""
     if round(seconds, 1) < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -49,261 +35,136 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-class _ClockColumn(ProgressColumn):
-    """The clock of the whole command where a task has one, else its own."""
+class _ClockColumn(TextColumn):
+    """The time of the whole command, whatever task it stands beside."""
+
+    def __init__(self, clock: Callable[[], str]) -> None:
+        super().__init__("")
+        self._clock = clock
 
     def render(self, task: Task) -> Text:
-        clock: Clock | None = task.fields["clock"]
-        if clock is not None:
-            return Text(clock(int(task.completed)))
-        return Text(clock_text(task.elapsed or 0.0, task.time_remaining))
+        return Text(self._clock())
 
 
 def silent_display() -> ProgressDisplay:
-    """A display that shows nothing: that of a process beside the one that does."""
+    """Return a display that shows nothing, such as that of a process beside the first."""
     return ProgressDisplay(Console(quiet=True, force_terminal=False))
 
 
-class ProgressDisplay:
-    """Stages of a command and denoising steps, on stderr; a context manager."""
+class ProgressDisplay(experiments.Progress):
+    """Stages and denoising steps of a command, on stderr; a context manager.
 
-    def __init__(self, console: Console | None = None) -> None:
+    The planned work is measured in dense generations. One rate, of all that was done so far, tells
+    how long the rest takes.
+    """
+
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console or Console(stderr=True)
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}"),
-            _ClockColumn(),
+            _ClockColumn(self.clock_text),
             console=self._console,
             transient=True,
+            speed_estimate_period=math.inf,
+            get_time=clock,
         )
         self._live = self._console.is_terminal
+        self._whole = self._bar.add_task("", total=None, visible=False, note="")
+        self._planned: dict[str, float] = {}
+        self._open = 0.0  # the rest of the work that is going on
+        self._step_costs: Sequence[float] = ()  # of its denoising steps; they sum to its cost
 
     def __enter__(self) -> ProgressDisplay:
         if self._live:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._bar.stop()
 
-    @contextmanager
-    def stage(self, text: str, *, clock: Clock | None = None) -> Iterator[None]:
-        """Shows that something of unknown length is going on."""
-        task: TaskID | None = None
-        if self._live:
-            task = self._bar.add_task(text, total=None, note="", clock=clock)
-        else:
-            self.tell(text)
-        try:
-            yield
-        finally:
-            if task is not None:
-                self._bar.remove_task(task)
-
-    @contextmanager
-    def denoising(
-        self,
-        text: str,
-        steps: int,
-        *,
-        plain_lines: int = PLAIN_LINES_PER_GENERATION,
-        clock: Clock | None = None,
-    ) -> Iterator[StepDisplay]:
-        """Shows the steps of one denoising loop.
-
-        Args:
-            plain_lines: how many lines there are at most where there is no bar.
-            clock: of the whole command; None: that of the loop.
-        """
-        bar = self._bar if self._live else None
-        display = StepDisplay(bar, self.tell, text, steps, plain_lines, clock)
-        try:
-            yield display
-        finally:
-            display.close()
-
-    def check(self) -> None:
-        """Asked between steps that are not shown; what can be stopped raises here."""
-
-    def tell(self, text: str) -> None:
-        """A line that stays."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-class StepDisplay(experiments.StepsShown):
-    """One denoising loop; call `done` after each step."""
-
-    def __init__(
-        self,
-        bar: Progress | None,
-        tell: Callable[[str], None],
-        text: str,
-        steps: int,
-        plain_lines: int,
-        clock: Clock | None,
-    ) -> None:
-        self._bar, self._tell, self._text, self._steps = bar, tell, text, steps
-        self._clock = clock
-        self._start = time.perf_counter()
-        self._task: TaskID | None = None
-        count = min(plain_lines, steps)
-        self._plain_steps = {round(steps * (index + 1) / count) for index in range(count)}
-        if bar is not None:
-            self._task = bar.add_task(text, total=steps, note=f"step 1 of {steps}", clock=clock)
-
-    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
-        """Marks `step` (from 0) as finished, having taken `action` and made `latents`."""
-        count = step + 1
-        if self._bar is not None and self._task is not None:
-            finished = count >= self._steps
-            note = "decoding" if finished else f"step {count} of {self._steps} ({action})"
-            self._bar.update(self._task, completed=count, note=note)
-        elif count in self._plain_steps:
-            took = f"{time.perf_counter() - self._start:.1f} s"
-            clock = took if self._clock is None else self._clock(count)
-            self._tell(f"{self._text}: step {count} of {self._steps} ({action}), {clock}")
-
-    def close(self) -> None:
-        """Takes the bar away."""
-        if self._bar is not None and self._task is not None:
-            self._bar.remove_task(self._task)
-
-
-# The time that is left of a command of many generations.
-
-
-@dataclass
-class _Work:
-    """What is going on.
-
-    Attributes:
-        kind: of work; one kind has one rate.
-        cost: in dense generations.
-        start: when it began, in seconds of the clock.
-        step_costs: what its denoising steps take, relative to each other; none: all the same.
-        steps_total: how many there are in the generations that were begun.
-        steps: how many of them are done, and
-        stepped: when the last one was.
-    """
-
-    kind: str
-    cost: float
-    start: float
-    step_costs: Sequence[float] = ()
-    steps_total: int = 0
-    steps: int = 0
-    stepped: float = 0.0
-
-    @property
-    def done(self) -> float:
-        """What is done of its cost."""
-        costs = self.step_costs or [1.0] * self.steps_total
-        return self.cost * sum(costs[: self.steps]) / sum(costs) if self.steps else 0.0
-
-
-class WorkProgress(experiments.Progress):
-    """Knows what is planned, and how long such things took so far.
-
-    The kind of a work is its name up to the first comma. Until a kind was measured, the rate of the
-    one that was measured last stands for it.
-    """
-
-    def __init__(
-        self, display: ProgressDisplay, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.display = display
-        self._clock = clock
-        self._start = clock()
-        self._planned: dict[str, float] = {}
-        self._rates: dict[str, tuple[float, float]] = {}  # cost and seconds, the latest kind last
-        self._open: _Work | None = None
-
     def plan(self, work: Mapping[str, float]) -> None:
-        """Replaces what is planned: names with what each takes, in dense generations."""
+        """Replace the planned work: names with costs in dense generations."""
         self._planned = dict(work)
 
     @contextmanager
     def working(self, name: str, *, step_costs: Sequence[float] = ()) -> Iterator[None]:
-        """While something is measured; what was not planned is taken to be there already.
+        """Count a planned work as done at the end; other work does not count.
 
         Args:
-            step_costs: what each denoising step of its generations takes, in any unit; none: all
-                the same.
+            step_costs: the relative times of its denoising steps; none: all alike.
         """
         cost = self._planned.pop(name, None)
         if cost is None:
             yield
             return
-        work = _Work(name.partition(",")[0], cost, self._clock(), step_costs)
-        self._open = work
+        self._open, total = cost, sum(step_costs)
+        self._step_costs = [cost * each / total for each in step_costs]
+        self._bar.advance(self._whole, 0)  # the rate counts from here on
+        try:
+            yield
+            self._bar.advance(self._whole, self._open)
+        finally:
+            self._open, self._step_costs = 0.0, ()
+
+    def seconds_left(self) -> float | None:
+        """Return an estimate; None before anything was done."""
+        rate = self._bar.tasks[0].speed
+        return (self._open + sum(self._planned.values())) / rate if rate else None
+
+    def clock_text(self) -> str:
+        """Return the time of the whole command and, where known, of its rest."""
+        return clock_text(self._bar.tasks[0].elapsed or 0.0, self.seconds_left())
+
+    @contextmanager
+    def stage(self, text: str) -> Iterator[None]:
+        """Show that something of unknown length is going on."""
+        if not self._live:
+            self.tell(text)
+        task = self._bar.add_task(text, total=None, note="")
         try:
             yield
         finally:
-            self._open = None
-        self._rates = self._rates_with(work.kind, work.cost, self._clock() - work.start)
+            self._bar.remove_task(task)
 
-    def seconds_left(self) -> float | None:
-        """An estimate; None before anything was measured."""
-        rates, left, work = self._rates, 0.0, self._open
-        if work is not None:
-            if work.done:
-                rates = self._rates_with(work.kind, work.done, work.stepped - work.start)
-            left += (work.cost - work.done) * _rate(rates, work.kind)
-        if not rates:
-            return None
-        return left + sum(
-            cost * _rate(rates, name.partition(",")[0]) for name, cost in self._planned.items()
-        )
-
-    def _rates_with(self, kind: str, cost: float, seconds: float) -> dict[str, tuple[float, float]]:
-        others = {name: rate for name, rate in self._rates.items() if name != kind}
-        before = self._rates.get(kind, (0.0, 0.0))
-        return {**others, kind: (before[0] + cost, before[1] + seconds)}
-
-    def clock_text(self) -> str:
-        """The time that went by and what is left."""
-        return clock_text(self._clock() - self._start, self.seconds_left())
-
+    @contextmanager
     def denoising(
-        self, title: str, steps: int, *, plain_lines: int = PLAIN_LINES_PER_GENERATION
-    ) -> AbstractContextManager[StepDisplay]:
-        """Shows a generation."""
-        work = self._open
-        before = 0 if work is None else work.steps_total
-        if work is not None:
-            work.steps_total += steps
+        self, title: str, steps: int, *, plain_lines: int = 5
+    ) -> Iterator[experiments.StepsShown]:
+        """Show the steps of one denoising loop, in at most so many lines where there is no bar."""
+        task = self._bar.add_task(title, total=steps, note=f"step 1 of {steps}")
+        count = min(plain_lines, steps)
+        told = {round(steps * (line + 1) / count) for line in range(count)}
 
-        def clock(steps_done: int) -> str:
-            if work is not None and before + steps_done > work.steps:
-                work.stepped, work.steps = self._clock(), before + steps_done
-            return self.clock_text()
+        def done(step: int, action: str) -> None:
+            costs = self._step_costs
+            cost = costs[step] if step < len(costs) else self._open / max(1, steps - step)
+            self._open -= min(cost, self._open)
+            self._bar.advance(self._whole, cost)
+            number = step + 1
+            note = f"step {number} of {steps} ({action})"
+            self._bar.update(task, completed=number, note=note if number < steps else "decoding")
+            if number in told and not self._live:
+                self.tell(f"{title}: {note}, {self.clock_text()}")
 
-        return self.display.denoising(title, steps, plain_lines=plain_lines, clock=clock)
-
-    def stage(self, text: str) -> AbstractContextManager[None]:
-        """Shows something else."""
-        return self.display.stage(text, clock=lambda _: self.clock_text())
+        try:
+            yield _Steps(done)
+        finally:
+            self._bar.remove_task(task)
 
     def tell(self, text: str) -> None:
-        """Shows a line that stays."""
-        self.display.tell(text)
-
-    def check(self) -> None:
-        """Raises where the display wants the work to stop."""
-        self.display.check()
+        """Print a line that stays."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _rate(rates: Mapping[str, tuple[float, float]], kind: str) -> float:
-    """Seconds of a dense generation, of this kind or of the latest; 0 where none is known."""
-    if not rates:
-        return 0.0
-    cost, seconds = rates.get(kind) or tuple(rates.values())[-1]
-    return seconds / cost
+class _Steps(experiments.StepsShown):
+    def __init__(self, done: Callable[[int, str], None]) -> None:
+        self._done = done
+
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        self._done(step, action)

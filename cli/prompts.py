@@ -6,7 +6,7 @@ import os
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,16 @@ NO_LIMIT = 1_000_000  # a tokenizer without a limit of its own says a number lik
 
 
 @dataclass(frozen=True)
-class Item:
-    """One clip of a command; sparse, dense or both.
+class Item(Sample):
+    """One clip of a command; sparse, dense or both. Its label is empty where it is the only one.
 
     Attributes:
         output: the file that ``--output`` names, with the item's number in a series.
         report: likewise of ``--report``; None where none is asked for.
-        label: what the user sees in front of what is said of it; empty where it is the only one.
     """
 
-    prompt: str
-    seed: int
-    output: Path
-    report: Path | None
-    label: str = ""
+    output: Path = field(kw_only=True)
+    report: Path | None = None
 
 
 def numbered_items(
@@ -49,11 +45,12 @@ def numbered_items(
 
     return [
         Item(
+            number,
             text,
             seed,
-            numbered(output, number),
-            None if report is None else numbered(report, number),
             f"{number + 1} of {len(pairs)}",
+            output=numbered(output, number),
+            report=None if report is None else numbered(report, number),
         )
         for number, (text, seed) in enumerate(pairs)
     ]

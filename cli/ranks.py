@@ -10,10 +10,7 @@ import logging
 import os
 import sys
 import tempfile
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,12 +34,10 @@ if TYPE_CHECKING:
     from chipsparse.report.generation import GenerationReport
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-# How long they wait before they end for a reason that the first one is likely to tell.
-QUIET_SECONDS = 5.0
 # How long the others wait for what the first process does alone, such as comparing long videos.
 FIRST_SECONDS = 3600.0
 WRITTEN = frozenset({"output", "report", "results"})  # options that may differ between processes
-OURS = "chipsparse: "
+ERROR = "chipsparse: error: "
 
 Value = TypeVar("Value")
 
@@ -116,16 +111,6 @@ class Rank(Ranks):
         shared: Value | None = self.peers.first(value)
         return shared
 
-    @contextmanager
-    def after_first(self) -> Iterator[None]:
-        """Let the first process tell what is the user's to put right, where all find it."""
-        try:
-            yield
-        except UserError:
-            if self.rank > 0:
-                time.sleep(QUIET_SECONDS)
-            raise
-
     def gather_fallbacks(self, report: GenerationReport | None) -> None:
         """Note in the first rank's report what ran dense on others alone."""
         if self.peers is None or report is None:
@@ -139,28 +124,27 @@ class Rank(Ranks):
 # Which process this is.
 
 
-def launched(environment: Mapping[str, str] | None = None) -> Rank | None:
-    """Return the process of a launcher; None where none started it.
+def launched() -> Rank:
+    """Return the process of a launcher, or one that is alone.
 
     Raises `UserError` for variables of a launcher that are no numbers.
     """
-    environment = os.environ if environment is None else environment
-    if any(name not in environment for name in LAUNCHED):
-        return None
+    values = [os.environ.get(name) for name in LAUNCHED]
+    if None in values:
+        return Rank()
     try:
-        rank, ranks, local_rank = (int(environment[name]) for name in LAUNCHED)
+        rank, ranks, local_rank = (int(value or "") for value in values)
     except ValueError:
-        said = ", ".join(f"{name}={environment[name]}" for name in LAUNCHED)
+        said = ", ".join(f"{name}={value}" for name, value in zip(LAUNCHED, values, strict=True))
         raise UserError(f"the launcher's variables are no numbers: {said}") from None
     return Rank(rank, ranks, local_rank)
 
 
 def check_alone(what: str) -> None:
     """Raise `UserError` under a launcher of several processes, which could not share this."""
-    rank = launched()
-    if rank is not None and rank.ranks > 1:
+    if (ranks := launched().ranks) > 1:
         raise UserError(
-            f"{what} runs on one GPU, and a launcher started {rank.ranks} processes; start one"
+            f"{what} runs on one GPU, and a launcher started {ranks} processes; start one"
         )
 
 
@@ -184,16 +168,15 @@ def this_rank(options: GenerationOptions) -> Rank:
     Raises:
         UserError: a launcher started another number of processes, or they cannot share guidance.
     """
-    rank, gpus = launched() or Rank(), options.gpus
-    shared_by(rank.ranks if rank.ranks > 1 else gpus or 1, options.guidance_parallel)
+    rank, gpus, guidance = launched(), options.gpus, options.guidance_parallel or 1
+    shared_by(rank.ranks if rank.ranks > 1 else gpus or 1, guidance)
     if rank.ranks == 1:
-        starts = gpus is not None and gpus > 1
-        return Rank(ranks=gpus or 1, guidance=options.guidance_parallel or 1, starts=starts)
-    if gpus is not None and gpus != rank.ranks:
+        return Rank(ranks=gpus or 1, guidance=guidance, starts=(gpus or 1) > 1)
+    if gpus not in (None, rank.ranks):
         raise UserError(
             f"--gpus {gpus}, but torchrun started {rank.ranks} processes; leave --gpus out"
         )
-    return replace(rank, guidance=options.guidance_parallel or 1)
+    return replace(rank, guidance=guidance)
 
 
 # What they can share.
@@ -279,52 +262,36 @@ def check_sharing(
 
 
 def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
-    """Run the command again in so many processes on this machine, by torch.distributed's launcher.
+    """Run the command again in so many processes on this machine, by torchrun.
 
     The first one's output is this one's; what the others say shows only where one of them fails.
 
     Raises:
         typer.Exit: with the status of the process that failed first.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     words = command_words(command, options, {})[1:]
     words[1:1] = [option_name(name) for name in sorted(SHOWING) if getattr(options, name, False)]
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    others = ",".join(f"{rank}:3" for rank in range(1, gpus))  # both of their streams
     with tempfile.TemporaryDirectory(prefix="chipsparse-ranks-") as folder:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=gpus,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",  # a port that is free
-            max_restarts=0,
-            monitor_interval=0.2,
-            logs_specs=DefaultLogsSpecs(
-                log_dir=folder, redirects=dict.fromkeys(range(1, gpus), Std.ALL)
-            ),
-        )
+        launch = ["--standalone", f"--nproc-per-node={gpus}", "--monitor-interval=0.2"]
+        launch += [f"--log-dir={folder}", f"--redirects={others}", "-m", "chipsparse", *words]
         try:
-            elastic_launch(config, sys.executable)("-m", "chipsparse", *words)
+            torchrun.run(torchrun.parse_args(launch))
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             if rank != 0:
-                print(f"{OURS}error: rank {rank}: {_said(Path(folder), rank)}", file=sys.stderr)
+                logs = [*Path(folder).rglob(f"{rank}/stderr.log")]
+                lines = "".join(log.read_text("utf-8", "replace") for log in logs).splitlines()
+                said = [line for line in lines if line.startswith(ERROR)]
+                why = said[-1].removeprefix(ERROR) if said else "it ended without a word"
+                print(f"{ERROR}rank {rank}: {why}", file=sys.stderr)
             ours = failure.exitcode in (EXIT_FAILED, EXIT_USER_ERROR)
             raise typer.Exit(failure.exitcode if ours else EXIT_FAILED) from error
-
-
-def _said(folder: Path, rank: int) -> str:
-    """Return the last sentence of ours that a process wrote."""
-    for file in folder.rglob(f"{rank}/stderr.log"):
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        for line in reversed(lines):
-            if line.startswith(OURS):
-                return line.removeprefix(OURS).removeprefix("error: ")
-    return "it ended without a word, as where it is killed"
 
 
 def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any] | None = None) -> Rank:

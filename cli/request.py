@@ -136,7 +136,6 @@ def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
     """
     with (
         results_alone(),
-        rank.after_first(),
         ProgressDisplay() if rank.writes else silent_display() as display,
         quiet_libraries(debug=options.debug),
     ):

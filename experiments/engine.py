@@ -22,7 +22,7 @@ from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.tuned_range import digest
 from chipsparse.report.generation import GenerationReport
 
-SAME = {"identical": True}  # the quality of a dense clip
+SAME: dict[str, Any] = {"identical": True}  # the quality of a dense clip
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Way:
         apply: makes the pipeline generate so while the context lasts.
         key: all that decides what is computed, as text; by default the name.
         cost: the time of a clip in dense ones, until it is known better.
+        step_costs: the relative times of its denoising steps; none: all alike.
         warm: whether it is warmed up before its first clip.
         refused: why it cannot run on this model, where that is known beforehand.
         method: the family of ways that one curve joins.
@@ -59,6 +60,7 @@ class Way:
     apply: Callable[[Any], AbstractContextManager[Applied]]
     key: str = ""
     cost: float = 1.0
+    step_costs: Sequence[float] = ()
     warm: bool = True
     refused: str | None = None
     method: str = ""
@@ -70,13 +72,18 @@ class Clip:
     """A clip of a way, made now or before.
 
     Attributes:
-        frames: uint8 ``[F, H, W, 3]``; None where it was made before, or refused.
+        generation: the frames and times; None where it was made before, or refused.
     """
 
     way: Way
     sample: Sample
     record: ClipRecord
-    frames: np.ndarray | None = None
+    generation: Generation | None = None
+
+    @property
+    def frames(self) -> np.ndarray | None:
+        """The frames, uint8 ``[F, H, W, 3]``; None where it was made before, or refused."""
+        return None if self.generation is None else self.generation.frames
 
 
 @dataclass
@@ -88,6 +95,8 @@ class Experiment:
         samples: all prompts.
         store: keeps the records.
         dense: the stock model.
+        paired: whether clips are compared with dense ones; else those ways alone run that are
+            asked for.
         lpips: finds LPIPS for frames of a height and a width.
         per_frame: whether records keep the quality of each frame.
         describe: one sentence about the error of a way that cannot run, which then is a result;
@@ -99,6 +108,7 @@ class Experiment:
     samples: Sequence[Sample]
     store: Store = field(default_factory=Store)
     dense: Way | None = None
+    paired: bool = True
     lpips: Callable[[int, int], Lpips] = find_lpips
     per_frame: bool = False
     describe: Callable[[Exception], str] | None = None
@@ -131,7 +141,9 @@ class Experiment:
                 the clips before it wait in memory.
         """
         for sample in self.samples if samples is None else samples:
-            if dense_first:
+            if not self.paired:
+                order = in_turn(ways, sample.index)
+            elif dense_first:
                 order = [self.dense_way, *in_turn(ways, sample.index)]
             else:
                 order = in_turn([self.dense_way, *ways], sample.index)
@@ -179,7 +191,7 @@ class Experiment:
             for made in waiting:
                 if made.way is self.dense_way:
                     yield self._keep(made, sample)
-            if self.record(self.dense_way, sample) is not None:
+            if not self.paired or self.record(self.dense_way, sample) is not None:
                 for made in waiting:
                     if made.way is not self.dense_way:
                         yield self._keep(made, sample)
@@ -188,15 +200,18 @@ class Experiment:
     def _make(self, way: Way, sample: Sample) -> _Made:
         maker, ranks = self.maker, self.store.ranks
         pipe = maker.pipe
-        title = f"prompt {sample.index + 1} of {len(self.samples)}, {way.name}"
+        label = sample.label
+        if label is None:
+            label = f"prompt {sample.index + 1} of {len(self.samples)}"
         with way.apply(pipe) as applied:
             made = maker.make(
                 sample.prompt,
                 seed=sample.seed,
-                title=title,
+                title=f"{label}, {way.name}" if label else way.name,
                 report=applied.report,
                 way=way.name if way.warm else None,
                 work=record_name(way, sample),
+                step_costs=way.step_costs,
             )
             ranks.gather_fallbacks(applied.report)
             fallbacks = [] if applied.report is None else list(applied.report.fallbacks)
@@ -210,11 +225,15 @@ class Experiment:
     def _keep(self, item: _Made, sample: Sample) -> Clip:
         way, made = item.way, item.generation
         is_dense = way is self.dense_way
-        dense = None if is_dense else self.record(self.dense_way, sample)
-        frames = made.frames if is_dense else self._dense_frames(sample)
+        alone = is_dense or not self.paired
+        dense = None if alone else self.record(self.dense_way, sample)
+        frames = made.frames if alone else self._dense_frames(sample)
 
         def compared() -> dict[str, Any]:
             assert frames is not None
+            quality = SAME if is_dense else {}
+            if not alone or (is_dense and self.per_frame):
+                quality = self.quality(frames, made.frames)
             file = self.store.dense_file(sample.name) if is_dense else None
             if file is not None:
                 write_frames(file, frames)
@@ -232,12 +251,12 @@ class Experiment:
                 fallbacks=item.fallbacks,
                 notes=item.notes,
                 facts=item.facts,
-                **self.quality(frames, made.frames) if self.per_frame or not is_dense else SAME,
+                **quality,
             )
             return record.model_dump(mode="json", exclude_defaults=True)
 
         kept = self.store.keep(record_name(way, sample), compared)
-        return Clip(way, sample, ClipRecord.model_validate(kept), made.frames)
+        return Clip(way, sample, ClipRecord.model_validate(kept), made)
 
     def quality(self, dense: np.ndarray, made: np.ndarray) -> dict[str, Any]:
         """The values of a `ClipRecord` that say how far a clip is from dense.

@@ -10,11 +10,16 @@ DENSE = "dense"
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt with its seed and its number, from 0."""
+    """A prompt with its seed and its number, from 0.
+
+    Attributes:
+        label: the clip in messages; None for its number among the others.
+    """
 
     index: int
     prompt: str
     seed: int
+    label: str | None = None
 
     @property
     def name(self) -> str:

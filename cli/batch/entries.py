@@ -51,7 +51,7 @@ class Entry:
     def item(self, folder: Path) -> Item:
         """Return the clip as `generate` makes it."""
         label = f"line {self.lines[0]}, seed {self.seed}"
-        return Item(self.prompt, self.seed, folder / self.name, None, label)
+        return Item(0, self.prompt, self.seed, label, output=folder / self.name)
 
     def thumbnail(self, folder: Path) -> Path:
         """Return the place of its thumbnail."""
@@ -147,7 +147,7 @@ def _resolved(
         raise UserError(
             f"a video of {request.settings.num_frames} frames is no single .png; use --format mp4"
         )
-    record = record_of(request, Item("", 0, given.output, None))
+    record = record_of(request, Item(0, "", 0, output=given.output))
     profile = None if given.dense else request.profile
     image = given.image
     return request, {

@@ -26,7 +26,7 @@ from chipsparse.cli.errors import EXIT_FAILED, results_alone
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
-from chipsparse.cli.progress import ProgressDisplay, WorkProgress, clock_text, duration
+from chipsparse.cli.progress import ProgressDisplay, clock_text, duration
 from chipsparse.cli.request import look_up
 from chipsparse.cli.views.page import page
 from chipsparse.cli.views.terminal import print_result
@@ -57,7 +57,7 @@ def run(options: BatchOptions) -> None:
             if todo and actors is not None:
                 _fill(folder, todo, actors.make(todo, display), states, display, actors.count)
             elif todo:
-                maker = stack.enter_context(Maker(WorkProgress(display)))
+                maker = stack.enter_context(Maker(display))
                 outcomes = (tried(maker, entry, folder, options.tries) for entry in todo)
                 _fill(folder, todo, outcomes, states, display)
         finally:  # what was finished of a batch that is broken off

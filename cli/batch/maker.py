@@ -13,7 +13,7 @@ from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import WARNING, make, prompt_warnings
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import Request
 
@@ -48,7 +48,7 @@ class Maker:
         rank: of the processes that make each file together; the first one writes it.
     """
 
-    def __init__(self, progress: WorkProgress, rank: Rank | None = None) -> None:
+    def __init__(self, progress: ProgressDisplay, rank: Rank | None = None) -> None:
         self._progress = progress
         self._kept = KeptPipeline(rank)
 
@@ -73,7 +73,7 @@ class Maker:
         runner.generator.plain_lines = 0  # there is one for each file
         warnings = prompt_warnings(runner, item)
         for warning in warnings:
-            self._progress.display.tell(f"{WARNING}{item.label}: {warning}")
+            self._progress.tell(f"{WARNING}{item.label}: {warning}")
         small.parent.mkdir(parents=True, exist_ok=True)
         result, frames = make(runner, item, warnings)
         made = result.made

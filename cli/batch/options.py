@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     REQUIRED,
     GenerateOptions,
+    Positive,
     argument,
-    check_positive,
-    one_of,
     option,
     output_option,
     read_options,
@@ -41,30 +40,26 @@ class BatchOptions(GenerateOptions):
         default=REQUIRED,
         shown=False,
     )
-    format: str | None = output_option(
+    format: Literal["mp4", "webm", "gif", "png"] | None = output_option(
         help="mp4, webm or gif for videos; images are png.",
         shown="mp4, or png of images",
-        check=one_of("mp4", "webm", "gif", "png"),
     )
-    engine: str | None = worker_option(
+    engine: Literal["ray"] | None = worker_option(
         help="ray: actors of the Ray cluster that RAY_ADDRESS names, else of this machine.",
         shown="this process; Ray for several GPUs",
-        check=one_of("ray"),
     )
-    gpus: int | None = worker_option(
+    gpus: Positive | None = worker_option(
         help="GPUs to make clips on, each by an actor of Ray that loads the model once; 1 needs no "
         "Ray. With --device cpu so many actors.",
         shown="1, or with --engine ray all that it has",
-        check=check_positive,
     )
-    gpus_per_job: int = worker_option(
-        help="How many of these GPUs make each clip together.", default=1, check=check_positive
+    gpus_per_job: Positive = worker_option(
+        help="How many of these GPUs make each clip together.", default=1
     )
-    tries: int = worker_option(
+    tries: Positive = worker_option(
         help="How often a prompt is tried where an actor ends, or the error may come from the "
         "GPU's state. What is wrong with the prompt itself is not tried again.",
         default=2,
-        check=check_positive,
     )
     prompt: None = None
     compare: bool = False

@@ -24,7 +24,7 @@ from chipsparse.cli.batch.maker import Made, Maker, Outcome, tried
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.progress import ProgressDisplay, WorkProgress, silent_display
+from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Meeting, Rank, meet
 from chipsparse.cli.request import Request
 from chipsparse.parallel.peers import PeerError
@@ -114,7 +114,7 @@ class _RemoteMaker(Maker):
     """A maker whose pipeline is with actors, which make each file together."""
 
     def __init__(self, options: BatchOptions, needs: dict[str, int]) -> None:
-        super().__init__(WorkProgress(silent_display()))
+        super().__init__(silent_display())
         self._options, self._needs, self._closed = options, needs, False
         self._actors: list[Any] = []
         self._group: Any = None
@@ -210,7 +210,7 @@ class _Actor:
     def load(self, request: Request) -> tuple[str, str]:
         """Meet the others, load, and return the version and the machine."""
         self._rank = meet(self._rank, request.device)
-        self._maker = Maker(WorkProgress(silent_display()), self._rank)
+        self._maker = Maker(silent_display(), self._rank)
         self._maker.load(request)
         return chipsparse.__version__, socket.gethostname()
 

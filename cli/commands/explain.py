@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from chipsparse.cli.errors import results_alone
 from chipsparse.cli.options import (
-    Check,
+    Device,
     GenerationOptions,
-    check_device,
-    check_positive,
+    Positive,
     model_option,
 )
 
@@ -22,13 +21,12 @@ EXAMPLE = (
 class ExplainOptions(GenerationOptions):
     """What the user typed for `explain`; None where an option was left out."""
 
-    device: str = model_option(
+    device: Device = model_option(
         help="cpu, cuda, cuda:N, or auto: a GPU, be it one that is not here.",
         default="auto",
-        check=Check(check_device),
     )
-    gpus: int | None = model_option(
-        help="GPUs that make it together, be they here or not.", shown="1", check=check_positive
+    gpus: Positive | None = model_option(
+        help="GPUs that make it together, be they here or not.", shown="1"
     )
     negative_prompt: None = None
 

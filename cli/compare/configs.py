@@ -22,7 +22,6 @@ from chipsparse.cli.errors import UserError, exit_code
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import difference_rows, stack_panels
-from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, Work, out_of_range_text, resolve, working
@@ -61,9 +60,9 @@ def compare_configs(options: CompareOptions) -> None:
         prompts = [sample.prompt for sample in samples]
         facts = called(options, *(each.profile for each in asked), prompts=prompts)
         rank = meet(rank, work.device, facts)
-        settings, progress = asked[0].settings, WorkProgress(work.display)
+        settings = asked[0].settings
         maker = ClipMaker(
-            asked[0].load, settings.pipeline_call, settings.num_inference_steps, progress
+            asked[0].load, settings.pipeline_call, settings.num_inference_steps, work.display
         )
         experiment = Experiment(maker, samples, Store(ranks=rank), per_frame=True)
         ways = [

@@ -11,17 +11,16 @@ from typing import Literal
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     DEFAULT_FPS,
-    Check,
+    Fps,
     GenerationOptions,
+    Model,
+    Positive,
+    Seed,
     argument,
-    check_fps,
-    check_model,
-    check_positive,
     command_words,
     generation_option,
     option,
     output_option,
-    read_fps,
     seed_option,
 )
 from chipsparse.experiments.samples import DENSE
@@ -98,14 +97,13 @@ class CompareOptions(GenerationOptions):
         metavar="A",
     )
     b: str | None = argument(help="Another of the same kind.", metavar="B")
-    suite: str | None = suite_option(
+    suite: Model | None = suite_option(
         help="Instead of A and B: whether it holds for this model (a folder or a hub name). "
         "Dense, the floor (dense with another attention kernel), MagCache, SeaCache and the "
         "qualities of chipsparse, paired by prompt and seed. May be broken off: the same "
         "command goes on.",
         shown=False,
         metavar="MODEL",
-        check=Check(check_model),
     )
     with_prompts: bool = suite_option(
         help="Also the texts of the prompts in suite.json, the file to send.", default=False
@@ -117,16 +115,13 @@ class CompareOptions(GenerationOptions):
         "dense. Of a suite: the folder for everything.",
         shown="none; suite-MODEL of a suite",
     )
-    amplify: int | None = output_option(
+    amplify: Positive | None = output_option(
         help="By how much the heat-map amplifies differences.",
         shown="a power of two up to 64 that fits",
-        check=check_positive,
     )
-    fps: float | None = output_option(
+    fps: Fps | None = output_option(
         help="Frames per second of the output.",
         shown="that of the files, or 16",
-        check=check_fps,
-        read=read_fps,
     )
     prompts: Path | None = generation_option(
         help="File with one prompt a line.", shown="bundled ones"
@@ -136,7 +131,7 @@ class CompareOptions(GenerationOptions):
         help="How many of the prompts; of two configs at least 2.",
         shown="all of the file, 8 of the bundled ones, 12 in a suite",
     )
-    seed: int = seed_option()
+    seed: Seed = seed_option()
     negative_prompt: None = None
     config: Path | None = None
     quality: str | None = None

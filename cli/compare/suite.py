@@ -22,7 +22,7 @@ from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.media import write as media
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
-from chipsparse.cli.progress import WorkProgress, duration
+from chipsparse.cli.progress import duration
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, check_alone
 from chipsparse.cli.request import choose_profile, device_name, required_profile, resolve, working
@@ -59,7 +59,7 @@ def run_suite(options: CompareOptions) -> None:
             instead="a suite generates from prompts alone",
             optional=True,
         )
-        settings, progress = request.settings, WorkProgress(display)
+        settings = request.settings
         suffix = ".mp4" if model.accepts("num_frames") else ".png"
         media.check_output(
             (folder if folder.is_dir() else folder.parent) / f"suite{suffix}", fps=options.fps
@@ -73,7 +73,7 @@ def run_suite(options: CompareOptions) -> None:
             request.load,
             partial(settings.pipeline_call, negative_prompt=options.negative_prompt),
             settings.num_inference_steps,
-            progress,
+            display,
             plain_lines=1,
         )
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, model)]
@@ -93,7 +93,7 @@ def run_suite(options: CompareOptions) -> None:
         for sample in samples:
             experiment.plan(ways, **also)
             for _ in experiment.run(ways, [sample]):
-                seconds, left = progress.seconds_left(), experiment.plan(ways, **also)
+                seconds, left = display.seconds_left(), experiment.plan(ways, **also)
                 if not told and left and seconds is not None:
                     told = True
                     display.tell(

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +24,25 @@ from chipsparse.cli.generate.record import (
     Settings,
 )
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.panels import Panel, join_panels
+from chipsparse.cli.media.panels import Panel, stack_panels
 from chipsparse.cli.media.write import generation_metadata
-from chipsparse.cli.options import GenerateOptions, command_words
-from chipsparse.cli.progress import WorkProgress
+from chipsparse.cli.options import GenerateOptions, Mode, command_words
+from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Item, cut_text
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import seconds_text
 from chipsparse.config import ConfigError
-from chipsparse.experiments.clips import (
-    ClipMaker,
-    Generation,
-    patched,
-    peak_process_bytes,
-)
-from chipsparse.experiments.quality import compare_clips
-from chipsparse.experiments.records import ClipQuality
+from chipsparse.experiments.clips import ClipMaker, patched, peak_process_bytes
+from chipsparse.experiments.engine import Applied, Clip, Experiment, Way, dense_way
+from chipsparse.experiments.lpips import Lpips
+from chipsparse.experiments.store import Store
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
+NO_LPIPS = Lpips(None, "generate leaves it out")
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 
@@ -72,8 +69,9 @@ def run(options: GenerateOptions) -> None:
                 rank = meet(rank, device, facts)
                 for warning in request.warnings:
                     display.tell(WARNING + warning)
-                with opened(request, WorkProgress(display), request.load, rank) as runner:
-                    runner.generator.progress.plan(_work(options))
+                with opened(request, display, request.load, rank) as runner:
+                    ways = ("dense", "sparse") if options.compare else (options.mode,)
+                    display.plan(planned(options.items, *ways))
                     for item in options.items:
                         results.append(_result(runner, item))
         finally:  # what was made of a series that is broken off
@@ -95,17 +93,9 @@ def _kept(results: list[GenerationResult], *, many: bool) -> str:
     return f"{written} of the series {'was' if written == 1 else 'were'} written"
 
 
-def _work(options: GenerateOptions) -> dict[str, float]:
-    """Return what is to be made, for the progress; the sparse ones as if they took as long."""
-    names = {"dense": ("dense",), "sparse": ("sparse",), "compare": ("dense", "sparse")}
-    return {
-        work_name(name, item.label): 1.0 for item in options.items for name in names[options.mode]
-    }
-
-
-def work_name(name: str, label: str) -> str:
-    """Return the progress's name of a generation: "dense" and "sparse" are its kinds of work."""
-    return f"{name}, {label}"
+def planned(items: Sequence[Item], *ways: str) -> dict[str, float]:
+    """Return the work of these clips, for the progress; sparse ones as if they took as long."""
+    return {f"{way}, {item.name}": 1.0 for item in items for way in ways}
 
 
 def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> RequestRecord:
@@ -160,7 +150,7 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
 
 @contextmanager
 def opened(
-    request: Request, progress: WorkProgress, load: Callable[[], Any], rank: Rank | None = None
+    request: Request, progress: ProgressDisplay, load: Callable[[], Any], rank: Rank | None = None
 ) -> Iterator[Runner]:
     """Give what makes the images or clips of a request; the pipeline is restored at the end."""
     negative = request.options.negative_prompt
@@ -171,56 +161,50 @@ def opened(
 
     generator = ClipMaker(load, arguments, request.steps, progress)
     _ = generator.pipe  # loaded before anything is timed
-    with Runner(request, generator, rank or Rank()) as runner:
+    runner = Runner(request, generator, rank or Rank())
+    with ExitStack() as stack:
+        if request.generate_options.mode == "sparse":
+            # Held, so that a series takes and pins host memory once.
+            runner.held = stack.enter_context(runner.patch())
         yield runner
 
 
 @dataclass
 class Runner:
-    """One loaded pipeline that makes the clips of a series; a context manager.
+    """One loaded pipeline that makes the clips of a series.
 
     Where times are compared, each side is warmed up first, and the pipeline is patched for each
     sparse generation anew, because dense ones run between them.
 
     Attributes:
-        generator: has the pipeline, not patched.
+        generator: has the pipeline.
         rank: this process, of those that make the sparse ones together.
-        report: of the latest sparse generation, from when it begins.
+        report: of the latest sparse generation; None where it did not begin.
+        held: the report of a pipeline that is patched all the time.
     """
 
     request: Request
     generator: ClipMaker
-    rank: Rank = Rank()
-    report: GenerationReport | None = field(default=None, init=False)
-    _held: GenerationReport | None = field(default=None, init=False)
-    _stack: ExitStack = field(default_factory=ExitStack, init=False)
+    rank: Rank
+    report: GenerationReport | None = None
+    held: GenerationReport | None = None
 
-    def __enter__(self) -> Runner:
-        if self.request.generate_options.mode == "sparse":
-            # Held, so that a series takes and pins host memory once.
-            self._held = self._stack.enter_context(self._patch())
-        return self
+    def clips(self, item: Item, mode: Mode) -> dict[str, Clip]:
+        """Return the dense clip, the sparse one, or both in comparison, by their names."""
+        self.report = None
+        compares = self.request.generate_options.compare
+        dense = dataclasses.replace(dense_way(), warm=compares)
+        costs = self.request.step_costs
+        sparse = Way("sparse", self._sparse, warm=compares, step_costs=costs)
+        store, paired = Store(ranks=self.rank), mode == "compare"
+        experiment = Experiment(
+            self.generator, [item], store, dense=dense, paired=paired, lpips=lambda *_: NO_LPIPS
+        )
+        clips = experiment.run([dense if mode == "dense" else sparse])
+        return {clip.way.name: clip for clip in clips}
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def dense(self, item: Item) -> Generation:
-        """Return a generation of the pipeline as it was."""
-        return self._make("dense", item, None)
-
-    def sparse(self, item: Item) -> Generation:
-        """Return a patched one."""
-        held = self._patch() if self._held is None else nullcontext(self._held)
-        with held as report, user_errors(ConfigError):
-            before, self.report = report.generation, None
-            try:
-                return self._make("sparse", item, report)
-            finally:
-                # One that failed before its first step leaves the report of the one before.
-                begun = report.generation != before
-                self.report = report if begun else _empty(report)
-
-    def _patch(self) -> AbstractContextManager[GenerationReport]:
+    def patch(self) -> AbstractContextManager[GenerationReport]:
+        """Patch the pipeline while the context lasts."""
         assert self.request.profile is not None
         return patched(
             self.generator.pipe,
@@ -230,26 +214,15 @@ class Runner:
             parallel=self.rank.parallel,
         )
 
-    def _make(self, name: str, item: Item, report: GenerationReport | None) -> Generation:
-        return self.generator.make(
-            item.prompt,
-            seed=item.seed,
-            title=f"{item.label}: {name} run" if item.label else f"{name} run",
-            report=report,
-            way=name if self.request.generate_options.compare else None,
-            work=work_name(name, item.label),
-            step_costs=() if report is None else self.request.step_costs,
-        )
-
-
-def _empty(report: GenerationReport) -> GenerationReport:
-    """Return the report of a generation of the same pipeline that did not begin."""
-    return GenerationReport(
-        strict=report.strict,
-        layer_times=report.layer_times,
-        pipeline=report.pipeline,
-        config=report.config,
-    )
+    @contextmanager
+    def _sparse(self, pipe: Any) -> Iterator[Applied]:
+        held = self.patch() if self.held is None else nullcontext(self.held)
+        with held as report, user_errors(ConfigError):
+            before = report.generation
+            try:
+                yield Applied(report)
+            finally:
+                self.report = None if report.generation == before else report
 
 
 def _result(runner: Runner, item: Item) -> GenerationResult:
@@ -279,43 +252,48 @@ def prompt_warnings(runner: Runner, item: Item) -> list[str]:
 
 def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
-    request, progress = runner.request, runner.generator.progress
-    options = request.generate_options
-    dense = sparse = None
-    runner.report = None
+    request, options = runner.request, runner.request.generate_options
     try:
-        if options.mode != "sparse":
-            dense = runner.dense(item)
-        if options.mode != "dense":
-            sparse = runner.sparse(item)
+        clips = runner.clips(item, options.mode)
     except Exception as error:
-        _report_failure(request, item, runner.report, error)
+        if runner.report is not None and runner.report.error is None:
+            runner.report.fail(error)
+        with suppress(Exception):  # the error matters more
+            failed = GenerationResult(request=record_of(request, item), error=described(error))
+            _write_report(item.report, failed, runner.report)
         raise
-    made = sparse or dense
-    assert made is not None
-    runner.rank.gather_fallbacks(runner.report)
+    runs = {name: clip.generation for name, clip in clips.items() if clip.generation is not None}
+    made = runs[options.mode if options.mode == "dense" else "sparse"]
     if not runner.rank.writes:
         return GenerationResult(request=record_of(request, item, warnings)), made.frames
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        progress.tell(WARNING + made.nothing_sparse)
-    comparison = None
-    if dense is not None and sparse is not None:
-        comparison = compared(compare_clips(dense.frames, sparse.frames), dense, sparse)
-    clips = _clips(item.output, dense, sparse)
-    metadata = generation_metadata(request, item)
-    with progress.stage(f"writing {item.output}"):
-        frames_of = dict(clips.values())
-        written = media.write_media(frames_of, fps=options.fps, crf=options.crf, metadata=metadata)
-    files = {kind: [str(file) for file in written[path]] for kind, (path, _) in clips.items()}
+        runner.generator.progress.tell(WARNING + made.nothing_sparse)
+    comparison, outputs = None, {"output": (item.output, made.frames)}
+    if options.mode == "compare":
+        record = clips["sparse"].record
+        comparison = Comparison.model_validate(record, from_attributes=True)
+        panels = [
+            Panel(run.frames, f"{name} {seconds_text(run.denoising_seconds)}")
+            for name, run in runs.items()
+        ]
+        outputs["dense"] = media.beside(item.output, "dense"), runs["dense"].frames
+        outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
+    with runner.generator.progress.stage(f"writing {item.output}"):
+        written = media.write_media(
+            dict(outputs.values()),
+            fps=options.fps,
+            crf=options.crf,
+            metadata=generation_metadata(request, item),
+        )
+    files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}
     if item.report is not None:
         files["report"] = [str(item.report)]
     result = GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
-        sparse=None if sparse is None else Run.model_validate(sparse),
-        dense=None if dense is None else Run.model_validate(dense),
+        **{name: Run.model_validate(run) for name, run in runs.items()},
         comparison=comparison,
         peak_process_bytes=peak_process_bytes(),
     )
@@ -323,51 +301,15 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     return result, made.frames
 
 
-def compared(clip: ClipQuality, dense: Generation, sparse: Generation) -> Comparison:
-    """Return how far sparse is from dense, and how much faster."""
-    return Comparison(
-        speedup=dense.denoising_seconds / sparse.denoising_seconds,
-        psnr_db=clip.psnr_db,
-        ssim=clip.ssim,
-        identical=clip.identical,
-    )
-
-
 def _write_report(
     path: Path | None, result: GenerationResult, report: GenerationReport | None
 ) -> None:
     """Write the file of ``--report``, if one is asked for: the result with what each step did."""
-    if path is None or report is None:
+    if path is None:
         return
-    content = result.model_copy(update={"report": report_record(report)}).to_json()
+    if report is not None:
+        result = result.model_copy(update={"report": report_record(report)})
+    content = result.to_json()
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     with media.written_whole("--report", path) as file:
         file.write_text(text + "\n", encoding="utf-8")
-
-
-def _report_failure(
-    request: Request, item: Item, report: GenerationReport | None, error: Exception
-) -> None:
-    """Write what was done until an error, as far as that is possible: the error matters more."""
-    if report is not None and report.error is None:
-        report.fail(error)
-    with suppress(Exception):
-        result = GenerationResult(request=record_of(request, item), error=described(error))
-        _write_report(item.report, result, report)
-
-
-def _clips(
-    output: Path, dense: Generation | None, sparse: Generation | None
-) -> dict[str, tuple[Path, np.ndarray]]:
-    """Return what is to be written, by kind."""
-    made = sparse or dense
-    assert made is not None
-    clips = {"output": (output, made.frames)}
-    if dense is not None and sparse is not None:
-        joined = join_panels(
-            Panel(made.frames, f"{name} {seconds_text(made.denoising_seconds)}")
-            for name, made in (("dense", dense), ("sparse", sparse))
-        )
-        clips["dense"] = (media.beside(output, "dense"), dense.frames)
-        clips["compare"] = (media.beside(output, "compare"), joined)
-    return clips

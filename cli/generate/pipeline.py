@@ -12,7 +12,7 @@ import torch
 
 from chipsparse.cli.generate.job import Runner, opened
 from chipsparse.cli.options import GenerateOptions
-from chipsparse.cli.progress import WorkProgress, silent_display
+from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import Request
 
@@ -37,7 +37,7 @@ class KeptPipeline:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def load(self, request: Request, progress: WorkProgress) -> bool:
+    def load(self, request: Request, progress: ProgressDisplay) -> bool:
         """Load the pipeline, in place of another one; return False where it is there already.
 
         Raises `UserError` where it cannot be loaded.
@@ -60,14 +60,14 @@ class KeptPipeline:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def runner(self, request: Request, progress: WorkProgress) -> Runner:
+    def runner(self, request: Request, progress: ProgressDisplay) -> Runner:
         """Return what generates; that of before where only prompt, seed and file differ."""
         assert isinstance(request.options, GenerateOptions)
         settings = dataclasses.replace(request.options, prompt="", seed=0, output=Path())
         if self._open is None or self._open[0] != settings:
             self._open = None
             self._stack.close()
-            quiet = WorkProgress(silent_display())  # the pipeline is loaded by now
+            quiet = silent_display()  # the pipeline is loaded by now
             runner = opened(request, quiet, lambda: self.pipe, self._rank)
             self._open = settings, self._stack.enter_context(runner)
         self._open[1].generator.progress = progress

@@ -1,19 +1,22 @@
-"""Clips beside and above each other in one clip, each under its label.
+"""Clips beside and above each other in one clip, each under its label, and their difference.
 
-Frames are `[F, H, W, 3]` uint8 arrays. Heat-maps may stand beside them.
+Frames are `[F, H, W, 3]` uint8 arrays. A heat-map is black where two clips are the same, and white
+where they differ most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
-
 GAP_PIXELS = 4
+# From no difference to the largest that is told apart; each is lighter than the one before.
+COLOURS = ((0, 0, 0), (50, 10, 120), (180, 30, 110), (245, 130, 30), (255, 225, 90), (255,) * 3)
+FACTORS = (64, 32, 16, 8, 4, 2, 1)
+SATURATED_SHARE = 0.005
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 Named = tuple[np.ndarray, str]  # uint8 `[F, H, W, 3]`, and its label
@@ -52,11 +55,6 @@ def difference_rows(
         Panel(heat_map(each, used), heat_map_label(used)) for each in differences
     ]
     return ([[*clips, *maps]] if in_one_row else [clips, [None, *maps]]), used
-
-
-def join_panels(panels: Iterable[Panel]) -> np.ndarray:
-    """One wide clip of clips of one shape; raises `ValueError` where they differ."""
-    return stack_panels([list(panels)])
 
 
 def stack_panels(rows: Sequence[Sequence[Panel | None]]) -> np.ndarray:
@@ -110,3 +108,41 @@ def _strip(label: str, width: int, height: int, font: Font) -> np.ndarray:
         words.pop()
     draw.text((2, 2), " ".join(words), fill="white", font=font)
     return np.asarray(strip)
+
+
+# Heat-maps.
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The largest absolute difference of each pixel's channels, uint8 ``[F, H, W]``."""
+    largest = np.empty(a.shape[:3], np.uint8)
+    for index, (x, y) in enumerate(zip(a, b, strict=True)):
+        largest[index] = np.abs(x.astype(np.int16) - y).max(axis=-1)
+    return largest
+
+
+def choose_factor(differences: list[np.ndarray]) -> int:
+    """The largest power of two, at most 64, with which hardly any pixel leaves the scale.
+
+    So many times is a difference amplified: all but one pixel in two hundred stay on it.
+    """
+    counts = np.sum([np.bincount(each.ravel(), minlength=256) for each in differences], axis=0)
+    for factor in FACTORS:
+        beyond = int(counts[255 // factor + 1 :].sum())
+        if beyond <= SATURATED_SHARE * int(counts.sum()):
+            return factor
+    return FACTORS[-1]
+
+
+def heat_map(differences: np.ndarray, factor: int) -> np.ndarray:
+    """Colours of differences uint8 ``[F, H, W]``, amplified; uint8 ``[F, H, W, 3]``."""
+    amplified = np.minimum(np.arange(256) * factor, 255)
+    places = np.linspace(0, 255, len(COLOURS))
+    channels = [np.interp(amplified, places, channel) for channel in zip(*COLOURS, strict=True)]
+    table = np.rint(np.stack(channels, axis=-1)).astype(np.uint8)
+    return table[differences]
+
+
+def heat_map_label(factor: int) -> str:
+    """What stands above a heat-map."""
+    return f"difference x{factor}"

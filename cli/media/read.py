@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.media.write import PLACE, check_ffmpeg, run_ffmpeg
+from chipsparse.cli.media.write import PLACE, ffmpeg, run_ffmpeg
 from chipsparse.cli.options import DEFAULT_FPS, check_readable
 
 MOST_OF_16_BITS = 2**16 - 1
@@ -67,14 +67,14 @@ def read_clip(path: Path) -> Clip:
 def _read_video(path: Path) -> Clip:
     import imageio_ffmpeg
 
-    check_ffmpeg("read", path.suffix)
+    program = ffmpeg("read", path.suffix)
     reader = imageio_ffmpeg.read_frames(str(path))
     facts = next(reader)
     reader.close()
     # One frame out for each frame in: by default ffmpeg repeats and drops some to keep the rate.
-    one_by_one = ("-map", "0:v:0", "-fps_mode", "passthrough")
-    form = ("-pix_fmt", "rgb24", "-f", "rawvideo")
-    pixels = np.frombuffer(run_ffmpeg(["-xerror", "-i", path, *one_by_one, *form, "-"]), np.uint8)
+    words = ["-map", "0:v:0", "-fps_mode", "passthrough", "-pix_fmt", "rgb24", "-f", "rawvideo"]
+    content = run_ffmpeg(program, ["-xerror", "-i", path, *words, "-"])
+    pixels = np.frombuffer(content, np.uint8)
     width, height = facts["size"]
     if not len(pixels):
         raise UserError(f"{path} has no frame")

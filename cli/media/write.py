@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,29 +33,15 @@ TEXTS = ("prompt", "negative_prompt")
 GIF_MAX_FPS = 50
 # Where a PNG of several says which frame it is, from 0, and of how many.
 PLACE = "chipsparse frame"
-# In a file of metadata for ffmpeg.
-ESCAPED, ESCAPE = re.compile(r"([=;#\\\n])"), r"\\\1"
+LONGEST_TAG = 30_000  # letters: a word of a command line is at most 128 KiB
 SUFFIXES = (".mp4", ".webm", ".gif", ".png")
 
 
-@dataclass(frozen=True)
-class Codec:
-    """How a kind of video is encoded.
-
-    Attributes:
-        crf: the constant rate factor where none is given; visually lossless.
-        most_crf: the largest, and worst.
-    """
-
-    encoder: str
-    crf: int
-    most_crf: int
-    options: tuple[str, ...]
-
-
+# Of each kind of video: the encoder with its options, the constant rate factor that is visually
+# lossless, and the largest, which is worst.
 CODECS = {
-    ".mp4": Codec("libx264", 12, 51, ("-preset", "slow", "-movflags", "+faststart")),
-    ".webm": Codec("libvpx-vp9", 15, 63, ("-b:v", "0", "-row-mt", "1", "-cpu-used", "2")),
+    ".mp4": (("libx264", "-preset", "slow", "-movflags", "+faststart"), 12, 51),
+    ".webm": (("libvpx-vp9", "-b:v", "0", "-row-mt", "1", "-cpu-used", "2"), 15, 63),
 }
 
 
@@ -79,24 +64,17 @@ def check_output(
         raise UserError(f"--output {path} has {suffix}; use one of {', '.join(SUFFIXES)}")
     for clip in (path, *(beside(path, word) for word in also)):
         check_writable("--output", clip, beside(clip, "0000") if kind == ".png" else None)
-    if kind in CODECS:
-        check_ffmpeg("write", kind)
-    check_style(kind, fps, crf)
-
-
-def check_style(kind: str, fps: float | None, crf: int | None) -> None:
-    """Raise `UserError` for what files of this suffix do not have; None is not asked for."""
     if kind == ".gif" and fps is not None and fps > GIF_MAX_FPS:
         raise UserError(f"--fps {fps:g} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
     if kind == ".png" and fps is not None:
         raise UserError("--fps is about .mp4, .webm and .gif, and .png has none")
-    if crf is None:
-        return
-    if kind not in CODECS:
+    if kind in CODECS:
+        ffmpeg("write", kind)
+        most = CODECS[kind][2]
+        if crf is not None and not 0 <= crf <= most:
+            raise UserError(f"--crf {crf} is out of range; for {kind} it must be from 0 to {most}")
+    elif crf is not None:
         raise UserError(f"--crf is about {' and '.join(CODECS)}, and {kind} has none")
-    most = CODECS[kind].most_crf
-    if not 0 <= crf <= most:
-        raise UserError(f"--crf {crf} is out of range; for {kind} it must be from 0 to {most}")
 
 
 def check_kind(path: Path, *, video: bool) -> None:
@@ -146,10 +124,12 @@ def check_inputs_stay(option: str, output: Path, inputs: Iterable[Path | None]) 
             raise UserError(f"{option} {output} would replace {file}, which is read")
 
 
-def check_ffmpeg(verb: str, suffix: str) -> None:
-    """Raise `UserError` where there is no ffmpeg to read or write a video."""
+def ffmpeg(verb: str, suffix: str) -> str:
+    """Return the program that reads and writes videos; raise `UserError` where there is none."""
+    import imageio_ffmpeg
+
     try:
-        ffmpeg_path()
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
     except RuntimeError as error:
         raise UserError(
             f"no ffmpeg was found to {verb} {suffix}; reinstall imageio-ffmpeg, or use .gif or .png"
@@ -226,20 +206,13 @@ def clip_files(path: Path, count: int) -> list[Path]:
     return [beside(path, f"{index:0{digits}}") for index in range(count)]
 
 
-def ffmpeg_path() -> str:
-    """Return the program; raise `RuntimeError` where there is none."""
-    import imageio_ffmpeg
-
-    return str(imageio_ffmpeg.get_ffmpeg_exe())
-
-
-def run_ffmpeg(arguments: Sequence[str | Path], content: bytes | None = None) -> bytes:
+def run_ffmpeg(program: str, words: Sequence[str | Path], content: bytes | None = None) -> bytes:
     """Run ffmpeg to its end and return its output; raise `OSError` where it failed or complained.
 
     A file that ends too soon is no failure to ffmpeg, but it says so.
     """
-    words = [ffmpeg_path(), "-hide_banner", "-v", "error", "-y", *arguments]
-    ran = subprocess.run(words, input=content, capture_output=True, check=False)
+    command = [program, "-hide_banner", "-v", "error", "-y", *words]
+    ran = subprocess.run(command, input=content, capture_output=True, check=False)
     if ran.returncode or (ran.stderr and content is None):
         line = ran.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
         line = re.sub(r"^\[[^]]*\] ", "", line)  # the part of ffmpeg that says it
@@ -250,28 +223,24 @@ def run_ffmpeg(arguments: Sequence[str | Path], content: bytes | None = None) ->
 def _write_video(
     path: Path, frames: np.ndarray, fps: float, crf: int | None, metadata: Mapping[str, str]
 ) -> None:
-    codec = CODECS[path.suffix.lower()]
+    kind = path.suffix.lower()
+    (encoder, *options), usual, _ = CODECS[kind]
     # The last row or column is repeated where a side is odd, which yuv420p cannot store.
     odd = [(0, side % 2) for side in frames.shape[1:3]]
     frames = np.pad(frames, ((0, 0), *odd, (0, 0)), mode="edge")
     tags = {"comment": parameters(metadata), "description": as_json(metadata)} if metadata else {}
-    lines = [f"{name}={ESCAPED.sub(ESCAPE, text)}\n" for name, text in tags.items()]
-    facts = path.with_name(f"{path.name}.metadata")  # a command line would limit their length
-    facts.write_text(";FFMETADATA1\n" + "".join(lines), encoding="utf-8")
+    facts = [f"{name}={text[:LONGEST_TAG]}" for name, text in tags.items()]
     colours = "bt709"
-    run_ffmpeg(
-        [
-            *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{frames.shape[2]}x{frames.shape[1]}"),
-            *("-r", str(fps), "-i", "pipe:0", "-f", "ffmetadata", "-i", facts),
-            *("-map", "0:v:0", "-map_metadata", "1"),
-            *("-c:v", codec.encoder, "-crf", str(codec.crf if crf is None else crf)),
-            *(*codec.options, "-pix_fmt", "yuv420p"),
-            *("-vf", f"scale=out_color_matrix={colours}:out_range=tv"),
-            *("-colorspace", colours, "-color_primaries", colours, "-color_trc", colours),
-            path,
-        ],
-        frames.tobytes(),
-    )
+    words: list[str | Path] = [
+        *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{frames.shape[2]}x{frames.shape[1]}"),
+        *("-r", str(fps), "-i", "pipe:0", "-c:v", encoder, *options),
+        *("-crf", str(usual if crf is None else crf), "-pix_fmt", "yuv420p"),
+        *("-vf", f"scale=out_color_matrix={colours}:out_range=tv", "-colorspace", colours),
+        *("-color_primaries", colours, "-color_trc", colours),
+        *(word for fact in facts for word in ("-metadata", fact)),
+        path,
+    ]
+    run_ffmpeg(ffmpeg("write", kind), words, frames.tobytes())
 
 
 def _write_gif(path: Path, frames: np.ndarray, fps: float, metadata: Mapping[str, str]) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Annotated
 
 from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     DEFAULT_FPS,
+    Fps,
     GenerationOptions,
-    check_fps,
+    Seed,
     output_option,
-    read_fps,
     seed_option,
 )
 
@@ -22,16 +23,13 @@ from chipsparse.cli.options import (
 class StudioOptions(GenerationOptions):
     """The options of `studio`."""
 
-    port: int = output_option(
+    port: Annotated[int, Interval(ge=0, le=65535)] = output_option(
         help="Port of the page, which only this machine can reach; 0 takes a free one.",
         default=7860,
-        check=Interval(ge=0, le=65535),
     )
     browser: bool = output_option(help="Also open the page in the browser.", default=False)
-    seed: int = seed_option()
-    fps: float = output_option(
-        help="Frames per second of a video.", default=DEFAULT_FPS, check=check_fps, read=read_fps
-    )
+    seed: Seed = seed_option()
+    fps: Fps = output_option(help="Frames per second of a video.", default=DEFAULT_FPS)
     gpus: None = None
     guidance_parallel: None = None
     json: bool = False

@@ -19,12 +19,12 @@ import torch
 from rich.console import Console
 
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.job import prompt_warnings, record_of, work_name
+from chipsparse.cli.generate.job import planned, prompt_warnings, record_of
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, read_options
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, Mode, read_options
 from chipsparse.cli.profiles import write_profile
-from chipsparse.cli.progress import Clock, ProgressDisplay, WorkProgress, silent_display
+from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.prompts import Item
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.studio.options import StudioOptions
@@ -118,7 +118,7 @@ class Live(ProgressDisplay):
         self.changed.set()
 
     @contextmanager
-    def stage(self, text: str, *, clock: Clock | None = None) -> Iterator[None]:
+    def stage(self, text: str) -> Iterator[None]:
         """Show that something of unknown length is going on."""
         self.check()
         self.show(text)
@@ -126,21 +126,20 @@ class Live(ProgressDisplay):
         self.check()
 
     @contextmanager
-    def denoising(
-        self, text: str, steps: int, *, plain_lines: int = 0, clock: Clock | None = None
-    ) -> Iterator[Any]:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Any]:
         """Show each step of a loop, and stop after it where that is wished."""
         self.check()
-        self.show(f"{text}: step 1 of {steps}")
+        self.show(f"{title}: step 1 of {steps}")
 
         def done(step: int, action: str, latents: torch.Tensor | None = None) -> None:
+            shown.done(step, action)
             self.runs[-1].actions.append(action)
             doing = "decoding" if step + 1 >= steps else f"step {step + 2} of {steps}"
-            left = "" if clock is None else clock(step + 1)
-            self.show(f"{text}: {doing}", left, self.picture(latents, step))
+            self.show(f"{title}: {doing}", self.clock_text(), self.picture(latents, step))
             self.check()
 
-        yield SimpleNamespace(done=done)
+        with super().denoising(title, steps, plain_lines=0) as shown:
+            yield SimpleNamespace(done=done)
 
 
 class Studio:
@@ -213,26 +212,27 @@ class Studio:
     def _make(self, chosen: Mapping[str, Any], live: Live) -> Result:
         # A new folder: a browser must not take its files for those of before.
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        request, progress = self.resolve(chosen, folder), WorkProgress(live)
+        request = self.resolve(chosen, folder)
         options, plan = request.generate_options, request.planned
-        if self._kept.load(request, progress):
+        if self._kept.load(request, live):
             self._dense, self._preview = {}, Preview()
-        runner = self._kept.runner(request, progress)
+        runner = self._kept.runner(request, live)
         # Its command writes to where it is typed.
-        item = Item(options.prompt or "", options.seed, Path(options.output.name), None)
+        item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))
         warnings = prompt_warnings(runner, item)
         key = (request.settings, options.negative_prompt, item.prompt, item.seed)
         dense = self._dense.get(key) if options.compare else None
         notes = [] if dense is None else [KEPT]
-        ways = ["sparse", "dense"] if options.compare and dense is None else ["sparse"]
-        progress.plan({work_name(way, item.label): 1.0 for way in ways})
+        ways: list[Mode] = ["sparse", "dense"] if options.compare and dense is None else ["sparse"]
+        live.plan(planned([item], *ways))
         live.picture = functools.partial(
             self._preview.pictures, request=request, scheduler=self._kept.pipe.scheduler
         )
 
-        def make(way: str, planned: list[str]) -> Generation:
-            live.runs.append(Run(way, planned))
-            made: Generation = getattr(runner, way)(item)
+        def make(way: Mode, steps: list[str]) -> Generation:
+            live.runs.append(Run(way, steps))
+            made = runner.clips(item, way)[way].generation
+            assert made is not None
             self._preview.learn(made.frames)
             live.runs[-1].made = made
             return made

@@ -17,7 +17,6 @@ from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.plan import called_steps
 from chipsparse.cli.profiles import write_profile
-from chipsparse.cli.progress import WorkProgress
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, range_of, resolve, working
@@ -74,7 +73,7 @@ def run(options: TuneOptions) -> None:
             request.load,
             partial(settings.pipeline_call, negative_prompt=options.negative_prompt),
             settings.num_inference_steps,
-            WorkProgress(display),
+            display,
             plain_lines=1,
         )
         lab = TuneLab(

@@ -12,7 +12,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     REQUIRED,
     GenerationOptions,
-    check_positive,
+    Positive,
     option,
     option_name,
     output_option,
@@ -57,12 +57,8 @@ class TuneOptions(GenerationOptions):
         "verify, and the seed of each is its number from 0.",
         shown="bundled prompts",
     )
-    calibration_prompts: int = measuring_option(
-        help="Prompts to calibrate with.", default=2, check=check_positive
-    )
-    held_out_prompts: int = measuring_option(
-        help="Other prompts to verify on.", default=4, check=check_positive
-    )
+    calibration_prompts: Positive = measuring_option(help="Prompts to calibrate with.", default=2)
+    held_out_prompts: Positive = measuring_option(help="Other prompts to verify on.", default=4)
     budget: float = measuring_option(
         help="What the search may take, in the time of dense generations.", default=30
     )

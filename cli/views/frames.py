@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.media.heat_map import choose_factor, difference, heat_map, heat_map_label
+from chipsparse.cli.media.panels import choose_factor, difference, heat_map, heat_map_label
 from chipsparse.cli.media.read import numbered, read_clip
 from chipsparse.cli.views.sections import Clips
 

@@ -12,8 +12,7 @@ from chipsparse.cli.compare.options import read_subject, read_subjects
 from chipsparse.cli.compare.record import METRICS, ConfigsComparison, Estimate, Summary, spread
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.heat_map import heat_map
-from chipsparse.cli.media.panels import GAP_PIXELS
+from chipsparse.cli.media.panels import GAP_PIXELS, heat_map
 from chipsparse.experiments import clips, quality
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.statistics import draws, interval

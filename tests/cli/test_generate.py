@@ -1,5 +1,6 @@
 """`chipsparse generate`: what it writes and what it tells, of a clip, an image and a series."""
 
+import hashlib
 import json
 import os
 import re
@@ -167,7 +168,7 @@ def test_a_bundled_model_says_what_it_is(generate):
 def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
     lines = generate("--steps", "10", "--frames", "1", "--dense").stderr.splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("loading the model", "writing out.gif", 7)
-    clock = r"dense run: step 2 of 10 \(dense\), [\d.]+ m?s elapsed, about [\d.]+ s left"
+    clock = r"dense: step 2 of 10 \(dense\), [\d.]+ m?s elapsed, about [\d.]+ s left"
     assert re.fullmatch(clock, lines[1])
 
 
@@ -526,8 +527,8 @@ def test_a_failure_does_not_lose_the_others(generate, workdir, breaks_at):
     expected = ["o-000.png", "o-002.png", "r-000.json", "r-001.json", "r-002.json"]
     assert names(workdir) == expected
     failed = json.loads((workdir / "r-001.json").read_text())
-    assert failed["report"]["error"].startswith("UserError: the model produced")
-    assert failed["report"]["steps"] == []  # not those of the picture before
+    assert failed["error"].startswith("the model produced values")
+    assert failed["report"] is None  # not that of the picture before
     ran = generate(*given)
     assert "2 of 3 made, 1 failed" in ran.stdout
     assert "chipsparse: error: 2 of 3: the model produced" in ran.stderr
@@ -587,7 +588,8 @@ def test_what_a_text_encoder_does_not_read():
 
 def test_the_work_of_a_command_is_planned(generate, monkeypatch):
     planned = []
-    progress = job.WorkProgress
+    progress = job.ProgressDisplay
     monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
     generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
-    assert planned == [{"dense, 1 of 2": 1.0, "dense, 2 of 2": 1.0}]
+    digest = hashlib.sha256(PROMPT.encode()).hexdigest()[:12]
+    assert planned == [dict.fromkeys([f"dense, {seed}-{digest}" for seed in (0, 1)], 1.0)]

@@ -16,7 +16,7 @@ from PIL import Image
 from chipsparse.cli import ranks
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import GenerationOptions
-from chipsparse.cli.ranks import Rank, check_gpus, launched, meet, start_others, this_rank
+from chipsparse.cli.ranks import Rank, check_gpus, meet, start_others, this_rank
 from chipsparse.parallel.degrees import Parallel
 from tests.cli.conftest import IMAGE_PROFILE, command, names, nothing_written
 from tests.ranks import run_ranks
@@ -30,41 +30,37 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Which process this is.
 
 
-def test_a_launcher_says_which_process_this_is():
-    rank = launched(LAUNCHED)
+@pytest.fixture
+def placed(monkeypatch):
+    """The place of a process with these options, as a launcher has it or without one."""
+
+    def place(gpus=None, guidance=None, **environment):
+        for name in LAUNCHED:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return this_rank(GenerationOptions(gpus=gpus, guidance_parallel=guidance))
+
+    return place
+
+
+def test_which_process_this_is(placed):
+    rank, alone = placed(**LAUNCHED), placed()
     assert (rank, rank.parallel, rank.writes) == (Rank(3, 4, 1), Parallel(ulysses=4), False)
     assert rank.device(CPU) == CPU
-    alone = Rank()
-    assert launched({}) is None
+    assert placed(4, **LAUNCHED) == rank
+    assert placed(None, 2, **LAUNCHED).parallel == Parallel(ulysses=2, guidance=2)
+    assert alone == placed(1) == Rank()
     assert (alone.writes, alone.parallel, alone.device(CUDA)) == (True, None, CUDA)
-    with pytest.raises(UserError, match="no numbers: RANK=x, WORLD_SIZE=4, LOCAL_RANK=1"):
-        launched({**LAUNCHED, "RANK": "x"})
-
-
-def placed(gpus=None, guidance=None):
-    return this_rank(GenerationOptions(gpus=gpus, guidance_parallel=guidance))
-
-
-def test_alone_several_gpus_are_to_be_started(monkeypatch):
-    for name in LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
-    assert placed() == placed(1) == Rank()
-    assert (placed(2).starts, placed(2).writes, placed(2).parallel) == (
-        True,
-        False,
-        Parallel(ulysses=2),
-    )
-    with pytest.raises(UserError, match="multiple of 2 GPUs, and there are to be 3"):
-        placed(3, 2)
-
-
-def test_under_torchrun_its_processes_count(monkeypatch):
-    for name, value in LAUNCHED.items():
-        monkeypatch.setenv(name, value)
-    assert placed() == placed(4) == Rank(3, 4, 1)
-    assert placed(None, 2).parallel == Parallel(ulysses=2, guidance=2)
-    with pytest.raises(UserError, match="--gpus 2, but torchrun started 4 processes"):
-        placed(2)
+    several = placed(2)
+    assert (several.starts, several.writes, several.parallel) == (True, False, Parallel(ulysses=2))
+    for (gpus, guidance, environment), said in {
+        (None, None, "x"): "no numbers: RANK=x, WORLD_SIZE=4, LOCAL_RANK=1",
+        (3, 2, None): "multiple of 2 GPUs, and there are to be 3",
+        (2, None, "3"): "--gpus 2, but torchrun started 4 processes",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            placed(gpus, guidance, **({**LAUNCHED, "RANK": environment} if environment else {}))
 
 
 def gpus(monkeypatch, *names, nccl=True, memory=None):
@@ -118,20 +114,15 @@ def test_processes_that_cannot_meet(monkeypatch):
     assert meet(Rank(), CPU) == Rank()
 
 
-def test_the_first_process_makes_and_tells(monkeypatch):
+def test_the_first_process_makes_and_tells():
     other = Rank(1, 2, peers=SimpleNamespace(first=lambda _own: 5))
     assert Rank().first(lambda: 3) == 3
     assert other.first(lambda: pytest.fail("made")) == 5
-    failed, waited = [], []
+    failed = []
     first = Rank(0, 2, peers=SimpleNamespace(failed=failed.append))
     with pytest.raises(OSError, match="disk is full"):
         first.first(lambda: (_ for _ in ()).throw(OSError("disk is full")))
     assert [str(error) for error in failed] == ["disk is full"]
-    monkeypatch.setattr(ranks.time, "sleep", waited.append)
-    for rank in (Rank(0, 2), Rank(1, 2)):
-        with pytest.raises(UserError), rank.after_first():
-            raise UserError("no")
-    assert waited == [ranks.QUIET_SECONDS]
 
 
 # Before any process is started.
@@ -152,14 +143,14 @@ def small(flux_folder, workdir):
 @pytest.fixture
 def started(monkeypatch):
     """The words with which processes are started, and how many; none of them is."""
-    from torch.distributed.launcher import api
+    from torch.distributed import run
 
     calls = []
 
-    def launch(config, _program):
-        return lambda *words: calls.append((list(words[2:]), config.nproc_per_node))
+    def launch(config, entrypoint):
+        return lambda *words: calls.append((list(words[3:]), config.nproc_per_node))
 
-    monkeypatch.setattr(api, "elastic_launch", launch)
+    monkeypatch.setattr(run, "elastic_launch", launch)
     return calls
 
 
@@ -221,10 +212,10 @@ def test_commands_under_torchrun(workdir, monkeypatch, words, said):
 
 
 def test_the_process_that_failed_first_is_named(monkeypatch, capsys):
+    from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import errors
-    from torch.distributed.launcher import api
 
-    def fails(config, _program):
+    def fails(config, entrypoint):
         folder = Path(config.logs_specs.root_log_dir) / "attempt_0" / "1"
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text("a warning\nchipsparse: error: no room\nbye\n")
@@ -238,7 +229,7 @@ def test_the_process_that_failed_first_is_named(monkeypatch, capsys):
 
         return run
 
-    monkeypatch.setattr(api, "elastic_launch", fails)
+    monkeypatch.setattr(run, "elastic_launch", fails)
     with pytest.raises(ranks.typer.Exit) as ended:
         start_others("generate", GenerationOptions(), 2)
     assert ended.value.exit_code == 2

@@ -30,7 +30,7 @@ class Maker:
         self.pipe = SimpleNamespace(brighter=0)
         self.made, self.stop = [], stop
 
-    def make(self, prompt, *, seed, title, report=None, way=None, work=""):
+    def make(self, prompt, *, seed, title, report=None, way=None, work="", step_costs=()):
         if len(self.made) == self.stop:
             raise KeyboardInterrupt
         self.made.append((title.rpartition(", ")[2], seed))
@@ -106,6 +106,14 @@ def test_another_way_goes_first_for_each_prompt(dense_first, orders):
     # Clips before the dense one wait for it, and are compared all the same.
     psnrs = [clip.record.psnr_db for clip in clips if clip.way is A]
     assert psnrs == pytest.approx([20 * math.log10(255)] * 3)
+
+
+def test_ways_that_are_not_paired_run_alone():
+    maker, clips = run([A], paired=False, per_frame=True)
+    assert maker.made == [("A", sample.seed) for sample in SAMPLES]
+    record = clips[0].record
+    assert (record.speedup, record.identical, record.psnr_db) == (1.0, False, None)
+    assert (clips[0].generation.denoising_seconds, clips[0].frames.shape) == (4.0, (3, 16, 16, 3))
 
 
 def test_what_is_kept_is_not_made_again_and_an_interrupt_loses_nothing(tmp_path):

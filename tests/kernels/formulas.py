@@ -41,6 +41,12 @@ def assert_close(actual, expected, tolerance):
     )
 
 
+def assert_attention(found, expected, dtype):
+    """Outputs and their log-sum-exps, of tensors of a dtype."""
+    for tensor, other, tolerance in zip(found, expected, (TOLERANCE, LSE_TOLERANCE), strict=True):
+        assert_close(tensor, other, tolerance[dtype])
+
+
 def assert_rounded(actual, exact):
     """Equal to ``exact`` but for one rounding; Triton's interpreter truncates to bf16."""
     exact, facts = exact.to(actual.device, torch.float64), torch.finfo(actual.dtype)

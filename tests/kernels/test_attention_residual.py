@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from chipsparse.kernels.attention_residual import attention_residual, reference
+from chipsparse.kernels.attention_residual import attention_residual
 from tests.kernels.formulas import DTYPES, assert_close, backend_names, skip_unless_it_runs
 
 SIZES = [(1, 1, 1, 16), (2, 3, 75, 64), (1, 2, 130, 128), (1, 2, 33, 24)]
@@ -133,33 +133,6 @@ def test_rounds_to_the_nearest_of_e4m3(backend, device):
     assert (found.scale == 1).all()
     expected = rows.to(torch.float8_e4m3fn)
     assert torch.equal(found.values.view(torch.uint8), expected.view(torch.uint8))
-
-
-def test_the_reference_goes_over_a_few_heads_at_a_time(monkeypatch):
-    inputs = some_inputs((2, 3, 75, 64), torch.float32, "cpu")
-    expected = attention_residual(*inputs, fp8=True)
-    monkeypatch.setattr(reference, "TRANSIENT_BYTES", 1)
-    found = attention_residual(*inputs, fp8=True)
-    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
-    assert torch.equal(found.scale, expected.scale)
-    assert torch.equal(found.kept_mass, expected.kept_mass)
-
-
-def test_float64_stays_float64():
-    output, kept, kept_lse, lse = (
-        tensor.double() for tensor in some_inputs((1, 2, 5, 8), torch.float32, "cpu")
-    )
-    residual, _, mass = attention_residual(output, kept, kept_lse, lse)
-    assert (residual.dtype, mass.dtype) == (torch.float64, torch.float64)
-    exact = (kept_lse - lse).exp()
-    torch.testing.assert_close(mass, exact, rtol=1e-14, atol=0)
-    torch.testing.assert_close(residual, output - exact.unsqueeze(-1) * kept, rtol=1e-13, atol=0)
-
-
-def test_nothing_is_left_of_an_empty_batch(device):
-    output, kept, kept_lse, lse = some_inputs((1, 2, 5, 8), torch.float32, device)
-    residual, _, mass = attention_residual(output[:0], kept[:0], kept_lse[:0], lse[:0])
-    assert (residual.shape, mass.shape) == ((0, 2, 5, 8), (0, 2, 5))
 
 
 def test_errors_name_what_does_not_fit():

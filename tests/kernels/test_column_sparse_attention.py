@@ -8,12 +8,13 @@ from chipsparse.kernels.column_sparse_attention import (
     column_sparse_attention,
     reference,
 )
-from chipsparse.kernels.column_sparse_attention.reference import apply_difference, apply_merge
+from chipsparse.kernels.column_sparse_attention.reference import apply_merge
 from tests.kernels.formulas import (
     DTYPES,
     LSE_TOLERANCE,
     TOLERANCE,
     LargestResult,
+    assert_attention,
     assert_close,
     attention_inputs,
     backend_names,
@@ -66,27 +67,9 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
     skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(*shape[:4], 128, device=device)
     output, lse = attend(inputs, mask, backend=backend)
-    expected, expected_lse = masked_attention(*inputs, mask, 128)
     assert output.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert_close(output, expected, TOLERANCE[dtype])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
-
-
-@pytest.mark.gpu
-@backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("block_size_q", [128, 192])
-def test_odd_case(backend, block_size_q, head_dim, dtype):
-    shape = (2, 3, 1337, 1337, head_dim)
-    inputs = attention_inputs(*shape, dtype=dtype, device="cuda", strided=True)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, block_size_q)
-    mask = random_mask(*shape[:4], block_size_q, device="cuda")
-    output, lse = attend(inputs, mask, block_size_q, backend=backend)
-    expected, expected_lse = masked_attention(*inputs, mask, block_size_q)
-    assert_close(output, expected, TOLERANCE[dtype])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+    assert_attention((output, lse), masked_attention(*inputs, mask, 128), dtype)
 
 
 @backend_names(column_sparse_attention)
@@ -100,10 +83,8 @@ def test_any_block_size_and_equal_counts(backend, block_size_q, rows, dtype, dev
     skip_unless_it_runs(column_sparse_attention, backend, *inputs, block_size_q)
     scores = torch.rand(2, 1, blocks_of(rows, block_size_q), 131, device=device)
     mask = scores >= scores.topk(67).values[..., -1:]
-    output, lse = attend(inputs, mask, block_size_q, backend=backend)
-    expected, expected_lse = masked_attention(*inputs, mask, block_size_q)
-    assert_close(output, expected, TOLERANCE[dtype])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+    found = attend(inputs, mask, block_size_q, backend=backend)
+    assert_attention(found, masked_attention(*inputs, mask, block_size_q), dtype)
 
 
 @backend_names(column_sparse_attention)
@@ -120,12 +101,10 @@ def test_any_count_in_shuffled_lists(backend, count, dtype, device):
     mask = torch.zeros(1, 1, 2, 200, dtype=torch.bool).scatter_(-1, wide[..., :count], True)
     counts = torch.full((1, 1, 2), count, dtype=torch.int32, device=device)
     wide = wide.int().to(device)
-    output, lse = column_sparse_attention(
+    found = column_sparse_attention(
         *inputs, wide[..., : count + 1], counts, block_size_q=16, backend=backend
     )
-    expected, expected_lse = masked_attention(*inputs, mask.to(device), 16)
-    assert_close(output, expected, TOLERANCE[dtype])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+    assert_attention(found, masked_attention(*inputs, mask.to(device), 16), dtype)
 
 
 @backend_names(column_sparse_attention)
@@ -142,8 +121,7 @@ def test_only_listed_rows_are_used(backend, dtype, device):
     for tensor in (key, value):
         tensor.masked_fill_(~mask.any(2)[..., None], torch.nan)
     output, lse = attend((query, key, value), mask, backend=backend)
-    assert_close(output, expected, TOLERANCE[dtype])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
+    assert_attention((output, lse), (expected, expected_lse), dtype)
     assert (output[:, 0, :128] == 0).all()
     assert (lse[:, 0, :128] == -torch.inf).all()
 
@@ -222,12 +200,10 @@ def test_output_of_a_kernel_is_laid_out_like_the_query(backend, device):
     skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(2, 3, 20, 30, 128, device=device)
     for scale in (-0.2, 0.0):
-        output, lse = attend(inputs, mask, scale=scale, backend=backend)
-        expected, expected_lse = masked_attention(*inputs, mask, 128, scale)
-        assert_close(output, expected, TOLERANCE[torch.float16])
-        assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float16])
+        found = attend(inputs, mask, scale=scale, backend=backend)
+        assert_attention(found, masked_attention(*inputs, mask, 128, scale), torch.float16)
     if backend != "reference":
-        assert output.stride() == inputs[0].stride()
+        assert found[0].stride() == inputs[0].stride()
 
 
 @pytest.mark.gpu
@@ -267,18 +243,6 @@ def test_lists_beyond_32_bit_offsets(backend):
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_everything_kept_is_full_attention(backend, dtype, device):
-    inputs = attention_inputs(1, 2, 333, 131, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
-    mask = torch.ones(1, 2, 3, 131, dtype=torch.bool, device=device)
-    output, lse = attend(inputs, mask, scale=0.3, backend=backend)
-    expected, expected_lse = full_attention(*inputs, scale=0.3)
-    assert_close(output, expected, TOLERANCE[dtype])
-    assert_close(lse, expected_lse, LSE_TOLERANCE[dtype])
-
-
-@backend_names(column_sparse_attention)
 @pytest.mark.parametrize("capacity", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_nothing_kept_is_zero(backend, capacity, dtype, device):
@@ -289,26 +253,6 @@ def test_nothing_kept_is_zero(backend, capacity, dtype, device):
     output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
     assert (output == 0).all()
     assert (lse == -torch.inf).all()
-
-
-@backend_names(column_sparse_attention)
-def test_entries_past_the_count_and_the_order_of_columns_do_not_matter(backend, device):
-    inputs = attention_inputs(1, 1, 200, 90, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
-    mask = random_mask(1, 1, 200, 90, 128, device=device)
-    mask[0, 0, 1, 50:] = False
-    indices, counts = index_lists(mask)
-    output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
-    junk = torch.full_like(indices[..., :3], 89)
-    padded = torch.cat([indices, junk], dim=-1)
-    again, lse_again = column_sparse_attention(*inputs, padded, counts, backend=backend)
-    assert_close(again, output, 1e-6)
-    assert_close(lse_again, lse, 1e-6)
-    reversed_lists = indices.clone()
-    n = int(counts[0, 0, 1])
-    reversed_lists[0, 0, 1, :n] = indices[0, 0, 1, :n].flip(0)
-    shuffled, _ = column_sparse_attention(*inputs, reversed_lists, counts, backend=backend)
-    assert_close(shuffled, output, 1e-6)
 
 
 @backend_names(column_sparse_attention)
@@ -334,38 +278,11 @@ def test_rules_give_the_cached_output_back_when_nothing_changed(
     skip_unless_it_runs(column_sparse_attention, backend, *inputs, 32)
     mask = random_mask(2, 2, 333, 131, 32, device=device)
     cache = refreshed(inputs, mask, 32, dtype)
-    output, _ = attend(
-        inputs,
-        mask,
-        32,
-        **recorded(cache, rule),
-        backend=backend,
-    )
+    output, _ = attend(inputs, mask, 32, **recorded(cache, rule), backend=backend)
     assert output.dtype == dtype
     assert_close(output, cache["output"], TOLERANCE[dtype])
     # Nothing is kept in the first block: the cached output itself.
     assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
-
-
-@backend_names(column_sparse_attention)
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cache_may_have_any_strides_and_floating_dtype(backend, rule, dtype, device):
-    inputs = attention_inputs(1, 2, 150, 90, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, 64)
-    mask = random_mask(1, 2, 150, 90, 64, device=device)
-    cache = refreshed(inputs, mask, 64, dtype)
-    output, _ = attend(
-        inputs,
-        mask,
-        64,
-        delta_rule=rule,
-        residual=cache[rule].mT.contiguous().mT,
-        lse_dense=cache["lse_dense"].double().mT.contiguous().mT,
-        kept_mass=cache["kept_mass"].double(),
-        backend=backend,
-    )
-    assert_close(output, cache["output"], TOLERANCE[dtype])
 
 
 @backend_names(column_sparse_attention)
@@ -379,13 +296,7 @@ def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype
     mask = random_mask(*shape[:4], 64, device=device)
     mask[:, :, -1, ::3] = False
     cache = refreshed(before, mask, 64, torch.float32)
-    output, lse = attend(
-        inputs,
-        mask,
-        64,
-        **recorded(cache, rule),
-        backend=backend,
-    )
+    output, lse = attend(inputs, mask, 64, **recorded(cache, rule), backend=backend)
     kept, kept_lse = masked_attention(*inputs, mask, 64)
     residual = cache[rule].double()
     if rule == "difference":
@@ -395,33 +306,6 @@ def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype
         expected = (a * kept + residual) / (a + 1 - cache["kept_mass"].double()[..., None])
     assert_close(output, expected, TOLERANCE[dtype])
     assert_close(lse, kept_lse, LSE_TOLERANCE[dtype])
-
-
-@backend_names(column_sparse_attention)
-def test_merge_is_exact_when_only_kept_columns_change(backend, device):
-    """Unlike the difference rule, which does not follow a shift of softmax mass."""
-    query, key, value = attention_inputs(1, 2, 256, 200, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, query, key, value)
-    mask = torch.zeros(1, 2, 4, 200, dtype=torch.bool, device=device)
-    mask[..., 20:60] = True
-    cache = refreshed((query, key, value), mask, 64, torch.float32)
-    new_key, new_value = key.clone(), value.clone()
-    new_key[:, :, 20:60] = key[:, :, 20:60] * 3
-    new_value[:, :, 20:60] += 1
-    inputs = (query, new_key, new_value)
-    expected, _ = full_attention(*inputs)
-    merge, _ = attend(
-        inputs,
-        mask,
-        64,
-        **recorded(cache, "merge"),
-        backend=backend,
-    )
-    difference, _ = attend(
-        inputs, mask, 64, delta_rule="difference", residual=cache["difference"], backend=backend
-    )
-    assert_close(merge, expected, TOLERANCE[torch.float32])
-    assert (difference.double() - expected).abs().max() > 0.1
 
 
 @backend_names(column_sparse_attention)
@@ -436,16 +320,8 @@ def test_merge_under_huge_shifts(backend, shift, dtype, device):
     mask[:, :, 1] = True
     cache = refreshed(inputs, mask, 64, dtype)
     kept, kept_lse = masked_attention(*inputs, mask, 64)
-    output, _ = attend(
-        inputs,
-        mask,
-        64,
-        delta_rule="merge",
-        residual=cache["merge"],
-        lse_dense=(kept_lse - shift).float(),
-        kept_mass=cache["kept_mass"],
-        backend=backend,
-    )
+    shifted = recorded(cache, "merge") | {"lse_dense": (kept_lse - shift).float()}
+    output, _ = attend(inputs, mask, 64, **shifted, backend=backend)
     dropped, _ = masked_attention(*inputs, ~mask, 64)
     expected = kept if shift > 0 else dropped
     assert_close(output[:, :, :64], expected[:, :, :64], 4 * TOLERANCE[dtype])
@@ -533,12 +409,6 @@ def test_merge_formula_at_its_edges():
     assert torch.equal(result[1], residual[1])
     # All mass was kept, if rounding says more or less than all: A, no ratio of rounding errors.
     assert torch.equal(result[2:], kept[2:])
-
-
-def test_difference_formula():
-    kept, residual = torch.randn(3, 4), torch.randn(3, 4)
-    assert torch.equal(apply_difference(kept, residual), residual + kept)
-    assert apply_difference(kept, residual.half()).dtype == torch.float32
 
 
 @backend_names(column_sparse_attention)

@@ -61,28 +61,6 @@ def test_small_tokens_and_what_is_not_finite(backend, device):
     assert ((number[0, 4] - 1).abs() <= 1 / 16).all()
 
 
-@backend_names(fp8_activations)
-def test_parts_of_a_larger_tensor(backend, device):
-    whole = random_activations(2, 40, 90, dtype=torch.bfloat16, device=device)
-    part = whole[:, 3:36, 7:77]
-    skip_unless_it_runs(fp8_activations, backend, part)
-    for one, other in zip(
-        fp8_activations(part, backend=backend),
-        fp8_activations(part.contiguous(), backend=backend),
-        strict=True,
-    ):
-        assert torch.equal(one.float(), other.float())
-
-
-@backend_names(fp8_activations)
-def test_no_tokens(backend, device):
-    activation = torch.empty(1, 0, 16, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(fp8_activations, backend, activation)
-    data, scale = fp8_activations(activation, backend=backend)
-    assert data.shape == (1, 0, 16)
-    assert scale.shape == (1, 0, 1)
-
-
 @pytest.mark.parametrize(
     ("activation", "said"),
     [

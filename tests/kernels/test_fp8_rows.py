@@ -72,15 +72,6 @@ def test_rows_of_a_wider_tensor(backend, device):
         assert torch.equal(one.float(), other.float())
 
 
-@backend_names(fp8_rows)
-def test_no_rows(backend, device):
-    rows = torch.empty(0, 16, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(fp8_rows, backend, rows)
-    data, scale = fp8_rows(rows, backend=backend)
-    assert data.shape == (0, 16)
-    assert scale.shape == (0, 1)
-
-
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

@@ -2,7 +2,9 @@ import importlib.util
 import os
 import sys
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -71,14 +73,6 @@ def test_unknown_release_that_does_not_compile(monkeypatch, unknown_release, mes
     assert "\n" not in reason
 
 
-def test_unknown_release_whose_kernels_cannot_be_imported(monkeypatch, unknown_release):
-    module = "chipsparse.kernels.column_sparse_attention.gluon_sm90"
-    monkeypatch.setitem(sys.modules, module, None)
-    reason = gluon_compat.unsupported_reason()
-    assert "Triton 99.1.0" in reason
-    assert "ModuleNotFoundError" in reason
-
-
 @pytest.mark.parametrize(
     "moved", ["triton.experimental", "triton.experimental.gluon.language.nvidia.hopper"]
 )
@@ -120,22 +114,18 @@ class Launches:
         return lambda *_, **keywords: self.keywords.append(keywords)
 
 
-def launched(monkeypatch, operation, launch, *, function=None):
-    """Keywords with which an operation launches its Gluon kernel, on tensors without memory.
-
-    The function has the operation's name, or another one for another operation on this kernel.
-    """
+def launched(patch, operation, function, call):
+    """Keywords with which a function launches an operation's Gluon kernel, without memory."""
     module = import_module(f"chipsparse.kernels.{operation}.gluon_sm90")
     launches = Launches()
-    with monkeypatch.context() as patch:
-        patch.setattr(module, f"_{operation}_kernel", launches)
-        patch.setattr(torch.cuda, "device", lambda _: nullcontext())
-        launch(getattr(module, function or operation))
+    patch.setattr(module, f"_{operation}_kernel", launches)
+    patch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    getattr(module, function)(call)
     (keywords,) = launches.keywords
     return keywords
 
 
-def compiled(monkeypatch, compile_operation):
+def compiled(patch, compile_operation):
     """The constants and options with which an operation's Gluon kernel is compiled."""
     found = {}
 
@@ -143,122 +133,107 @@ def compiled(monkeypatch, compile_operation):
         names = {parameter.name for parameter in kernel.params}
         found.update({name: value for name, value in constants.items() if name in names} | options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(gluon_compat, "compile_kernel", keep)
-        compile_operation()
+    patch.setattr(gluon_compat, "compile_kernel", keep)
+    compile_operation()
     return found
 
 
-def without_none(keywords):
-    return {name: value for name, value in keywords.items() if value is not None}
+def on_meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
-@not_interpreted
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("rows", [64, 128, 192])
-@pytest.mark.parametrize("rule", [None, "merge"])
-def test_sparse_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows, rule):
-    def launch(operation):
-        query = torch.empty(1, 2, 2 * rows, head_dim, dtype=torch.bfloat16, device="meta")
-        per_row = torch.empty(1, 2, 2 * rows, device="meta")
-        call = ColumnSparseAttention(
-            query,
-            query,
-            query,
-            torch.empty(1, 2, 2, 32, dtype=torch.int32, device="meta"),
-            torch.empty(1, 2, 2, dtype=torch.int32, device="meta"),
-            block_size_q=rows,
-            delta_rule=rule,
-            residual=None if rule is None else query,
-            lse_dense=per_row,
-            kept_mass=per_row,
-        )
-        operation(call)
-
-    expected = launched(monkeypatch, "column_sparse_attention", launch)
-    found = compiled(
-        monkeypatch,
-        lambda: gluon_compat.compile_column_sparse_attention(head_dim, rows, rule),
+def sparse_attention(head_dim, rows, rule):
+    query, per_row = on_meta(1, 2, 2 * rows, head_dim), on_meta(1, 2, 2 * rows, dtype=torch.float)
+    call = ColumnSparseAttention(
+        *[query] * 3,
+        on_meta(1, 2, 2, 32, dtype=torch.int32),
+        on_meta(1, 2, 2, dtype=torch.int32),
+        block_size_q=rows,
+        delta_rule=rule,
+        residual=None if rule is None else query,
+        lse_dense=per_row,
+        kept_mass=per_row,
     )
-    assert without_none(found) == without_none(expected)
+    name = "column_sparse_attention"
+    arguments = (head_dim, rows, rule)
+    return name, name, call, partial(gluon_compat.compile_column_sparse_attention, *arguments)
 
 
-@not_interpreted
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("sums", "rows"), [(True, 64), (True, 128), (False, 128)])
-def test_dense_kernel_is_compiled_as_it_is_launched(monkeypatch, head_dim, rows, sums):
-    def launch(operation):
-        query = torch.empty(1, 2, 256, head_dim, dtype=torch.bfloat16, device="meta")
-        lse = torch.empty(1, 2, 256, device="meta")
-        if sums:
-            operation(DenseAttentionColumnSums(query, query, query, lse, block_size_q=rows))
-        else:
-            operation(DenseAttention(query, query, query))
-
-    name = "dense_attention_column_sums" if sums else "dense_attention"
-    expected = launched(monkeypatch, "dense_attention_column_sums", launch, function=name)
-    found = compiled(
-        monkeypatch,
-        lambda: gluon_compat.compile_dense_attention_column_sums(
-            head_dim, with_column_sums=sums, part_rows=rows
-        ),
+def dense_attention(head_dim, sums, rows):
+    query, name = on_meta(1, 2, 256, head_dim), "dense_attention_column_sums"
+    lse = on_meta(1, 2, 256, dtype=torch.float)
+    call = DenseAttention(*[query] * 3)
+    if sums:
+        call = DenseAttentionColumnSums(*[query] * 3, lse, block_size_q=rows)
+    compile_operation = partial(
+        gluon_compat.compile_dense_attention_column_sums,
+        head_dim,
+        with_column_sums=sums,
+        part_rows=rows,
     )
-    assert without_none(found) == without_none(expected)
+    return name, name if sums else "dense_attention", call, compile_operation
 
 
-def mlp_tensors(rows, channels, neurons, kept):
-    """Hidden, weight, lists and counts on the meta device, in bf16."""
-    half = {"dtype": torch.bfloat16, "device": "meta"}
-    lists = torch.empty(1, -(-rows // 128), kept, dtype=torch.int32, device="meta")
-    return (
-        torch.empty(1, rows, channels, **half),
-        torch.empty(neurons, channels, **half),
+def mlp_tensors(rows, channels, neurons):
+    """Hidden, weight, lists of 300 neurons and counts."""
+    lists = on_meta(1, -(-rows // 128), 300, dtype=torch.int32)
+    counts = on_meta(*lists.shape[:2], dtype=torch.int32)
+    return on_meta(1, rows, channels), on_meta(neurons, channels), lists, counts
+
+
+def mlp_up(activation, even):
+    rows, channels = (256, 128) if even else (257, 136)
+    hidden, weight, lists, counts = mlp_tensors(rows, channels, 512)
+    call = SparseMLPUp(
+        hidden,
+        weight,
+        weight[:, 0],
         lists,
-        torch.empty(lists.shape[:2], dtype=torch.int32, device="meta"),
+        empty_token_contiguous(hidden, 1, rows, 512),
+        counts=None if even else counts,
+        activation=activation,
     )
+    name = "sparse_mlp_up"
+    return name, name, call, partial(gluon_compat.compile_sparse_mlp_up, activation, even=even)
+
+
+def mlp_down(addend, even):
+    hidden, weight, lists, counts = mlp_tensors(256, 512 if even else 520, 640)
+    call = SparseMLPDown(
+        empty_token_contiguous(hidden, 1, 256, 300),
+        weight.t(),
+        lists,
+        hidden,
+        addend=hidden if addend else None,
+        counts=None if even else counts,
+    )
+    options = {"addend": addend, "even": even}
+    name = "sparse_mlp_down"
+    return name, name, call, partial(gluon_compat.compile_sparse_mlp_down, **options)
 
 
 @not_interpreted
-@pytest.mark.parametrize("even", [True, False])
-@pytest.mark.parametrize("activation", ["gelu-tanh", "silu"])
-def test_up_kernel_is_compiled_as_it_is_launched(monkeypatch, activation, even):
-    def launch(operation):
-        rows, channels = (256, 128) if even else (257, 136)
-        hidden, weight, lists, counts = mlp_tensors(rows, channels, 512, 300)
-        call = SparseMLPUp(
-            hidden,
-            weight,
-            weight[:, 0],
-            lists,
-            empty_token_contiguous(hidden, 1, rows, 512),
-            counts=None if even else counts,
-            activation=activation,
-        )
-        operation(call)
-
-    expected = launched(monkeypatch, "sparse_mlp_up", launch)
-    found = compiled(monkeypatch, lambda: gluon_compat.compile_sparse_mlp_up(activation, even=even))
-    assert without_none(found) == without_none(expected)
-
-
-@not_interpreted
-@pytest.mark.parametrize("even", [True, False])
-@pytest.mark.parametrize("addend", [True, False])
-def test_down_kernel_is_compiled_as_it_is_launched(monkeypatch, addend, even):
-    def launch(operation):
-        hidden, weight, lists, counts = mlp_tensors(256, 512 if even else 520, 640, 300)
-        call = SparseMLPDown(
-            empty_token_contiguous(hidden, 1, 256, 300),
-            weight.t(),
-            lists,
-            hidden,
-            addend=hidden if addend else None,
-            counts=None if even else counts,
-        )
-        operation(call)
-
-    expected = launched(monkeypatch, "sparse_mlp_down", launch)
-    found = compiled(
-        monkeypatch, lambda: gluon_compat.compile_sparse_mlp_down(addend=addend, even=even)
-    )
-    assert without_none(found) == without_none(expected)
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        *((sparse_attention, each) for each in product([64, 128], [64, 128, 192], [None, "merge"])),
+        *(
+            (dense_attention, (head_dim, *each))
+            for head_dim in (64, 128)
+            for each in ((True, 64), (True, 128), (False, 128))
+        ),
+        *((mlp_up, each) for each in product(["gelu-tanh", "silu"], [True, False])),
+        *((mlp_down, each) for each in product([True, False], [True, False])),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_kernel_is_compiled_as_it_is_launched(monkeypatch, make, arguments):
+    *launch, compile_operation = make(*arguments)
+    with monkeypatch.context() as patch:
+        expected = launched(patch, *launch)
+    with monkeypatch.context() as patch:
+        found = compiled(patch, compile_operation)
+    for keywords in (found, expected):
+        for name in [name for name, value in keywords.items() if value is None]:
+            del keywords[name]
+    assert found == expected

@@ -36,15 +36,6 @@ def test_packs_like_bitarray(backend, columns, device):
         assert bytes(bits) == bitarray(row, endian="little").tobytes()
 
 
-@backend_names(pack_mask)
-def test_bit_order_and_padding(backend, device):
-    mask = torch.zeros(2, 11, dtype=torch.bool, device=device)
-    mask[0, [0, 3, 9]] = True
-    mask[1] = True
-    skip_unless_it_runs(pack_mask, backend, mask)
-    assert pack_mask(mask, backend=backend).tolist() == [[0b1001, 0b10], [0xFF, 0b111]]
-
-
 @backend_names(unpack_mask)
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_unpack_inverts_pack(backend, columns, device):
@@ -145,16 +136,6 @@ def test_lists_without_waiting_are_the_same(capacity):
     )
 
 
-@backend_names(packed_to_indices)
-def test_the_same_lists_on_every_run(backend, device):
-    mask = some_mask(1337, device, rows=(3,))
-    skip_unless_it_runs(packed_to_indices, backend, mask)
-    packed = pack_mask(mask)
-    first, again = (packed_to_indices(packed, 1337, backend=backend) for _ in range(2))
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
-
-
 @pytest.mark.gpu
 @backend_names(pack_mask)
 def test_offsets_past_32_bits(backend):
@@ -193,15 +174,6 @@ def test_nothing_kept_and_no_rows(backend, device):
     assert (indices.shape, counts.tolist()) == ((2, 3, 3), [[0] * 3] * 2)
     assert unpack_mask(empty[:0], 16, backend=backend).shape == (0, 3, 16)
     assert pack_mask(empty[:0].bool(), backend=backend).shape == (0, 3, 1)
-
-
-def test_small_chunks_change_nothing(monkeypatch, device):
-    mask = random_mask(1, 4, 400, 131, 8, device=device)
-    expected = index_lists(mask)
-    monkeypatch.setattr(reference, "TRANSIENT_BYTES", 131 * 21 * 3)
-    indices, counts = packed_to_indices(pack_mask(mask), 131, backend="reference")
-    assert torch.equal(indices, expected[0])
-    assert torch.equal(counts, expected[1])
 
 
 def test_mistakes_are_named():

@@ -7,7 +7,6 @@ from chipsparse.kernels.neuron_selection import (
     NeuronSelection,
     mean_preactivations,
     neuron_selection,
-    reference,
 )
 from tests.kernels.formulas import (
     DTYPES,
@@ -57,19 +56,6 @@ def test_mean_preactivations(backend, with_bias, rows, dtype, device):
 
 
 @backend_names(neuron_selection)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-@pytest.mark.parametrize("activation", ["gelu-tanh", "gelu", "silu"])
-def test_gated_means(backend, activation, dtype, device):
-    hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
-    gate = gate_inputs(24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(neuron_selection, backend, hidden, weight, None, gate[0])
-    options = {"gate_weight": gate[0], "gate_bias": gate[1], "activation": activation}
-    means = mean_preactivations(hidden, weight, bias, **options, backend=backend)
-    expected = means_of(hidden, weight, bias, 128, gate, activation)
-    assert_close(means, expected, tolerance_of(dtype, backend))
-
-
-@backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("block_size", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
 def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, device, monkeypatch):
@@ -85,19 +71,6 @@ def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, dev
     means = mean_preactivations(hidden, weight, bias, block_size=block_size, backend=backend)
     expected = means_of(hidden, weight, bias, block_size)
     assert_close(means, expected, tolerance_of(dtype, backend))
-
-
-@pytest.mark.parametrize("block_size", [1, 13, 64, 500])
-def test_block_means(block_size, device):
-    hidden = torch.randn(2, 70, 24, device=device)
-    means = reference.block_means(hidden, block_size=block_size)
-    expected = [part.double().mean(1) for part in hidden.split(block_size, dim=1)]
-    assert_close(means, torch.stack(expected, dim=1), 1e-6)
-
-
-def test_block_means_of_half_precision_do_not_overflow():
-    hidden = torch.full((1, 300, 2), 6e4, dtype=torch.float16)
-    assert reference.block_means(hidden, block_size=128).tolist() == [[[60000.0] * 2] * 3]
 
 
 def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate):
@@ -208,17 +181,6 @@ def test_ties_nan_and_repeats(backend, dtype, device):
     assert choose(worst.clone(), 1) == [[[9]]]
     assert choose(worst.clone(), 4) == [[[7, 8, 9, 48]]]
     assert choose(torch.full_like(exact, torch.nan), 3) == [[[0, 1, 2]]]
-
-
-@backend_names(neuron_selection)
-def test_infinite_tokens(backend, device):
-    """A token at infinity makes the score of its neurons infinite, as it does in the reference."""
-    weight = torch.eye(8, device=device).bfloat16()
-    hidden = torch.zeros(1, 4, 8, device=device).bfloat16()
-    skip_unless_it_runs(neuron_selection, backend, hidden, weight)
-    hidden[0, 1, 3] = torch.inf
-    means = mean_preactivations(hidden, weight, None, backend=backend)
-    assert means[0, 0, 3] == torch.inf
 
 
 def test_more_blocks_than_the_second_axis_of_a_grid_has(monkeypatch):

@@ -101,21 +101,6 @@ def test_more_than_a_tile_of_everything(backend, channels, dtype, device):
 
 
 @backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_past_the_count_is_ignored(backend, dtype, device):
-    """Also where it is NaN, and so is the neuron that fills the lists."""
-    delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(sparse_mlp_down, backend, delta, weight)
-    neurons = random_neurons(2, 1, 9, 49, device=device) + 1
-    counts = torch.tensor([[5], [9]], dtype=torch.int32, device=device)
-    expected = sparse_mlp_down(delta, weight, neurons, old.clone(), counts=counts, backend=backend)
-    neurons[0, :, 5:] = 0
-    delta[0, :, 5:] = torch.nan
-    found = sparse_mlp_down(delta, weight, neurons, old.clone(), counts=counts, backend=backend)
-    assert torch.equal(found, expected)
-
-
-@backend_names(sparse_mlp_down)
 def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
     """A token in its row, a neuron in the rows of the blocks that keep it."""
     hidden, up, _, down = mlp_inputs(1, 200, 64, 128, dtype=torch.bfloat16, device=device)

@@ -48,10 +48,3 @@ def test_whole_eights_of_a_larger_tensor_need_no_padding(device):
     assert has_padding(whole[:, 24:])
     assert not has_padding(whole[:, 4:140])
     assert not has_padding(whole[:, 8:143])
-
-
-def test_samples_start_at_whole_eights(device):
-    memory = torch.zeros(1000, dtype=torch.bfloat16, device=device)
-    assert has_padding(memory.as_strided((2, 13, 3), (48, 1, 16)))
-    assert not has_padding(memory.as_strided((2, 13, 3), (51, 1, 16)))
-    assert has_padding(memory.as_strided((1, 13, 3), (51, 1, 16)))  # of which there is one

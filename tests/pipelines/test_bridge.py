@@ -1,4 +1,4 @@
-"""The bridge's attention backends: what our op does not compute goes where it went before."""
+"""The bridge: attention that our op does not compute, and the op of a layer beside attention."""
 
 import diffusers.models.attention_dispatch as dispatch
 import pytest
@@ -6,8 +6,11 @@ import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
+from chipsparse.pipelines import bridge
 from chipsparse.pipelines.patches import TAG
-from tests.tiny_models import tiny_flux_pipeline
+from tests.pipelines.families.flux2 import tiny_flux2_pipeline
+from tests.pipelines.small_sparse import assert_close
+from tests.tiny_models import random, tiny_flux_pipeline
 
 MATH = dispatch.AttentionBackendName._NATIVE_MATH
 
@@ -25,7 +28,7 @@ def test_what_our_op_does_not_compute_goes_to_the_processors_own_backend(how, mo
     pipe = tiny_flux_pipeline()
     module = pipe.transformer.transformer_blocks[0].attn
     module.processor._attention_backend = MATH
-    query = torch.randn(1, 9, 2, 8, generator=torch.Generator().manual_seed(0))
+    query = random(1, 9, 2, 8, seed=0)
     mask = torch.ones(1, 1, 9, 9, dtype=torch.bool) if how == "masked" else None
     options = {"attn_mask": mask}
     with chipsparse.enable(pipe, SparsityConfig()), torch.no_grad():
@@ -37,3 +40,33 @@ def test_what_our_op_does_not_compute_goes_to_the_processors_own_backend(how, mo
     assert len(masks) == 1
     assert masks[0] is mask
     assert module.processor._attention_backend == MATH
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gate", ["none", "first", "second"])
+@pytest.mark.parametrize("fused_rows", [0, 12])
+def test_a_feed_forward_layer_beside_attention_is_the_plain_formula(bias, gate, fused_rows):
+    attention, channels, neurons = 6, 8, 10
+    rows = neurons * (1 if gate == "none" else 2)
+    joined = random(2, 5, attention + channels, seed=1)
+    up, up_bias = random(fused_rows + rows, channels, seed=2), random(fused_rows + rows, seed=3)
+    out, out_bias = random(channels, attention + neurons, seed=4), random(channels, seed=5)
+    with chipsparse.enable(tiny_flux2_pipeline(), SparsityConfig.dense()) as handle:
+        found = torch.ops.chipsparse.parallel_feed_forward(
+            joined,
+            up,
+            up_bias if bias else None,
+            out,
+            out_bias if bias else None,
+            bridge.make_tag(bridge.register_runner(handle._adapters[0]), 0),
+            "silu",
+            gate,
+        )
+    hidden = joined[..., attention:].double() @ up[fused_rows:].double().T
+    hidden = hidden + (up_bias[fused_rows:].double() if bias else 0)
+    first, second = hidden.split(neurons, -1) if gate != "none" else (hidden, torch.ones(()))
+    if gate == "second":
+        first, second = second, first
+    whole = torch.cat([joined[..., :attention].double(), first * first.sigmoid() * second], dim=-1)
+    expected = whole @ out.double().T + (out_bias.double() if bias else 0)
+    assert_close(found.double(), expected, 1e-5)

@@ -1,12 +1,11 @@
-"""A generation may break off at any operation: nothing is left, and the next one is right."""
+"""However a generation ends, nothing is left, its caches are gone, and the next one is right."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import chipsparse
-from tests.pipelines import test_flux, test_wan
-from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.pipelines.tiny_runs import MODELS, STEPS, WAN
 from tests.variants import slow_unless
 
 POINTS = 7  # of each generation, spread evenly: every action is among them
@@ -34,18 +33,15 @@ class BreaksOff(TorchDispatchMode):
 def patched(request):
     """A patched pipeline, with its caches on the device or on the host, and its picture."""
     name, offload = request.param
-    module, make = {
-        "flux": (test_flux, tiny_flux_pipeline),
-        "wan": (test_wan, tiny_wan_pipeline),
-    }[name]
-    pipe = make()
-    stock = module.generate(pipe)
-    config = module.SPARSE.override({"memory.offload": offload})
+    model = MODELS[name]
+    pipe = model.make()
+    stock = model.generate(pipe)
+    config = model.SPARSE.override({"memory.offload": offload})
     with chipsparse.enable(pipe, config) as handle, BreaksOff() as counting:
-        expected = module.generate(pipe)
+        expected = model.generate(pipe)
     with chipsparse.enable(pipe, config) as handle:
-        yield pipe, handle, module.generate, expected, counting.count
-    assert torch.equal(module.generate(pipe), stock)
+        yield pipe, handle, model.generate, expected, counting.count
+    assert torch.equal(model.generate(pipe), stock)
 
 
 @pytest.mark.parametrize("point", slow_unless((2, 5), range(POINTS)))
@@ -56,21 +52,90 @@ def test_the_next_generation_is_right(point, patched):
     with pytest.raises(error, match="here"), BreaksOff(number, error):
         generate(pipe)
     (adapter,) = handle._adapters
-    assert adapter.session.cache_bytes() == 0
+    assert adapter.session.cache_bytes() == adapter.session._pool.host.lent_bytes == 0
+    assert len(adapter.session._generation.held) == 0
     assert torch.equal(generate(pipe), expected)
     assert handle.report.error is None
 
 
-def test_breaking_off_in_a_callback(patched):
+@pytest.mark.parametrize("how", ["interrupt", RuntimeError])
+def test_breaking_off_in_a_callback(how, patched):
     pipe, handle, generate, expected, _ = patched
+    (adapter,) = handle._adapters
 
-    def between(_pipe, step, _time, _tensors):
+    def between(pipe, step, _time, _tensors):
         if step == 4:
-            raise KeyboardInterrupt
+            assert adapter.session.cache_bytes() > 0
+            if how != "interrupt":
+                raise how("injected")
+            pipe._interrupt = True
         return {}
 
-    with pytest.raises(KeyboardInterrupt):
+    if how == "interrupt":
         generate(pipe, callback_on_step_end=between)
-    (adapter,) = handle._adapters
+    else:
+        with pytest.raises(how, match="injected"):
+            generate(pipe, callback_on_step_end=between)
     assert adapter.session.cache_bytes() == 0
     assert torch.equal(generate(pipe), expected)
+
+
+# Before the latents are decoded.
+
+
+def decoded(between, overrides=None):
+    """Runs a guided generation; returns the bytes of the caches before and while it decodes."""
+    pipe, held, decoding = WAN.make(), [], []
+    decode = pipe.vae.decode
+
+    def each_step(given, step, _time, _tensors):
+        held.append(session.cache_bytes())
+        between(given, step)
+        return {}
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        chipsparse.enable(pipe, WAN.SPARSE.override(overrides or {})) as handle,
+    ):
+        session = handle._adapters[0].session
+
+        def watched(*args, **kwargs):
+            decoding.append((session.cache_bytes(), session._pool.slots))
+            return decode(*args, **kwargs)
+
+        patch.setattr(pipe.vae, "decode", watched)
+        call = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 3.0}
+        pipe(
+            "a red circle",
+            **call,
+            num_inference_steps=STEPS,
+            max_sequence_length=16,
+            callback_on_step_end=each_step,
+        )
+    return held, decoding
+
+
+@pytest.mark.parametrize(
+    ("last", "overrides"),
+    [(3, {}), (STEPS - 1, {}), (STEPS - 1, {"memory.offload": "always"})],
+    ids=["interrupted", "complete", "complete, on the host"],
+)
+def test_caches_are_gone_before_the_latents_are_decoded(last, overrides):
+    def between(pipe, step):
+        pipe._interrupt = step == last
+
+    held, decoding = decoded(between, overrides)
+    assert len(held) == last + 1
+    assert (held[-1] > 0) == (last < STEPS - 1)
+    assert decoding == [(0, {})]
+
+
+@pytest.mark.parametrize("last_guided", [3, STEPS - 2])
+def test_caches_are_gone_where_guidance_ends_early(last_guided):
+    def between(pipe, step):
+        if step == last_guided:
+            pipe._guidance_scale = 1.0
+
+    held, decoding = decoded(between)
+    assert min(held[:-1]) > 0
+    assert (held[-1], decoding) == (0, [(0, {})])

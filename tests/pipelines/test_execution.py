@@ -1,50 +1,56 @@
-"""Where a transformer computes, and in which dtype, for each way in which pipelines place it.
+"""Where a transformer computes and in which dtype, and what its weights will take of that device.
 
-Fake tensors stand for those on GPUs; of hooks nothing is asked but where they bring the weights.
+For each way in which pipelines place it. Fake tensors stand for those on GPUs, and ``meta`` for a
+device; of hooks nothing is asked but where they bring the weights.
 """
 
 from types import SimpleNamespace
 
+import accelerate
 import pytest
 import torch
-from accelerate.hooks import AlignDevicesHook, CpuOffload, SequentialHook, add_hook_to_module
+from accelerate.hooks import (
+    AlignDevicesHook,
+    CpuOffload,
+    SequentialHook,
+    UserCpuOffloadHook,
+    add_hook_to_module,
+)
 from diffusers.hooks import apply_group_offloading
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.diffusers_hooks import hooked_modules
 from chipsparse.pipelines.execution import Execution, execution_of
-from tests.pipelines import test_flux as flux
+from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
+from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_transformer
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
+DEVICE = torch.device("meta")
 HIDDEN = torch.zeros(1, dtype=torch.bfloat16)
 
 
 @pytest.fixture
 def model():
-    return tiny_wan_transformer(num_layers=2)
+    return tiny_wan_transformer(num_layers=6)
+
+
+def offload_groups(model, count=1):
+    apply_group_offloading(
+        model,
+        onload_device=CPU,
+        offload_device=CPU,
+        offload_type="block_level",
+        num_blocks_per_group=count,
+    )
+
+
+# Where.
 
 
 def device_of(model, hidden=HIDDEN):
     return execution_of(model, model.blocks[0].attn1.to_q.weight, hidden).device
-
-
-def test_modules_with_hooks_are_found_as_by_looking_at_all_of_them(model):
-    assert list(hooked_modules(model)) == []
-    apply_group_offloading(
-        model, onload_device=CPU, offload_type="block_level", num_blocks_per_group=1
-    )
-    add_hook_to_module(model.blocks[1].attn1.to_q, AlignDevicesHook(CPU))
-    model.unused = None  # a module may hold nothing in a place
-    expected = [
-        module
-        for module in model.modules()
-        if hasattr(module, "_hf_hook") or hasattr(module, "_diffusers_hook")
-    ]
-    assert len(expected) > 2
-    assert {*map(id, hooked_modules(model))} == {*map(id, expected)}
 
 
 def test_where_the_weights_are_and_not_the_latents(model):
@@ -72,15 +78,14 @@ def test_where_a_hook_brings_the_weights(model, hook):
 def test_where_hooks_of_the_parts_bring_the_weights(model):
     """As in sequential offloading: the weights are on meta, and the outer hook moves nothing."""
     model.to("meta")
-    assert device_of(model, HIDDEN) == CPU
+    assert device_of(model) == CPU
     model._hf_hook = AlignDevicesHook(io_same_device=True)
     model.blocks[1].ffn.net[2]._hf_hook = AlignDevicesHook(execution_device=SECOND)
-    assert device_of(model, HIDDEN) == SECOND
+    assert device_of(model) == SECOND
 
 
 def test_where_groups_are_brought_to(model):
-    options = {"offload_type": "block_level", "num_blocks_per_group": 1}
-    apply_group_offloading(model, onload_device=CPU, offload_device=CPU, **options)
+    offload_groups(model)
     for module in model.modules():
         registry = getattr(module, "_diffusers_hook", None)
         hook = None if registry is None else registry.get_hook("group_offloading")
@@ -105,9 +110,7 @@ def test_autocast_decides_about_the_dtype(model):
     ("places", "refused"),
     [
         ({"": 0}, False),
-        ({"transformer_blocks": 0, "proj_out": "cuda:0"}, False),
         ({"transformer_blocks": 0, "proj_out": "cpu", "norm_out": "disk"}, False),
-        ({"transformer_blocks": "cpu"}, False),
         ({"transformer_blocks": 0, "single_transformer_blocks": 1}, True),
         ({"transformer_blocks": "cuda:0", "proj_out": torch.device("cuda:1")}, True),
     ],
@@ -126,18 +129,68 @@ def test_a_transformer_that_is_split_is_refused(places, refused):
 
 def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeypatch):
     """And not where the latents are before hooks have moved them."""
-    pipe = tiny_flux_pipeline()
-    asked = []
-    with chipsparse.enable(pipe, flux.SPARSE) as handle:
+    pipe, asked = tiny_flux_pipeline(), []
+    with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
         (adapter,) = handle._adapters
         begin = adapter.session.begin
-        pipe.transformer._hf_hook = SimpleNamespace(execution_device=torch.device("meta"))
+        pipe.transformer._hf_hook = SimpleNamespace(execution_device=DEVICE)
 
         def look(context, layout, device, *rest, **options):
             asked.append(device)
             return begin(context, layout, CPU, *rest, **options)
 
         monkeypatch.setattr(adapter.session, "begin", look)
-        flux.generate(pipe, num_inference_steps=3)
+        FLUX.generate(pipe, num_inference_steps=3)
         del pipe.transformer._hf_hook
-    assert asked == [torch.device("meta")] * 3
+    assert asked == [DEVICE] * 3
+
+
+# How much.
+
+
+def nbytes(module):
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def test_a_model_comes_as_a_whole_or_is_there(model):
+    assert pending_bytes(model, CPU) == 0
+    assert pending_bytes(model, DEVICE) == nbytes(model)
+    assert pending_bytes(model.to(DEVICE), DEVICE) == 0
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_model_before_this_one_leaves_first(model, there):
+    before = tiny_wan_transformer(num_layers=9)
+    before = before.to(DEVICE) if there else before
+    hook = CpuOffload(DEVICE, UserCpuOffloadHook(before, CpuOffload(DEVICE)))
+    add_hook_to_module(model, hook)
+    assert pending_bytes(model, DEVICE) == nbytes(model) - there * nbytes(before)
+    assert (pending_bytes(model, DEVICE) < 0) == there
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_groups_of_blocks(model, count):
+    offload_groups(model, count)
+    block, others = nbytes(model.blocks[0]), nbytes(model) - 6 * nbytes(model.blocks[0])
+    largest = sorted([*[count * block] * (6 // count), others])[-3:]
+    assert pending_bytes(model, DEVICE) == sum(largest) < nbytes(model)
+
+
+def test_one_module_at_a_time(model):
+    largest = max(
+        sum(parameter.nbytes for parameter in module.parameters(recurse=False))
+        for module in model.modules()
+    )
+    accelerate.cpu_offload(model, execution_device=CPU)
+    assert next(model.blocks[0].parameters()).is_meta
+    assert pending_bytes(model, torch.device("cuda")) == largest < nbytes(model) / 10
+
+
+def test_copies_that_autocast_keeps(model):
+    """Of float32 weights that could be trained, as PyTorch's cache does."""
+    assert autocast_bytes(model, torch.bfloat16) == nbytes(model) // 2
+    model.blocks[0].requires_grad_(False)
+    assert autocast_bytes(model, torch.bfloat16) == (nbytes(model) - nbytes(model.blocks[0])) // 2
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert autocast_bytes(model, torch.bfloat16) == 0
+    assert autocast_bytes(model.half(), torch.bfloat16) == 0

@@ -13,6 +13,7 @@ import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from diffusers import DiffusionPipeline, ModularPipeline
+from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
 from chipsparse import SparsityConfig
@@ -58,7 +59,10 @@ assert FAMILIES.keys() >= MODELS
 SPARSE = small_sparse.SPARSE.override(listed("DRSKRSSRSSRSSRSS"))
 
 
-def slow_unless(quick, families=tuple(name for name in FAMILIES if not FAMILIES[name].brief)):
+IN_FULL = [name for name in FAMILIES if not FAMILIES[name].brief]
+
+
+def slow_unless(quick, families=IN_FULL):
     """Parameters for a test of families, in slow tests but for these."""
     return pytest.mark.parametrize("name", variants.slow_unless(quick, families))
 
@@ -68,6 +72,11 @@ each_model = slow_unless(MODELS)
 WHOLE = {"flux", "wan 2.2 two experts"}
 
 
+def calls_of(name):
+    """The family's call and its variants."""
+    return (BASE, *FAMILIES[name].variants)
+
+
 def arguments_of(name, variant):
     family = FAMILIES[name]
     return {**family.call, **(family.variants[variant] if variant else {})}
@@ -75,6 +84,7 @@ def arguments_of(name, variant):
 
 def generate(pipe, name, variant=BASE, *, steps=STEPS, place=lambda _field, value: value):
     """The latents of one call, whose arguments, by field, are put in their place."""
+    torch.manual_seed(0)  # for pipelines that encode an image without their generator
     return pipe(
         **{field: place(field, value) for field, value in arguments_of(name, variant).items()},
         num_inference_steps=steps,
@@ -82,11 +92,6 @@ def generate(pipe, name, variant=BASE, *, steps=STEPS, place=lambda _field, valu
         output_type="latent",
         return_dict=False,
     )[0]
-
-
-def calls_of(name):
-    """The family's call and its variants."""
-    return (BASE, *FAMILIES[name].variants)
 
 
 def transformers_of(pipe):
@@ -121,26 +126,33 @@ def assert_close(found, expected, tolerance=1e-4):
     small_sparse.assert_close(as_batch(found), as_batch(expected), tolerance)
 
 
-def assert_expected(report, family):
-    """That the report says what the family announces, and nothing else."""
+def assert_expected(report, family, variant=BASE):
+    """That the report says what the family announces of a call, and nothing else."""
+    masked = [family.masked[variant]] if variant in family.masked else []
     for sentence in report.fallbacks:
-        assert any(part in sentence for part in family.fallbacks), sentence
-    for part in family.fallbacks:
+        assert any(part in sentence for part in (*family.fallbacks, *masked)), sentence
+    for part in (*family.fallbacks, *masked):
         assert any(part in sentence for sentence in (*report.fallbacks, *report.notes)), part
+
+
+def dense_parts(family, variant):
+    return {*family.dense_parts, *(["attention"] if variant in family.masked else [])}
 
 
 # What is computed.
 
 
-@slow_unless(WHOLE)
+@slow_unless({*WHOLE, "mochi", "qwen-image"}, FAMILIES)
 def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
+    """Also of a call with a mask."""
     pipe = FAMILIES[name].make()
     for config in (SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})):
-        with chipsparse.enable(pipe, config) as handle:
-            assert torch.equal(generate(pipe, name), dense(name))
-        assert set(handle.report.actions()) == {"dense"}
-        assert handle.report.cache_bytes == 0
-        assert handle.report.fallbacks == []
+        for variant in (BASE, *FAMILIES[name].masked):
+            with chipsparse.enable(pipe, config) as handle:
+                assert torch.equal(generate(pipe, name, variant), dense(name, variant))
+            assert set(handle.report.actions()) == {"dense"}
+            assert handle.report.cache_bytes == 0
+            assert handle.report.fallbacks == []
 
 
 @slow_unless({"flux", "ltx-2", "qwen-image", "wan 2.1"})
@@ -166,21 +178,51 @@ def test_all_guidance_branches_are_known_at_the_first_one(name, monkeypatch):
         admitted.clear()
 
 
-@slow_unless(WHOLE)
-def test_keeping_everything_is_the_dense_result_of_every_call(name):
-    pipe = FAMILIES[name].make()
-    rules = itertools.cycle(["merge", "difference"])
-    for variant, rule in zip(calls_of(name), rules, strict=False):
+def test_a_masked_call_differs_from_one_without_the_mask():
+    """Or the tests of all calls would show nothing: what a mask hides is large."""
+    for name in ("cogvideox 2b", "hunyuan video", "mochi"):
+        for variant in FAMILIES[name].masked:
+            assert not torch.allclose(dense(name, variant), dense(name), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        *((name, calls_of(name)) for name in sorted(WHOLE)),
+        ("qwen-image", ["padded", *FAMILIES["qwen-image"].masked]),
+        ("hunyuan video", ["short prompt", *FAMILIES["hunyuan video"].masked]),
+        ("hunyuan video 1.5", ["glyphs", *FAMILIES["hunyuan video 1.5"].masked]),
+        ("mochi", ["guided batch", *FAMILIES["mochi"].masked]),
+        ("cogvideox 2b", [*FAMILIES["cogvideox 2b"].masked]),
+        ("flux2 klein that keeps keys", [BASE, "two references"]),
+        ("flux kontext", [BASE]),
+        ("flux controlnet", [BASE]),
+        *(variants.slow(name, calls_of(name)) for name in FAMILIES if name not in WHOLE),
+    ],
+)
+def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
+    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    for variant, rule in zip(calls, itertools.cycle(["merge", "difference"]), strict=False):
         with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
             found = generate(pipe, name, variant)
-            assert handle.report.actions()["sparse"] > 0, variant
-            assert_expected(handle.report, FAMILIES[name])
-            assert_close(found, dense(name, variant))
+        assert_expected(handle.report, family, variant)
+        assert_close(found, dense(name, variant))
+        kept = {
+            (record.attention_kept, record.mlp_kept)
+            for record in handle.report.steps
+            if record.action == "sparse"
+        }
+        without = dense_parts(family, variant)
+        assert kept == {tuple(None if part in without else 1.0 for part in PARTS)}, variant
 
 
 @slow_unless(
-    {name for name in FAMILIES if not FAMILIES[name].brief},
-    [name for name in FAMILIES if "two experts" not in name],  # whose second one takes longer
+    FAMILIES,
+    [
+        name
+        for name, family in FAMILIES.items()
+        if not family.brief and "two experts" not in name  # whose second one takes longer
+    ],
 )
 def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     """And their sizes are those that the configs tell."""
@@ -249,13 +291,16 @@ def test_every_call_runs_sparse_and_leaves_no_trace(name, calls):
             found = generate(pipe, name, variant)
             assert found.isfinite().all(), variant
             assert not torch.equal(found, dense(name, variant))
-            assert_expected(handle.report, family)
+            assert_expected(handle.report, family, variant)
             assert set(handle.report.actions()) >= {"refresh", "sparse"}
+            for branch in {record.branch for record in handle.report.steps}:
+                steps = [record.step for record in handle.report.steps if record.branch == branch]
+                assert steps == [*range(STEPS - len(steps), STEPS)]  # some begin late
             for record in handle.report.steps:
                 kept = {"attention": record.attention_kept, "mlp": record.mlp_kept}
                 for part in PARTS:
-                    runs_sparse = record.action == "sparse" and part not in family.dense_parts
-                    assert (kept[part] is not None) == runs_sparse
+                    is_dense = part in dense_parts(family, variant)
+                    assert (kept[part] is not None) == (record.action == "sparse" and not is_dense)
         assert torch.equal(generate(pipe, name), sparse(name))
 
 
@@ -404,6 +449,54 @@ def test_the_transformer_may_be_called_in_any_way(name):
                 found = model(*positional, **call, return_dict=return_dict)
                 assert isinstance(found, tuple | torch.Tensor) != return_dict
                 assert_close(found if isinstance(found, torch.Tensor) else found[0], expected)
+
+
+# What else users do to a model.
+
+
+@slow_unless(
+    {"flux", "hunyuan video 1.5", "mochi", "wan 2.1"},
+    [name for name in IN_FULL if not FAMILIES[name].unpatched_steps],  # patched again after these
+)
+def test_a_processor_that_was_replaced_runs_dense_and_stays(name):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, EXACT) as handle:
+        adapter = handle._adapters[-1]
+        first, *others = adapter.self_attentions()
+        own = first.processor = next(iter(adapter.own_processors), type(first.processor))()
+        before = dict(vars(own))
+        found = generate(pipe, name)
+    layers = 1 + len(others)
+    assert any(
+        sentence.startswith(f"attention runs dense in 1 of {layers} layers (first: layer 0): ")
+        and sentence.endswith("its processor was replaced")
+        for sentence in handle.report.fallbacks
+    )
+    assert handle.report.steps[-1].attention_kept == 1
+    assert_close(found, dense(name))
+    assert first.processor is own
+    assert vars(own) == before
+
+
+@slow_unless({"flux", "qwen-image", "wan 2.1"})
+def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
+    config = SPARSE.override({"schedule.first_dense_layers": 1})  # which the backend computes
+    pipe, other = FAMILIES[name].make(), FAMILIES[name].make()
+    with attention_backend("native"):  # diffusers sets it globally, too: restore it
+        with chipsparse.enable(pipe, config) as handle:
+            (adapter,) = handle._adapters
+            stock = generate(pipe, name)
+            pipe.transformer.set_attention_backend("_native_math")
+            changed = generate(pipe, name)
+            pipe.transformer.reset_attention_backend()
+            assert adapter._unpatched_backends[0] is None
+        with attention_backend("native"), chipsparse.enable(pipe, config):
+            assert torch.equal(generate(pipe, name), stock)
+        if not adapter.own_processors:  # whose stock ones have no backend to set
+            other.transformer.set_attention_backend("_native_math")
+            with chipsparse.enable(other, config):
+                assert torch.equal(generate(other, name), changed)
+    assert not torch.equal(changed, stock)
 
 
 # Hooks that come while enabled.

@@ -4,18 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerOutput
 
 import chipsparse
-from benchmarks.models import keep_in_fp32
-from benchmarks.work import DenseWork, WorkCounter
 from chipsparse import SparsityConfig
 from chipsparse.api import attach
-from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.pipelines.minimax_h3 import audio_rows
 from chipsparse.session import Session
-from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.families.minimax_h3 import H3_CONFIG, VARIANTS, VIDEO, tiny_h3_pipeline
 
 LAYERS = H3_CONFIG["num_layers"]
@@ -34,8 +28,6 @@ SPARSE = SparsityConfig().override(
         "schedule.actions": ["dense", "refresh", "sparse", "sparse", "skip"],
     }
 )
-INDICES = ("video_indices", "audio_indices", "text_indices")
-PER_ROW = ("position_ids", "token_tags", "timestep_indices")
 
 
 def generate(pipe, steps=4, **changes):
@@ -230,97 +222,7 @@ def test_one_call_gives_the_same_in_our_order(pipe, name):
     assert not torch.equal(found[0], expected[0])  # sums in another order: that did change
 
 
-@pytest.mark.parametrize("tile", [None, [2, 2, 2]])
-def test_a_sequence_may_be_packed_in_another_order(pipe, tile):
-    """The video first, text and sound behind it: what a row gives does not depend on its place."""
-    call = first_call(pipe)
-    order = torch.arange(call["token_tags"].numel()).roll(TOKENS)
-    place = order.argsort()
-    moved = {name: call[name][order] for name in PER_ROW}
-    moved |= {name: place[call[name]] for name in INDICES}
-    assert moved["video_indices"][0] == 0
-    config = SPARSE.override({"tile": tile})
-    for found, expected in zip(
-        outputs(pipe, call, 3, config, **moved), outputs(pipe, call, 3, config), strict=True
-    ):
-        assert torch.equal(found[0], expected[0])
-        assert torch.equal(found[1], expected[1])
-
-
-def test_samples_of_a_batch_do_not_see_each_other(pipe):
-    call = first_call(pipe, **VARIANTS["batch"])
-    own = ("hidden_states", "audio_hidden_states", "encoder_hidden_states")
-    together = outputs(pipe, call, 3)
-    for row in (0, 1):
-        alone = outputs(pipe, call, 3, **{name: call[name][[row]] for name in own})
-        for both, one in zip(together, alone, strict=True):
-            for each, other in zip(both, one, strict=True):
-                torch.testing.assert_close(each[[row]], other, atol=1e-5, rtol=1e-4)
-
-
 # Skipped steps, and other ways to be called.
-
-
-def test_a_skipped_step_gives_both_outputs_again(pipe):
-    *_, before, (video, audio), (again, audio_again) = outputs(pipe, first_call(pipe), 5)
-    assert torch.equal(video, again)
-    assert torch.equal(audio, audio_again)
-    assert not torch.equal(video, before[0])
-    assert not torch.equal(audio, before[1])
-
-
-def test_a_skipped_step_returns_the_models_own_kind_of_output(pipe):
-    call = first_call(pipe)
-    *_, output = outputs(pipe, call, 5, return_dict=True)
-    assert isinstance(output, MiniMaxH3TransformerOutput)
-    assert output.sample.shape == call["hidden_states"].shape
-    assert output.audio_sample.shape == call["audio_hidden_states"].shape
-
-
-def test_positions_are_known_without_a_scheduler(pipe):
-    """Timesteps rise, and rows have several; the video's tells the step."""
-    call, steps = first_call(pipe, **VARIANTS["first frame"]), []
-    pipe.scheduler = None
-    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
-        condition = call["timestep_indices"].max()
-        assert condition == 1
-        for at in (0.0, 0.2, 0.7, 0.9995):
-            timestep = torch.tensor([at, max(at, 0.999)])
-            pipe.transformer(**{**call, "timestep": timestep})
-        steps = [record.step for record in handle.report.steps]
-        assert steps == [0, 1, 2, 3]
-        assert {record.branch for record in handle.report.steps} == {"call0"}
-
-
-def test_blocks_in_half_precision_under_latents_in_full(pipe):
-    """As checkpoints have it: heads and embeddings of the timestep in fp32, blocks in bf16."""
-    model = pipe.transformer.to(torch.bfloat16)
-    keep_in_fp32(model)
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        found = generate(pipe)
-        assert handle.report.dtype == torch.bfloat16
-        assert handle.report.fallbacks == []
-        assert handle.report.actions()["sparse"] == 2
-    assert found.dtype == torch.float32
-    assert found.isfinite().all()
-
-
-def test_captured_steps_give_the_same(pipe, monkeypatch):
-    config = SPARSE.override(
-        {"schedule.actions": ["dense", "refresh", *["sparse"] * 4], "cuda_graphs": "always"}
-    )
-    with chipsparse.enable(pipe, config):
-        expected = generate(pipe, 6, **VARIANTS["first frame"])
-    recorder = TapeRecorder()
-    monkeypatch.setattr(
-        "chipsparse.api.Session", lambda *a, **k: Session(*a, **k, graphs=StepGraphs(recorder))
-    )
-    with chipsparse.enable(pipe, config) as handle:
-        found = generate(pipe, 6, **VARIANTS["first frame"])
-        replayed = [record.step for record in handle.report.steps if record.replayed]
-    assert torch.equal(found, expected)
-    assert replayed == [3, 4, 5]
-    assert (recorder.dangling, recorder.held) == (0, 0)
 
 
 def test_conditions_that_take_up_the_density_are_noted(pipe):
@@ -333,48 +235,7 @@ def test_conditions_that_take_up_the_density_are_noted(pipe):
     assert "attention.density keeps 122:" in note
 
 
-def test_the_work_of_a_step_counts_exact_rows_in_full(pipe):
-    """As the tables of equal work estimate it, against what PyTorch really computes."""
-    dense = DenseWork.measured(pipe.transformer, lambda: generate(pipe, 2))
-    counter = WorkCounter()
-    handle = attach(pipe, SPARSE, partial(Session, observer=counter))
-    with counter.of(pipe.transformer):
-        generate(pipe)
-    handle.disable()
-    assert handle.report.actions() == {"dense": 1, "refresh": 1, "sparse": 2}
-    assert dense.of_report(handle.report) == pytest.approx(counter.multiply_adds, rel=0.01)
-
-
 # What is refused.
 
 
-def test_a_contradiction_is_one_sentence_and_leaves_no_trace(pipe):
-    with chipsparse.enable(pipe, SPARSE):
-        expected = generate(pipe)
-        call = first_call(pipe)
-        tags = call["token_tags"].clone()
-        tags[0] = 2
-        with torch.no_grad(), pytest.raises(ValueError, match="row 0 is tagged 2") as raised:
-            pipe.transformer(**{**call, "token_tags": tags})
-        assert "\n" not in str(raised.value)
-        assert torch.equal(generate(pipe), expected)
-
-
-def test_sizes_that_the_model_refuses_are_its_own_error(pipe):
-    call = first_call(pipe)
-    with (
-        chipsparse.enable(pipe, SPARSE),
-        torch.no_grad(),
-        pytest.raises((RuntimeError, IndexError)),
-    ):
-        pipe.transformer(**{**call, "hidden_states": call["hidden_states"][:, :-1]})
-
-
 # Sizes known from configs.
-
-
-@pytest.mark.parametrize(("latents", "rows"), [(2, 16), (7, 74), (37, 414), (72, 810), (102, 1150)])
-def test_rows_of_sound(latents, rows):
-    """Frames of a video of 5 n + 2 latents are 17 n + 5; 40 latents of two channels a second."""
-    frames = (latents - 2) // 5 * 17 + 5
-    assert audio_rows(latents) == rows == 2 * round(frames / 24 * 40)

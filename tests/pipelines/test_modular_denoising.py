@@ -9,12 +9,11 @@ import torch
 from diffusers import ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler
 
 import chipsparse
-from tests.pipelines.families import flux3, history, ltx2, qwen_image21, z_image
+from tests.pipelines.families import flux3, ltx2, z_image
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
 from tests.tiny_models import random
 
 STEPS = 6
-VIDEO = {"height": 64, "width": 48, "num_frames": 9}
 
 
 def modular(blocks, guider=True, **components):
@@ -47,13 +46,6 @@ def flux_3():
     return pipe, {**flux3.IMAGE, **prompts}
 
 
-def helios():
-    prompts = both(lambda seed: random(1, 5, 32, seed=seed), "prompt_embeds")
-    pipe = modular("HeliosAutoBlocks", transformer=history.helios().transformer)
-    frames = {"history_sizes": [16, 2, 1], "num_latent_frames_per_chunk": 3}
-    return pipe, {**VIDEO, **frames, **prompts}
-
-
 def ltx_2():
     """Its guider also computes a branch with streams apart, and one with blocks passed over."""
     plain = ltx2.pipeline()
@@ -74,18 +66,6 @@ def ltx_2():
     return pipe, {**size, "batch_size": 1, "dtype": torch.float32, **prompts}
 
 
-def qwen_image_21():
-    """Its mask of the prompt, which plain pipelines leave out where it lets all through."""
-    prompts = both(
-        lambda seed: random(1, 6, 16, seed=seed),
-        "prompt_embeds",
-        prompt_embeds_mask=torch.ones(1, 6, dtype=torch.bool),
-        image_pad_mask=torch.zeros(1, 6, dtype=torch.bool),
-    )
-    pipe = modular("QwenImage21AutoBlocks", transformer=qwen_image21.loop().transformer)
-    return pipe, {"height": 128, "width": 96, **prompts}
-
-
 def z_image_base():
     prompts = both(lambda seed: [random(7 + seed, 16, seed=seed)], "prompt_embeds")
     pipe = modular("ZImageAutoBlocks", transformer=z_image.transformer())
@@ -95,9 +75,7 @@ def z_image_base():
 # Each with the guidance branches that it has.
 FAMILIES = {
     "flux3": (flux_3, {"cond", "uncond"}),
-    "helios": (helios, {"cond", "uncond"}),
     "ltx-2": (ltx_2, {"cond", "uncond", "cond_stg", "cond_modality"}),
-    "qwen-image 2.1": (qwen_image_21, {"cond", "uncond"}),
     "z-image": (z_image_base, {"cond", "uncond"}),
 }
 

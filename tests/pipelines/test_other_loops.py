@@ -5,7 +5,6 @@ import functools
 from types import SimpleNamespace
 
 import diffusers
-import diffusers.callbacks
 import pytest
 import torch
 
@@ -38,17 +37,24 @@ CASES = {
     "wan image to video": ("wan 2.1 image to video", None),  # does not
     "wan two experts": ("wan 2.2 two experts", None),
 }
-QUICK = ("flux", "flux unnamed", "cogvideox", "hunyuan video", "z-image", "wan")
 BEFORE = ("nothing", "a call", "a call of as many steps", "a call that broke off")
-
-
-def arguments(case):
-    given = arguments_of(*CASES[case])
-    return {**given, "strength": 1.0} if "strength" in given else given  # all steps
+SKIPPED = SPARSE.override(
+    {
+        "schedule.refresh_every": 10,
+        "schedule.full_steps": [0, 1, 4],
+        "schedule.between": "none",
+    }
+)
 
 
 def call(pipe, case, **changes):
-    return as_batch(generate(pipe, arguments(case), **changes))
+    given = arguments_of(*CASES[case])
+    given = {**given, "strength": 1.0} if "strength" in given else given  # all steps
+    return as_batch(generate(pipe, given, **changes))
+
+
+def made(case):
+    return FAMILIES[CASES[case][0]].make()
 
 
 def sharing(pipe, *, own_scheduler=True):
@@ -62,25 +68,17 @@ def sharing(pipe, *, own_scheduler=True):
     return other
 
 
-def break_off_at(step):
+def run_before(pipe, case, before):
     def end(_pipe, now, _time, tensors):
-        if now == step:
+        if now == 2:
             raise InterruptedError
         return tensors
 
-    return {"callback_on_step_end": end}
-
-
-def run_before(pipe, case, before):
     if before == "a call that broke off":
         with pytest.raises(InterruptedError):
-            call(pipe, case, **break_off_at(2))
+            call(pipe, case, callback_on_step_end=end)
     elif before != "nothing":
         call(pipe, case, num_inference_steps=STEPS if "many" in before else STEPS - 2)
-
-
-def wan_video(pipe):
-    return generate(pipe, FAMILIES["wan 2.1"].call)
 
 
 def records(handle):
@@ -91,17 +89,23 @@ def counts(handle):
     return {each.steps_total for each in handle.report.steps}
 
 
+def corrections(handle):
+    """What the report notes of correction, and the steps that are corrected."""
+    steps = [each.step for each in handle.report.steps if each.corrected]
+    return [note for note in handle.report.notes if "corrected" in note], steps
+
+
 @functools.cache
 def own(case):
     """What an enabled pipeline gives itself: the latents, and its records."""
-    pipe = FAMILIES[CASES[case][0]].make()
+    pipe = made(case)
     with chipsparse.enable(pipe, SPARSE) as handle:
         return call(pipe, case), records(handle)
 
 
 @functools.cache
 def stock(case):
-    return call(FAMILIES[CASES[case][0]].make(), case)
+    return call(made(case), case)
 
 
 def runs_dense(handle):
@@ -112,10 +116,29 @@ def runs_dense(handle):
     return set(handle.report.actions()) == {"dense"}
 
 
-@pytest.mark.parametrize("before", slow_unless(BEFORE[:1] + BEFORE[2:], BEFORE))
-@pytest.mark.parametrize("case", slow_unless(QUICK, CASES))
+# Pipelines.
+
+QUICK = {
+    ("flux", "a call of as many steps"),
+    ("flux unnamed", "nothing"),
+    ("cogvideox", "nothing"),
+    ("hunyuan video", "a call that broke off"),
+    ("z-image", "nothing"),
+    ("wan", "a call of as many steps"),
+}
+PAIRS = [(case, before) for case in CASES for before in BEFORE]
+
+
+def each_pair(quick):
+    return pytest.mark.parametrize(
+        ("case", "before"),
+        [pytest.param(*p, marks=[] if p in quick else pytest.mark.slow) for p in PAIRS],
+    )
+
+
+@each_pair(QUICK)
 def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
-    pipe = FAMILIES[CASES[case][0]].make()
+    pipe = made(case)
     expected, steps = own(case)
     assert {"dense", "refresh", "sparse"} <= {action for *_, action in steps}
     with chipsparse.enable(pipe, SPARSE) as handle:
@@ -144,10 +167,9 @@ def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
         assert NAMED not in handle.report.notes
 
 
-@pytest.mark.parametrize("before", slow_unless(BEFORE[::3], BEFORE))
-@pytest.mark.parametrize("case", slow_unless(("flux unnamed", "cogvideox", "z-image"), CASES))
+@each_pair({("flux unnamed", "a call that broke off"), ("cogvideox", "nothing")})
 def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, before):
-    pipe = FAMILIES[CASES[case][0]].make()
+    pipe = made(case)
     expected, steps = own(case)
     with chipsparse.enable(pipe, SPARSE, strict=True) as handle:
         other = sharing(pipe, own_scheduler=False)
@@ -160,19 +182,10 @@ def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, befo
         assert torch.equal(call(pipe, case), expected)
 
 
-@pytest.mark.parametrize("case", ["flux", "cogvideox"])
-def test_a_strict_run_is_refused(case):
-    pipe = FAMILIES[CASES[case][0]].make()
-    with chipsparse.enable(pipe, SPARSE, strict=True):
-        with pytest.raises(chipsparse.FallbackError, match="does not run this call"):
-            call(sharing(pipe), case)
-        assert torch.equal(call(pipe, case), own(case)[0])
-
-
 @pytest.mark.parametrize("case", ["flux unnamed", "hunyuan video", "cogvideox"])
 def test_timesteps_that_were_set_for_another_loop_are_noticed(case):
     """The first timestep is that of most schedules."""
-    pipe = FAMILIES[CASES[case][0]].make()
+    pipe = made(case)
     with chipsparse.enable(pipe, SPARSE) as handle:
         other = sharing(pipe)
         pipe.scheduler.set_timesteps(2 * STEPS + 1)
@@ -181,33 +194,14 @@ def test_timesteps_that_were_set_for_another_loop_are_noticed(case):
         assert runs_dense(handle)
 
 
-class Callback(diffusers.callbacks.PipelineCallback):
-    """As diffusers' own, which say themselves what they want to see."""
-
-    tensor_inputs = ("latents",)
-
-    def __init__(self, function):
-        super().__init__(cutoff_step_ratio=1.0)
-        self.tensor_inputs = ["latents"]
-        self._function = function
-
-    def callback_fn(self, pipeline, step, time, tensors):
-        assert list(tensors) == self.tensor_inputs
-        return self._function(pipeline, step, time, tensors)
-
-
-@pytest.mark.parametrize("of_diffusers", [False, True])
 @pytest.mark.parametrize("case", ["flux", "cogvideox"])
-def test_another_pipeline_in_a_callback(case, of_diffusers):
-    pipe = FAMILIES[CASES[case][0]].make()
-    inner = []
+def test_another_pipeline_in_a_callback(case):
+    pipe, inner = made(case), []
 
     def preview(_pipe, step, _time, tensors):
         if step == 2:
             inner.append(call(other, case))
         return tensors
-
-    preview = Callback(preview) if of_diffusers else preview
 
     with chipsparse.enable(pipe, SPARSE):
         other = sharing(pipe)
@@ -217,75 +211,45 @@ def test_another_pipeline_in_a_callback(case, of_diffusers):
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(call(pipe, case, callback_on_step_end=preview), stock(case))
         assert_close(inner[1], stock(case))
-        assert handle.report.fallbacks == []
-        assert [each.step for each in handle.report.steps] == list(range(3, STEPS))
+    assert handle.report.fallbacks == []
+    assert [each.step for each in handle.report.steps] == list(range(3, STEPS))
 
 
-def test_the_transformer_itself_in_a_callback():
-    """Its call is a branch of its own; the pipeline goes on with its caches."""
-    pipe, given = FAMILIES["flux"].make(), first_call("flux")
-
-    def look(_pipe, step, time, tensors):
-        if step == 2:
-            timestep = time.expand(len(given["timestep"])) / 1000
-            pipe.transformer(**{**given, "timestep": timestep})
-        return tensors
-
-    with chipsparse.enable(pipe, SPARSE, strict=True) as handle:
-        call(pipe, "flux")
-        usual = records(handle)
-        call(pipe, "flux", callback_on_step_end=look)
-        found = records(handle)
-    (more,) = [each for each in found if each[1] == "call0"]
-    found.remove(more)
-    assert found == usual
+# Loops of the user's own.
 
 
+@functools.cache
 def first_call(case):
     """What the transformer is called with at first."""
-    pipe, given = FAMILIES[CASES[case][0]].make(), []
+    pipe, given = made(case), []
     pipe.transformer.register_forward_pre_hook(
         lambda _model, _args, kwargs: given.append(kwargs), with_kwargs=True
     )
     call(pipe, case)
-    return given[0]
+    return {**given[0], "return_dict": False}
+
+
+def at(given, timestep, **changes):
+    """The arguments of a call at another timestep."""
+    return {**given, "timestep": timestep.expand(len(given["timestep"])), **changes}
 
 
 @pytest.mark.parametrize("begin", [0, 2])
 @pytest.mark.parametrize("steps", [True, False], ids=["steps", "never steps"])
 @pytest.mark.parametrize("case", ["flux", "cogvideox"])
 def test_a_loop_of_the_users(case, steps, begin):
-    pipe, given = FAMILIES[CASES[case][0]].make(), first_call(case)
+    pipe, given = made(case), first_call(case)
     with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
         call(pipe, case)
         for _ in range(2):
             pipe.scheduler.set_timesteps(STEPS)
             for time in pipe.scheduler.timesteps[begin:]:
-                timestep = time.expand(len(given["timestep"]))
-                timestep = timestep / 1000 if case == "flux" else timestep
-                pipe.transformer(**{**given, "timestep": timestep})
+                pipe.transformer(**at(given, time / 1000 if case == "flux" else time))
                 if steps and case == "flux":
                     latents = given["hidden_states"]
                     pipe.scheduler.step(latents, time, latents)
             assert [each.step for each in handle.report.steps] == list(range(begin, STEPS))
             assert counts(handle) == {STEPS}
-
-
-@pytest.mark.parametrize("guided", [False, True])
-def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided):
-    """Of a pipeline that is another loop's matter: what it says is of its own last call."""
-    pipe = FAMILIES["wan 2.1"].make()
-    call(pipe, "wan")
-    assert pipe.do_classifier_free_guidance
-    parts = SimpleNamespace(
-        components=pipe.components,
-        scheduler=pipe.scheduler,
-        do_classifier_free_guidance=guided,
-    )
-    for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
-        with chipsparse.enable(loop_of, SPARSE) as handle:
-            (adapter,) = handle._adapters
-            assert adapter.branches() == branches
 
 
 ROUNDED = {
@@ -297,129 +261,119 @@ ROUNDED = {
 
 
 @pytest.mark.parametrize("shift", [1.0, 12.0])
-@pytest.mark.parametrize("steps", [True, False], ids=["steps", "never steps"])
-@pytest.mark.parametrize("rounded", ROUNDED)
-def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, steps, shift):
-    pipe = FAMILIES["flux"].make()
+@pytest.mark.parametrize("rounded", slow_unless(("divided, rounded", "filled"), ROUNDED))
+def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, shift):
+    pipe, given = made("flux"), first_call("flux")
     pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
-    given = first_call("flux")
-    with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
-        pipe.scheduler.set_timesteps(20)
-        for time, sigma in zip(pipe.scheduler.timesteps, pipe.scheduler.sigmas, strict=False):
-            timestep = ROUNDED[rounded](time, sigma).expand(len(given["timestep"]))
-            pipe.transformer(**{**given, "timestep": timestep})
-            if steps:
-                latents = given["hidden_states"]
-                pipe.scheduler.step(latents, time, latents)
-        assert handle.report.generation == 1
-        assert {each.step for each in handle.report.steps} <= set(range(20))
-        assert len(handle.report.steps) == 20
-        assert counts(handle) == {20}
+    for steps in (True, False):
+        with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
+            pipe.scheduler.set_timesteps(20)
+            for time, sigma in zip(pipe.scheduler.timesteps, pipe.scheduler.sigmas, strict=False):
+                pipe.transformer(**at(given, ROUNDED[rounded](time, sigma)))
+                if steps:
+                    latents = given["hidden_states"]
+                    pipe.scheduler.step(latents, time, latents)
+            assert handle.report.generation == 1
+            assert {each.step for each in handle.report.steps} <= set(range(20))
+            assert len(handle.report.steps) == 20
+            assert counts(handle) == {20}
 
 
-def test_where_nothing_is_to_be_sparse_no_scheduler_is_missed():
-    pipe, given = FAMILIES["flux"].make(), first_call("flux")
-    config = SPARSE.override({"attention.density": "dense", "mlp.density": "dense"})
-    with chipsparse.enable(pipe, config, strict=True) as handle, torch.no_grad():
-        for value in (1.0, 0.5):
-            pipe.transformer(**{**given, "timestep": torch.full_like(given["timestep"], value)})
-        assert handle.report.fallbacks == []
-
-
-def test_a_loop_by_no_scheduler():
-    """The pipeline's has the thousand timesteps of its training."""
-    pipe, given = FAMILIES["flux"].make(), first_call("flux")
-    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
-        with pytest.warns(chipsparse.DenseWarning):
-            pipe.transformer(**{**given, "timestep": torch.tensor([1.0])})
-        for value in (0.75, 0.5, 0.25):
-            pipe.transformer(**{**given, "timestep": torch.tensor([value])})
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_loop_by_no_scheduler(sparse):
+    """The pipeline's has the thousand timesteps of its training; missed where any is sparse."""
+    pipe, given = made("flux"), first_call("flux")
+    config = SPARSE.override(
+        {} if sparse else {"attention.density": "dense", "mlp.density": "dense"}
+    )
+    warned = pytest.warns(chipsparse.DenseWarning) if sparse else contextlib.nullcontext()
+    with chipsparse.enable(pipe, config, strict=not sparse) as handle, torch.no_grad(), warned:
+        for value in (1.0, 0.75, 0.5, 0.25):
+            pipe.transformer(**at(given, torch.tensor([value])))
         assert [each.step for each in handle.report.steps] == [0, 1, 2, 3]
-        assert runs_dense(handle)
+        assert runs_dense(handle) if sparse else handle.report.fallbacks == []
 
 
-# Loops of the user's own that say they are one generation.
-SKIPPED = SPARSE.override(
-    {
-        "schedule.refresh_every": 10,
-        "schedule.full_steps": [0, 1, 4],
-        "schedule.between": "none",
-    }
-)
-NOT_STEPPED = (
-    "skipped steps are not corrected: the loop does not step its scheduler as pipelines do"
-)
+@pytest.mark.parametrize("guided", [False, True])
+def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided):
+    """Of a pipeline that is another loop's matter: what it says is of its own last call."""
+    pipe = made("wan")
+    call(pipe, "wan", num_inference_steps=1)
+    assert pipe.do_classifier_free_guidance
+    parts = SimpleNamespace(
+        components=pipe.components,
+        scheduler=pipe.scheduler,
+        do_classifier_free_guidance=guided,
+    )
+    for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
+        with chipsparse.enable(loop_of, SPARSE) as handle:
+            assert handle._adapters[0].branches() == branches
 
 
-def corrections(handle):
-    """What the report notes of correction."""
-    return [note for note in handle.report.notes if "corrected" in note]
+# Loops that say they are one generation.
 
 
-def own_loop(pipe, given, scheduler=None, *, middle=False, broken=None):
-    """The latents of a loop by Euler's or the midpoint method."""
-    scheduler = pipe.scheduler if scheduler is None else scheduler
+def own_loop(pipe, scheduler=None, *, middle=False, broken=None, steps=True):
+    """The latents of a loop by Euler's method, stepping the scheduler or not, or the midpoint's."""
+    scheduler, given = scheduler or pipe.scheduler, first_call("flux")
     scheduler.set_timesteps(STEPS, mu=1.0, device="cpu")
     latents, sigmas = given["hidden_states"], scheduler.sigmas
 
     def velocity(latents, level):
-        timestep = level.expand(len(given["timestep"]))
-        return pipe.transformer(**{**given, "hidden_states": latents, "timestep": timestep})[0]
+        return pipe.transformer(**at(given, level, hidden_states=latents))[0]
 
     for step, time in enumerate(scheduler.timesteps):
         if step == broken:
             raise InterruptedError
+        half = (sigmas[step + 1] - sigmas[step]) / 2
+        output = velocity(latents, time / 1000)
         if middle:
-            half = (sigmas[step + 1] - sigmas[step]) / 2
-            near = latents + half * velocity(latents, time / 1000)
-            latents = latents + 2 * half * velocity(near, sigmas[step] + half)
-        else:
-            output = velocity(latents, time / 1000)
+            output = velocity(latents + half * output, sigmas[step] + half)
+        if steps and not middle:
             latents = scheduler.step(output, time, latents, return_dict=False)[0]
+        else:
+            latents = latents + 2 * half * output
     return latents
 
 
 @pytest.mark.parametrize("whose", ["the pipeline's", "another"])
 def test_a_loop_that_is_a_generation_is_corrected_as_the_pipelines(whose):
-    pipe, given = FAMILIES["flux"].make(), {**first_call("flux"), "return_dict": False}
+    pipe, found = made("flux"), {}
     other = diffusers.FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config)
     scheduler = None if whose == "the pipeline's" else other
-    found = {}
     for correct in (True, False):
         config = SKIPPED.override({"schedule.correct": correct})
         with chipsparse.enable(pipe, config) as handle, torch.no_grad():
             with pytest.raises(InterruptedError), handle.generation(scheduler):
-                own_loop(pipe, given, scheduler, broken=3)
+                own_loop(pipe, scheduler, broken=3)
             assert type(other) is diffusers.FlowMatchEulerDiscreteScheduler
             with handle.generation(scheduler):
-                found[correct] = own_loop(pipe, given, scheduler)
+                found[correct] = own_loop(pipe, scheduler)
             assert [each.action.value for each in handle.report.steps] == (
                 ["dense", "dense", "skip", "skip", "dense"] + ["skip"] * (STEPS - 5)
             )
-            corrected = [each.step for each in handle.report.steps if each.corrected]
-            assert corrected == ([2, 3] if correct else [])
-            assert corrections(handle) == handle.report.fallbacks == []
+            assert corrections(handle) == ([], [2, 3] if correct else [])
+            assert handle.report.fallbacks == []
             with handle.generation(scheduler):
-                assert torch.equal(own_loop(pipe, given, scheduler), found[correct])
+                assert torch.equal(own_loop(pipe, scheduler), found[correct])
     assert not torch.equal(found[True], found[False])
     with pytest.raises(RuntimeError, match="used up"), handle.generation():
         pass
 
 
 def test_a_generation_within_another_is_refused_and_one_may_end_its_handle():
-    pipe = FAMILIES["flux"].make()
+    pipe = made("flux")
     kind = type(pipe.scheduler)
 
-    def enter(_pipe, _step, _time, tensors):
+    def enter(*_):
         with pytest.raises(RuntimeError, match="another one would end it"), handle.generation():
             pass
-        return tensors
+        return {}
 
     handle = chipsparse.enable(pipe, SPARSE)
     assert torch.equal(call(pipe, "flux", callback_on_step_end=enter), own("flux")[0])
     with handle.generation():
-        with pytest.raises(RuntimeError, match="another one would end it"), handle.generation():
-            pass
+        enter()
         handle.disable()
     assert type(pipe.scheduler) is kind
 
@@ -427,53 +381,32 @@ def test_a_generation_within_another_is_refused_and_one_may_end_its_handle():
 @pytest.mark.parametrize("within", [True, False])
 def test_a_loop_with_levels_of_its_own_runs_dense(within):
     """The midpoint method, whose every other call is at a level that the scheduler has not."""
-    pipe, given = FAMILIES["flux"].make(), {**first_call("flux"), "return_dict": False}
+    pipe = made("flux")
     with torch.no_grad():
-        expected = own_loop(pipe, given, middle=True)
+        expected = own_loop(pipe, middle=True)
         with (
             chipsparse.enable(pipe, SKIPPED) as handle,
             pytest.warns(chipsparse.DenseWarning),
             handle.generation() if within else contextlib.nullcontext(),
         ):
-            found = own_loop(pipe, given, middle=True)
+            found = own_loop(pipe, middle=True)
     assert_close(found, expected)
     assert len(handle.report.steps) == 2 * STEPS or not within
     assert runs_dense(handle)
 
 
 def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
-    pipe, given = FAMILIES["flux"].make(), {**first_call("flux"), "return_dict": False}
-    found = []
+    pipe, found = made("flux"), []
+    said = "skipped steps are not corrected: the loop does not step its scheduler as pipelines do"
     for correct in (True, False):
         config = SKIPPED.override({"schedule.correct": correct})
         with chipsparse.enable(pipe, config) as handle, torch.no_grad(), handle.generation():
-            pipe.scheduler.set_timesteps(STEPS, mu=1.0)
-            latents, sigmas = given["hidden_states"], pipe.scheduler.sigmas
-            for step, time in enumerate(pipe.scheduler.timesteps):
-                timestep = time.expand(len(given["timestep"])) / 1000
-                call = {**given, "hidden_states": latents, "timestep": timestep}
-                latents = latents + (sigmas[step + 1] - sigmas[step]) * pipe.transformer(**call)[0]
-        found.append(latents)
-        assert corrections(handle) == ([NOT_STEPPED] if correct else [])
+            found.append(own_loop(pipe, steps=False))
+        assert corrections(handle)[0] == ([said] if correct else [])
     assert torch.equal(*found)
 
 
-def test_a_pipeline_that_shares_the_scheduler_is_corrected_as_the_enabled_one():
-    pipe = FAMILIES["wan 2.1"].make()
-    with chipsparse.enable(pipe, SKIPPED) as handle:
-        expected = call(pipe, "wan")
-        corrected = [each.step for each in handle.report.steps if each.corrected]
-        other = sharing(pipe, own_scheduler=False)
-        assert torch.equal(call(other, "wan"), expected)
-        assert [each.step for each in handle.report.steps if each.corrected] == corrected != []
-        assert corrections(handle) == []
-
-
 # Where a scheduler is.
-
-
-def scheduler_at(timesteps, **told):
-    return SimpleNamespace(timesteps=torch.tensor(timesteps), **told)
 
 
 def reading(timestep, dtype=torch.float32):
@@ -486,52 +419,57 @@ def reading(timestep, dtype=torch.float32):
     return read
 
 
-def test_a_step_that_is_told_has_to_be_that_of_the_timestep():
-    scheduler = scheduler_at([1000.0, 600.0, 300.0], step_index=1, begin_index=0)
-    assert place_of_call(scheduler, reading(600.0)) == 1
-    assert place_of_call(scheduler, reading(300.0)) is None
-    scheduler.step_index = None
-    assert place_of_call(scheduler, reading(1000.0)) == 0
-    assert place_of_call(scheduler, reading(600.0)) is None
-    scheduler.step_index = 3  # it is done
-    assert place_of_call(scheduler, reading(300.0)) is None
-
-
-def test_behind_a_step_it_may_be_that_one():
-    scheduler = scheduler_at([1000.0, 600.0, 300.0], step_index=1, begin_index=0)
-    assert place_of_call(scheduler, reading(1000.0)) is None
-    assert place_of_call(scheduler, reading(1000.0), behind_step=True) == 0
-    assert place_of_call(scheduler, reading(300.0), behind_step=True) is None
-
-
-def test_without_a_told_step_one_place_comes_after_the_other():
-    scheduler = scheduler_at([999, 749, 499, 249])
-    assert place_of_call(scheduler, reading(499)) == 2  # where a loop may begin
-    assert place_of_call(scheduler, reading(500)) is None
-    assert place_of_call(scheduler, reading(749), last=0) == 1
-    assert place_of_call(scheduler, reading(749), last=1) == 1
-    assert place_of_call(scheduler, reading(499), last=0) is None
-    assert place_of_call(scheduler, reading(999), last=3) == 0
-    twice = scheduler_at([999, 749, 749])
-    assert place_of_call(twice, reading(749)) is None
+@pytest.mark.parametrize(
+    ("timesteps", "told", "timestep", "options", "place"),
+    [
+        # A step that is told has to be that of the timestep.
+        ([1000.0, 600.0, 300.0], 1, 600.0, {}, 1),
+        ([1000.0, 600.0, 300.0], 1, 300.0, {}, None),
+        ([1000.0, 600.0, 300.0], None, 1000.0, {}, 0),
+        ([1000.0, 600.0, 300.0], None, 600.0, {}, None),
+        ([1000.0, 600.0, 300.0], 3, 300.0, {}, None),  # it is done
+        # Behind a step it may be that one.
+        ([1000.0, 600.0, 300.0], 1, 1000.0, {}, None),
+        ([1000.0, 600.0, 300.0], 1, 1000.0, {"behind_step": True}, 0),
+        ([1000.0, 600.0, 300.0], 1, 300.0, {"behind_step": True}, None),
+        # Where none is told, one place comes after the other.
+        ([999, 749, 499, 249], "never", 499, {}, 2),  # where a loop may begin
+        ([999, 749, 499, 249], "never", 500, {}, None),
+        ([999, 749, 499, 249], "never", 749, {"last": 0}, 1),
+        ([999, 749, 499, 249], "never", 749, {"last": 1}, 1),
+        ([999, 749, 499, 249], "never", 499, {"last": 0}, None),
+        ([999, 749, 499, 249], "never", 999, {"last": 3}, 0),
+        ([999, 749, 749], "never", 749, {}, None),
+    ],
+)
+def test_the_place_of_a_call(timesteps, told, timestep, options, place):
+    scheduler = SimpleNamespace(timesteps=torch.tensor(timesteps))
+    if told != "never":
+        scheduler.step_index, scheduler.begin_index = told, 0
+    assert place_of_call(scheduler, reading(timestep), **options) == place
 
 
 def test_values_that_are_one_in_half_precision():
     """As of many steps with a large shift."""
     values = [1000.0, 999.0, 998.0, 500.0]
     for step, value in enumerate(values):
-        read = reading(value, torch.bfloat16)
-        assert place_of_call(scheduler_at(values, step_index=step), read) == step
-    assert place_of_call(scheduler_at(values), reading(1000.0, torch.bfloat16)) == 0
+        scheduler = SimpleNamespace(timesteps=torch.tensor(values), step_index=step)
+        assert place_of_call(scheduler, reading(value, torch.bfloat16)) == step
+    scheduler = SimpleNamespace(timesteps=torch.tensor(values))
+    assert place_of_call(scheduler, reading(1000.0, torch.bfloat16)) == 0
 
 
-def test_a_scheduler_has_to_be_set():
-    for made in (
-        diffusers.FlowMatchEulerDiscreteScheduler(),
-        diffusers.CogVideoXDDIMScheduler(),
-        diffusers.UniPCMultistepScheduler(),
-        diffusers.DDPMScheduler(),
-    ):
-        assert not was_set(made)
-        made.set_timesteps(4)
-        assert was_set(made)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        diffusers.FlowMatchEulerDiscreteScheduler,
+        diffusers.CogVideoXDDIMScheduler,
+        diffusers.UniPCMultistepScheduler,
+        diffusers.DDPMScheduler,
+    ],
+)
+def test_a_scheduler_has_to_be_set(kind):
+    scheduler = kind()
+    assert not was_set(scheduler)
+    scheduler.set_timesteps(4)
+    assert was_set(scheduler)

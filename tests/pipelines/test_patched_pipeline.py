@@ -11,10 +11,6 @@ import torch
 from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FluxPipeline, WanPipeline
 
 import chipsparse
-from chipsparse import GenerationReport
-from chipsparse.pipelines.denoising_loop import DenoisingLoop
-from chipsparse.pipelines.patched_pipeline import PipelineCalls
-from chipsparse.pipelines.patches import Patches
 from tests.pipelines.test_layer_budgets import CONFIG, generate
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
 
@@ -108,23 +104,6 @@ def test_a_pipeline_made_from_a_patched_one_shares_its_transformer():
         assert handle.report.nothing_sparse is None
 
 
-def test_a_lora_can_be_loaded_and_removed(pipe, tmp_path, dense):
-    peft = pytest.importorskip("peft")
-    lora = {
-        f"transformer.blocks.0.attn1.to_q.lora_{side}.weight": torch.full(shape, 0.05)
-        for side, shape in (("A", (2, 64)), ("B", (64, 2)))
-    }
-    with chipsparse.enable(pipe, CONFIG.override({"mlp.density": "dense"})) as handle:
-        plain = wan(pipe)
-        pipe.load_lora_weights(lora, adapter_name="style")
-        assert isinstance(pipe.transformer.blocks[0].attn1.to_q, peft.tuners.lora.Linear)
-        assert not torch.equal(wan(pipe), plain)
-        assert handle.report.actions()["sparse"] == 3
-        pipe.unload_lora_weights()
-        assert torch.equal(wan(pipe), plain)
-    assert torch.equal(wan(pipe), dense)
-
-
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 @pytest.mark.parametrize("of", ["pipeline", "transformer"])
 def test_copies_and_pickles_are_refused_by_name(pipe, duplicate, of):
@@ -146,76 +125,7 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
         block.attn1(hidden, None, None, None)
 
 
-def test_a_pipeline_whose_class_cannot_be_another_one_does_without(pipe, sparse):
-    class Slotted:
-        """As a wrapper of somebody else's might be."""
-
-        __slots__ = ("scheduler", "transformer")
-
-        def __call__(self):
-            return None
-
-        @property
-        def components(self):
-            return {"transformer": self.transformer}
-
-    wrapper = Slotted()
-    wrapper.scheduler, wrapper.transformer = pipe.scheduler, pipe.transformer
-    with chipsparse.enable(wrapper, CONFIG):
-        assert type(wrapper) is Slotted
-        assert torch.equal(wan(pipe), sparse)
-        chipsparse.disable(wrapper)
-        assert type(pipe.transformer) is diffusers.WanTransformer3DModel
-
-
-def test_classes_of_another_type_can_be_patched():
-    class Registered(type):
-        pass
-
-    class Odd(metaclass=Registered):
-        def __call__(self):
-            return 3
-
-    pipe, patches = Odd(), Patches()
-    report = GenerationReport()
-    PipelineCalls(pipe, {}, report, DenoisingLoop(pipe, report)).patch(patches)
-    assert isinstance(pipe, Odd)
-    assert type(pipe) is not Odd
-    assert type(pipe) in (Odd,)
-    assert pipe() == 3
-    patches.undo()
-    assert type(pipe) is Odd
-
-
 # What a call leaves behind.
-
-
-def cached_bytes(handle):
-    return [adapter.session.cache_bytes() for adapter in handle._adapters]
-
-
-@pytest.mark.parametrize("how", ["interrupt", RuntimeError, KeyboardInterrupt])
-def test_nothing_is_left_behind_a_call_however_it_ends(pipe, sparse, how):
-    seen = []
-
-    def end(pipe, step, _t, tensors):
-        seen.extend(cached_bytes(handle))
-        if step == 3:
-            if how != "interrupt":
-                raise how("injected")
-            pipe._interrupt = True
-        return tensors
-
-    with chipsparse.enable(pipe, CONFIG) as handle:
-        if how == "interrupt":
-            wan(pipe, callback_on_step_end=end)
-        else:
-            with pytest.raises(how, match="injected"):
-                wan(pipe, callback_on_step_end=end)
-        assert seen[-1] > 0
-        assert cached_bytes(handle) == [0]
-        assert len(handle._adapters[0].session._generation.held) == 0
-        assert torch.equal(wan(pipe), sparse)
 
 
 # Threads.

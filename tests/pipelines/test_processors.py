@@ -1,24 +1,26 @@
-"""Models whose processors call PyTorch's attention themselves: ours, theirs, and other ones."""
+"""Processors of attention: ours in place of stock ones, users' own, shared and fused ones."""
 
 import pytest
 import torch
-from diffusers.models.attention_dispatch import attention_backend
 from diffusers.models.attention_processor import (
     CogVideoXAttnProcessor2_0,
     JointAttnProcessor2_0,
     MochiAttnProcessor2_0,
 )
+from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines.cogvideox import CogVideoXProcessor
 from chipsparse.pipelines.mochi import MochiProcessor
 from chipsparse.pipelines.stable_diffusion3 import JointProcessor
-from tests.pipelines.families import cogvideox, mochi, stable_diffusion3
+from tests.pipelines.families import cogvideox, ltx, mochi, stable_diffusion3
 from tests.pipelines.model_state import state_of
-from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
-from tests.variants import slow
+from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
+from tests.pipelines.tiny_runs import FLUX
+from tests.tiny_models import tiny_flux_pipeline
 
+# Models whose processors call PyTorch's attention themselves.
 MODELS = {
     "cogvideox": (
         lambda: cogvideox.tiny_pipeline(**cogvideox.ROTARY),
@@ -52,8 +54,7 @@ class Other:
     """A user's own processor: it computes what another one does, and less."""
 
     def __init__(self, stock, share=0.5):
-        self.stock = stock
-        self.share = share
+        self.stock, self.share = stock, share
 
     def __call__(
         self,
@@ -80,51 +81,35 @@ def call_arguments(pipe, call):
 
 
 @each_model
-def test_stock_processors_come_back(model):
+def test_ours_compute_the_same_bits_and_gradients_and_the_stock_ones_come_back(model):
     make, call, (stock, ours) = MODELS[model]
     pipe = make()
+    given = call_arguments(pipe, call)
     before, objects = state_of(pipe.transformer), processors(pipe)
-    with chipsparse.enable(pipe, SPARSE):
-        assert {type(processor) for processor in processors(pipe)} == {ours}
-        generate(pipe, call)
-    assert {type(processor) for processor in processors(pipe)} == {stock}
-    assert all(now is was for now, was in zip(processors(pipe), objects, strict=True))
-    assert state_of(pipe.transformer) == before
-
-
-@each_model
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ours_compute_the_same_bits(model, dtype):
-    make, call, _ = MODELS[model]
-    pipe = make()
-    arguments = call_arguments(pipe, call)
-    pipe.transformer.to(dtype)
-    arguments = {
-        name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
-    with torch.no_grad():
-        expected = pipe.transformer(**arguments)[0]
-        with chipsparse.enable(pipe, SparsityConfig.dense()):
-            assert torch.equal(pipe.transformer(**arguments)[0], expected)
-
-
-@each_model
-def test_gradients_are_those_of_the_stock_processors(model):
-    make, call, _ = MODELS[model]
-    pipe = make()
-    arguments = call_arguments(pipe, call)
     weight = attentions(pipe)[0].to_k.weight
 
     def gradient():
         weight.grad = None
-        pipe.transformer(**arguments)[0].square().mean().backward()
+        pipe.transformer(**given)[0].square().mean().backward()
         return weight.grad
 
     expected = gradient()
     assert expected.abs().max() > 0
     with chipsparse.enable(pipe, SPARSE):
+        assert {type(processor) for processor in processors(pipe)} == {ours}
         assert torch.equal(gradient(), expected)
+    assert {type(processor) for processor in processors(pipe)} == {stock}
+    assert all(now is was for now, was in zip(processors(pipe), objects, strict=True))
+    assert state_of(pipe.transformer) == before
+    pipe.transformer.to(torch.bfloat16)
+    given = {
+        name: each.bfloat16() if torch.is_tensor(each) and each.is_floating_point() else each
+        for name, each in given.items()
+    }
+    with torch.no_grad():
+        expected = pipe.transformer(**given)[0]
+        with chipsparse.enable(pipe, SparsityConfig.dense()):
+            assert torch.equal(pipe.transformer(**given)[0], expected)
 
 
 @each_model
@@ -134,59 +119,20 @@ def test_a_processor_of_the_users_own_is_left_alone(model):
     module = attentions(pipe)[1]
     other = module.processor = Other(module.processor)
     expected = generate(pipe, call)
-    assert not torch.equal(expected, generate(make(), call))
     with chipsparse.enable(pipe, SparsityConfig.dense()):
         assert module.processor is other
         assert torch.equal(generate(pipe, call), expected)
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, call), expected)
-        assert handle.report.fallbacks == [
-            f"attention runs dense in 1 of {len(attentions(pipe))} layers (first: layer 1): "
-            "its processor Other does not dispatch its attention"
-        ]
-        last = handle.report.steps[-1]
-        assert len(last.attention_fractions) == len(attentions(pipe)) - 1
-        assert len(last.mlp_fractions) == len(attentions(pipe))
+    assert handle.report.fallbacks == [
+        f"attention runs dense in 1 of {len(attentions(pipe))} layers (first: layer 1): "
+        "its processor Other does not dispatch its attention"
+    ]
+    last = handle.report.steps[-1]
+    assert len(last.attention_fractions) == len(attentions(pipe)) - 1
+    assert len(last.mlp_fractions) == len(attentions(pipe))
     assert module.processor is other
     assert set(vars(other)) == {"stock", "share"}
-
-
-@each_model
-@pytest.mark.parametrize("back", [slow(False), True], ids=["own", "stock"])
-def test_a_processor_that_is_replaced_later_runs_dense_and_stays(model, back):
-    make, call, (stock, _) = MODELS[model]
-    pipe = make()
-    module = attentions(pipe)[0]
-    new = stock() if back else Other(module.processor)
-    with chipsparse.enable(pipe, EXACT) as handle:
-        module.processor = new
-        found = generate(pipe, call)
-        assert handle.report.fallbacks == [
-            f"attention runs dense in 1 of {len(attentions(pipe))} layers (first: layer 0): "
-            "its processor was replaced"
-        ]
-    assert module.processor is new
-    assert_close(found, generate(pipe, call))
-    others = processors(pipe)[1:]
-    assert {type(processor) for processor in others} == {stock}
-
-
-@each_model
-def test_another_backend_is_that_of_the_dense_attention_without_records(model):
-    make, call, _ = MODELS[model]
-    pipe = make()
-    expected = generate(pipe, call)
-    dense_layers = EXACT.override({"schedule.first_dense_layers": len(attentions(pipe))})
-    # diffusers sets it globally, too: restore it
-    with attention_backend("native"), chipsparse.enable(pipe, dense_layers) as handle:
-        pipe.transformer.set_attention_backend("_native_math")
-        backends = {str(backend.value) for backend in handle._adapters[0]._unpatched_backends}
-        assert backends == {"_native_math"}
-        assert_close(generate(pipe, call), expected)
-        pipe.transformer.reset_attention_backend()
-        assert handle._adapters[0]._unpatched_backends[0] is None
-        assert handle.report.fallbacks == []
-    assert_close(generate(pipe, call), expected, 1e-6)
 
 
 @pytest.mark.parametrize("model", ["cogvideox", "sd3"])
@@ -197,16 +143,61 @@ def test_fused_projections_run_dense_and_come_apart_again(model):
     pipe.transformer.fuse_qkv_projections()
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, call), expected)
-        (sentence,) = handle.report.fallbacks
-        layers = len(attentions(pipe))
-        assert sentence.startswith(f"attention runs dense in {layers} of {layers} layers")
-        assert sentence.endswith("AttnProcessor2_0 does not dispatch its attention")
-        assert handle.report.steps[-1].attention_kept is None
-        assert handle.report.steps[-1].mlp_kept == 1
-        with_room_for_mlp = handle.report.cache_bytes
+    (sentence,) = handle.report.fallbacks
+    layers = len(attentions(pipe))
+    assert sentence.startswith(f"attention runs dense in {layers} of {layers} layers")
+    assert sentence.endswith("AttnProcessor2_0 does not dispatch its attention")
+    assert (handle.report.steps[-1].attention_kept, handle.report.steps[-1].mlp_kept) == (None, 1)
+    with_room_for_mlp = handle.report.cache_bytes
     with chipsparse.enable(pipe, EXACT.override({"attention.density": "dense"})) as handle:
         generate(pipe, call)
-        assert handle.report.cache_bytes == with_room_for_mlp
+    assert handle.report.cache_bytes == with_room_for_mlp
     pipe.transformer.unfuse_qkv_projections()
     assert {type(processor) for processor in processors(pipe)} == {stock}
     assert_close(generate(pipe, call), expected)
+
+
+def test_fused_projections_of_flux_run_sparse():
+    pipe = tiny_flux_pipeline()
+    expected = FLUX.generate(pipe)
+    pipe.transformer.fuse_qkv_projections()
+    with chipsparse.enable(pipe, FLUX.EXACT) as handle:
+        assert_close(FLUX.generate(pipe), expected)
+    assert handle.report.fallbacks == []
+
+
+def test_modules_may_share_one_processor_and_one_that_was_kept_is_the_models_own_again():
+    """Cross-attention, too: it has no tag."""
+    pipe = ltx.tiny_ltx_pipeline()
+    dense = generate(pipe, ltx.VIDEO)
+    with chipsparse.enable(pipe, SPARSE):
+        sparse = generate(pipe, ltx.VIDEO)
+        kept = dict(pipe.transformer.attn_processors)
+    shared = LTXVideoAttnProcessor()
+    pipe.transformer.set_attn_processor(shared)
+    before = state_of(pipe.transformer)
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        assert torch.equal(generate(pipe, ltx.VIDEO), sparse)
+    assert handle.report.fallbacks == []
+    assert state_of(pipe.transformer) == before
+    block = pipe.transformer.transformer_blocks[1]
+    assert block.attn1.processor is block.attn2.processor is shared
+    pipe.transformer.set_attn_processor(kept)
+    assert torch.equal(generate(pipe, ltx.VIDEO), dense)
+
+
+def test_the_second_attention_of_dual_layers_is_dense_and_the_report_says_so_once():
+    pipe = stable_diffusion3.tiny_pipeline(**stable_diffusion3.MEDIUM)
+    dual, seen = pipe.transformer.transformer_blocks[:2], []
+    stock = [block.attn2.processor for block in dual]
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        for block, processor in zip(dual, stock, strict=True):
+            assert block.attn2.processor is processor
+            block.attn2.to_q.register_forward_hook(lambda *_: seen.append(None))
+        generate(pipe, stable_diffusion3.PICTURE)
+    assert len(seen) == 2 * STEPS
+    assert handle.report.notes == [f"{stable_diffusion3.DUAL}: only the joint one is sparse"]
+    assert len(handle.report.steps[-1].attention_fractions) == 4
+    with chipsparse.enable(pipe, SPARSE.override({"attention.density": "dense"})) as handle:
+        generate(pipe, stable_diffusion3.PICTURE)
+    assert not any("only the joint one" in note for note in handle.report.notes)

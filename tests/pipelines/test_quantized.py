@@ -15,7 +15,6 @@ from accelerate import cpu_offload_with_hook
 import chipsparse
 from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.layers.mlp_weights import fp8_form
 from chipsparse.pipelines import bridge
 from chipsparse.session import Session
 from tests.devices import DEVICES
@@ -56,7 +55,6 @@ CALLS = {
     "hunyuan": {**VIDEO, "num_inference_steps": STEPS},
 }
 BLOCKS = ("blocks", "transformer_blocks", "single_transformer_blocks")
-ATTENTION = ["to_q", "to_k", "to_v", "to_out.0"]
 MLP = ["net.0.proj", "net.2", "proj_mlp", "proj_out"]
 MLP += ["linear_in", "linear_out", "to_qkv_mlp_proj", "attn.to_out"]  # of FLUX.2
 
@@ -289,29 +287,6 @@ def test_attention_runs_sparse_and_the_report_says_why_mlps_do_not(
     assert torch.equal(generate(pipe, call), expected)
 
 
-@pytest.mark.parametrize("model", MAKE)
-def test_mlps_of_plain_weights_run_sparse_beside_quantized_attention(model):
-    pipe = quantized(model, "torchao INT8", ends=ATTENTION)
-    expected = generate(pipe, CALLS[model])
-    with chipsparse.enable(pipe, EXACT) as handle:
-        assert_close(generate(pipe, CALLS[model]), expected)
-    assert handle.report.fallbacks == []
-    (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
-    assert (sparse.attention_kept, sparse.mlp_kept) == (1.0, 1.0)
-
-
-def test_sparse_steps_of_quantized_weights_keep_what_is_asked():
-    pipe = quantized("wan", "torchao INT8")
-    expected = generate(pipe, CALLS["wan"])
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        found = generate(pipe, CALLS["wan"])
-    (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
-    assert 0.2 < sparse.attention_kept < 0.5
-    assert sparse.mlp_kept is None
-    assert found.isfinite().all()
-    assert not torch.equal(found, expected)
-
-
 IN_FP8 = ["torchao FP8", "torchao FP8, activations too"]
 
 
@@ -405,35 +380,6 @@ def test_a_linear_that_attention_shares_is_the_formula_at_every_step(
         assert (found.double() - expected).norm() < tolerance * expected.norm()
 
 
-@pytest.mark.parametrize("where", DEVICES)
-def test_a_layer_beside_attention_that_the_plan_keeps_dense_is_the_formula(where, beside_attention):
-    pipe = quantized("flux", "torchao FP8", where=where)
-    config = EXACT.override({"layers": [{"layers": "1", "mlp": "dense"}]})
-    with torch.no_grad(), chipsparse.enable(pipe, config) as handle:
-        generate(pipe, CALLS["flux"])
-    (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
-    assert len(sparse.mlp_fractions) == 1
-    assert len(beside_attention) == STEPS
-    for _, joined, arguments, found in beside_attention:
-        expected = formula(joined, *arguments)
-        tolerance = 2e-2 if where == "cuda" else 1e-5
-        assert (found.double() - expected).norm() < tolerance * expected.norm()
-
-
-@pytest.mark.parametrize("target", ["proj_mlp", slow("proj_out")])
-def test_a_lora_beside_attention_runs_dense(target):
-    pipe = quantized("flux", "torchao FP8")
-    add_lora(pipe.transformer, target)
-    expected = generate(pipe, CALLS["flux"])
-    with chipsparse.enable(pipe, EXACT) as handle:
-        assert_close(generate(pipe, CALLS["flux"]), expected)
-    which = "first" if target == "proj_mlp" else "second"
-    reason = f"its {which} linear has an active adapter that is not fused: default"
-    assert any(line.endswith(reason) for line in handle.report.fallbacks)
-    assert all("active adapter" in line for line in handle.report.fallbacks)
-    assert handle.report.steps[-1].mlp_kept is None
-
-
 def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
     pipe, call = quantized("wan", "torchao FP8", ends=["net.0.proj"]), CALLS["wan"]
     expected = generate(pipe, call)
@@ -456,18 +402,6 @@ def test_weights_alone_in_fp8_run_dense_under_autocast(model, quantizer):
     assert (found - expected).norm() < 2e-2 * expected.norm()
     assert [("torch.autocast" in text) for text in handle.report.fallbacks] == [True] * alone
     assert (handle.report.steps[-1].mlp_kept is None) == alone
-
-
-def test_scales_of_blocks_are_not_read():
-    quantize = pytest.importorskip("torchao.quantization")
-    pipe = quantized("wan", "torchao FP8")
-    weight = pipe.transformer.blocks[0].ffn.net[2].weight
-    assert fp8_form(weight) == "weights"
-    assert fp8_form(weight.dequantize()) is None
-    columns = quantize.PerRow(dim=0)
-    assert fp8_form(type(weight).from_hp(weight.dequantize(), granularity=columns)) is None
-    whole = type(weight).from_hp(weight.dequantize(), granularity=quantize.PerTensor())
-    assert fp8_form(whole) == "weights"
 
 
 LONGER = {"num_inference_steps": 7}  # dense, refresh, sparse, sparse, refresh, sparse, sparse

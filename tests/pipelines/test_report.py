@@ -1,18 +1,23 @@
-"""The report of whole pipelines: which transformer, which layers the model computes itself."""
+"""The report of whole pipelines: what ran, why something was dense, and runs that refuse that."""
 
 import json
+import warnings
 
 import pytest
 import torch
 
 import chipsparse
-from chipsparse import FallbackError
+from chipsparse import DenseWarning, FallbackError, SparsityConfig
 from tests.pipelines.model_state import state_of
-from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate
-from tests.tiny_models import tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
-from tests.variants import slow
+from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate, two_experts
+from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
-BY_PROFILE = "attention.density is dense"
+FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 5"
+EXCHANGED = (
+    "nothing runs sparse: the pipeline's transformer was exchanged after enable(); call "
+    "chipsparse.enable(pipe, ...) again"
+)
+LATE = CONFIG.override({"schedule.warmup_steps": 4})
 
 
 @pytest.fixture
@@ -21,7 +26,30 @@ def pipe():
 
 
 def wan(pipe, **arguments):
-    return generate(pipe, num_frames=5, guidance_scale=1.0, **arguments)
+    return generate(pipe, num_frames=1, guidance_scale=1.0, **arguments)
+
+
+class Adapted(torch.nn.Linear):
+    """As of an adapter, or quantized."""
+
+
+def adapted(pipe):
+    pipe.transformer.blocks[1].ffn.net[2].__class__ = Adapted
+
+
+def other_processors(pipe):
+    for block in pipe.transformer.blocks:
+        block.attn1.set_processor(type(block.attn1.processor)())
+
+
+def no_tags(pipe):
+    """As if the model passed a mask of its own, which nobody foresaw."""
+    for block in pipe.transformer.blocks:
+        block.attn1._forward_pre_hooks.clear()
+        block.attn1._forward_pre_hooks_with_kwargs.clear()
+
+
+# What ran.
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -30,7 +58,7 @@ def test_every_layer_of_every_model(name):
     pipe = make()
     with chipsparse.enable(pipe, CONFIG, layer_times=True) as handle:
         generate(pipe, **arguments)
-        data = handle.report.to_dict()
+    data = handle.report.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["pipeline"] == {"class": type(pipe).__name__, "location": None}
     names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
@@ -38,12 +66,11 @@ def test_every_layer_of_every_model(name):
     for each in data["transformers"].values():
         assert each["class_name"] == type(pipe.transformer).__name__
         assert each["layout"]["layers"] == layers
-    masked = "chroma" in name
     for step in data["steps"]:
         found = [(entry["layer"], entry["part"]) for entry in step["layers"]]
         assert found == [(layer, part) for layer in range(layers) for part in ("attention", "mlp")]
         for entry in step["layers"]:
-            if masked and entry["part"] == "attention":
+            if "chroma" in name and entry["part"] == "attention":
                 assert entry["reason"] == "the pipeline passes an attention mask"
                 assert (entry["backend"], entry["action"]) == ("model", "dense")
                 assert entry["seconds"] is None
@@ -55,54 +82,17 @@ def test_every_layer_of_every_model(name):
     assert data["totals"]["steps"]["sparse"] == len(sparse) > 0
 
 
-@pytest.mark.slow
-def test_compiled_blocks_are_recorded_alike(pipe):
-    with chipsparse.enable(pipe, CONFIG) as handle:
-        wan(pipe)
-        expected = handle.report.to_dict()["steps"]
-    torch._dynamo.reset()
-    with chipsparse.enable(pipe, CONFIG, layer_times=True) as handle:
-        pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
-        wan(pipe)
-        found = handle.report.to_dict()["steps"]
-    torch._dynamo.reset()
-    without_times = [
-        [{**entry, "seconds": None} for entry in step["layers"]] for step in (*found, *expected)
-    ]
-    assert without_times[: len(found)] == without_times[len(found) :]
-
-
 def test_what_the_model_computes_by_itself_has_its_reason(pipe):
-    class Adapted(torch.nn.Linear):
-        pass
-
-    pipe.transformer.blocks[1].ffn.net[2].__class__ = Adapted
-    config = CONFIG.override({"attention.density": "dense"})
-    with chipsparse.enable(pipe, config) as handle:
+    adapted(pipe)
+    with chipsparse.enable(pipe, CONFIG.override({"attention.density": "dense"})) as handle:
         wan(pipe)
     reason = "its second linear is of class Adapted (an adapter, or quantized)"
     for record in handle.report.steps:
         found = {(entry.layer, entry.part): entry for entry in record.layers}
-        assert [found[layer, "attention"].reason for layer in range(3)] == [BY_PROFILE] * 3
-        assert [found[layer, "mlp"].reason for layer in range(3)] == [None, reason, None]
+        reasons = {p: [found[n, p].reason for n in range(3)] for p in ("attention", "mlp")}
+        assert reasons["attention"] == ["attention.density is dense"] * 3
+        assert reasons["mlp"] == [None, reason, None]
         assert found[1, "mlp"].backend == "model"
-
-
-def test_a_part_that_is_switched_off_is_dense_in_the_records(pipe):
-    with chipsparse.enable(pipe, CONFIG.override({"mlp.density": "dense"})) as handle:
-        wan(pipe)
-    for record in handle.report.steps:
-        mlps = [entry for entry in record.layers if entry.part == "mlp"]
-        assert {entry.reason for entry in mlps} == {"mlp.density is dense"}
-        assert len(mlps) == 3
-    assert handle.report.fallbacks == []
-
-
-def test_a_plan_without_sparse_steps_has_no_layers(pipe):
-    with chipsparse.enable(pipe, CONFIG.override({"schedule.actions": ["dense"]})) as handle:
-        wan(pipe)
-    assert [record.layers for record in handle.report.steps] == [[]] * 5
-    assert all(record.finished for record in handle.report.steps)
 
 
 def test_an_exception_in_the_model_is_reported(pipe):
@@ -127,60 +117,7 @@ def test_an_exception_in_the_model_is_reported(pipe):
         assert [record.finished for record in handle.report.steps] == [True] * 5
 
 
-@pytest.mark.slow
-def test_one_graph_serves_layers_with_and_without_budgets():
-    """What a layer keeps is no guard: as many graphs as without budgets."""
-    budgets = [
-        {"layers": "0,3", "attention": "dense", "mlp": "dense"},
-        {"layers": 1, "attention": 0.5, "mlp": 0.75},
-    ]
-    counters, graphs = torch._dynamo.utils.counters, []
-    for config in (CONFIG, CONFIG.override({"layers": budgets})):
-        pipe = tiny_flux_pipeline()
-        torch._dynamo.reset()
-        counters.clear()
-        with chipsparse.enable(pipe, config, strict=True, layer_times=True):
-            expected = generate(pipe)
-            pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
-            torch.testing.assert_close(generate(pipe), expected, atol=1e-5, rtol=1e-5)
-        graphs.append(counters["stats"]["unique_graphs"])
-        assert not counters["graph_break"]
-    torch._dynamo.reset()
-    assert graphs[0] == graphs[1] <= 3
-
-
 # Strict.
-
-
-@pytest.mark.parametrize("name", [slow("wan"), "wan with two experts", slow("flux")])
-def test_a_strict_run_without_fallbacks_is_the_same(name):
-    make, layers, arguments = MODELS[name]
-    pipe = make()
-    budgets = {"layers": [{"layers": layers - 1, "attention": "dense"}]}
-    for config in (CONFIG, CONFIG.override(budgets), CONFIG.override({"mlp.density": "dense"})):
-        with chipsparse.enable(pipe, config):
-            expected = generate(pipe, **arguments)
-        with chipsparse.enable(pipe, config, strict=True):
-            assert torch.equal(generate(pipe, **arguments), expected)
-
-
-def adapted(pipe):
-    class Adapted(torch.nn.Linear):
-        pass
-
-    pipe.transformer.blocks[1].ffn.net[2].__class__ = Adapted
-
-
-def other_processors(pipe):
-    for block in pipe.transformer.blocks:
-        block.attn1.set_processor(type(block.attn1.processor)())
-
-
-def no_tags(pipe):
-    """As if the model passed a mask of its own, which nobody foresaw."""
-    for block in pipe.transformer.blocks:
-        block.attn1._forward_pre_hooks.clear()
-        block.attn1._forward_pre_hooks_with_kwargs.clear()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +147,7 @@ def test_a_fallback_ends_a_strict_run(pipe, spoil, said, calls):
 
 def test_a_strict_run_goes_on_when_the_cause_is_gone(pipe):
     linear = pipe.transformer.blocks[1].ffn.net[2]
-    with chipsparse.enable(pipe, CONFIG) as handle:
+    with chipsparse.enable(pipe, CONFIG):
         expected = wan(pipe)
     before = state_of(pipe.transformer)
     with chipsparse.enable(pipe, CONFIG, strict=True) as handle:
@@ -223,49 +160,130 @@ def test_a_strict_run_goes_on_when_the_cause_is_gone(pipe):
     assert state_of(pipe.transformer) == before
 
 
-def test_a_mask_ends_a_strict_run_unless_attention_is_dense_by_config():
-    pipe = tiny_chroma_pipeline()
-    with (
-        chipsparse.enable(pipe, CONFIG, strict=True),
-        pytest.raises(FallbackError, match=r"^attention runs dense: the pipeline passes an atten"),
-    ):
-        generate(pipe)
-    config = CONFIG.override({"attention.density": "dense"})
-    with chipsparse.enable(pipe, config, strict=True) as handle:
-        generate(pipe)
-    assert handle.report.steps[-1].mlp_kept is not None
-
-
-def test_recording_gradients_is_a_fallback(pipe):
-    latents = torch.zeros(1, 4, 2, 4, 4)
+def test_recording_gradients_is_a_fallback_and_is_said(pipe):
     arguments = {
         "timestep": torch.tensor([500.0]),
         "encoder_hidden_states": torch.zeros(1, 4, 32),
         "return_dict": False,
     }
     with chipsparse.enable(pipe, CONFIG) as handle:
-        pipe.transformer(latents, **arguments)
+        with pytest.warns(DenseWarning, match="nothing runs sparse: gradients are recorded"):
+            pipe.transformer(torch.zeros(1, 4, 2, 4, 4), **arguments)
         assert handle.report.fallbacks == ["everything runs dense: gradients are recorded"]
     with (
         chipsparse.enable(pipe, CONFIG, strict=True),
         pytest.raises(FallbackError, match="gradients are recorded"),
     ):
-        pipe.transformer(latents, **arguments)
+        pipe.transformer(torch.zeros(1, 4, 2, 4, 4), **arguments)
 
 
-def test_notes_do_not_end_a_strict_run():
-    pipe = tiny_flux_pipeline()
-    config = CONFIG.override({"tile": [1, 4, 4]})
-    with chipsparse.enable(pipe, config, strict=True) as handle:
-        prepare = type(pipe)._prepare_latent_image_ids
+# Generations in which nothing is sparse: said once, with the reason; refused where strict.
 
-        def shuffled(*arguments):
-            ids = prepare(*arguments)
-            return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
 
-        pipe._prepare_latent_image_ids = shuffled
-        generate(pipe)
-    assert handle.report.fallbacks == []
-    assert handle.report.notes == [
-        "image tokens stay in the pipeline's order: their img_ids form no full grids"
-    ]
+def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
+    seen = []
+
+    def look(_pipe, _step, _t, tensors):
+        seen.append(handle.report.nothing_sparse)
+        return tensors
+
+    with chipsparse.enable(pipe, LATE) as handle:
+        with pytest.warns(DenseWarning, match=FEW) as caught:
+            wan(pipe, steps=3, callback_on_step_end=look)
+        assert len(caught) == 1
+        assert caught[0].filename.endswith("test_layer_budgets.py")  # the caller's own line
+        assert seen == [handle.report.nothing_sparse] * 3
+        assert handle.report.to_dict()["nothing_sparse"].startswith(FEW)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            wan(pipe, steps=3)  # the same again: in the report alone
+        assert handle.report.nothing_sparse.startswith(FEW)
+        wan(pipe)
+        assert handle.report.nothing_sparse is None
+    with chipsparse.enable(pipe, LATE, strict=True) as handle:
+        with pytest.raises(FallbackError, match=FEW):
+            wan(pipe, steps=3)
+        assert handle.report.nothing_sparse.startswith(FEW)
+        assert handle.report.error.startswith("FallbackError: nothing runs sparse")
+        assert [record.finished for record in handle.report.steps] == [False]
+        wan(pipe)
+        assert handle.report.actions()["sparse"] == 1
+
+
+def interrupt(pipe, _step, _t, tensors):
+    pipe._interrupt = True
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (SparsityConfig.dense(), {}),
+        (CONFIG.override({"schedule.actions": ["dense"]}), {}),
+        (CONFIG.override({"schedule.actions": ["dense", "refresh", "skip"]}), {}),
+        (CONFIG, {"callback_on_step_end": interrupt}),
+    ],
+    ids=["dense", "actions", "skipped", "interrupted"],
+)
+def test_nothing_is_said_where_nothing_is_missing(pipe, config, options):
+    with warnings.catch_warnings(), chipsparse.enable(pipe, config, strict=True) as handle:
+        warnings.simplefilter("error", DenseWarning)
+        wan(pipe, **options)
+    assert handle.report.nothing_sparse is None
+
+
+def test_layers_that_all_run_dense_are_said_at_the_first_call(pipe):
+    seen = []
+    with chipsparse.enable(pipe, CONFIG.override({"mlp.density": "dense"})) as handle:
+        other_processors(pipe)
+        pipe.transformer.blocks[0].register_forward_pre_hook(
+            lambda *_: seen.append(handle.report.nothing_sparse)
+        )
+        with pytest.warns(DenseWarning, match="nothing runs sparse: attention runs dense in 3 of"):
+            wan(pipe)
+    assert seen == [handle.report.nothing_sparse] * 5
+    assert handle.report.nothing_sparse.endswith("its processor was replaced")
+
+
+def test_an_exchanged_transformer_is_noticed_by_the_next_call(pipe):
+    stock, other = pipe.transformer, tiny_wan_transformer(seed=5)
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        wan(pipe)
+        pipe.transformer = other
+        with pytest.warns(DenseWarning) as caught:
+            wan(pipe)
+        assert [str(each.message) for each in caught] == [EXCHANGED]
+        report = handle.report
+        assert (report.nothing_sparse, report.steps, report.error) == (EXCHANGED, [], None)
+        pipe.transformer = stock
+        wan(pipe)
+        assert report.nothing_sparse is None
+        assert report.actions()["sparse"] == 3
+    with chipsparse.enable(pipe, CONFIG, strict=True) as handle:
+        pipe.transformer = other
+        other.register_forward_pre_hook(lambda *_: pytest.fail("computed a step"))
+        with pytest.raises(FallbackError) as error:
+            wan(pipe)
+        assert str(error.value) == handle.report.nothing_sparse == EXCHANGED
+
+
+def test_one_exchanged_expert_is_a_fallback():
+    pipe = two_experts()
+    said = "a transformer runs dense: the pipeline's transformer_2 was exchanged after enable()"
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        pipe.transformer_2 = tiny_wan_transformer(seed=5)
+        for _ in range(2):
+            generate(pipe, num_frames=1, steps=8)
+            assert [each.partition(";")[0] for each in handle.report.fallbacks] == [said]
+        assert handle.report.nothing_sparse is None
+        assert {record.transformer for record in handle.report.steps} == {"transformer"}
+
+
+@pytest.mark.slow
+def test_a_transformer_compiled_as_a_whole_afterwards_outlives_disable(pipe):
+    expected = wan(pipe)
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+        wan(pipe)
+        assert handle.report.nothing_sparse is None
+    assert torch.equal(wan(pipe), expected)

@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,17 +13,10 @@ from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.session import Session
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
-from tests.pipelines import test_flux, test_wan
-from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.pipelines.tiny_runs import MODELS
 from tests.variants import slow
 
-GENERATIONS = 2
-STEPS = 5  # one of them recorded
 OF_LIBRARIES = ("tqdm_monitor", "InductorSubproc", "subproc_worker_timer")
-FAMILIES = {
-    "flux": (tiny_flux_pipeline, test_flux),
-    "wan": (tiny_wan_pipeline, test_wan),
-}
 
 
 @pytest.fixture(params=DEVICES)
@@ -46,7 +40,6 @@ def process_state():
         [generator.get_state().tolist() for generator in generators],
         list(warnings.filters),
         warnings.showwarning,
-        warnings._showwarnmsg_impl,
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         torch.get_num_threads(),
@@ -55,58 +48,31 @@ def process_state():
     )
 
 
-def in_threads(*runs):
-    """Runs all at once; the first exception of any is raised."""
-    together, errors = threading.Barrier(len(runs)), []
-
-    def guarded(run):
-        try:
-            together.wait(timeout=60)
-            run()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(run,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def generations(pipe, module):
-    return [
-        module.generate(pipe, seed=seed, num_inference_steps=STEPS) for seed in range(GENERATIONS)
-    ]
-
-
 @pytest.mark.parametrize("names", [slow(("flux", "wan")), ("flux", "flux")], ids="+".join)
 def test_bits_are_those_of_one_after_the_other(names, device):
-    pipes, modules = [], []
-    for name in names:
-        make, module = FAMILIES[name]
-        pipe = make().to(device)
-        if device == "cuda":
-            pipe.to(torch.bfloat16)
-        pipes.append(pipe)
-        modules.append(module)
+    models, together = [MODELS[name] for name in names], threading.Barrier(2)
+    pipes = [model.make().to(device) for model in models]
+    for pipe in pipes if device == "cuda" else ():
+        pipe.to(torch.bfloat16)
+
+    def generations(model, pipe):
+        # Of five steps one is recorded.
+        return [model.generate(pipe, seed=seed, num_inference_steps=5) for seed in range(2)]
+
+    def at_once(model, pipe):
+        together.wait(timeout=60)
+        return generations(model, pipe)
+
     expected = []
-    for pipe, module in zip(pipes, modules, strict=True):
-        with chipsparse.enable(pipe, module.SPARSE):
-            expected.append(generations(pipe, module))
-    handles = [
-        chipsparse.enable(pipe, module.SPARSE) for pipe, module in zip(pipes, modules, strict=True)
-    ]
+    for model, pipe in zip(models, pipes, strict=True):
+        with chipsparse.enable(pipe, model.SPARSE):
+            expected.append(generations(model, pipe))
+    handles = [chipsparse.enable(pipe, m.SPARSE) for m, pipe in zip(models, pipes, strict=True)]
     before = process_state()
-    found = [None, None]
-
-    def run(number):
-        found[number] = generations(pipes[number], modules[number])
-
-    in_threads(lambda: run(0), lambda: run(1))
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(at_once, models, pipes))
     assert process_state() == before
-    for name, handle, pictures, own in zip(names, handles, found, expected, strict=True):
-        assert all(map(torch.equal, pictures, own)), name
+    for handle, pictures, own in zip(handles, found, expected, strict=True):
+        assert all(map(torch.equal, pictures, own))
         assert handle.report.actions()["sparse"] > 0
         handle.disable()

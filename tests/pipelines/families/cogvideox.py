@@ -1,13 +1,17 @@
 """CogVideoX 1.0 and 1.5, text and image to video, with and without rotary embeddings."""
 
+import torch
 from diffusers import (
     AutoencoderKLCogVideoX,
     CogVideoXDDIMScheduler,
     CogVideoXDPMScheduler,
+    CogVideoXFunControlPipeline,
     CogVideoXImageToVideoPipeline,
     CogVideoXPipeline,
     CogVideoXTransformer3DModel,
+    CogVideoXVideoToVideoPipeline,
 )
+from PIL import Image
 
 from tests.pipelines.families.family import Family
 from tests.pipelines.families.loop import strong
@@ -69,6 +73,11 @@ def prompts(batch=1):
 
 
 VIDEO = {**prompts(), "height": 64, "width": 48, "num_frames": 9, "guidance_scale": 1.0}
+OF_ANOTHER = {name: value for name, value in VIDEO.items() if name != "num_frames"}
+FRAMES = (random(9, 64, 48, 3, seed=2).sigmoid() * 255).to(torch.uint8).numpy()
+CLIP = [Image.fromarray(frame) for frame in FRAMES]
+MASK = torch.zeros(1, 1, TEXT + 3 * 4 * 3)
+MASK[..., 3:TEXT] = -1e4
 IMAGE = {"image": random(1, 3, 64, 48, seed=1).sigmoid()}
 GUIDED = {"guidance_scale": 6.0}
 ODD_SIZE = {"height": 48, "width": 80, "num_frames": 5}
@@ -77,11 +86,33 @@ VARIANTS = {
     "batch": prompts(2),
     "odd size": ODD_SIZE,
     "one frame": {"num_frames": 1},
+    "a mask of the user's": {"attention_kwargs": {"attention_mask": MASK}},
 }
 KINDS = 2  # the first block, whose inputs have other strides, and the others
 
 FAMILIES = [
-    Family("cogvideox 2b", tiny_pipeline, VIDEO, VARIANTS, kinds=KINDS),
+    Family(
+        "cogvideox 2b",
+        tiny_pipeline,
+        VIDEO,
+        VARIANTS,
+        kinds=KINDS,
+        masked={
+            "a mask of the user's": "attention runs dense: the call has a mask of its own",
+        },
+    ),
+    Family(
+        "cogvideox video to video",
+        lambda: tiny_pipeline(CogVideoXVideoToVideoPipeline, **ROTARY),
+        {**OF_ANOTHER, "video": CLIP, "strength": 0.7},
+        brief=True,
+    ),
+    Family(
+        "cogvideox control",
+        lambda: tiny_pipeline(CogVideoXFunControlPipeline, **ROTARY, **BOTH),
+        {**OF_ANOTHER, **GUIDED, "control_video": CLIP},
+        brief=True,
+    ),
     Family(
         "cogvideox 1.5",
         lambda: tiny_pipeline(**V15),

@@ -22,6 +22,7 @@ class Family:
         kinds: how many kinds of repeated blocks the model has: one compiled graph for each.
         dense_parts: parts ("attention", "mlp") that never run sparse here.
         slow: all its tests are slow ones, but for a short generation.
+        masked: variants whose attention runs dense, and what the report says of each.
         unpatched_steps: first steps of a generation that run as without chipsparse.
         brief: only its calls are tested, in slow tests; its adapter is another family's, too.
     """
@@ -35,4 +36,5 @@ class Family:
     dense_parts: tuple[str, ...] = ()
     slow: bool = False
     brief: bool = False
+    masked: Mapping[str, str] = field(default_factory=dict)
     unpatched_steps: int = 0

@@ -1,12 +1,22 @@
 """FLUX.1 with its pipelines that see other pictures, and Chroma."""
 
 import torch
-from diffusers import FluxControlPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline
+from diffusers import (
+    FluxControlNetModel,
+    FluxControlNetPipeline,
+    FluxControlPipeline,
+    FluxFillPipeline,
+    FluxImg2ImgPipeline,
+    FluxInpaintPipeline,
+    FluxKontextPipeline,
+)
 from PIL import Image
 
+from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.family import Family
 from tests.tiny_models import (
     FLUX_CONFIG,
+    seeded,
     tiny_chroma_pipeline,
     tiny_flux_pipeline,
     tiny_flux_transformer,
@@ -25,9 +35,9 @@ BATCH = {"prompt": ["a red circle", "a blue square"]}
 ODD_SIZE = {"height": 40, "width": 36}
 
 
-def picture(seed):
+def picture(seed, width=WIDTH, height=HEIGHT):
     pixels = torch.randint(
-        0, 256, (HEIGHT, WIDTH, 3), generator=torch.Generator().manual_seed(seed)
+        0, 256, (height, width, 3), generator=torch.Generator().manual_seed(seed)
     )
     return Image.fromarray(pixels.to(torch.uint8).numpy())
 
@@ -42,11 +52,17 @@ def guidance_distilled():
     return tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=True))
 
 
-def control():
-    """The control picture's latents stand beside the others."""
+def beside(pipeline_class=FluxControlPipeline, times=2, more=0):
+    """Latents of other pictures, and more channels, stand beside the image's."""
     channels = FLUX_CONFIG["in_channels"]
-    transformer = tiny_flux_transformer(in_channels=2 * channels, out_channels=channels)
-    return tiny_flux_pipeline(FluxControlPipeline, transformer=transformer)
+    transformer = tiny_flux_transformer(in_channels=times * channels + more, out_channels=channels)
+    return tiny_flux_pipeline(pipeline_class, transformer=transformer)
+
+
+def controlled():
+    config = {**FLUX_CONFIG, "num_layers": 1, "num_single_layers": 1}
+    controlnet = with_an_effect(seeded(FluxControlNetModel, **config))
+    return tiny_flux_pipeline(FluxControlNetPipeline, controlnet=controlnet)
 
 
 FAMILIES = [
@@ -77,9 +93,32 @@ FAMILIES = [
     ),
     Family(
         "flux control",
-        control,
+        beside,
         {**PICTURE, "control_image": picture(2)},
         kinds=KINDS,
+    ),
+    Family(
+        "flux fill",  # masked latents, and the 16 pixels of a mask that belong to a token
+        lambda: beside(FluxFillPipeline, more=16),
+        {**PICTURE, "image": picture(1), "mask_image": MASK},
+        brief=True,
+    ),
+    Family(
+        "flux kontext",
+        lambda: tiny_flux_pipeline(FluxKontextPipeline),
+        {
+            **{**PICTURE, "image": picture(1, 20, 24)},
+            **{"max_area": HEIGHT * WIDTH, "_auto_resize": False},
+        },
+        {"guided": GUIDED},
+        brief=True,
+    ),
+    Family(
+        "flux controlnet",
+        controlled,
+        {**PICTURE, "control_image": picture(2)},
+        {"guided": GUIDED},
+        brief=True,
     ),
     Family(
         "chroma",

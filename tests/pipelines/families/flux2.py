@@ -4,6 +4,8 @@ import torch
 from diffusers import (
     AutoencoderKLFlux2,
     FlowMatchEulerDiscreteScheduler,
+    Flux2KleinInpaintPipeline,
+    Flux2KleinKVPipeline,
     Flux2KleinPipeline,
     Flux2Pipeline,
     Flux2Transformer2DModel,
@@ -94,6 +96,8 @@ def klein(pipeline_class=Flux2KleinPipeline, **overrides):
     return tiny_flux2_pipeline(pipeline_class, transformer=transformer, **overrides)
 
 
+MASK = Image.new("L", (WIDTH, HEIGHT), 0)
+MASK.paste(255, (8, 8, 24, 40))
 FAMILIES = [
     Family("flux2", tiny_flux2_pipeline, PICTURE, VARIANTS, kinds=2),
     Family(
@@ -102,5 +106,26 @@ FAMILIES = [
         {**PICTURE, **GUIDED},
         {"distilled": {"guidance_scale": 1.0}, "a reference": VARIANTS["a reference"]},
         kinds=2,
+    ),
+    Family(
+        "flux2 klein inpainting",
+        lambda: klein(Flux2KleinInpaintPipeline),
+        {
+            **{**PICTURE, **GUIDED, "width": HEIGHT, "strength": 0.9},
+            **{"image": picture(1, WIDTH, HEIGHT), "mask_image": MASK},
+            "image_reference": picture(2),
+        },
+        brief=True,
+    ),
+    Family(
+        "flux2 klein that keeps keys",  # of its references, from the first step on
+        lambda: klein(Flux2KleinKVPipeline),
+        {name: value for name, value in PICTURE.items() if name != "guidance_scale"},
+        {"two references": VARIANTS["two references"]},
+        masked={
+            "two references": "attention runs dense: the pipeline keeps the keys and values of its "
+            "reference images"
+        },
+        brief=True,
     ),
 ]

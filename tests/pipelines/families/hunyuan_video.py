@@ -131,6 +131,10 @@ def negative_prompts(*lengths):
     return prompts(*lengths, prefix="negative_", seed=2) | {"true_cfg_scale": 3.0}
 
 
+def with_gaps(prompt, mask):
+    return {**prompt, mask: prompt[mask].roll(1, 1)}
+
+
 def picture(width, height):
     pixels = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(3))
     return Image.fromarray(pixels.to(torch.uint8).numpy())
@@ -150,7 +154,12 @@ VARIANTS = {
     "batch": prompts(VALID, VALID),
     "guided": negative_prompts(4),
     "one frame": {"num_frames": 1},
+    "prompts of two lengths": prompts(3, VALID),
+    "a mask with gaps": with_gaps(prompts(VALID), "prompt_attention_mask"),
 }
+GAPS = "attention runs dense: a prompt mask keeps others than the first tokens of a prompt"
+LENGTHS = "attention runs dense: the prompts of the batch have {} tokens, so the shorter ones need"
+MASKED = {"prompts of two lengths": LENGTHS.format("3 to 7"), "a mask with gaps": GAPS}
 IMAGE_VARIANTS = {
     "odd size": {**VARIANTS["odd size"], "image": picture(48, 80)},
     "guided": VARIANTS["guided"],
@@ -239,7 +248,10 @@ VARIANTS15 = {
     "odd size": {"height": 80, "width": 112, "num_frames": 5},
     "batch": both15(VALID, VALID, glyphs=[2, 2]),
     "one frame": {"num_frames": 1},
+    # Both samples have nine valid tokens, but of other texts.
+    "prompts of two lengths": both15(6, 5, glyphs=[3, 4]),
 }
+MASKED15 = {"prompts of two lengths": LENGTHS.format("5 to 6")}
 IMAGE15 = {
     "image": picture(60, 90),
     "num_frames": 9,
@@ -250,7 +262,7 @@ IMAGE15 = {
 # tensor), the patch embedding and the token refiner.
 KINDS = 5
 FAMILIES = [
-    Family("hunyuan video", pipeline, VIDEO, VARIANTS, kinds=KINDS),
+    Family("hunyuan video", pipeline, VIDEO, VARIANTS, kinds=KINDS, masked=MASKED),
     Family(
         "hunyuan video image to video, latents side by side",
         latent_concat,
@@ -271,7 +283,6 @@ FAMILIES = [
         {**VIDEO, "image": picture(48, 64)},
         kinds=KINDS,
     ),
-    Family("hunyuan video 1.5", pipeline15, VIDEO15, VARIANTS15, kinds=3),
+    Family("hunyuan video 1.5", pipeline15, VIDEO15, VARIANTS15, kinds=3, masked=MASKED15),
+    Family("hunyuan video 1.5 image to video", image_to_video15, IMAGE15, brief=True),
 ]
-# Its pipeline takes no height and width, but those of the picture.
-IMAGE_TO_VIDEO15 = Family("hunyuan video 1.5 image to video", image_to_video15, IMAGE15, kinds=3)

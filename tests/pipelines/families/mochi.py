@@ -8,6 +8,7 @@ from diffusers import (
     MochiTransformer3DModel,
 )
 
+from chipsparse.pipelines.mochi import GAPS
 from tests.pipelines.families.family import Family
 from tests.tiny_models import quiet, seeded
 
@@ -71,6 +72,12 @@ def prompts(*lengths, negative=()):
     return of("prompt", lengths, 3) | negatives
 
 
+def with_a_gap():
+    given = {**prompts(7, negative=[3]), "guidance_scale": 4.5}
+    given["prompt_attention_mask"][0, 2] = False
+    return given
+
+
 VIDEO = {**prompts(TEXT), "height": 64, "width": 48, "num_frames": 13, "guidance_scale": 1.0}
 
 FAMILIES = [
@@ -86,7 +93,9 @@ FAMILIES = [
             "guided batch": {**prompts(2, 9, negative=[9, 1]), "guidance_scale": 4.5},
             "odd size": {"height": 48, "width": 80, "num_frames": 7},
             "one frame": {"num_frames": 1},
+            "a mask with gaps": with_a_gap(),
         },
+        masked={"a mask with gaps": f"attention runs dense: {GAPS}"},
         kinds=2,  # the last block makes no text
     )
 ]

@@ -4,13 +4,15 @@ import torch
 from diffusers import (
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    QwenImageControlNetModel,
+    QwenImageControlNetPipeline,
     QwenImageImg2ImgPipeline,
-    QwenImageInpaintPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
 from PIL import Image
 
+from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.family import Family
 from tests.tiny_models import quiet, random, seeded
 
@@ -55,15 +57,19 @@ VARIANTS = {
     "padded": prompts(4),
     "padded and guided": {**prompts(4, negative=(2,)), "true_cfg_scale": 3.0},
     "padded batch of one length": prompts(3, 3),
+    "prompts of two lengths": prompts(4, 2),
+    "a mask with holes": {**prompts(4), "prompt_embeds_mask": torch.tensor([[1, 0, 1, 1, 0]])},
 }
+MASKED = (
+    "attention runs dense: the text is masked otherwise than by one length for all samples of a "
+    "call"
+)
 IMAGE = {
     "image": Image.fromarray(
         (random(HEIGHT, WIDTH, 3, seed=1).sigmoid() * 255).to(torch.uint8).numpy()
     ),
     "strength": 0.8,
 }
-MASK = Image.new("L", (WIDTH, HEIGHT), 0)
-MASK.paste(255, (8, 8, 24, 40))
 
 
 def tiny_qwen_transformer(*, seed=0, **overrides):
@@ -98,17 +104,30 @@ def tiny_qwen_pipeline(pipeline_class=QwenImagePipeline, **overrides):
     return quiet(pipeline_class(**{**components, **overrides}))
 
 
+def controlled():
+    config = {**QWEN_CONFIG, "num_layers": 1, "extra_condition_channels": 0}
+    controlnet = with_an_effect(seeded(QwenImageControlNetModel, **config))
+    return tiny_qwen_pipeline(QwenImageControlNetPipeline, controlnet=controlnet)
+
+
 FAMILIES = [
-    Family("qwen-image", tiny_qwen_pipeline, PICTURE, VARIANTS),
+    Family(
+        "qwen-image",
+        tiny_qwen_pipeline,
+        PICTURE,
+        VARIANTS,
+        masked=dict.fromkeys(("prompts of two lengths", "a mask with holes"), MASKED),
+    ),
+    Family(
+        "qwen-image controlnet",
+        controlled,
+        {**PICTURE, **GUIDED, "control_image": IMAGE["image"]},
+        brief=True,
+    ),
     Family(
         "qwen-image image to image",
         lambda: tiny_qwen_pipeline(QwenImageImg2ImgPipeline),
         {**PICTURE, **IMAGE},
         {"guided": GUIDED},
-    ),
-    Family(
-        "qwen-image inpainting",
-        lambda: tiny_qwen_pipeline(QwenImageInpaintPipeline),
-        {**PICTURE, **IMAGE, "mask_image": MASK},
     ),
 ]

@@ -100,6 +100,10 @@ FAMILIES = [
             "batch": {"batch": 2},
             "prompts of two lengths": {"shorter": 2},
             "reference": {"reference": (4, 6)},
+            "a padded prompt": {"padding": 2},
+        },
+        masked={
+            "a padded prompt": "attention runs dense: the prompts of the batch differ in length, so"
         },
         slow=True,
         kinds=2,  # the first block gets tokens that are cut from a longer sequence

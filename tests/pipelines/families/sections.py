@@ -7,13 +7,11 @@ import functools
 
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
-    HeliosPipeline,
     HeliosPyramidPipeline,
     HeliosScheduler,
     HunyuanVideoFramepackPipeline,
     LTXEulerAncestralRFScheduler,
     LTXI2VLongMultiPromptPipeline,
-    SkyReelsV2DiffusionForcingImageToVideoPipeline,
     SkyReelsV2DiffusionForcingPipeline,
     SkyReelsV2DiffusionForcingVideoToVideoPipeline,
     UniPCMultistepScheduler,
@@ -65,21 +63,12 @@ def forcing(pipeline_class=SkyReelsV2DiffusionForcingPipeline):
     return _wan_like(pipeline_class, wan_kin.skyreels().transformer, UNIPC())
 
 
-def forcing_an_image():
-    return forcing(SkyReelsV2DiffusionForcingImageToVideoPipeline)
-
-
 def forcing_a_video():
     return forcing(SkyReelsV2DiffusionForcingVideoToVideoPipeline)
 
 
-def helios():
-    """Helios: chunks of frames."""
-    return _wan_like(HeliosPipeline, history.helios().transformer, HeliosScheduler(stages=1))
-
-
 def pyramid():
-    """Helios: each chunk at three sizes."""
+    """Helios: chunks of frames, each at three sizes."""
     return _wan_like(
         HeliosPyramidPipeline, history.helios().transformer, HeliosScheduler(gamma=0.25)
     )
@@ -126,25 +115,17 @@ LONG = {"base_num_frames": 17, "overlap_history": 5, "num_frames": 25}
 PIPELINES = {
     "forcing": (forcing, FORCED, 1),
     "a lag": (forcing, FORCED | {"ar_step": 2}, 1),
-    "a lag beyond all steps": (forcing, FORCED | {"ar_step": 9, "num_frames": 9}, 1),
     "blocks that wait": (
         forcing,
         FORCED | {"ar_step": 2, "causal_block_size": 2, "num_frames": 13},
         1,
     ),
-    "windows": (forcing, FORCED | LONG, 2),
     "windows with a lag": (forcing, FORCED | LONG | {"ar_step": 2, "addnoise_condition": 20}, 2),
-    "from a picture with a lag": (
-        forcing_an_image,
-        FORCED | {"ar_step": 2, "image": picture(48, 64), "last_image": picture(48, 64)},
-        1,
-    ),
     "from a video with a lag": (
         forcing_a_video,
         FORCED | LONG | {"ar_step": 2, "video": _pictures(17, 48, 64)},
         2,
     ),
-    "helios": (helios, {**SIZE, **PROMPTS, "num_frames": 15, "num_latent_frames_per_chunk": 2}, 3),
     "helios pyramid": (
         pyramid,
         {

@@ -3,11 +3,15 @@
 import torch
 from diffusers import (
     FlowMatchEulerDiscreteScheduler,
+    SD3ControlNetModel,
     SD3Transformer2DModel,
+    StableDiffusion3ControlNetPipeline,
     StableDiffusion3Img2ImgPipeline,
+    StableDiffusion3PAGPipeline,
     StableDiffusion3Pipeline,
 )
 
+from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.family import Family
 from tests.tiny_models import quiet, random, seeded, tiny_image_vae
 
@@ -68,6 +72,13 @@ GUIDED = {"guidance_scale": 5.0}
 ODD_SIZE = {"height": 40, "width": 36}
 IMAGE = {"image": random(1, 3, 32, 48, seed=1).sigmoid(), "strength": 0.8}
 
+
+def controlled():
+    controlnet = seeded(SD3ControlNetModel, **{**TRANSFORMER, "num_layers": 2})
+    components = {"controlnet": with_an_effect(controlnet)}
+    return tiny_pipeline(StableDiffusion3ControlNetPipeline, components)
+
+
 FAMILIES = [
     Family(
         "sd3",
@@ -95,5 +106,20 @@ FAMILIES = [
         {**PICTURE, **IMAGE},
         {"guided": GUIDED},
         kinds=2,
+    ),
+    Family(
+        "sd3 controlnet",
+        controlled,
+        {**PICTURE, **GUIDED, "control_image": random(1, 3, 32, 48, seed=2).sigmoid()},
+        brief=True,
+    ),
+    Family(
+        "sd3 perturbed attention",  # by processors that are exchanged in every call
+        lambda: tiny_pipeline(StableDiffusion3PAGPipeline, {"pag_applied_layers": ["blocks.1"]}),
+        {**PICTURE, **GUIDED, "pag_scale": 2.0},
+        fallbacks=(
+            "attention runs dense in 1 of 3 layers (first: layer 1): its processor was rep",
+        ),
+        brief=True,
     ),
 ]

@@ -152,6 +152,20 @@ FAMILIES = [
     Family("wan animate", animate, VIDEO, VARIANTS, slow=True),
     Family("skyreels v2", skyreels, VIDEO, VARIANTS, slow=True),
     Family(
+        "skyreels v2, forced",
+        lambda: skyreels(forced_arguments, inject_sample_info=True),
+        {**VIDEO, "branches": ("cond",)},
+        brief=True,
+    ),
+    Family(
+        "skyreels v2, blocks of frames",
+        lambda: skyreels(num_frame_per_block=2),
+        {**VIDEO, "num_frames": 13, "branches": ("cond",)},
+        fallbacks=("attention runs dense: the model masks later blocks of frames",),
+        dense_parts=("attention",),
+        brief=True,
+    ),
+    Family(
         "chrono edit", chrono_edit, {**VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}, slow=True
     ),
 ]

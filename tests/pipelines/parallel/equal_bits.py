@@ -62,10 +62,14 @@ OTHERS = {
     "uneven heads": (lambda: wan_of(5), BIG, {}),
     "joint text, four heads": (lambda: hunyuan_of(4), HUNYUAN, {}),
     "two experts": (lambda: experts_of(4), {**BIG, "height": 80, "width": 48}, {}),
-    "skipped with a forecast": (
+    "skipped, with a forecast": (
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
-        {"schedule.full_steps": [0, 1, 4, 8], "schedule.forecast": 0.5},
+        {
+            "schedule.full_steps": [0, 1, 4, 7],
+            "schedule.between": "none",
+            "schedule.forecast": 0.5,
+        },
     ),
     "caches in e4m3": (
         lambda: wan_of(4),
@@ -91,7 +95,7 @@ OTHERS = {
 GUIDED = [
     "four heads",
     "two experts",
-    "skipped by a threshold, with a forecast",
+    "skipped, with a forecast",
     "flux2 klein",
     "chrono edit, announced",
     "longcat-image, announced",
@@ -130,7 +134,6 @@ RING = [
     "wan 2.2 image to video, a timestep per token",
     "one head",
     "one head's columns at a time",
-    "forecast of the error",
 ]
 
 

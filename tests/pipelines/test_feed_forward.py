@@ -1,0 +1,414 @@
+"""Feed-forward layers: which run sparse, what makes one dense, and how their weights are stored."""
+
+import pytest
+import torch
+from diffusers.hooks import apply_group_offloading
+from diffusers.models.attention import FeedForward
+from diffusers.models.transformers.transformer_flux2 import (
+    Flux2FeedForward,
+    Flux2ParallelSelfAttnProcessor,
+)
+
+import chipsparse
+from chipsparse import SparsityConfig
+from chipsparse.layers.mlp import MLPLayer
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.feed_forward_forms import feed_forward_form
+from tests.pipelines.changes import add_lora
+from tests.pipelines.families import cogvideox, flux2, hidream, stable_diffusion3
+from tests.pipelines.model_state import state_of
+from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, generate
+from tests.pipelines.tiny_runs import FLUX
+from tests.tiny_models import FLUX_CONFIG, seeded, tiny_flux_pipeline
+from tests.variants import slow
+
+LAYERS = FLUX_CONFIG["num_layers"] + FLUX_CONFIG["num_single_layers"]
+# A model of joint blocks and single ones, whose linears attention and neurons share; its call.
+MODELS = {
+    "flux": (tiny_flux_pipeline, FLUX.generate),
+    "flux2": (flux2.tiny_flux2_pipeline, lambda pipe: generate(pipe, flux2.PICTURE)),
+}
+
+
+@pytest.fixture
+def pipe():
+    return tiny_flux_pipeline()
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return {name: run(make()) for name, (make, run) in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    pipe = tiny_flux_pipeline()
+    with chipsparse.enable(pipe, FLUX.SPARSE):
+        return FLUX.generate(pipe)
+
+
+# What they compute.
+
+
+def with_feed_forwards(make):
+    """A pipeline whose double blocks have another feed-forward module."""
+    pipe = tiny_flux_pipeline()
+    for seed, block in enumerate(pipe.transformer.transformer_blocks):
+        block.ff = seeded(make, seed=seed)
+        for parameter in block.ff.parameters():
+            parameter.data.mul_(3)
+    return pipe
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FeedForward(32, 32, activation_fn="swiglu"),
+        lambda: FeedForward(32, 32, activation_fn="swiglu", bias=False),
+        lambda: FeedForward(32, 32, activation_fn="geglu"),
+        lambda: FeedForward(32, 32, activation_fn="gelu"),
+        lambda: FeedForward(32, 32, activation_fn="linear-silu"),
+        lambda: Flux2FeedForward(32, 32, mult=4.0, bias=True),
+    ],
+    ids=["swiglu", "swiglu-no-bias", "geglu", "gelu", "silu", "flux2"],
+)
+def test_gated_and_other_feed_forwards_run_sparse(make):
+    pipe = with_feed_forwards(make)
+    expected = FLUX.generate(pipe)
+    with chipsparse.enable(pipe, FLUX.EXACT) as handle:
+        assert_close(FLUX.generate(pipe), expected)
+    assert handle.report.fallbacks == []
+    assert len(handle.report.steps[-1].mlp_fractions) == LAYERS
+
+
+def test_first_layers_stay_dense(pipe, dense):
+    first = {"schedule.first_dense_layers": FLUX_CONFIG["num_layers"]}
+    with chipsparse.enable(pipe, FLUX.SPARSE.override(first)) as handle:
+        FLUX.generate(pipe)
+    last = handle.report.steps[-1]
+    assert len(last.mlp_fractions) == len(last.attention_fractions) == LAYERS - 2
+    every = FLUX.SPARSE.override({"schedule.first_dense_layers": LAYERS})
+    with chipsparse.enable(pipe, every):
+        assert_close(FLUX.generate(pipe), dense["flux"])
+
+
+def test_the_shared_expert_of_a_layer_with_experts_is_sparse():
+    pipe = hidream.experts()
+    dense = generate(pipe, hidream.IMAGE)
+    with chipsparse.enable(pipe, EXACT.override({"mlp.density": 0.05})) as handle:
+        assert error(generate(pipe, hidream.IMAGE), dense) > 1e-4
+    kept = [record.mlp_kept for record in handle.report.steps if record.action == "sparse"]
+    assert all(0 < share < 0.1 for share in kept)
+
+
+def test_a_dropout_behind_the_second_linear_is_no_reason_to_run_dense():
+    block = cogvideox.tiny_pipeline().transformer.transformer_blocks[0]
+    assert [type(layer).__name__ for layer in block.ff.net[2:]] == ["Linear", "Dropout"]
+    assert feed_forward_form(block.ff).activation == "gelu-tanh"
+    block.ff.net[3] = torch.nn.Tanh()
+    assert isinstance(feed_forward_form(block.ff), str)
+
+
+# What makes one dense.
+
+
+class Packed(torch.nn.Parameter):
+    """As quantizers have them: a parameter of another class."""
+
+
+class Adapted(torch.nn.Linear):
+    """As of an adapter."""
+
+
+def approximate(model):
+    model.transformer_blocks[1].ff = FeedForward(32, 32, activation_fn="geglu-approximate")
+
+
+def packed(model):
+    linear = model.single_transformer_blocks[1].proj_mlp
+    linear.weight = Packed(linear.weight.data)
+
+
+def adapted(model):
+    model.transformer_blocks[0].ff.net[2].__class__ = Adapted
+
+
+def hooked(model):
+    model.single_transformer_blocks[0].proj_mlp.register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "layer", "reason"),
+    [
+        (approximate, 1, "its activation ApproximateGELU is not supported"),
+        (packed, 3, "the weight of its first linear is a Packed"),
+        (adapted, 0, "its second linear is of class Adapted (an adapter, or quantized)"),
+        (hooked, 2, "its first linear has hooks of its own (offloading or casting)"),
+    ],
+)
+def test_a_layer_that_is_not_understood_runs_dense_and_says_so(change, layer, reason, pipe):
+    change(pipe.transformer)
+    expected = FLUX.generate(pipe)
+    with chipsparse.enable(pipe, FLUX.EXACT) as handle:
+        assert_close(FLUX.generate(pipe), expected)
+    where = f"MLP runs dense in 1 of {LAYERS} layers (first: layer {layer}): "
+    assert handle.report.fallbacks == [where + reason]
+    assert len(handle.report.steps[-1].mlp_fractions) == LAYERS - 1
+
+
+REPLACED = {
+    "flux": ["proj_mlp", "act_mlp", "proj_out"],
+    "flux2": ["attn.to_qkv_mlp_proj", "attn.mlp_act_fn", "attn.to_out"],
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(model, name) for model, names in REPLACED.items() for name in names]
+)
+def test_a_module_that_was_replaced_runs_dense_and_says_so(model, name, dense):
+    make, run = MODELS[model]
+    pipe = make()
+    block = pipe.transformer.single_transformer_blocks[1]
+    with chipsparse.enable(pipe, FLUX.EXACT) as handle:
+        old = block.get_submodule(name)
+        if isinstance(old, torch.nn.Linear):
+            new = torch.nn.Linear(old.in_features, old.out_features, old.bias is not None)
+            new.load_state_dict(old.state_dict())
+        else:
+            stock = getattr(type(old), "chipsparse_base", type(old))
+            new = stock() if model == "flux2" else stock(approximate="tanh")
+        block.set_submodule(name, new)
+        found = run(pipe)
+    (sentence,) = handle.report.fallbacks
+    assert sentence.startswith("MLP runs dense in 1 of ")
+    assert sentence.endswith(f"its {name.removeprefix('attn.')} was replaced")
+    assert_close(found, dense[model])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_layers_in_chunks_run_dense_and_say_so(dim):
+    pipe = stable_diffusion3.tiny_pipeline()
+    call = {**stable_diffusion3.PICTURE, **stable_diffusion3.GUIDED}
+    expected = generate(pipe, call)
+    pipe.transformer.enable_forward_chunking(chunk_size=2, dim=dim)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        assert_close(generate(pipe, call), expected)
+        assert handle.report.fallbacks == [
+            "MLP runs dense in 3 of 3 layers (first: layer 0): its block runs it in chunks"
+        ]
+        pipe.transformer.disable_forward_chunking()
+        generate(pipe, call)
+        assert handle.report.fallbacks == []
+
+
+# LoRA.
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "which"),
+    [
+        slow("flux", "ff.net.0.proj", "first"),
+        slow("flux", "ff.net.2", "second"),
+        slow("flux", "proj_mlp", "first"),
+        ("flux", "single_transformer_blocks.1.proj_out", "second"),
+        ("flux2", "to_qkv_mlp_proj", "first"),
+        slow("flux2", "single_transformer_blocks.1.attn.to_out", "second"),
+    ],
+)
+def test_an_active_lora_runs_dense_a_fused_one_sparse(model, target, which, dense):
+    make, run = MODELS[model]
+    pipe = make()
+    with chipsparse.enable(pipe, FLUX.EXACT) as handle:
+        run(pipe)
+        add_lora(pipe, target)  # while enabled
+        found = run(pipe)
+        (sentence,) = handle.report.fallbacks
+        reason = f"its {which} linear has an active adapter that is not fused: style"
+        assert sentence.endswith(reason)
+        assert error(found, dense[model]) > 1e-3
+        pipe.transformer.fuse_lora()
+        assert_close(run(pipe), found)
+        assert handle.report.fallbacks == []
+        pipe.transformer.unfuse_lora()
+        pipe.transformer.disable_adapters()
+        assert_close(run(pipe), dense[model])
+        assert handle.report.fallbacks == []
+        pipe.transformer.enable_adapters()
+    assert_close(run(pipe), found)  # it stays
+    pipe.transformer.delete_adapters("style")
+    assert_close(run(pipe), dense[model])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_lora_counts_in_full(fused, pipe, dense):
+    """On every kind of linear at once, also on those around the tile order."""
+    add_lora(pipe, "(x_embedder|context_embedder|proj_out|proj_mlp|to_q|to_out.0|net.2|net.0.proj)")
+    expected = FLUX.generate(pipe)
+    assert error(expected, dense["flux"]) > 0.01
+    with chipsparse.enable(pipe, FLUX.EXACT) as handle:
+        if fused:
+            pipe.transformer.fuse_lora()
+        assert_close(FLUX.generate(pipe), expected, 2e-4)
+        assert (handle.report.fallbacks == []) == fused
+
+
+# The storage of second weights, which kernels on a GPU want turned around.
+
+
+@pytest.fixture
+def turned(monkeypatch):
+    """Turns the weights on a CPU, too, as long as the list's last entry says so."""
+    wanted = [True]
+    monkeypatch.setattr(ModelAdapter, "_wants_contiguous_channels", lambda *_: wanted[-1])
+    return wanted
+
+
+def second_weights(pipe):
+    ends = ("ff.net.2", "proj_out", "ff.linear_out", "attn.to_out")
+    blocks = (*pipe.transformer.transformer_blocks, *pipe.transformer.single_transformer_blocks)
+    named = [pair for block in blocks for pair in block.named_modules()]
+    return [each.weight for name, each in named if name in ends and hasattr(each, "weight")]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_second_weights_are_turned_around_and_restored(model, turned, dense):
+    make, run = MODELS[model]
+    pipe = make()
+    with chipsparse.enable(pipe, FLUX.SPARSE):
+        turned.append(False)
+        expected = run(pipe)
+    before, parameters = state_of(pipe.transformer), second_weights(pipe)
+    values = [weight.clone() for weight in parameters]
+    with chipsparse.enable(pipe, FLUX.SPARSE):
+        turned.append(True)
+        assert all(weight.is_contiguous() for weight in parameters)  # until it is needed
+        assert_close(run(pipe), expected)
+        for weight, value, now in zip(parameters, values, second_weights(pipe), strict=True):
+            assert now is weight
+            assert torch.equal(weight, value)
+            assert weight.stride() == (1, weight.shape[0])
+        if model == "flux":
+            text = pipe.transformer.transformer_blocks[0].ff_context.net[2].weight
+            assert text.is_contiguous()  # it stays dense
+        pointers = [weight.data_ptr() for weight in parameters]
+        run(pipe)
+        assert [weight.data_ptr() for weight in second_weights(pipe)] == pointers
+        pipe.transformer.to(torch.float64).to(torch.float32)  # a move is no reason to turn again
+        assert all(weight.stride(0) == 1 for weight in second_weights(pipe))
+        turned.append(False)  # as after a change of the dtype
+        run(pipe)
+        assert all(weight.is_contiguous() for weight in second_weights(pipe))
+        turned.append(True)
+        run(pipe)
+    assert state_of(pipe.transformer) == before
+    assert torch.equal(run(pipe), dense[model])
+
+
+@pytest.mark.usefixtures("turned")
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("restored", [False, True])
+def test_turned_weights_in_and_out_of_inference_mode(loaded, generated, restored, dense):
+    mode, call = torch.inference_mode, {"num_inference_steps": 3}
+    with mode(loaded):
+        pipe = tiny_flux_pipeline()
+    with mode(generated):
+        handle = chipsparse.enable(pipe, FLUX.SPARSE)
+        FLUX.generate(pipe, **call)
+    with mode(not generated):
+        FLUX.generate(pipe, **call)
+    assert {weight.is_inference() for weight in second_weights(pipe)} == {loaded}
+    with mode(restored):
+        handle.disable()
+    assert {weight.is_inference() for weight in second_weights(pipe)} == {loaded}
+    assert torch.equal(FLUX.generate(pipe), dense["flux"])
+    if not loaded:
+        linear = pipe.transformer.transformer_blocks[0].ff.net[2]
+        linear(torch.ones(1, linear.in_features)).sum().backward()
+        assert linear.weight.grad is not None
+
+
+@pytest.mark.usefixtures("turned")
+def test_weights_that_are_not_needed_or_in_other_hands_are_not_turned(pipe, dense):
+    with chipsparse.enable(pipe, SparsityConfig.dense()):
+        assert torch.equal(FLUX.generate(pipe), dense["flux"])
+        assert all(weight.is_contiguous() for weight in second_weights(pipe))
+    add_lora(pipe, "single_transformer_blocks.1.proj_out")
+    pipe.transformer.transformer_blocks[0].ff.net[2].weight = Packed(second_weights(pipe)[0].data)
+    with chipsparse.enable(pipe, FLUX.SPARSE):
+        FLUX.generate(pipe)
+        turned = [not weight.is_contiguous() for weight in second_weights(pipe)]
+    assert turned == [False, True, True, False, True]
+
+
+@pytest.mark.usefixtures("turned")
+def test_weights_that_are_offloaded_in_groups_are_not_turned_and_run_dense(pipe):
+    cpu = torch.device("cpu")
+    apply_group_offloading(
+        pipe.transformer,
+        onload_device=cpu,
+        offload_device=cpu,
+        offload_type="block_level",
+        num_blocks_per_group=1,
+    )
+    with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
+        FLUX.generate(pipe)
+        assert all(weight.is_contiguous() for weight in second_weights(pipe))
+        assert handle.report.fallbacks == [
+            f"MLP runs dense in {LAYERS} of {LAYERS} layers (first: layer 0): "
+            "its weights are offloaded in groups, so they cannot be laid out for the kernels"
+        ]
+
+
+# A layer that is computed in the attention of FLUX.2's single blocks.
+
+
+def test_its_weights_are_views_of_the_models_and_its_widths_come_back(monkeypatch):
+    pipe = flux2.tiny_flux2_pipeline()
+    attention = pipe.transformer.single_transformer_blocks[1].attn
+    widths = attention.mlp_hidden_dim, attention.mlp_mult_factor
+    first, second = attention.to_qkv_mlp_proj.weight, attention.to_out.weight
+    inner, neurons = attention.inner_dim, attention.mlp_hidden_dim
+    seen, run = [], MLPLayer.__call__
+
+    def look(layer, state, hidden, weights, **options):
+        if layer.number == 3:
+            seen.append(weights)
+        return run(layer, state, hidden, weights, **options)
+
+    monkeypatch.setattr(MLPLayer, "__call__", look)
+    with chipsparse.enable(pipe, FLUX.SPARSE):
+        generate(pipe, flux2.PICTURE)
+        assert attention.to_qkv_mlp_proj.weight is first
+        assert attention.to_out.weight is second
+        with torch.no_grad():
+            assert (attention.mlp_hidden_dim, attention.mlp_mult_factor) == (inner, 1)
+    assert seen
+    for weights in seen:
+        assert weights.gate.data_ptr() == first[3 * inner].data_ptr()
+        assert weights.up.data_ptr() == first[3 * inner + neurons].data_ptr()
+        assert weights.up.shape == weights.gate.shape == (neurons, inner)
+        assert weights.down.data_ptr() == second[:, inner:].data_ptr()
+    assert (attention.mlp_hidden_dim, attention.mlp_mult_factor) == widths
+
+
+class OwnProcessor(Flux2ParallelSelfAttnProcessor):
+    """Splits the projection as it likes."""
+
+    def __call__(self, attn, hidden_states, attention_mask=None, image_rotary_emb=None):
+        assert attn.to_qkv_mlp_proj(hidden_states).shape[-1] > 6 * attn.inner_dim
+        return super().__call__(attn, hidden_states, attention_mask, image_rotary_emb)
+
+
+def test_another_processor_runs_all_of_its_block_dense():
+    pipe = flux2.tiny_flux2_pipeline()
+    with chipsparse.enable(pipe, SPARSE.override({"tile": None})) as handle:
+        for block in pipe.transformer.single_transformer_blocks:
+            block.attn.set_processor(OwnProcessor())
+        generate(pipe, flux2.PICTURE)
+    where = "in 2 of 4 layers (first: layer 2)"
+    assert handle.report.fallbacks == [
+        f"attention runs dense {where}: its processor was replaced",
+        f"MLP runs dense {where}: the attention's processor, which computes it, was replaced",
+    ]
+    assert len(handle.report.steps[-1].mlp_fractions) == 2

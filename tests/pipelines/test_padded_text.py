@@ -1,0 +1,193 @@
+"""Prompts that are padded or differ in length: cut to their tokens, or branches of their own."""
+
+import pytest
+import torch
+from diffusers.hooks import FirstBlockCacheConfig
+
+import chipsparse
+from chipsparse import SparsityConfig
+from chipsparse.kernels.mask_packing import unpack_mask
+from chipsparse.pipelines import mochi as mochi_adapter
+from chipsparse.pipelines import padded_text
+from chipsparse.pipelines import qwen_image as qwen_adapter
+from chipsparse.plan import Action
+from tests.pipelines.families import hunyuan_video, mochi, qwen_image
+from tests.pipelines.model_state import actions, calls_begun
+from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate
+from tests.pipelines.test_families import FAMILIES, arguments_of
+from tests.schedules import listed
+
+# Calls with padding: variant, name of the mask, valid tokens of all texts, masks, who reads them.
+PADDED = {
+    "hunyuan video": ("short prompt", "prompt_attention_mask", 2, 1, padded_text),
+    "hunyuan video 1.5": ("padding", "prompt_embeds_mask", hunyuan_video.VALID, 4, padded_text),
+    "qwen-image": ("padded and guided", "prompt_embeds_mask", 4, 2, qwen_adapter),
+}
+READERS = {padded_text: "leading_tokens", qwen_adapter: "valid_length"}
+GUIDED = arguments_of("mochi", "guided")
+each_padded = pytest.mark.parametrize("name", PADDED)
+
+
+# Masks.
+
+
+@pytest.mark.parametrize(
+    ("rows", "one_length", "lengths"),
+    [
+        (["1110"], 3, (3,)),
+        (["1111"], 4, (4,)),
+        (["1100", "1100"], 2, (2, 2)),
+        (["1100", "1110"], None, (2, 3)),
+        (["1100", "0000", "1111"], None, (2, 0, 4)),
+        (["1011"], None, None),
+        (["0111"], None, None),
+        (["1101", "1100"], None, None),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
+def test_the_lengths_of_a_mask(rows, one_length, lengths, dtype):
+    mask = torch.tensor([[int(value) for value in row] for row in rows]).to(dtype)
+    assert padded_text.leading_tokens(mask) == lengths
+    assert qwen_adapter.valid_length(mask) == one_length
+    assert mochi_adapter.prompt_lengths(mask) == (None if lengths is None else [*lengths])
+
+
+def test_a_mask_of_no_token():
+    assert padded_text.leading_tokens(torch.ones(3, 0)) == (0, 0, 0)
+    assert qwen_adapter.valid_length(torch.zeros(1, 4)) is None
+
+
+@each_padded
+def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name, monkeypatch):
+    """It lives on the device, and to read it is to wait for that."""
+    variant, mask, tokens, masks, module = PADDED[name]
+    reader, read = getattr(module, READERS[module]), []
+    monkeypatch.setattr(module, READERS[module], lambda mask: read.append(mask) or reader(mask))
+    pipe, call = FAMILIES[name].make(), arguments_of(name, variant)
+    with chipsparse.enable(pipe, EXACT) as handle:
+        calls = calls_begun(handle)
+        found = generate(pipe, call)
+        assert len(read) == len({id(mask) for mask in read}) == masks
+        generate(pipe, call)
+        assert len(read) in (masks, 2 * masks)
+    branch = handle.report.steps[0].branch
+    assert {layout.text_tokens for at, layout in calls if at.branch == branch} == {tokens}
+    expected = generate(pipe, call)
+    assert_close(found, expected)
+    unmasked = {**call, mask: torch.ones_like(call[mask])}
+    assert error(generate(pipe, unmasked), expected) > 1e-3  # or it would not show
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, "prompts of two lengths") for name in PADDED] + [("qwen-image", "padded")],
+)
+def test_a_mask_is_no_fallback_where_only_the_mlp_is_sparse(name, variant):
+    pipe, call = FAMILIES[name].make(), arguments_of(name, variant)
+    expected = generate(pipe, call)
+    with chipsparse.enable(pipe, EXACT.override({"attention.density": "dense"})) as handle:
+        assert_close(generate(pipe, call), expected)
+    assert handle.report.fallbacks == []
+    last = handle.report.steps[-1]
+    assert (last.attention_kept, last.mlp_kept) == (None, 1)
+
+
+def test_a_prompt_without_any_token_is_left_to_the_model():
+    """HunyuanVideo divides by their number: it is not cut to nothing."""
+    embeds, mask = hunyuan_video.padded(0)
+    with chipsparse.enable(hunyuan_video.pipeline(), SPARSE) as handle:
+        adapter = handle._adapters[0]
+        arguments = {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
+        assert adapter.kept_text(arguments) == {"encoder_hidden_states": hunyuan_video.PADDED}
+        assert adapter.why_attention_is_dense(arguments)
+
+
+@pytest.mark.parametrize("make", [hunyuan_video.pipeline, hunyuan_video.pipeline15])
+def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask(make):
+    with (
+        chipsparse.enable(make(), SPARSE) as handle,
+        pytest.raises(ValueError, match="are called outside of its own call"),
+    ):
+        handle._adapters[0].attention(0)
+
+
+# Branches of other lengths.
+
+
+def test_branches_of_other_lengths_keep_the_same_columns_of_the_picture():
+    pipe, kept, layers = FAMILIES["qwen-image"].make(), {}, range(2)
+    lengths, pixels = {"cond": qwen_image.TEXT, "uncond": qwen_image.TEXT - 2}, 48
+
+    def look(_pipe, step, _timestep, tensors):
+        caches, read = handle._adapters[0].session._caches, frozenset({"columns"})
+        for branch, layer in [(b, n) for b in lengths for n in layers if step == 2]:
+            with caches.acquire(branch, layer, "attention", read, frozenset()) as cache:
+                kept[branch, layer] = unpack_mask(cache.columns, lengths[branch] + pixels).clone()
+        return tensors
+
+    call = arguments_of("qwen-image", "guided by a shorter text")
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        generate(pipe, call, callback_on_step_end=look)
+    assert handle.report.fallbacks == []
+    for layer in layers:
+        first, other = (kept[branch, layer].split([n, pixels], -1) for branch, n in lengths.items())
+        assert first[0].all()
+        assert other[0].all()
+        assert torch.equal(first[1], other[1])
+        assert 0 < first[1].float().mean() < 0.5
+    ran = {
+        record.branch: {layer.backend for layer in record.layers if layer.part == "attention"}
+        for record in handle.report.steps
+        if record.action is Action.REFRESH
+    }
+    assert ran == {"cond": {"reference"}, "uncond": {"library"}}  # the other needs no column sums
+
+
+def test_each_length_of_mochi_is_a_branch_of_its_own():
+    pipe = mochi.tiny_pipeline()
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        calls = calls_begun(handle)
+
+        def sizes(*lengths, negative=(), scale=4.5, steps=3):
+            """The samples and text tokens of each branch."""
+            calls.clear()
+            prompts = mochi.prompts(*lengths, negative=negative)
+            call = {**mochi.VIDEO, **prompts, "guidance_scale": scale}
+            generate(pipe, call, num_inference_steps=steps)
+            assert all(layout.batch == len(layout.samples or (0, 1)) for _, layout in calls)
+            return {each.branch: (layout.samples, layout.text_tokens) for each, layout in calls}
+
+        branches = {"cond_uncond 0": ((0,), 3), "cond_uncond 1": ((0,), 7)}
+        assert sizes(7, negative=[3], steps=STEPS) == branches
+        for branch in branches:
+            taken = ["dense", "refresh", "sparse", "sparse", "refresh", "sparse"]
+            assert actions(handle, branch) == taken
+        assert handle.report.fallbacks == []
+        # 9 and 2 without the prompt, 2 and 9 with it.
+        found = sizes(2, 9, negative=[9, 2])
+        assert found == {"cond_uncond 0,3": ((0, 1), 9), "cond_uncond 1,2": ((1, 0), 2)}
+        assert sizes(5, negative=[5]) == {"cond_uncond": (None, 5)}
+        unguided = sizes(2, 9, scale=1.0)
+        assert unguided == {"cond_uncond 0": ((0,), 2), "cond_uncond 1": ((1,), 9)}
+
+
+def test_an_unpatched_generation_of_mochi_is_one_call_a_step():
+    pipe, calls = mochi.tiny_pipeline(), []
+    pipe.transformer.patch_embed.register_forward_hook(lambda *_: calls.append(None))
+    for config, expected in (
+        (SparsityConfig.dense(), 4),
+        (SPARSE.override(listed("DRKS")), 2 * 3),
+    ):
+        calls.clear()
+        with chipsparse.enable(pipe, config):
+            generate(pipe, GUIDED, num_inference_steps=4)
+        assert len(calls) == expected
+
+
+def test_a_block_cache_of_diffusers_keeps_the_branches_of_mochi_separate():
+    """It reuses what the first step's blocks did: with states mixed up, that of another prompt."""
+    pipes = [mochi.tiny_pipeline() for _ in range(2)]
+    for pipe in pipes:
+        pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=1e9))
+    with chipsparse.enable(pipes[1], EXACT):
+        assert_close(generate(pipes[1], GUIDED), generate(pipes[0], GUIDED))

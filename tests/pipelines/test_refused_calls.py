@@ -1,0 +1,94 @@
+"""Calls of a transformer that its adapter refuses in one sentence, or runs as the model itself."""
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.pipelines.cosmos3 import ACTIONS_ALONE
+from tests.pipelines.families import cosmos3, hidream, minimax_h3, qwen_image21, z_image
+from tests.pipelines.small_sparse import SPARSE, first_step, generate
+from tests.tiny_models import random
+
+
+def call_of(pipe, call, **changes):
+    """What the transformer is called with at the first step, changed."""
+    calls = []
+    hook = pipe.transformer.register_forward_pre_hook(
+        lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True
+    )
+    generate(pipe, call, num_inference_steps=2)
+    hook.remove()
+    for name, (place, value) in changes.items():
+        calls[0][name] = calls[0][name].clone()
+        calls[0][name][place] = value
+    return calls[0]
+
+
+def of_z_image(*images):
+    texts = [random(7, z_image.TEXT_DIM, seed=i) for i, _ in enumerate(images)]
+    return {"x": list(images), "t": torch.full((len(images),), 0.3), "cap_feats": texts}
+
+
+def picture(*size):
+    return random(z_image.CHANNELS, 1, *size, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "reason"),
+    [
+        (z_image.pipeline, of_z_image(picture(8, 8), picture(8, 6)), "one size, got"),
+        (z_image.pipeline, of_z_image([picture(8, 8)]), "does not serve Z-Image Omni"),
+        (
+            hidream.pipeline,
+            {"hidden_states": torch.zeros(1, 64, 16), "timesteps": torch.ones(1)},
+            "images",
+        ),
+        (
+            minimax_h3.tiny_h3_pipeline,
+            lambda pipe: call_of(pipe, minimax_h3.VIDEO, token_tags=(0, 2)),
+            "row 0 is tagged 2",
+        ),
+        (
+            cosmos3.pipeline,
+            lambda pipe: call_of(pipe, cosmos3.VIDEO, vision_sequence_indexes=(0, 3)),
+            "row 3 is one of a video by vision_sequence_indexes",
+        ),
+    ],
+    ids=["images of two sizes", "several images", "patches", "tags", "a row of the prompt"],
+)
+def test_a_contradiction_is_one_sentence_and_leaves_no_trace(make, call, reason):
+    pipe = make()
+    call = call(pipe) if callable(call) else call
+    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad(), first_step(pipe):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=reason) as raised:
+                pipe.transformer(**call)
+            assert "\n" not in str(raised.value)
+        assert handle.report.cache_bytes == 0
+
+
+ACTIONS = cosmos3.action("inverse_dynamics", video=list(cosmos3.picture(5, 192, 320)))
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "said"),
+    [
+        (qwen_image21.loop, {**qwen_image21.IMAGE, "keeps": False}, "leave use_kv_cache on"),
+        (cosmos3.pipeline, {**cosmos3.VIDEO, **ACTIONS}, ACTIONS_ALONE),
+    ],
+    ids=["no kept keys", "actions alone"],
+)
+def test_a_call_that_cannot_be_sparse_runs_as_without_chipsparse_and_warns(make, call, said):
+    pipe = make()
+
+    def run():
+        found = generate(pipe, call, num_inference_steps=3)
+        return found[0] if isinstance(found, list) else found
+
+    expected = run()
+    with (
+        chipsparse.enable(pipe, SPARSE) as handle,
+        pytest.warns(chipsparse.DenseWarning, match=said),
+    ):
+        assert torch.equal(run(), expected)
+    assert set(handle.report.actions()) == {"dense"}

@@ -1,0 +1,217 @@
+"""Skipped denoising steps in real pipelines: which are, what they return, and forecasts of it."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import chipsparse
+from chipsparse.session import Session
+from tests.pipelines import test_families as families
+from tests.pipelines.model_state import actions as action_names
+from tests.pipelines.test_families import FAMILIES, SPARSE
+from tests.pipelines.tiny_runs import MODELS, WAN
+from tests.schedules import listed
+from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
+from tests.variants import slow, slow_unless
+
+STEPS = 12
+OFF = {"attention.density": "dense", "mlp.density": "dense"}
+
+
+def actions(handle, branch="cond"):
+    """Dense, Refresh, Sparse or sKip: a letter for each step."""
+    letters = {"dense": "D", "refresh": "R", "sparse": "S", "skip": "K"}
+    return "".join(letters[name] for name in action_names(handle, branch))
+
+
+def count_computed(transformer):
+    """A list that grows with every call in which the model itself runs."""
+    calls = []
+    transformer.register_forward_hook(lambda *_: calls.append(None))
+    return calls
+
+
+# Which are.
+
+
+@pytest.mark.parametrize("letters", ["DRSKSRS", "DRSSKRS", "DRSSRSK"])
+def test_listed_steps_are_skipped_in_both_branches(letters):
+    pipe = tiny_wan_pipeline()
+    with chipsparse.enable(pipe, WAN.SPARSE.override(listed(letters))) as handle:
+        for _ in range(2):
+            WAN.generate(pipe)
+            assert actions(handle) == actions(handle, "uncond") == letters
+
+
+def test_an_expert_that_takes_over_computes_before_it_skips():
+    pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
+    config = WAN.SPARSE.override(listed("DRSKKKKKKRSS"))
+    with chipsparse.enable(pipe, config) as handle:
+        calls = [count_computed(pipe.transformer), count_computed(pipe.transformer_2)]
+        WAN.generate(pipe, num_inference_steps=STEPS, guidance_scale=1.0)
+        taken = actions(handle)
+    switch = taken.index("D", 1)
+    assert switch in (3, 4)
+    assert taken[switch:] == "D" + "K" * (8 - switch) + "RSS"
+    assert [len(each) for each in calls] == [3, 4]
+
+
+@pytest.mark.parametrize("name", slow_unless(("wan",), MODELS))
+def test_steps_are_skipped_where_nothing_is_sparse(name):
+    model = MODELS[name]
+    pipe = model.make()
+    expected = model.generate(pipe)
+    config = model.SPARSE.override(OFF)
+    with chipsparse.enable(pipe, config):
+        assert torch.equal(model.generate(pipe), expected)
+    with chipsparse.enable(pipe, config.override(listed("DDDKDKD"))) as handle:
+        calls = count_computed(pipe.transformer)
+        assert not torch.equal(model.generate(pipe), expected)
+    assert actions(handle, handle.report.steps[0].branch) == "DDDKDKD"
+    assert handle.report.cache_bytes == 0
+    assert len(calls) == 5 * len({record.branch for record in handle.report.steps})
+
+
+def test_the_actions_are_those_of_the_list_and_the_report_says_so():
+    pipe = FAMILIES["wan 2.1"].make()
+    with chipsparse.enable(pipe, LISTED) as handle:
+        families.generate(pipe, "wan 2.1", steps=STEPS)
+    for branch in ("cond", "uncond"):
+        assert actions(handle, branch) == "DDRKSRKSKRKS"
+    assert "4 skip (4 forecast, 3 corrected)" in handle.report.summary()
+    data = handle.report.to_dict()
+    assert data["steps"][-3]["forecast"]
+    assert handle.report.fallbacks == handle.report.notes == []
+    plan = data["transformers"]["transformer"]["schedule"]
+    assert plan.startswith("5 of 12 steps in full, as listed, 3 sparse, likewise, ")
+
+
+def test_a_controlnet_that_ran_for_skipped_steps_is_noted_in_each_generation():
+    pipe = FAMILIES["flux controlnet"].make()
+    hooks = dict(pipe.controlnet._forward_hooks)
+    with chipsparse.enable(pipe, SPARSE.override(listed("DRSKSKRSS"))) as handle:
+        for _ in range(2):
+            families.generate(pipe, "flux controlnet")
+            (note,) = (note for note in handle.report.notes if "ControlNet" in note)
+            start, _, seconds = note.removesuffix(" s)").partition(
+                ", which do not read its outputs ("
+            )
+            assert start == "a ControlNet ran 2 times for skipped calls"
+            assert 0 < float(seconds) < 60
+    assert dict(pipe.controlnet._forward_hooks) == hooks
+
+
+# What they return.
+
+
+def streams(output):
+    """What a transformer returns, as a tuple."""
+    if isinstance(output, tuple):
+        return output
+    return tuple(getattr(output, field.name) for field in dataclasses.fields(output))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [("ltx-2", ""), ("minimax h3", ""), slow("cosmos 3", "sound")]
+)
+@pytest.mark.parametrize("return_dict", [False, True])
+def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
+    pipe, outputs = FAMILIES[name].make(), {}
+    with chipsparse.enable(pipe, SPARSE.override(listed("DRSK"))) as handle:
+        (adapter,) = handle._adapters
+        call = adapter.call
+
+        def look(forward, args, kwargs):
+            found = call(forward, args, {**kwargs, "return_dict": return_dict})
+            outputs.setdefault(handle.report.steps[-1].branch, []).append(found)
+            return streams(found)
+
+        adapter.call = look
+        families.generate(pipe, name, variant, steps=4)
+    for _, refresh, sparse, skip in outputs.values():
+        assert type(skip) is type(sparse)
+        assert isinstance(skip, tuple) is not return_dict
+        made = list(map(streams, (refresh, sparse, skip)))
+        for before, last, again in zip(*made, strict=True):
+            if isinstance(last, list):
+                before, last, again = before[0], last[0], again[0]
+            if last is not None:
+                assert torch.equal(again, last)
+                assert not torch.equal(last, before)
+        assert sum(each is not None for each in made[-1]) == 2
+
+
+# Forecasts.
+
+LISTED = SPARSE.override(
+    {
+        "schedule.refresh_every": 10,
+        "schedule.full_steps": [0, 1, 2, 5, 9],
+        "schedule.between": [4, 7, 11],
+        "schedule.forecast": 0.5,
+    }
+)
+# A branch and an expert each have their own outputs; guidance may double the batch; a picture to
+# start from makes the first steps fall away; Mochi's timesteps rise, and those of H3, which has two
+# outputs. The share that is forecast, and the step from which on it is.
+FORECASTS = [
+    ("wan 2.2 two experts", "", 0.5, 0),
+    ("flux", "", 1.0, 6),
+    slow("flux", "batch", 0.5, 0),
+    slow("flux image to image", "", 0.5, 0),
+    slow("sd3", "guided", 0.5, 0),
+    ("mochi", "guided", 0.5, 0),
+    ("minimax h3", "first frame", 0.5, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "variant", "share", "after"), FORECASTS)
+def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypatch):
+    """In float64, and only what it needs is held."""
+    returned, held, end = {}, [], Session.end
+
+    def watched(session, output, **more):
+        context, record = session.state.context, session.state.record
+        calls = returned.setdefault((session.name, context.branch), [])
+        calls.append((context.step, record.action.value, record.forecast, output.clone()))
+        end(session, output, **more)
+        held.append(max(map(len, session._generation.held._held.values()), default=0))
+
+    monkeypatch.setattr(Session, "end", watched)
+    pipe = FAMILIES[name].make()
+    changes = {"schedule.forecast": share, "schedule.forecast_after": after / STEPS}
+    with chipsparse.enable(pipe, LISTED.override(changes)) as handle:
+        families.generate(pipe, name, variant, steps=STEPS)
+    times, forecasts = pipe.scheduler.timesteps.double().tolist(), 0
+    for calls in returned.values():
+        computed = []
+        for step, action, forecast, output in calls:
+            if action != "skip":
+                computed.append((times[step], output.double()))
+                continue
+            t1, v1 = computed[-1]
+            assert forecast == (len(computed) > 1 and step >= after)
+            if not forecast:
+                assert torch.equal(output.double(), v1)
+                continue
+            t0, v0 = computed[-2]
+            expected = v1 + share * (times[step] - t1) / (t1 - t0) * (v1 - v0)
+            assert not torch.equal(output.double(), v1)
+            torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-6)
+            forecasts += 1
+    assert forecasts == sum(record.forecast for record in handle.report.steps) > 0
+    assert (max(held), held[-1]) == (2, 0)
+
+
+def test_without_a_forecast_one_output_is_held(monkeypatch):
+    pipe, held, end = FAMILIES["flux"].make(), [], Session.end
+
+    def watched(session, output, **more):
+        end(session, output, **more)
+        held.append(max(map(len, session._generation.held._held.values()), default=0))
+
+    monkeypatch.setattr(Session, "end", watched)
+    with chipsparse.enable(pipe, LISTED.override({"schedule.forecast": 0.0})):
+        families.generate(pipe, "flux", steps=STEPS)
+    assert (max(held), held[-1]) == (1, 0)

@@ -1,0 +1,57 @@
+"""A tiny image model and a tiny video model, and generations of seven steps with them.
+
+Tests of what surrounds a model (loops, hooks, caches, memory) need one or two, and no family.
+"""
+
+import torch
+
+from tests.pipelines import small_sparse
+from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+
+STEPS = 7
+
+
+class TinyRuns:
+    """A model with a call of it.
+
+    Attributes:
+        make: a new pipeline; options replace components.
+        SPARSE: dense, refresh, three sparse steps, refresh, sparse.
+        EXACT: the same, and keeps everything.
+    """
+
+    def __init__(self, make, prompt, tile, **call):
+        self.make, self._prompt, self._call = make, prompt, call
+        self.SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": tile})
+        self.EXACT = self.SPARSE.override(small_sparse.EVERYTHING)
+
+    def generate(self, pipe, prompt=None, *, seed=0, **changes):
+        """The latents of a call; of several prompts each begins with noise of its own."""
+        prompt = self._prompt if prompt is None else prompt
+        samples = len(prompt) if isinstance(prompt, list) else 1
+        generators = [torch.Generator().manual_seed(seed + i) for i in range(samples)]
+        call = {**self._call, **changes}
+        return pipe(prompt=prompt, generator=generators, output_type="latent", **call)[0]
+
+
+FLUX = TinyRuns(
+    tiny_flux_pipeline,
+    "a red circle",
+    [1, 4, 4],
+    height=32,
+    width=48,
+    num_inference_steps=STEPS,
+    max_sequence_length=16,
+)
+WAN = TinyRuns(
+    tiny_wan_pipeline,
+    "a red circle moves left",
+    [2, 2, 4],
+    height=64,
+    width=64,
+    num_frames=9,
+    num_inference_steps=STEPS,
+    guidance_scale=4.0,
+    max_sequence_length=16,
+)
+MODELS = {"flux": FLUX, "wan": WAN}

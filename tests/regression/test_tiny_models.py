@@ -1,0 +1,115 @@
+"""The bundled models with their own profiles: what is in their folders, and what they show."""
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, FluxPipeline, WanPipeline
+
+import chipsparse
+from chipsparse.experiments.quality import psnr
+from chipsparse.profiles.profile import ASSETS, bundled_model
+from tests.regression.cases import CASES
+
+TINY_FLUX = ASSETS / "tiny-flux"
+RED, GREEN, YELLOW, CYAN = (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 1, 1)
+
+
+def centre(frame, colour):
+    """Mean row and column of the pixels ``[H, W, 3]`` with that saturated colour (0 or 1 each)."""
+    bright = torch.tensor(colour, dtype=torch.bool)
+    mask = (frame[..., bright] > 0.6).all(-1) & (frame[..., ~bright] < 0.45).all(-1)
+    assert mask.float().mean() > 0.004, "nothing of the asked colour"
+    return mask.nonzero().float().mean(0)
+
+
+def computed_share(report):
+    """How much of the attention columns and MLP neurons of all calls was computed: 1 if dense.
+
+    Unlike a time it is the same on every machine, however busy.
+    """
+    most = max(len(record.layers) for record in report.steps)
+    computed = sum(layer.kept for record in report.steps for layer in record.layers)
+    return computed / (most * len(report.steps))
+
+
+@pytest.mark.parametrize(
+    ("folder", "pipeline_class"), [(TINY_FLUX, FluxPipeline), (bundled_model(), WanPipeline)]
+)
+def test_the_folder_is_complete_small_and_stock(folder, pipeline_class):
+    pipe = DiffusionPipeline.from_pretrained(str(folder))
+    assert type(pipe) is pipeline_class
+    models = [each for each in pipe.components.values() if isinstance(each, torch.nn.Module)]
+    assert {model.dtype for model in models} == {torch.float32}
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 40e6
+    assert {"model_index.json", "README.md", "chipsparse.yaml"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+def test_tiny_flux_knows_the_words_of_its_prompts_and_is_not_distilled():
+    pipe = DiffusionPipeline.from_pretrained(str(TINY_FLUX))
+    assert not pipe.transformer.config.guidance_embeds  # guidance is classifier-free
+    prompts = (ASSETS / "prompts" / "images.txt").read_text(encoding="utf-8").splitlines()
+    assert len(prompts) >= 16
+    for tokenizer in (pipe.tokenizer, pipe.tokenizer_2):
+        ids = tokenizer(prompts).input_ids
+        assert all(tokenizer.unk_token_id not in words for words in ids)
+        assert max(map(len, ids)) <= 64
+
+
+def test_the_profiles_are_found_and_their_sizes_have_many_tokens(runs):
+    for name, model_class in (
+        ("tiny-flux", "FluxTransformer2DModel"),
+        ("tiny-wan", "WanTransformer3DModel"),
+    ):
+        profile = runs.workload(name).profile
+        assert profile.source.startswith(str(ASSETS / name))
+        assert chipsparse.find_profile(None, model_class) != profile
+    flux, wan = runs.workload("tiny-flux").settings(), runs.workload("tiny-wan").settings()
+    assert flux["true_cfg_scale"] > 1
+    patch = 2 * runs.workload("tiny-flux").pipe.vae_scale_factor  # it packs 2x2 latent pixels
+    assert (flux["height"] // patch) * (flux["width"] // patch) >= 1000
+    pipe = runs.workload("tiny-wan").pipe
+    frames = (wan["num_frames"] - 1) // pipe.vae.config.scale_factor_temporal + 1
+    side = pipe.vae.config.scale_factor_spatial * pipe.transformer.config.patch_size[1]
+    assert frames * (wan["height"] // side) * (wan["width"] // side) >= 2000
+
+
+@pytest.mark.slow
+def test_tiny_flux_shows_the_prompt_and_saves_work(runs):
+    case = CASES["flux-skips"]
+    dense, sparse = runs.dense(case), runs.sparse(case)
+    own = runs.generate(case, runs.workload("tiny-flux").profile.sparsity)
+    assert case.prompt == "a yellow heart below a red triangle over gray stripes"
+    for result in (dense, sparse, own):
+        down, right = (centre(result.frames[0], YELLOW) - centre(result.frames[0], RED)).tolist()
+        assert down > 40
+        assert abs(right) < 40
+    assert computed_share(sparse.report) < 0.4
+    assert dict(own.report.actions()) == {"dense": 15, "skip": 35}
+    assert psnr(dense.frames, own.frames) > 45
+
+
+@pytest.mark.slow
+def test_two_objects_stand_where_the_prompt_puts_them(runs):
+    case = CASES["flux-difference"]
+    assert case.prompt.startswith("a cyan star in the upper right and a red ring in the lower left")
+    for result in (runs.dense(case), runs.sparse(case)):
+        down, right = (centre(result.frames[0], CYAN) - centre(result.frames[0], RED)).tolist()
+        assert down < -40
+        assert right > 40
+
+
+@pytest.mark.slow
+def test_tiny_wan_shows_the_prompt_and_saves_work(runs):
+    case = CASES["wan-skips"]
+    dense, sparse = runs.dense(case), runs.sparse(case)
+    own = runs.generate(case, runs.workload("tiny-wan").profile.sparsity)
+    assert case.prompt == "a green square moves down over a purple background"
+    for result in (dense, sparse, own):
+        first, last = (centre(result.frames[index], GREEN) for index in (0, -1))
+        down, right = (last - first).tolist()
+        assert down > 15
+        assert abs(right) < 15
+    assert computed_share(sparse.report) < 0.4
+    assert dict(own.report.actions()) == {"dense": 8, "refresh": 4, "sparse": 4, "skip": 34}
+    assert psnr(dense.frames, own.frames) > 40
