@@ -22,7 +22,6 @@ from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.cli.options import SEEDS, check_count, read_value
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import Item
-from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, resolve
 
 DIGITS = 16  # of a digest: 2^64 of them
@@ -108,11 +107,11 @@ def find_entries(
             continue
         total += number
         check_count(str(options.prompts), total)
-        for each in range(seed, seed + number):
-            facts = {"prompt": line.prompt, "seed": each, "settings": {**decisive, **weights}}
+        for own_seed in range(seed, seed + number):
+            facts = {"prompt": line.prompt, "seed": own_seed, "settings": {**decisive, **weights}}
             name = digest(facts) + clip.suffix
             asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
-            entries[name] = Entry(name, asked, line.prompt, each, request)
+            entries[name] = Entry(name, asked, line.prompt, own_seed, request)
     check_lines(options.prompts, problems, count=count)
     ignored = ", ".join(dict.fromkeys(name for line in lines for name in line.ignored))
     if ignored:
@@ -139,9 +138,8 @@ def _resolved(
 ) -> tuple[Request, dict[str, Any]]:
     """Return the request of a line's settings, and what decides about its results."""
     given = options.of_line(settings)
-    parallel = None if given.gpus is None else shared_by(given.gpus, given.guidance_parallel)
     here = device.type == "cpu" or torch.cuda.is_available()
-    request = resolve(given, model=model, device=device, dtype=dtype, here=here, parallel=parallel)
+    request = resolve(given, model=model, device=device, dtype=dtype, here=here)
     check_kind(given.output, video=request.model.accepts("num_frames"))
     if given.output.suffix == ".png" and (request.settings.num_frames or 1) > 1:
         raise UserError(

@@ -14,7 +14,6 @@ from chipsparse.cli.generate.job import WARNING, make, prompt_warnings
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import Request
 
 THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
@@ -42,15 +41,10 @@ Outcome = tuple[Entry, Made | str, int]
 
 
 class Maker:
-    """Makes files, with the pipeline patched as long as the settings stay; a context manager.
+    """Makes files, with the pipeline patched as long as the settings stay; a context manager."""
 
-    Args:
-        rank: of the processes that make each file together; the first one writes it.
-    """
-
-    def __init__(self, progress: ProgressDisplay, rank: Rank | None = None) -> None:
-        self._progress = progress
-        self._kept = KeptPipeline(rank)
+    def __init__(self, progress: ProgressDisplay) -> None:
+        self._progress, self._kept = progress, KeptPipeline()
 
     def __enter__(self) -> Maker:
         return self
@@ -77,8 +71,7 @@ class Maker:
         small.parent.mkdir(parents=True, exist_ok=True)
         result, frames = make(runner, item, warnings)
         made = result.made
-        if made is None:  # it is another process that writes
-            return Made(0.0, (), ())
+        assert made is not None
         with written_whole("--output", small) as file:
             image = Image.fromarray(frames[len(frames) // 2])
             image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)

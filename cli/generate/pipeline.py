@@ -13,7 +13,6 @@ import torch
 from chipsparse.cli.generate.job import Runner, opened
 from chipsparse.cli.options import GenerateOptions
 from chipsparse.cli.progress import ProgressDisplay, silent_display
-from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import Request
 
 
@@ -24,9 +23,8 @@ class KeptPipeline:
         pipe: the pipeline; None where there is none.
     """
 
-    def __init__(self, rank: Rank | None = None) -> None:
+    def __init__(self) -> None:
         self.pipe: Any = None
-        self._rank = rank
         self._stack = ExitStack()
         self._loaded: tuple[str, type] | None = None
         self._open: tuple[GenerateOptions, Runner] | None = None
@@ -68,7 +66,7 @@ class KeptPipeline:
             self._open = None
             self._stack.close()
             quiet = silent_display()  # the pipeline is loaded by now
-            runner = opened(request, quiet, lambda: self.pipe, self._rank)
+            runner = opened(request, quiet, lambda: self.pipe)
             self._open = settings, self._stack.enter_context(runner)
         self._open[1].generator.progress = progress
         return self._open[1]

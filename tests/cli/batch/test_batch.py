@@ -236,13 +236,6 @@ def test_bad_lines_are_named_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--engine", "dask"), "--engine dask is not known; use one of ray"),
-        (("--gpus-per-job", "0"), "--gpus-per-job 0 is too small"),
-        (("--gpus", "3", "--gpus-per-job", "2"), "--gpus 3 is no multiple of --gpus-per-job"),
-        (
-            ("--gpus-per-job", "3", "--guidance-parallel", "2"),
-            "needs a multiple of 2 GPUs, and there are to be 3; give --gpus-per-job",
-        ),
         (("--tries", "0"), "--tries 0 is too small"),
         (("--gpus", "0"), "--gpus 0 is too small"),
         (("--format", "png", "--fps", "24"), "--fps is about .mp4, .webm and .gif, and .png has"),
@@ -259,7 +252,7 @@ def test_bad_options(batch, workdir, no_loading, arguments, sentence):
     assert names(workdir) == ["prompts.csv"]
 
 
-@pytest.mark.parametrize("words", [("--engine", "ray"), ("--gpus", "2"), ("--gpus-per-job", "2")])
+@pytest.mark.parametrize("words", [("--engine", "ray"), ("--gpus", "2")])
 def test_ray_that_is_not_installed(batch, workdir, monkeypatch, words):
     (workdir / "prompts.csv").write_text("prompt\na\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
