@@ -20,13 +20,7 @@ from chipsparse.cli.studio.view import shown
 from chipsparse.profiles.profile import ASSETS, bundled_model
 from chipsparse.profiles.qualities import QUALITIES
 
-NUMBERS = {
-    "height": "Height",
-    "width": "Width",
-    "frames": "Frames",
-    "steps": "Steps",
-    "guidance_scale": "Guidance",
-}
+NUMBERS = ("height", "width", "frames", "steps", "guidance_scale")
 # Fonts of this machine: Gradio's own are Google's.
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 TITLE = "<h1>chipsparse studio</h1><p>Everything runs on this machine, and nothing leaves it.</p>"
@@ -107,16 +101,17 @@ class Page:
                 **first["quality"],
             ),
             "seed": gr.Number(typed.seed, label="Seed", precision=0, minimum=0, elem_id="seed"),
-            "compare": gr.Checkbox(
-                True, label="Also make the dense one, and compare", elem_id="compare"
-            ),
+            "compare": gr.Checkbox(True, label="Also make the dense one", elem_id="compare"),
         }
         with gr.Accordion("More settings", open=False):
             with gr.Row():
-                for name, label in NUMBERS.items():
-                    whole = {} if name == "guidance_scale" else {"precision": 0}
+                for name in NUMBERS:
                     self._fields[name] = gr.Number(
-                        label=label, min_width=90, elem_id=name, **whole, **first[name]
+                        label=name.partition("_")[0].capitalize(),
+                        precision=None if name == "guidance_scale" else 0,
+                        min_width=90,
+                        elem_id=name,
+                        **first[name],
                     )
             negative = gr.Textbox(typed.negative_prompt or "", label="Negative prompt")
             self._fields["negative_prompt"] = negative
@@ -126,22 +121,13 @@ class Page:
 
     def _add_views(self) -> None:
         self._view = gr.HTML(elem_id="view")
+        hidden: Any = {"interactive": False, "visible": False}
         self._slider = gr.ImageSlider(
-            label="dense | sparse",
-            format="png",
-            interactive=False,
-            visible=False,
-            buttons=["download", "fullscreen"],
-            elem_id="beside",
+            label="dense | sparse", format="png", elem_id="beside", **hidden
         )
         self._frame = gr.Slider(0, 1, step=1, label="Frame, from 0", visible=False, elem_id="frame")
         self._command = gr.Textbox(
-            label="The same in a terminal",
-            lines=2,
-            interactive=False,
-            visible=False,
-            buttons=["copy"],
-            elem_id="command",
+            label="The same in a terminal", lines=2, buttons=["copy"], elem_id="command", **hidden
         )
 
     def _connect(self) -> None:

@@ -169,11 +169,7 @@ class Studio:
         self._worker.shutdown()
 
     def resolve(self, chosen: Mapping[str, Any], folder: Path | None = None) -> Request:
-        """Return what `generate --compare` would resolve; raise `UserError`.
-
-        Args:
-            chosen: options of `generate` that replace those of the command.
-        """
+        """Return the request of options of `generate` that replace the command's."""
         names = [field.name for field in dataclasses.fields(GenerationOptions)]
         typed = {name: getattr(self.options, name) for name in names}
         output = (folder or self._folder) / "sparse.png"
