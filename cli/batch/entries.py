@@ -39,6 +39,7 @@ class Entry:
     Attributes:
         lines: numbers of those that ask for it.
         request: the same one for all prompts with the same settings.
+        folder: of the batch.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Entry:
     prompt: str
     seed: int
     request: Request
+    folder: Path
 
     def item(self, folder: Path) -> Item:
         """Return the clip as `generate` makes it."""
@@ -56,11 +58,9 @@ class Entry:
         """Return the place of its thumbnail."""
         return folder / THUMBNAILS / f"{Path(self.name).stem}.jpg"
 
-    def clip(
-        self, folder: Path, state: State, warnings: Sequence[str] = (), **result: Any
-    ) -> BatchClip:
+    def clip(self, state: State, warnings: Sequence[str] = (), **result: Any) -> BatchClip:
         """Return the record of what became of it."""
-        request = record_of(self.request, self.item(folder), warnings)
+        request = record_of(self.request, self.item(self.folder), warnings)
         return BatchClip(file=self.name, state=state, lines=self.lines, request=request, **result)
 
 
@@ -111,7 +111,7 @@ def find_entries(
             facts = {"prompt": line.prompt, "seed": own_seed, "settings": {**decisive, **weights}}
             name = digest(facts) + clip.suffix
             asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
-            entries[name] = Entry(name, asked, line.prompt, own_seed, request)
+            entries[name] = Entry(name, asked, line.prompt, own_seed, request, options.output)
     check_lines(options.prompts, problems, count=count)
     ignored = ", ".join(dict.fromkeys(name for line in lines for name in line.ignored))
     if ignored:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,20 +15,16 @@ import torch
 
 import chipsparse
 from chipsparse.cli.batch.entries import Entry
-from chipsparse.cli.batch.maker import Made, Maker, Outcome, tried
+from chipsparse.cli.batch.maker import Maker
 from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.batch.record import BatchClip
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.progress import ProgressDisplay, silent_display
-from chipsparse.cli.request import Request
 
 ADDRESS = "RAY_ADDRESS"  # which Ray itself reads
 SECONDS_TO_CONNECT = 10.0
 STORE_BYTES = 1 << 28  # of a Ray of our own: nothing passes through but finished files
-
-
-class ActorDied(RuntimeError):
-    """An actor's process ended, or cannot be reached."""
 
 
 class RayActors:
@@ -59,8 +53,7 @@ class RayActors:
             raise UserError(f"--gpus {options.gpus} is more than the {there} {kind}s that Ray has")
         self.count = options.gpus or (there if on_gpu else len(machines))
         cpus = 1 if on_gpu else max(1, there // self.count)
-        # What dies is started anew by the makers, where tries are counted.
-        self._actor = ray.remote(num_gpus=int(on_gpu), num_cpus=cpus, max_restarts=0)(_Actor)
+        self._kind = ray.remote(num_gpus=int(on_gpu), num_cpus=cpus, max_restarts=0)(_Actor)
 
     def __enter__(self) -> RayActors:
         return self
@@ -68,109 +61,67 @@ class RayActors:
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
 
-    def make(self, entries: Sequence[Entry], display: ProgressDisplay) -> Iterator[Outcome]:
-        """Make files on all actors.
+    def make(self, entries: Sequence[Entry], display: ProgressDisplay) -> Iterator[BatchClip]:
+        """Make files on all actors; one whose actor ends is tried again on a new actor.
 
         Raises:
             UserError: the model cannot be loaded, or a machine has another version.
         """
-        count, folder = min(self.count, len(entries)), self._options.output
-        makers = [_RemoteMaker(self._actor) for _ in range(count)]
-        idle: queue.SimpleQueue[_RemoteMaker] = queue.SimpleQueue()
-        for maker in makers:
-            idle.put(maker)
+        count, most = min(self.count, len(entries)), self._options.tries
+        waiting = [(entry, 0) for entry in reversed(entries)]  # with the tries that were made
+        running: dict[Any, tuple[Any, Entry, int]] = {}
+        idle = [self._start() for _ in range(count)]
+        with display.stage(f"making files with {count} actors"):
+            while waiting or running:
+                while waiting and idle:
+                    actor, (entry, tries) = idle.pop(), waiting.pop()
+                    running[actor.make.remote(entry, most - tries)] = actor, entry, tries
+                (ref, *_), _ = ray.wait([*running])
+                actor, entry, tries = running.pop(ref)
+                try:
+                    clip, *parts = ray.get(ref)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause or error from None
+                except ray.exceptions.RayError as error:
+                    idle.append(self._start())
+                    memory = isinstance(error, ray.exceptions.OutOfMemoryError)
+                    if tries + 1 < most:
+                        waiting.append((entry, tries + 1))
+                    else:
+                        why = "machine ran out of memory" if memory else "process ended"
+                        yield entry.clip("failed", error=f"its {why}", tries=tries + 1)
+                    continue
+                idle.append(actor)
+                folder = self._options.output
+                files = (entry.thumbnail(folder), folder / entry.name) if parts else ()
+                for path, part in zip(files, parts, strict=True):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with written_whole("--output", path) as file:
+                        file.write_bytes(part)
+                yield clip.model_copy(update={"tries": tries + clip.tries})
 
-        def make(entry: Entry) -> Outcome:
-            maker = idle.get()
-            try:
-                return tried(maker, entry, folder, self._options.tries)
-            finally:
-                idle.put(maker)
-
-        with display.stage(f"making files with {count} actors"), ThreadPoolExecutor(count) as pool:
-            futures = [pool.submit(make, entry) for entry in entries]
-            try:
-                for future in as_completed(futures):
-                    yield future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for maker in makers:
-                    maker.close()
-
-
-class _RemoteMaker(Maker):
-    """A maker whose pipeline is with an actor."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__(silent_display())
-        self._kind, self._actor, self._closed = kind, None, False
-
-    def load(self, request: Request) -> None:
-        """Start the actor where there is none, and let it load the pipeline."""
-        if self._closed:
-            raise ActorDied("the command ends")
-        if self._actor is not None:
-            return
-        self._actor = self._kind.remote()
-        version, machine = _answer(self._actor.load.remote(request))
-        if version != chipsparse.__version__:
-            raise UserError(
-                f"{machine} has chipsparse {version}, and this machine "
-                f"{chipsparse.__version__}; install the same one on all"
-            )
-
-    def make(self, entry: Entry, folder: Path) -> Made:
-        """Let the actor make a file and its thumbnail, and write them."""
-        assert self._actor is not None
-        made, *parts = _answer(self._actor.make_bytes.remote(entry))
-        small = entry.thumbnail(folder)
-        small.parent.mkdir(parents=True, exist_ok=True)
-        for path, part in zip((small, folder / entry.name), parts, strict=True):
-            with written_whole("--output", path) as file:
-                file.write_bytes(part)
-        done: Made = made
-        return done
-
-    def forget(self) -> None:
-        """End the actor."""
-        if self._actor is not None:
-            ray.kill(self._actor)
-        self._actor = None
-
-    def close(self) -> None:
-        """End the actor for good."""
-        self._closed = True
-        self.forget()
-
-
-def _answer(ref: Any) -> Any:
-    """Return what an actor answers, or raise its error."""
-    try:
-        return ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause or error from None
-    except ray.exceptions.RayError as error:
-        memory = isinstance(error, ray.exceptions.OutOfMemoryError)
-        why = "its machine ran out of memory" if memory else "its process ended"
-        raise ActorDied(why) from None
+    def _start(self) -> Any:
+        return self._kind.remote(chipsparse.__version__)
 
 
 class _Actor:
-    """A maker where Ray runs it."""
+    """A maker where Ray runs it, which must be of the command's version."""
 
-    def load(self, request: Request) -> tuple[str, str]:
-        """Load the pipeline; return the version and the machine."""
-        self._maker = Maker(silent_display())
-        self._maker.load(request)
-        return chipsparse.__version__, socket.gethostname()
+    def __init__(self, version: str) -> None:
+        self._version, self._maker = version, Maker(silent_display())
 
-    def make_bytes(self, entry: Entry) -> tuple[Made, bytes, bytes]:
-        """Return what is known of a file, its thumbnail, and the file."""
+    def make(self, entry: Entry, tries: int) -> tuple[Any, ...]:
+        """Return a file's record and, where it was made, the bytes of its thumbnail and its own."""
+        if self._version != chipsparse.__version__:
+            raise UserError(
+                f"{socket.gethostname()} has chipsparse {chipsparse.__version__}, and the "
+                f"command's machine {self._version}; install the same one on all"
+            )
         with TemporaryDirectory() as name:
             folder = Path(name)
-            self._maker.load(entry.request)
-            made = self._maker.make(entry, folder)
-            return made, entry.thumbnail(folder).read_bytes(), (folder / entry.name).read_bytes()
+            clip = self._maker.tried(entry, folder, tries)
+            files = (entry.thumbnail(folder), folder / entry.name) if clip.made else ()
+            return clip, *(file.read_bytes() for file in files)
 
 
 def _connect() -> None:

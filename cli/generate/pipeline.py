@@ -6,7 +6,7 @@ import dataclasses
 import gc
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,8 @@ from chipsparse.cli.generate.job import Runner, opened
 from chipsparse.cli.options import GenerateOptions
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.request import Request
+
+Kept = TypeVar("Kept", bound="KeptPipeline")
 
 
 class KeptPipeline:
@@ -29,11 +31,11 @@ class KeptPipeline:
         self._loaded: tuple[str, type] | None = None
         self._open: tuple[GenerateOptions, Runner] | None = None
 
-    def __enter__(self) -> KeptPipeline:
+    def __enter__(self: Kept) -> Kept:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.forget()
 
     def load(self, request: Request, progress: ProgressDisplay) -> bool:
         """Load the pipeline, in place of another one; return False where it is there already.

@@ -167,7 +167,7 @@ def test_all_that_decides_about_a_result_is_in_its_name(
 ):
     """The profile; a byte of the first tensor, as where a LoRA was fused; a config; a LoRA."""
     monkeypatch.setattr(Request, "load", lambda _: None)
-    monkeypatch.setattr(maker.Maker, "make", lambda *_: maker.Made(1.0, (), ()))
+    monkeypatch.setattr(maker.Maker, "make", lambda _, entry, __: entry.clip("made", seconds=1.0))
     (workdir / "prompts.csv").write_text("prompt\na\n")
     lora = workdir / "lora.safetensors"
     save_file({f"{name}.lora_A.weight": np.zeros(200_000, np.uint8) for name in "ab"}, lora)

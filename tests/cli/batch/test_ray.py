@@ -44,7 +44,7 @@ def test_actors_that_are_killed(deadly, workdir):
     clips = deadly(prompts, "--gpus", "2")
     failed = {text: clip["error"] for text, clip in clips.items() if clip["state"] == "failed"}
     assert failed == {
-        "kill": "ActorDied: its process ended",
+        "kill": "its process ended",
         "break": "RuntimeError: CUDA error",
         "refuse": "ValueError: no",
     }
