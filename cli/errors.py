@@ -76,9 +76,7 @@ def usage_errors() -> Iterator[None]:
             if error.format_message():  # help, where it is not shown already
                 error.show()
         else:
-            wrong = (
-                " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
-            )
+            wrong = " ".join(error.format_message().split()).rstrip(".")
             where = "chipsparse" if error.ctx is None else error.ctx.command_path
             say(f"error: {wrong[:1].lower()}{wrong[1:]}; {where} --help tells more")
         sys.exit(EXIT_USER_ERROR)

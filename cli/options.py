@@ -12,19 +12,29 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError, reported_errors, user_errors
-from chipsparse.cli.prompts import Item, numbered_items, read_prompts, typed_prompt
+from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.byte_sizes import parse_bytes
+from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import MOST_STEPS, load_profile
 from chipsparse.profiles.qualities import check_quality
 
@@ -34,10 +44,10 @@ if TYPE_CHECKING:
 
     from chipsparse.cli.model.lora import Lora
 
-Mode = Literal["dense", "sparse", "compare"]
 REQUIRED: Any = dataclasses.MISSING
 DEFAULT_FPS = 16
 SEEDS = 2**64  # that PyTorch's generator takes
+DIGITS = 3  # at least, of the numbers of a series, so that names sort
 MOST_CLIPS = 1_000_000  # of a command, listed beforehand
 FROM_PROFILE = "from the profile"
 LIMITS = {  # pydantic's errors, in words
@@ -256,7 +266,6 @@ class GenerationOptions(PrintOptions):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = model_option(
         help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
         default="auto",
-        metavar="<str>",
     )
     gpus: Positive | None = model_option(
         help="GPUs of this machine that make it together; with --device cpu so many processes.",
@@ -343,6 +352,46 @@ class GenerationOptions(PrintOptions):
         return [read_lora(text) for text in self.lora or ()]
 
 
+@dataclass(frozen=True)
+class Item(Sample):
+    """One clip of a command; sparse, dense or both. Its label is empty where it is the only one.
+
+    Attributes:
+        output: the file that ``--output`` names, with the item's number in a series.
+        report: the same of ``--report``; None without it.
+    """
+
+    output: Path = dataclasses.field(kw_only=True)
+    report: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in the plan of the progress."""
+        return str(self.output)
+
+
+def numbered_items(
+    pairs: Sequence[tuple[str, int]], output: Path, report: Path | None
+) -> list[Item]:
+    """Return the clips of prompts with seeds, whose files are numbered: ``out-000.mp4``, ..."""
+    digits = max(DIGITS, len(str(len(pairs) - 1)))
+
+    def numbered(path: Path, number: int) -> Path:
+        return path.with_name(f"{path.stem}-{number:0{digits}}{path.suffix}")
+
+    return [
+        Item(
+            number,
+            text,
+            seed,
+            f"{number + 1} of {len(pairs)}",
+            output=numbered(output, number),
+            report=None if report is None else numbered(report, number),
+        )
+        for number, (text, seed) in enumerate(pairs)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(GenerationOptions):
     """The options of `generate`; None where one was left out."""
@@ -417,7 +466,7 @@ class GenerateOptions(GenerationOptions):
     )
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> Literal["dense", "sparse", "compare"]:
         """The clips that are made: the dense one, the sparse one, or both."""
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
@@ -589,7 +638,8 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
         names = (option_name(name), *item.names) if item.make is typer.Option else ()
         typed = types[name]
         checked = value_type(kind, name, checks=True)
-        if any(getattr(check, "before", False) for check in get_args(checked)):
+        before = any(getattr(check, "before", False) for check in get_args(checked))
+        if before or get_origin(checked) is Literal:  # whose errors are told here, not by typer
             typed = str if defaults[name] else str | None
         parameters.append(
             inspect.Parameter(

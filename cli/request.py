@@ -214,11 +214,10 @@ def resolve(
         raise UserError(too_few)
     if planned is not None and device.type == "cpu" and instead is not None:
         check_memory(planned, model, dtype)
-    if profile is not None and not options.dense:
-        shift = options.flow_shift
-        differences = out_of_range(
-            profile, model, settings, device, dtype, flow_shift=shift, here=here
-        )
+    if profile is not None and profile.tuned is not None and not options.dense:
+        facts = range_of(settings, options.flow_shift, device if here else None, dtype)
+        config = digest(model.transformer_config)
+        differences = outside(profile.tuned, {**facts, "transformer_config": config})
     return Request(
         options=options,
         model=model,
@@ -238,36 +237,23 @@ def resolve(
     )
 
 
-def check_prompt_is_enough(
-    model: ModelDescription, instead: str, *, given: frozenset[str] = frozenset()
-) -> None:
-    """Raise `UserError`, with a way out, where the pipeline cannot run on a prompt alone.
-
-    Args:
-        instead: the way out.
-        given: arguments that it gets besides.
-    """
-    missing = model.needed_arguments() - {"prompt"} - given
-    if missing:
-        raise UserError(
-            f"{model.pipeline_class.__name__} also needs {', '.join(sorted(missing))}; {instead}"
-        )
-    if model.lacks_text_encoder():
-        raise UserError(
-            f"{model.location} has no text encoder, so {model.pipeline_class.__name__} cannot read "
-            f"a prompt; {instead}"
-        )
-
-
 def _check_inputs(options: GenerationOptions, model: ModelDescription, instead: str) -> None:
+    """Raise `UserError`, with a way out, where the pipeline cannot run on prompt and image."""
     name = model.pipeline_class.__name__
     if options.strength is not None and not model.accepts("strength"):
         raise UserError(f"{name} has no strength; leave --strength out")
-    if options.image is None and model.needed_arguments() - {"prompt"} == {"image"}:
+    missing = model.needed_arguments() - {"prompt"}
+    if options.image is None and missing == {"image"}:
         way = "give one with --image" if instead is IN_PYTHON else instead
         raise UserError(f"{name} starts from an image; {way}")
-    given = frozenset() if options.image is None else frozenset({"image"})
-    check_prompt_is_enough(model, instead, given=given)
+    if options.image is not None:
+        missing -= {"image"}
+    if missing:
+        raise UserError(f"{name} also needs {', '.join(sorted(missing))}; {instead}")
+    if model.lacks_text_encoder():
+        raise UserError(
+            f"{model.location} has no text encoder, so {name} cannot read a prompt; {instead}"
+        )
 
 
 def _warnings(
@@ -345,29 +331,6 @@ def _profile(options: GenerationOptions, model: ModelDescription) -> Profile | N
 # What a profile was tuned for.
 
 
-def out_of_range(
-    profile: Profile,
-    model: ModelDescription,
-    settings: GenerationSettings,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    flow_shift: float | None,
-    here: bool = True,
-) -> list[str]:
-    """Return how a generation differs from what its profile was tuned for, a phrase each.
-
-    Such as ``30 steps, not 50``; nothing for a profile that was not tuned. A device that is not
-    ``here`` has no name and is not looked at.
-    """
-    if profile.tuned is None:
-        return []
-    facts = range_of(settings, flow_shift, device if here else torch.device("cpu"), dtype)
-    if not here:
-        del facts["device"]
-    return outside(profile.tuned, {**facts, "transformer_config": digest(model.transformer_config)})
-
-
 def out_of_range_text(profile: Profile, differences: list[str]) -> str:
     """Return one sentence about the differences."""
     return (
@@ -379,17 +342,23 @@ def out_of_range_text(profile: Profile, differences: list[str]) -> str:
 def range_of(
     settings: GenerationSettings,
     flow_shift: float | None,
-    device: torch.device,
+    device: torch.device | None,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Return a generation's part of a profile's range; a flow shift of None is the scheduler's."""
+    """Return a generation's part of a profile's range.
+
+    Args:
+        flow_shift: None is the scheduler's own.
+        device: None for one that is not here, which has no name.
+    """
     values = dataclasses.asdict(settings)
     del values["max_sequence_length"]
+    name = {} if device is None else {"device": device_name(device)}
     return {
         **values,
         "flow_shift": flow_shift,
         "dtype": str(dtype).removeprefix("torch."),
-        "device": device_name(device),
+        **name,
     }
 
 

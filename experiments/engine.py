@@ -22,7 +22,7 @@ from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.tuned_range import digest
 from chipsparse.report.generation import GenerationReport
 
-SAME: dict[str, Any] = {"identical": True}  # the quality of a dense clip
+SAME = {"identical": True}  # the quality of a dense clip
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,6 @@ class Experiment:
         samples: all prompts.
         store: keeps the records.
         dense: the stock model.
-        paired: whether clips are compared with dense ones; else those ways alone run that are
-            asked for.
         lpips: finds LPIPS for frames of a height and a width.
         per_frame: whether records keep the quality of each frame.
         describe: one sentence about the error of a way that cannot run, which then is a result;
@@ -108,7 +106,6 @@ class Experiment:
     samples: Sequence[Sample]
     store: Store = field(default_factory=Store)
     dense: Way | None = None
-    paired: bool = True
     lpips: Callable[[int, int], Lpips] = find_lpips
     per_frame: bool = False
     describe: Callable[[Exception], str] | None = None
@@ -141,9 +138,7 @@ class Experiment:
                 the clips before it wait in memory.
         """
         for sample in self.samples if samples is None else samples:
-            if not self.paired:
-                order = in_turn(ways, sample.index)
-            elif dense_first:
+            if dense_first:
                 order = [self.dense_way, *in_turn(ways, sample.index)]
             else:
                 order = in_turn([self.dense_way, *ways], sample.index)
@@ -191,7 +186,7 @@ class Experiment:
             for made in waiting:
                 if made.way is self.dense_way:
                     yield self._keep(made, sample)
-            if not self.paired or self.record(self.dense_way, sample) is not None:
+            if self.record(self.dense_way, sample) is not None:
                 for made in waiting:
                     if made.way is not self.dense_way:
                         yield self._keep(made, sample)
@@ -225,15 +220,11 @@ class Experiment:
     def _keep(self, item: _Made, sample: Sample) -> Clip:
         way, made = item.way, item.generation
         is_dense = way is self.dense_way
-        alone = is_dense or not self.paired
-        dense = None if alone else self.record(self.dense_way, sample)
-        frames = made.frames if alone else self._dense_frames(sample)
+        dense = None if is_dense else self.record(self.dense_way, sample)
+        frames = made.frames if is_dense else self._dense_frames(sample)
 
         def compared() -> dict[str, Any]:
             assert frames is not None
-            quality = SAME if is_dense else {}
-            if not alone or (is_dense and self.per_frame):
-                quality = self.quality(frames, made.frames)
             file = self.store.dense_file(sample.name) if is_dense else None
             if file is not None:
                 write_frames(file, frames)
@@ -251,7 +242,7 @@ class Experiment:
                 fallbacks=item.fallbacks,
                 notes=item.notes,
                 facts=item.facts,
-                **quality,
+                **self.quality(frames, made.frames) if self.per_frame or not is_dense else SAME,
             )
             return record.model_dump(mode="json", exclude_defaults=True)
 

@@ -36,8 +36,8 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     pipe, counter = make(), WorkCounter()
     dense = DenseWork.measured(pipe.transformer, lambda: generate(pipe, 2))
     actions = ("dense", "refresh", "sparse", "skip", "refresh", "sparse")
-    dense = {"mlp.density": "dense"} if rule == "difference" else {}
-    changes = {"attention.delta_rule": rule, **dense}
+    mlp = {"mlp.density": "dense"} if rule == "difference" else {}
+    changes = {"attention.delta_rule": rule, **mlp}
     config = SPARSE.override({**changes, "schedule.actions": actions})
     handle = attach(pipe, config, partial(Session, observer=counter))
     with counter.of(pipe.transformer):

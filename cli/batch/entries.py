@@ -19,9 +19,8 @@ from chipsparse.cli.generate.job import WARNING, record_of
 from chipsparse.cli.media.write import check_kind
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
-from chipsparse.cli.options import SEEDS, check_count, read_value
+from chipsparse.cli.options import SEEDS, Item, check_count, read_value
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.prompts import Item
 from chipsparse.cli.request import Request, resolve
 
 DIGITS = 16  # of a digest: 2^64 of them

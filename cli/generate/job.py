@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import typer
@@ -26,15 +27,14 @@ from chipsparse.cli.generate.record import (
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, stack_panels
 from chipsparse.cli.media.write import generation_metadata
-from chipsparse.cli.options import GenerateOptions, Mode, command_words
+from chipsparse.cli.options import GenerateOptions, Item, command_words
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.prompts import Item, cut_text
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.terminal import print_result
-from chipsparse.cli.views.units import seconds_text
+from chipsparse.cli.views.units import counted, seconds_text
 from chipsparse.config import ConfigError
-from chipsparse.experiments.clips import ClipMaker, patched, peak_process_bytes
+from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_process_bytes
 from chipsparse.experiments.engine import Applied, Clip, Experiment, Way, dense_way
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
@@ -42,7 +42,8 @@ from chipsparse.report.generation import GenerationReport
 from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
-NO_LPIPS = Lpips(None, "generate leaves it out")
+SHOWN = 80  # letters of what a text encoder does not read
+NO_LIMIT = 1_000_000  # a tokenizer without a limit of its own says a number like 1e30
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 
@@ -189,19 +190,41 @@ class Runner:
     report: GenerationReport | None = None
     held: GenerationReport | None = None
 
-    def clips(self, item: Item, mode: Mode) -> dict[str, Clip]:
-        """Return the dense clip, the sparse one, or both in comparison, by their names."""
+    def generate(self, item: Item, way: Literal["dense", "sparse"]) -> Generation:
+        """Return one generation of the pipeline as it was, or patched; warm where times compare."""
         self.report = None
-        compares = self.request.generate_options.compare
-        dense = dataclasses.replace(dense_way(), warm=compares)
-        costs = self.request.step_costs
-        sparse = Way("sparse", self._sparse, warm=compares, step_costs=costs)
-        store, paired = Store(ranks=self.rank), mode == "compare"
+        with self._patched() if way == "sparse" else nullcontext() as report:
+            generation = self.generator.make(
+                item.prompt,
+                seed=item.seed,
+                title=f"{item.label}, {way}" if item.label else way,
+                report=report,
+                way=way if self.request.generate_options.compare else None,
+                work=f"{way}, {item.name}",
+                step_costs=() if report is None else self.request.step_costs,
+            )
+            self.rank.gather_fallbacks(report)
+        return generation
+
+    def pair(self, item: Item) -> tuple[Clip, Clip]:
+        """Return the dense clip and the sparse one, which is compared with it."""
+
+        @contextmanager
+        def apply(_: Any) -> Iterator[Applied]:
+            with self._patched() as report:
+                yield Applied(report)
+
+        self.report = None
+        sparse = Way("sparse", apply, step_costs=self.request.step_costs)
         experiment = Experiment(
-            self.generator, [item], store, dense=dense, paired=paired, lpips=lambda *_: NO_LPIPS
+            self.generator,
+            [item],
+            Store(ranks=self.rank),
+            dense=dense_way(),
+            lpips=lambda *_: Lpips(None, "generate leaves it out"),
         )
-        clips = experiment.run([dense if mode == "dense" else sparse])
-        return {clip.way.name: clip for clip in clips}
+        dense, compared = experiment.run([sparse])
+        return dense, compared
 
     def patch(self) -> AbstractContextManager[GenerationReport]:
         """Patch the pipeline while the context lasts."""
@@ -215,12 +238,12 @@ class Runner:
         )
 
     @contextmanager
-    def _sparse(self, pipe: Any) -> Iterator[Applied]:
+    def _patched(self) -> Iterator[GenerationReport]:
         held = self.patch() if self.held is None else nullcontext(self.held)
         with held as report, user_errors(ConfigError):
             before = report.generation
             try:
-                yield Applied(report)
+                yield report
             finally:
                 self.report = None if report.generation == before else report
 
@@ -250,11 +273,54 @@ def prompt_warnings(runner: Runner, item: Item) -> list[str]:
     return [] if cut is None else [cut]
 
 
+def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | None:
+    """Return one sentence about what is cut from a prompt; None where all of it is read.
+
+    Of several text encoders the one that reads most counts.
+
+    Args:
+        pipe: loaded; its tokenizers are asked.
+        max_sequence_length: what the pipeline's call is given, or its default.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    longest: tuple[int, str] | None = None
+    for tokenizer in pipe.components.values():
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            continue
+        limits = [getattr(tokenizer, "model_max_length", None), max_sequence_length]
+        limit = min((number for number in limits if number and number < NO_LIMIT), default=None)
+        if limit is None:
+            return None
+        words = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+        read = limit - tokenizer.num_special_tokens_to_add()
+        if len(words) <= read:
+            return None
+        lost = tokenizer.decode(words[read:], skip_special_tokens=True).strip()
+        if longest is None or limit > longest[0]:
+            longest = limit, lost or counted(len(words) - read, "unknown word")
+    if longest is None:
+        return None
+    shown = textwrap.shorten(longest[1], SHOWN, placeholder=" ...")
+    return (
+        f"the prompt is longer than the {longest[0]} tokens that the text encoder reads; cut: "
+        f'"{shown}"'
+    )
+
+
 def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
     request, options = runner.request, runner.request.generate_options
+    comparison, runs = None, {}
     try:
-        clips = runner.clips(item, options.mode)
+        if options.mode == "compare":
+            dense, sparse = runner.pair(item)
+            comparison = Comparison.model_validate(sparse.record, from_attributes=True)
+            assert dense.generation is not None
+            assert sparse.generation is not None
+            runs = {"dense": dense.generation, "sparse": sparse.generation}
+        else:
+            runs = {options.mode: runner.generate(item, options.mode)}
     except Exception as error:
         if runner.report is not None and runner.report.error is None:
             runner.report.fail(error)
@@ -262,18 +328,15 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
             failed = GenerationResult(request=record_of(request, item), error=described(error))
             _write_report(item.report, failed, runner.report)
         raise
-    runs = {name: clip.generation for name, clip in clips.items() if clip.generation is not None}
-    made = runs[options.mode if options.mode == "dense" else "sparse"]
+    made = runs["dense" if options.dense else "sparse"]
     if not runner.rank.writes:
         return GenerationResult(request=record_of(request, item, warnings)), made.frames
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
         runner.generator.progress.tell(WARNING + made.nothing_sparse)
-    comparison, outputs = None, {"output": (item.output, made.frames)}
-    if options.mode == "compare":
-        record = clips["sparse"].record
-        comparison = Comparison.model_validate(record, from_attributes=True)
+    outputs = {"output": (item.output, made.frames)}
+    if comparison is not None:
         panels = [
             Panel(run.frames, f"{name} {seconds_text(run.denoising_seconds)}")
             for name, run in runs.items()
@@ -293,7 +356,8 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     result = GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
-        **{name: Run.model_validate(run) for name, run in runs.items()},
+        sparse=Run.model_validate(runs["sparse"]) if "sparse" in runs else None,
+        dense=Run.model_validate(runs["dense"]) if "dense" in runs else None,
         comparison=comparison,
         peak_process_bytes=peak_process_bytes(),
     )

@@ -24,7 +24,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.common.finished_files import readable
 
 if TYPE_CHECKING:
-    from chipsparse.cli.prompts import Item
+    from chipsparse.cli.options import Item
     from chipsparse.cli.request import Request
 
 # What others call these; what is not here begins with a capital letter.

@@ -22,10 +22,9 @@ from chipsparse.cli.errors import described
 from chipsparse.cli.generate.job import planned, prompt_warnings, record_of
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, Mode, read_options
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, Mode, read_options
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.progress import ProgressDisplay, silent_display
-from chipsparse.cli.prompts import Item
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview
@@ -227,8 +226,7 @@ class Studio:
 
         def make(way: Mode, steps: list[str]) -> Generation:
             live.runs.append(Run(way, steps))
-            made = runner.clips(item, way)[way].generation
-            assert made is not None
+            made = runner.generate(item, way)
             self._preview.learn(made.frames)
             live.runs[-1].made = made
             return made

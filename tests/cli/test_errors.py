@@ -5,9 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from io import BytesIO, TextIOWrapper
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,11 +20,8 @@ from chipsparse.cli.media import write as media
 from chipsparse.config import ConfigError
 from chipsparse.experiments import clips
 from tests.cli.conftest import change_index, command, nothing_written
-from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 from tests.variants import slow
-
-ROOT = Path(media.__file__).parents[3]
 
 
 @pytest.fixture
@@ -100,14 +95,6 @@ def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
 
 
 # Model folders and profiles.
-
-
-def test_a_pipeline_that_wants_more_than_a_prompt(fails_early, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("i2v")
-    FAMILIES["wan 2.1 image to video"].make().save_pretrained(folder)
-    assert fails_early(model=folder) == (
-        "WanImageToVideoPipeline starts from an image; give one with --image"
-    )
 
 
 def test_hub_name_without_network(fails_early, monkeypatch):
@@ -294,49 +281,6 @@ def test_signals_that_were_ignored_stay_ignored(hangup_counts):
     with reported_errors(debug=False):
         signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-# Writes a long video; no torch, so that it starts at once.
-ENCODES = """
-from pathlib import Path
-import numpy as np
-from chipsparse.cli.errors import reported_errors
-from chipsparse.cli.media.write import write_media
-with reported_errors(debug=False):
-    print("writing", flush=True)
-    frames = np.random.default_rng(0).integers(0, 256, (400, 256, 256, 3), dtype=np.uint8)
-    write_media({Path("a.webm"): frames}, fps=8)
-"""
-
-
-def test_ffmpeg_and_its_files_are_gone(workdir):
-    """For real: a process of its own that is stopped while ffmpeg works."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENCODES],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        # A shell script in the background ignores SIGINT, and so would everything it starts.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    try:
-        assert process.stdout.readline() == "writing\n"
-        while not (encoders := children.read_text().split()):
-            assert process.poll() is None
-        (scratch,) = workdir.iterdir()
-        assert scratch.name.startswith(".chipsparse-")
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert "chipsparse: interrupted, nothing was written\n" in stderr
-    assert list(workdir.iterdir()) == []
-    deadline = time.monotonic() + 60  # the system takes a moment to end what was killed
-    while any(Path(f"/proc/{encoder}").exists() for encoder in encoders):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

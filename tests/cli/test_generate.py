@@ -1,11 +1,8 @@
 """`chipsparse generate`: what it writes and what it tells, of a clip, an image and a series."""
 
-import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import imageio.v3 as iio
@@ -19,10 +16,11 @@ import chipsparse
 from chipsparse.cli import request
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
+from chipsparse.cli.generate.job import cut_text
 from chipsparse.cli.generate.record import LETTERS
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS
-from chipsparse.cli.prompts import cut_text, read_prompts
+from chipsparse.cli.prompts import read_prompts
 from chipsparse.experiments import clips
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import command, names
@@ -120,7 +118,7 @@ def test_compare_gives_the_frames_of_separate_runs(generate):
 @pytest.mark.slow
 def test_a_profile_that_is_always_dense_makes_no_difference(generate, tmp_path):
     profile = tmp_path / "dense.yaml"
-    profile.write_text("sparsity: {attention: {enabled: false}, mlp: {enabled: false}}\n")
+    profile.write_text("sparsity: {attention: {density: dense}, mlp: {density: dense}}\n")
     size = ("--height", "32", "--width", "32", "--steps", "3", "--frames", "1")
     given = ("--config", str(profile), "--compare", *size)
     comparison = generate(*given, "--json").json()["comparison"]
@@ -245,23 +243,6 @@ def test_a_quality_of_a_profile_is_taken_and_named(generate, workdir):
     with Image.open("o.png") as picture:
         assert "Quality: fast" in picture.text["parameters"]
     assert "balanced, from mine.yaml" in generate(*small).stdout
-
-
-@pytest.mark.slow
-def test_as_a_program(model_folder, workdir):
-    program = [sys.executable, "-m", "chipsparse.cli.main", "generate", PROMPT]
-    ran = subprocess.run(
-        [*program, "-o", "out.mp4", "--model", str(model_folder), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=600,  # only for what hangs
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["files"] == {"output": ["out.mp4"]}
-    _, loading, said = ran.stderr.partition("loading the model\n")  # and libraries before it
-    assert loading
-    assert len(said.splitlines()) < 10
-    assert iio.imread("out.mp4").shape == (5, 32, 48, 3)
 
 
 # Reports, and runs that must be sparse.
@@ -591,5 +572,4 @@ def test_the_work_of_a_command_is_planned(generate, monkeypatch):
     progress = job.ProgressDisplay
     monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
     generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
-    digest = hashlib.sha256(PROMPT.encode()).hexdigest()[:12]
-    assert planned == [dict.fromkeys([f"dense, {seed}-{digest}" for seed in (0, 1)], 1.0)]
+    assert planned == [{"dense, o-000.png": 1.0, "dense, o-001.png": 1.0}]

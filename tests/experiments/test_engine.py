@@ -108,14 +108,6 @@ def test_another_way_goes_first_for_each_prompt(dense_first, orders):
     assert psnrs == pytest.approx([20 * math.log10(255)] * 3)
 
 
-def test_ways_that_are_not_paired_run_alone():
-    maker, clips = run([A], paired=False, per_frame=True)
-    assert maker.made == [("A", sample.seed) for sample in SAMPLES]
-    record = clips[0].record
-    assert (record.speedup, record.identical, record.psnr_db) == (1.0, False, None)
-    assert (clips[0].generation.denoising_seconds, clips[0].frames.shape) == (4.0, (3, 16, 16, 3))
-
-
 def test_what_is_kept_is_not_made_again_and_an_interrupt_loses_nothing(tmp_path):
     path = tmp_path / "kept" / "measured.json"
     with pytest.raises(KeyboardInterrupt):

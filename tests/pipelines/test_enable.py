@@ -128,7 +128,7 @@ NO_CONFIG = "expected a SparsityConfig, a Profile or the path.*override.* makes 
 )
 def test_what_is_no_config_or_no_quality_is_refused(pipe, arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.yaml").write_text("sparsity: {seed: 3}")
+    (tmp_path / "plain.yaml").write_text("sparsity: {backend: reference}")
     (tmp_path / "flux.yaml").write_text("model_class: FluxTransformer2DModel")
     with pytest.raises(ValueError, match=said):
         chipsparse.enable(pipe, **arguments)

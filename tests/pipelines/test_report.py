@@ -12,7 +12,7 @@ from tests.pipelines.model_state import state_of
 from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate, two_experts
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
-FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 5"
+FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 6"
 EXCHANGED = (
     "nothing runs sparse: the pipeline's transformer was exchanged after enable(); call "
     "chipsparse.enable(pipe, ...) again"
@@ -60,7 +60,7 @@ def test_every_layer_of_every_model(name):
         generate(pipe, **arguments)
     data = handle.report.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
-    assert data["pipeline"] == {"class": type(pipe).__name__, "location": None}
+    assert data["pipeline"] == {"class_name": type(pipe).__name__, "location": None}
     names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
     assert set(data["transformers"]) == {step["transformer"] for step in data["steps"]} == names
     for each in data["transformers"].values():
@@ -198,7 +198,7 @@ def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
             warnings.simplefilter("error")
             wan(pipe, steps=3)  # the same again: in the report alone
         assert handle.report.nothing_sparse.startswith(FEW)
-        wan(pipe)
+        wan(pipe, steps=6)
         assert handle.report.nothing_sparse is None
     with chipsparse.enable(pipe, LATE, strict=True) as handle:
         with pytest.raises(FallbackError, match=FEW):
@@ -206,7 +206,7 @@ def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
         assert handle.report.nothing_sparse.startswith(FEW)
         assert handle.report.error.startswith("FallbackError: nothing runs sparse")
         assert [record.finished for record in handle.report.steps] == [False]
-        wan(pipe)
+        wan(pipe, steps=6)
         assert handle.report.actions()["sparse"] == 1
 
 

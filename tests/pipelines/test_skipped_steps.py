@@ -146,7 +146,7 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
 
 LISTED = SPARSE.override(
     {
-        "schedule.refresh_every": 10,
+        "schedule.actions": None,
         "schedule.full_steps": [0, 1, 2, 5, 9],
         "schedule.between": [4, 7, 11],
         "schedule.forecast": 0.5,

@@ -351,27 +351,14 @@ def test_other_ways_to_run_are_not_recorded(pipe):
 
 
 @pytest.mark.parametrize(
-    ("answers", "expected"),
-    [((True,), [[4, 6]]), ((False,), [[]]), slow((True, False), [[4, 6], []])],
+    ("pays", "expected"), [(True, [3, 4, 6]), (False, [])], ids=["pays", "does not pay"]
 )
-def test_a_step_is_recorded_where_that_was_measured_to_pay(answers, expected, pipe, monkeypatch):
-    """The first may compile, the second is timed, and the third is asked about, once a branch."""
-    asked, remaining = [], iter(answers)
-
-    def measured(*, host, call, device, calls):
-        assert 0 < host <= call or pipe.device.type == "cuda"
-        assert device > 0
-        asked.append(calls)
-        return next(remaining)
-
-    monkeypatch.setattr("chipsparse.graphs.sparse_calls.capture_pays", measured)
-    guidance = GUIDED if len(answers) == 2 else {}
-    usual, _ = generate(pipe, NEVER, **guidance)
-    found, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}), **guidance)
-    branches = dict.fromkeys(record.branch for record in report.steps)
-    assert [replayed(report, branch) for branch in branches] == expected
-    assert asked == [2] * len(answers)
-    assert same(found, usual)
+def test_steps_are_recorded_where_the_plan_says_that_it_pays(pays, expected, pipe, monkeypatch):
+    monkeypatch.setattr("chipsparse.session.captures", lambda *_: pays)
+    usual, _ = generate(pipe, NEVER)
+    output, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}))
+    assert replayed(report) == expected
+    assert same(output, usual)
     assert not report.notes
 
 

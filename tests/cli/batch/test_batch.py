@@ -236,8 +236,10 @@ def test_bad_lines_are_named_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("--engine", "dask"), "--engine dask must be 'ray'"),
         (("--tries", "0"), "--tries 0 is too small"),
         (("--gpus", "0"), "--gpus 0 is too small"),
+        (("--format", "avi"), "--format avi must be 'mp4', 'webm', 'gif' or 'png'"),
         (("--format", "png", "--fps", "24"), "--fps is about .mp4, .webm and .gif, and .png has"),
         (("--format", "png", "--crf", "1"), "--crf is about .mp4 and .webm, and .png has none"),
         (("--format", "png"), "a video of 5 frames is no single .png; use --format mp4"),
