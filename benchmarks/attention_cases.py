@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from benchmarks import random_inputs
+from benchmarks import cases
 from benchmarks.kernel_cases import Inputs, Kernel, Settings, kernel
 from benchmarks.kernel_checks import (
     LSE_LIMIT,
@@ -36,8 +37,6 @@ from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 OUTPUT_LIMIT = 5e-2
 CUT_OFF_LIMIT = 3e-4
 LSE_ROUNDED_LIMIT = 1e-2  # root mean square, against float64
-# Elements of a channel read and written, in bytes, by what makes 8 bits of 16-bit tensors.
-QUANTIZED_BYTES = 13
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -45,20 +44,19 @@ Tensors = tuple[torch.Tensor, ...]
 @kernel("dense_attention")
 def dense(inputs: Inputs, settings: Settings) -> Kernel:
     """`dense_attention`."""
-
-    def check(result: Tensors, sample: Sample) -> Errors:
-        return check_attention(
-            result, dense_attention(*inputs.of(sample), backend="reference"), sample
-        )
-
     return Kernel(
         dense_attention,
         lambda name: dense_attention(*inputs.qkv, backend=name),
-        check,
+        _against(lambda sample: dense_attention(*inputs.of(sample), backend="reference")),
         inputs.samples(settings.block_size),
         {"density": 1.0},
         flops=inputs.flops(inputs.case.tokens),
     )
+
+
+def _against(reference: Callable[[Sample], Tensors]) -> Callable[[Tensors, Sample], Errors]:
+    """The check of attention against its reference on a sample."""
+    return lambda result, sample: check_attention(result, reference(sample), sample)
 
 
 @kernel("dense_attention_column_sums")
@@ -66,17 +64,14 @@ def column_sums(inputs: Inputs, settings: Settings) -> Kernel:
     """`dense_attention_column_sums`, with the log-sum-exp of a dense run."""
     rows, lse = settings.block_size, inputs.lse
 
-    def run(query: Any, key: Any, value: Any, lse: Any, name: str) -> Tensors:
+    def run(qkv: Tensors, lse: Any, name: str) -> Tensors:
+        query, key, value = qkv
         return dense_attention_column_sums(query, key, value, lse, block_size_q=rows, backend=name)
-
-    def check(result: Tensors, sample: Sample) -> Errors:
-        expected = run(*inputs.of(sample), lse[sample.rows_of], "reference")
-        return check_attention(result, expected, sample)
 
     return Kernel(
         dense_attention_column_sums,
-        lambda name: run(*inputs.qkv, lse, name),
-        check,
+        lambda name: run(inputs.qkv, lse, name),
+        _against(lambda sample: run(inputs.of(sample), lse[sample.rows_of], "reference")),
         inputs.samples(rows),
         {"density": 1.0, "block_size": rows},
         flops=inputs.flops(inputs.case.tokens),
@@ -88,11 +83,9 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
     """`column_sparse_attention` over random lists of equal length."""
     case, rows = inputs.case, settings.block_size
     count = settings.kept(case.density, case.tokens)
-    indices = random_inputs.index_lists(
-        *(case.batch, case.heads, block_count(case.tokens, rows), case.tokens, count),
-        device=inputs.device,
-    )
-    counts = torch.full(indices.shape[:3], count, dtype=torch.int32, device=inputs.device)
+    lists = case.batch, case.heads, block_count(case.tokens, rows)
+    indices = cases.index_lists(lists, case.tokens, count, device=inputs.device)
+    counts = torch.full(lists, count, dtype=torch.int32, device=inputs.device)
     cache = _delta_cache(inputs, settings.delta_rule)
     rule: Any = None if settings.delta_rule == "none" else settings.delta_rule
 
@@ -100,21 +93,19 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
         options = {"block_size_q": rows, "delta_rule": rule, "backend": name, **cache}
         return column_sparse_attention(*qkv, *lists, **options)
 
-    def check(result: Tensors, sample: Sample) -> Errors:
+    def reference(sample: Sample) -> Tensors:
         lists = indices[sample.block_of], counts[sample.block_of]
         part = {name: tensor[sample.rows_of] for name, tensor in cache.items()}
-        return check_attention(result, run(inputs.of(sample), lists, part, "reference"), sample)
+        return run(inputs.of(sample), lists, part, "reference")
 
     return Kernel(
         column_sparse_attention,
         lambda name: run(inputs.qkv, (indices, counts), cache, name),
-        check,
+        _against(reference),
         inputs.samples(rows),
         {
-            "density": count / case.tokens,
-            "ideal": case.tokens / count,
-            "block_size": rows,
-            "delta_rule": settings.delta_rule,
+            **{"density": count / case.tokens, "ideal": case.tokens / count},
+            **{"block_size": rows, "delta_rule": settings.delta_rule},
         },
         flops=inputs.flops(count),
     )
@@ -137,12 +128,8 @@ def selection(inputs: Inputs, settings: Settings) -> Kernel:
     """`column_selection` from heavy-tailed sums, against `torch.topk` head by head."""
     case, rows = inputs.case, settings.block_size
     blocks, count = block_count(case.tokens, rows), settings.kept(case.density, case.tokens)
-    sums = random_inputs.column_sums(
-        *(case.batch, case.heads, blocks, case.tokens),
-        block_size=rows,
-        device=inputs.device,
-        dtype=inputs.dtype,
-    )
+    lists, form = (case.batch, case.heads, blocks), {"device": inputs.device}
+    sums = cases.column_sums(lists, case.tokens, block_size=rows, dtype=inputs.dtype, **form)
 
     def check(packed: torch.Tensor, sample: Sample) -> Errors:
         mask = unpack_mask(packed[sample.block_of], case.tokens, backend="reference")
@@ -160,7 +147,6 @@ def selection(inputs: Inputs, settings: Settings) -> Kernel:
         {"density": count / case.tokens, "block_size": rows},
         "torch.topk",
         topk,
-        moved_bytes=sums.nbytes + case.batch * case.heads * blocks * -(-case.tokens // 8),
     )
 
 
@@ -170,9 +156,8 @@ def indices(inputs: Inputs, settings: Settings) -> Kernel:
     case, rows = inputs.case, settings.block_size
     blocks = block_count(case.tokens, rows)
     keep = settings.kept(case.density, case.tokens) / case.tokens
-    packed, capacity = random_inputs.packed_masks(
-        case.batch, case.heads, blocks, case.tokens, keep, device=inputs.device
-    )
+    lists = case.batch, case.heads, blocks
+    packed, capacity = cases.packed_masks(lists, case.tokens, keep, device=inputs.device)
 
     def run(packed: torch.Tensor, name: str) -> Tensors:
         return packed_to_indices(packed, case.tokens, capacity=capacity, backend=name)
@@ -194,32 +179,6 @@ def indices(inputs: Inputs, settings: Settings) -> Kernel:
         inputs.samples(rows),
         {"density": keep, "block_size": rows, "capacity": capacity},
         baseline=None,
-        moved_bytes=packed.nbytes + 4 * case.batch * case.heads * blocks * (capacity + 1),
-    )
-
-
-@kernel("fp8_quantization")
-def quantization(inputs: Inputs, settings: Settings) -> Kernel:
-    """`fp8_quantization`, rotated as the layers use it."""
-    case = inputs.case
-
-    def call(name: str) -> Tensors:
-        rounded = fp8_quantization(*inputs.qkv, rotate=True, backend=name)
-        return rounded.row_factor, rounded.row_shift, rounded.value_scale, rounded.value_mean
-
-    def check(result: Tensors, sample: Sample) -> Errors:
-        query, key, _ = inputs.of(sample)
-        shift = (query @ key.mean(2, keepdim=True).mT).squeeze(-1) * query.shape[-1] ** -0.5
-        error = relative_error(result[1][sample.rows_of], shift)
-        return {"rel_error": require("error of the shift", error, 1e-3, sample)}
-
-    return Kernel(
-        fp8_quantization,
-        call,
-        check,
-        inputs.samples(settings.block_size),
-        {"density": 1.0},
-        moved_bytes=QUANTIZED_BYTES * case.batch * case.heads * case.tokens * case.head_dim,
     )
 
 

@@ -9,44 +9,37 @@ matrices or copy tiles, or that load from global memory where a kernel does neit
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+
+import networkx
 
 from benchmarks.compiled_cases import CompiledCase, cases
-from benchmarks.machine_code import PRODUCTS, hot_loops, instructions
+from benchmarks.records import Record, table, write
 
 SHARED_BYTES = 232_448  # that a block may have on Hopper: 227 KiB
+# Products on Hopper, and on other GPUs; of FP8 those with a Q, of int8 those with an I.
+PRODUCTS = ("HGMMA", "HMMA", "QGMMA", "QMMA", "UTCQMMA", "IGMMA", "IMMA", "UTCIMMA")
+HOT = {*PRODUCTS, "LDGSTS", "UTMALDG"}
+HOT_ELSEWHERE = {"LDG"}
+ROOT = -1  # in a graph of blocks: before all entries
+LEAVING = {"BRA", "BRX", "EXIT", "RET"}  # after these another basic block starts
 COUNTED = (*PRODUCTS, "LDGSTS", "UTMALDG", "STL", "LDL")
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a compiled kernel uses; counts are of instructions in the machine code."""
-
-    operation: str
-    backend: str
-    variant: str
-    default: bool
-    capability: int
-    triton: str
-    registers: int
-    shared_bytes: int
-    counts: dict[str, int]
-    hot_loops: int
-    hot_stores: int  # spills inside the hot loops
-    hot_loads: int
-    single_stores: int  # of one 16-bit number, to global memory
-    single_loads: int
+COLUMNS = {
+    **dict.fromkeys(("operation", "backend", "kernel", "capability", "variant", "default"), ""),
+    **dict.fromkeys(("registers", "shared_bytes", "LDGSTS", "UTMALDG", "STL", "LDL"), "d"),
+    **dict.fromkeys(("hot_loops", "hot_stores", "hot_loads"), "d"),
+}
 
 
 def why_not_here() -> str | None:
@@ -70,11 +63,25 @@ def disassembler() -> str | None:
     return str(tool) if os.access(tool, os.X_OK) else shutil.which("cuobjdump")
 
 
-def report(case: CompiledCase) -> Report:
-    """Compiles a case and reads its machine code."""
-    import triton
+def reports(case: CompiledCase) -> list[Record]:
+    """What the kernels of a case use; counts are of instructions in the machine code."""
+    return [
+        {
+            "operation": kernel.__module__.split(".")[-2],
+            "backend": kernel.__module__.split(".")[-1],
+            "kernel": kernel.__name__.strip("_").removesuffix("_kernel"),
+            "capability": case.capability,
+            "variant": case.name,
+            "default": case.default,
+            "hash": compiled.hash,
+            **_read(compiled),
+        }
+        for kernel, compiled in case.compile()
+    ]
 
-    compiled = case.compile()
+
+def _read(compiled: Any) -> Record:
+    """What the machine code of a compiled kernel tells."""
     tool = disassembler()
     assert tool is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -86,44 +93,114 @@ def report(case: CompiledCase) -> Report:
     opcodes = [each.opcode for function in functions for each in function]
     loops = [loop for function in functions for loop in hot_loops(function)]
     in_loops = [each.opcode for loop in loops for each in loop]
-    return Report(
-        case.operation,
-        case.backend,
-        case.variant,
-        case.default,
-        case.capability,
-        triton.__version__,
-        max(int(number) for number in re.findall(r"\bREG:(\d+)", usage)),
-        compiled.metadata.shared,
-        {name: opcodes.count(name) for name in COUNTED},
-        len(loops),
-        in_loops.count("STL"),
-        in_loops.count("LDL"),
-        *(len(re.findall(rf"\b{each}\.\S*U16\b", code)) for each in ("STG", "LDG")),
-    )
+    return {
+        "registers": max(int(number) for number in re.findall(r"\bREG:(\d+)", usage)),
+        "shared_bytes": compiled.metadata.shared,
+        **{name: opcodes.count(name) for name in COUNTED},
+        "hot_loops": len(loops),
+        "hot_stores": in_loops.count("STL"),  # spills inside the hot loops
+        "hot_loads": in_loops.count("LDL"),
+        # Of one 16-bit number, to and from global memory.
+        "single_stores": len(re.findall(r"\bSTG\.\S*U16\b", code)),
+        "single_loads": len(re.findall(r"\bLDG\.\S*U16\b", code)),
+    }
 
 
 def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def table(reports: Iterable[Report]) -> str:
-    """One line per kernel; spills as stores+loads, in all and in hot loops."""
-    lines = [
-        f"{'kernel':76} {'regs':>4} {'shared':>7} {'products':>8} {'LDGSTS':>6} "
-        f"{'UTMALDG':>7} {'loops':>5} {'spills':>9} {'in loops':>9}"
-    ]
-    for each in reports:
-        name = f"{each.operation} {each.backend} sm_{each.capability} {each.variant}"
-        count = each.counts
-        lines.append(
-            f"{name + ' *' * each.default:76} {each.registers:4} {each.shared_bytes:7} "
-            f"{sum(count[name] for name in PRODUCTS):8} "
-            f"{count['LDGSTS']:6} {count['UTMALDG']:7} "
-            f"{each.hot_loops:5} {count['STL']:>4}+{count['LDL']:<4} "
-            f"{each.hot_stores:>4}+{each.hot_loads:<4}"
+@dataclass(frozen=True)
+class Instruction:
+    """One line of machine code: where it is, what it does, and where it may jump to."""
+
+    address: int
+    opcode: str
+    target: int | None = None
+    conditional: bool = True
+
+
+def instructions(code: str) -> list[Instruction]:
+    """Those of one function, as cuobjdump prints them."""
+    found = []
+    line = r"^\s*/\*([0-9a-f]{4,})\*/\s+(@\S+\s+)?([A-Z]\w*)([^;]*);"
+    for address, predicate, opcode, rest in re.findall(line, code, re.MULTILINE):
+        target = re.search(r"0x([0-9a-f]+)\s*$", rest) if opcode == "BRA" else None
+        always = not predicate and re.fullmatch(r"(\.\w+)*\s*0x[0-9a-f]+\s*", rest) is not None
+        found.append(
+            Instruction(
+                int(address, 16),
+                opcode,
+                int(target[1], 16) if target else None,
+                not always if opcode == "BRA" else bool(predicate),
+            )
         )
-    return "\n".join([*lines, "* launched by default"])
+    return found
+
+
+def hot_loops(code: Sequence[Instruction]) -> list[list[Instruction]]:
+    """The innermost loops of those that do the work of a function."""
+    hot = HOT if any(each.opcode in HOT for each in code) else HOT_ELSEWHERE
+    blocks = _basic_blocks(code)
+    working = [
+        loop
+        for loop in _loops(blocks)
+        if any(each.opcode in hot for b in loop for each in blocks[b])
+    ]
+    return [
+        [each for block in sorted(loop) for each in blocks[block]]
+        for loop in working
+        if not any(other < loop for other in working)
+    ]
+
+
+def _basic_blocks(code: Sequence[Instruction]) -> list[list[Instruction]]:
+    starts = {code[0].address} | {each.target for each in code if each.target is not None}
+    blocks: list[list[Instruction]] = []
+    for each in code:
+        if each.address in starts or not blocks or blocks[-1][-1].opcode in LEAVING:
+            blocks.append([])
+        blocks[-1].append(each)
+    return blocks
+
+
+def _loops(blocks: Sequence[Sequence[Instruction]]) -> list[set[int]]:
+    """The natural loops as sets of the numbers of their blocks.
+
+    A branch back to a block that every way here came through closes a loop. Others jump back too:
+    rarely executed parts, such as waiting for a barrier again, stand at the end of the code.
+    """
+    number = {block[0].address: index for index, block in enumerate(blocks)}
+    flow = networkx.DiGraph()
+    flow.add_nodes_from(range(len(blocks)))
+    for index, block in enumerate(blocks):
+        last = block[-1]
+        if last.target in number:
+            flow.add_edge(index, number[last.target])
+        if (last.conditional or last.opcode not in LEAVING) and index + 1 < len(blocks):
+            flow.add_edge(index, index + 1)
+    # What nothing else leads to is jumped to by an address that was computed: a part of the warps.
+    entries, reached = [0], {0} | networkx.descendants(flow, 0)
+    while unreached := set(flow) - reached:
+        entries.append(min(unreached))
+        reached |= {entries[-1]} | networkx.descendants(flow, entries[-1])
+    branches = [*flow.edges]
+    flow.add_edges_from((ROOT, entry) for entry in entries)
+    before = networkx.immediate_dominators(flow, ROOT)
+
+    def leads_through(block: int, head: int) -> bool:
+        while block not in (head, ROOT):
+            block = before[block]
+        return block == head
+
+    loops: dict[int, set[int]] = {}
+    for tail, head in branches:
+        if leads_through(tail, head):
+            # All from which the branch back can be reached without passing the head.
+            without = flow.subgraph(set(flow) - {head})
+            body = {head} if tail == head else {head, tail} | networkx.ancestors(without, tail)
+            loops.setdefault(head, set()).update(body - {ROOT})
+    return [*loops.values()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,27 +208,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What the compiled kernels use, without a GPU.")
     parser.add_argument("--json", type=Path, help="also write the reports to this file")
     parser.add_argument("--default", action="store_true", help="only what is launched by default")
-    parser.add_argument("--only", default="", help="only kernels whose line contains this")
+    parser.add_argument("--only", default="", help="only variants whose name contains this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args(arguments)
     if (reason := why_not_here()) is not None:
         print(reason, file=sys.stderr)
         return 2
-    chosen = [
-        case for case in cases() if (case.default or not args.default) and args.only in str(case)
-    ]
-    reports, failed = [], False
+    asked = [c for c in cases() if (c.default or not args.default) and args.only in c.name]
+    # A kernel that several calls launch is reported with the first of them.
+    found: dict[tuple[str, int], Record] = {}
+    failed = False
     # New processes instead of forks: torch and Triton have threads.
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        for case, future in [(case, pool.submit(report, case)) for case in chosen]:
+        for case, future in [(case, pool.submit(reports, case)) for case in asked]:
             try:
-                reports.append(future.result())
+                for report in future.result():
+                    found.setdefault((report.pop("hash"), report["capability"]), report)
             except Exception as error:
                 failed = True
-                print(f"{case}: {type(error).__name__}: {error}", file=sys.stderr)
-    print(table(reports))
+                print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
+    records = list(found.values())
+    print(table(records, COLUMNS))
     if args.json is not None:
-        args.json.write_text(json.dumps([asdict(each) for each in reports], indent=1) + "\n")
+        write(records, args.json)
     return int(failed)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -34,10 +34,8 @@ EQUAL_DB = 100.0
 # On other prompts thresholds skip more or fewer steps than on the one that settings are chosen by.
 MARGIN = 0.9
 RESAMPLES = 4000
-Row = dict[str, str]
-# Leads: of sparse steps over everything else, and of the better of ours over other methods.
-LEADS = {"sparse steps ahead of all": (OURS,), "ours ahead of other methods": (OURS, SKIPS)}
-BETWEEN, WORST = "95 % of the means", "worst prompt"
+LEAD = "ours ahead of other methods"
+INTERVAL = f"{LEAD}: 95 % of the means"
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,10 @@ class Quality:
     """One method at one share of the work or the time.
 
     Attributes:
-        method: whose.
         variant: the one that is best there.
         psnrs: in dB, by prompt.
     """
 
-    method: str
     variant: str
     psnrs: dict[str, float]
 
@@ -67,23 +63,17 @@ class Quality:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far ours is ahead of the best of the others, in dB; below zero where it is behind.
+    """How far the better of ours is ahead of the best other method, in dB; below zero, behind.
 
     Attributes:
-        ours: the better one by the mean, at the share.
-        best: of the others, by the mean.
+        best: the other method, by the mean.
         mean: over the prompts, paired.
         interval: in which the mean lies with 95 % confidence, by resampling the prompts.
-        best_worst: of the others, by the worst prompt.
-        worst: our worst prompt against the worst one of that.
     """
 
-    ours: Quality
-    best: Quality
+    best: str
     mean: float
     interval: tuple[float, float]
-    best_worst: Quality
-    worst: float
 
 
 def joined(records: Iterable[Record]) -> list[Record]:
@@ -121,29 +111,22 @@ def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Qu
         known = {prompt: psnr for prompt, psnr in psnrs.items() if psnr is not None}
         if len(known) < len(prompts):
             continue
-        quality = Quality(method, variant, known)
+        quality = Quality(variant, known)
         if method not in found or quality.mean > found[method].mean:
             found[method] = quality
     return found
 
 
-def lead(found: dict[str, Quality], ours_are: Collection[str]) -> Lead | None:
-    """The best of these methods against the best of the others; None where either is missing."""
-    mine = [found[method] for method in ours_are if method in found]
-    others = [quality for method, quality in found.items() if method not in ours_are]
+def lead(found: dict[str, Quality]) -> Lead | None:
+    """Ours against the best of the other methods; None where either is missing."""
+    mine = [quality for method, quality in found.items() if method in (OURS, SKIPS)]
+    others = {method: q for method, q in found.items() if method not in (OURS, SKIPS)}
     if not mine or not others:
         return None
     ours = max(mine, key=lambda quality: quality.mean)
-    best, best_worst = max(others, key=lambda q: q.mean), max(others, key=lambda q: q.worst)
-    differences = [ours.psnrs[prompt] - best.psnrs[prompt] for prompt in ours.psnrs]
-    return Lead(
-        ours,
-        best,
-        statistics.fmean(differences),
-        interval(differences),
-        best_worst,
-        ours.worst - best_worst.worst,
-    )
+    best = max(others, key=lambda method: others[method].mean)
+    differences = [ours.psnrs[prompt] - others[best].psnrs[prompt] for prompt in ours.psnrs]
+    return Lead(best, statistics.fmean(differences), interval(differences))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -154,7 +137,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def chosen(
-    calibration: Iterable[Record], targets: Sequence[float] = TARGETS, best: int | None = None
+    calibration: Iterable[Record], targets: Sequence[float] = TARGETS
 ) -> dict[Curve, set[str]]:
     """The settings of others that decide the comparison, by curve.
 
@@ -165,7 +148,6 @@ def chosen(
     Args:
         calibration: records of the clips of one prompt that is not compared.
         targets: shares of the work.
-        best: only so many methods at each target, the best ones; None: all.
     """
     curves: dict[Curve, dict[str, tuple[float, float]]] = {}
     for clip in calibration:
@@ -181,8 +163,7 @@ def chosen(
             # One that does not get so low is behind all that do, the further the less it does.
             score = (psnr, 0.0) if psnr is not None else (float("-inf"), -lowest)
             winners[curve[0]] = max(winners.get(curve[0], (*score, curve)), (*score, curve))
-        in_order = sorted(winners.values(), reverse=True)
-        for _, _, curve in in_order[:best]:
+        for _, _, curve in winners.values():
             found.setdefault(curve, set()).update(_around(curves[curve], target))
     return found
 
@@ -231,58 +212,30 @@ def compared(records: Iterable[Record]) -> list[Record]:
     return [each for each in records if each["op"] == OP and each.get("role") == "compared"]
 
 
-def known_methods(clips: Iterable[Record]) -> list[str]:
-    """Ours first, then skipped steps alone, then the others by name."""
-    found: Collection[str] = {clip["method"] for clip in clips} - {DENSE}
-    return sorted(found, key=lambda method: (method != OURS, method != SKIPS, method))
-
-
-def quality_rows(clips: Sequence[Record], axis: Axis) -> list[Row]:
-    """Mean and worst PSNR of every method at each share, in its best variant there.
-
-    Behind them, how far ours is ahead of the best of the others: see `LEADS`.
+def quality_rows(clips: Sequence[Record], axis: Axis) -> list[dict[str, str]]:
+    """Mean and worst PSNR of every method at each share, in its best variant there; our lead.
 
     Args:
         clips: compared ones, of one model, size and number of steps.
         axis: what is equal.
     """
-    found = {share: qualities(clips, axis, share) for share in TARGETS}
+    at_target = {f"{share:.0%}": qualities(clips, axis, share) for share in TARGETS}
+    methods = {clip["method"] for clip in clips} - {DENSE}
     rows = []
-    for method in known_methods(clips):
+    for method in sorted(methods, key=lambda name: (name != OURS, name != SKIPS, name)):
         row = {"method": method}
-        for share, by_method in found.items():
+        for share, by_method in at_target.items():
             quality = by_method.get(method)
-            row[f"{share:.0%}"] = f"{quality.mean:.1f} ({quality.worst:.1f})" if quality else "-"
-        ratio = _time_over_work(clips, method)
-        rows.append({**row, "time / work": "-" if ratio is None else f"{ratio:.2f}"})
-    for name, ours in LEADS.items():
-        leads = {f"{share:.0%}": lead(by_method, ours) for share, by_method in found.items()}
-        if any(leads.values()):
-            rows += _lead_rows(name, leads)
+            row[share] = f"{quality.mean:.1f} ({quality.worst:.1f})" if quality else "-"
+        rows.append(row)
+    leads = {share: lead(by_method) for share, by_method in at_target.items()}
+    if any(leads.values()):
+        means, intervals = {"method": LEAD}, {"method": INTERVAL}
+        for share, ours in leads.items():
+            means[share] = f"{ours.mean:+.1f} ({ours.best})" if ours else "-"
+            intervals[share] = "{:+.1f} to {:+.1f}".format(*ours.interval) if ours else "-"
+        rows += [means, intervals]
     return rows
-
-
-def _lead_rows(name: str, leads: dict[str, Lead | None]) -> list[Row]:
-    rows: list[Row] = [{"method": row} for row in (name, f"{name}: {BETWEEN}", f"{name}: {WORST}")]
-    for share, found in leads.items():
-        texts = ("-", "-", "-")
-        if found is not None:
-            texts = (
-                f"{found.mean:+.1f} ({found.best.method})",
-                "{:+.1f} to {:+.1f}".format(*found.interval),
-                f"{found.worst:+.1f} ({found.best_worst.method})",
-            )
-        for row, text in zip(rows, texts, strict=True):
-            row[share] = text
-    return [{**row, "time / work": ""} for row in rows]
-
-
-def _time_over_work(clips: Iterable[Record], method: str) -> float | None:
-    """The median over the clips that it did generate; None where time says nothing."""
-    made = [clip for clip in clips if clip["method"] == method and clip["refused"] is None]
-    if not made or not on_gpu(made):
-        return None
-    return statistics.median(share_of(clip, "time") / clip["work"] for clip in made)
 
 
 def on_gpu(clips: Iterable[Record]) -> bool:

@@ -1,9 +1,9 @@
 """``python -m benchmarks equal-work``: quality at equal work, against diffusers' caches.
 
 Rivals get wide ranges of settings. Which of them lie around the amounts of work that are compared
-shows one prompt that is not compared; or those of ``--again`` are taken. A method in one variant is
-a curve; its points are its settings. ``--json`` is written clip by clip, and ``--store`` keeps all
-that was made, so that a run that broke off goes on.
+shows one prompt that is not compared. A method in one variant is a curve; its points are its
+settings. ``--json`` is written clip by clip, and ``--store`` keeps all that was made, so that a run
+that broke off goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.curves import DENSE, OP, OURS, SKIPS, chosen, compared, text_of
-from benchmarks.records import Record, Run, environment, read
+from benchmarks.records import Record, Run, environment
 from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
 from benchmarks.work import DenseWork, attention_of, blocks_of
 from chipsparse.config import SparsityConfig
@@ -226,18 +226,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flow-shift", type=float, help="of noise levels")
     parser.add_argument("--profiles", type=Path, nargs="*", default=[], help="of ours")
     parser.add_argument("--case", default="", help="only ways whose name holds this expression")
-    best = "only so many rivals at each share of the work"
-    parser.add_argument("--best", type=int, help=best)
-    again = "records: of other methods only the settings that these compare"
-    parser.add_argument("--again", type=Path, nargs="*", default=[], help=again)
     parser.add_argument("--store", type=Path, help="keep what was made, to go on from")
-    parser.add_argument("--sheet", type=Path, help="write a contact sheet of the first prompt")
-    parser.add_argument("--compile", action="store_true", help="compile blocks on a CPU, too")
 
 
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Generates every way with every prompt, paired with dense; adds a record of each clip."""
-    from benchmarks.figures import contact_sheet
     from chipsparse.experiments.engine import Sample
 
     lines = args.prompts.read_text(encoding="utf-8").splitlines()
@@ -246,12 +239,9 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
     lab = _Lab(args, device, dtype, samples, to)
     with lab.prepared():
         known = entries(lab.steps, args.profiles)
-        if args.again:
-            before = {_name_of(record) for record in compared(read(*args.again))}
-            known = [e for e in known if e.method in (OURS, SKIPS) or _named(e) in before]
         known = [entry for entry in known if re.search(args.case, str(entry))]
         caches = [entry for entry in known if entry.cache is not None]
-        if caches and not args.again:
+        if caches:
             calibrating = samples[args.calibrating]
             if calibrating in wanted:
                 raise ValueError(
@@ -259,13 +249,11 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
                     "too; leave it out with --first and --count"
                 )
             tried = lab.measure(caches, [calibrating], "calibrating")
-            settings = chosen(tried, best=args.best)
+            settings = chosen(tried)
             known = [
                 e for e in known if not e.cache or e.setting in settings.get(_named(e)[:2], ())
             ]
-        frames = lab.measure(known, wanted, "compared", sheet=args.sheet is not None)
-        if frames and args.sheet is not None:  # clips of the store have none
-            contact_sheet(torch.stack([each["frames"] for each in frames])).save(args.sheet)
+        lab.measure(known, wanted, "compared")
     print(text_of(compared(to.records)))
 
 
@@ -309,7 +297,6 @@ class _Lab:
         self._experiment = Experiment(
             self._maker, samples, self._store, dense=dense_way(), describe=plainly
         )
-        self._compiling = device.type == "cuda" or args.compile
         self._calibrating = samples[args.calibrating]
 
     def _arguments(self, prompt: str) -> dict[str, Any]:
@@ -333,15 +320,13 @@ class _Lab:
             with transformer.register_forward_pre_hook(lambda *_: calls.append(1)):
                 self._work = DenseWork.measured(transformer, lambda: pipe(**arguments))
             self._dense = self.steps * len(calls) / 2 * self._work.call
-            if self._compiling:
+            if self._device.type == "cuda":
                 stack.enter_context(torch._dynamo.config.patch(**COMPILATIONS))
                 transformer.compile_repeated_blocks(**COMPILE_OPTIONS)
             yield
 
-    def measure(
-        self, known: Sequence[Entry], samples: Sequence[Any], role: str, *, sheet: bool = False
-    ) -> list[Record]:
-        """The records of all clips, or with a sheet those of the first prompt with their frames."""
+    def measure(self, known: Sequence[Entry], samples: Sequence[Any], role: str) -> list[Record]:
+        """The records of all clips."""
         ways = {self._way(entry): entry for entry in known}
         records = []
         for clip in self._experiment.run(list(ways), samples):
@@ -361,10 +346,7 @@ class _Lab:
             self._to.add(record)
             text = clip.record.refused or "{work:.1%} of the work, {psnr} dB".format(**record)
             print(f"{clip.sample.seed} {entry}: {text}", flush=True)
-            if not sheet:
-                records.append(record)
-            elif clip.frames is not None and clip.sample == samples[0]:
-                records.append({"frames": torch.from_numpy(clip.frames) / 255})
+            records.append(record)
         return records
 
     def _way(self, entry: Entry) -> Any:
@@ -418,12 +400,9 @@ class _Lab:
         return Way(str(entry), apply, key=f"{entry} {config}".strip(), method=entry.method)
 
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(forward, **COMPILE_OPTIONS) if self._compiling else forward
+        on_gpu = self._device.type == "cuda"
+        return torch.compile(forward, **COMPILE_OPTIONS) if on_gpu else forward
 
 
 def _named(entry: Entry) -> tuple[str, str, str]:
     return entry.method, entry.variant, entry.setting
-
-
-def _name_of(record: Record) -> tuple[str, ...]:
-    return record["method"], record["variant"], record["setting"]

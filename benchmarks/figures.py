@@ -6,24 +6,20 @@ step's time goes) and ``equal_work`` (quality over work and over time).
 
 from __future__ import annotations
 
-import io
-import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MultipleLocator, PercentFormatter
-from PIL import Image
 
 from benchmarks import curves
 from benchmarks.curves import by_workload, on_gpu
 from benchmarks.records import Record, read
-from benchmarks.step_breakdown import PARTS
+from benchmarks.step_timing import PARTS
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#b4b4b4")
@@ -56,19 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, *_: Any) -> None:
     """Draws a figure of the docs from records."""
-    save(DRAWN[args.kind](read(*args.records)), args.output)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure in 24 colours: a third of the bytes, which the repository keeps for good."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
-    with Image.open(drawn) as image:
-        few = image.convert("RGB").quantize(24, Image.Quantize.FASTOCTREE)
-    if path.suffix == ".webp":
-        few.convert("RGB").save(path, lossless=True, quality=100, method=6)
-    else:
-        few.save(path)
+    options = {"lossless": True} if args.output.suffix == ".webp" else {}
+    DRAWN[args.kind](read(*args.records)).savefig(args.output, pil_kwargs=options)
 
 
 @matplotlib.rc_context(STYLE)
@@ -226,22 +211,3 @@ def equal_work(records: Sequence[Record]) -> Figure:
 
 
 DRAWN = {"curve": curve, "parts": parts, "equal_work": equal_work}
-
-
-def contact_sheet(clips: torch.Tensor, *, frames: int = 8) -> Image.Image:
-    """One row per clip, evenly spaced frames from left to right; images in a square grid.
-
-    Args:
-        clips: float ``[B, F, H, W, C]`` in 0..1; images have one frame.
-        frames: how many of each clip to show.
-    """
-    clips = clips.cpu()
-    if clips.shape[1] == 1:
-        columns = math.ceil(math.sqrt(clips.shape[0]))
-        rows = math.ceil(clips.shape[0] / columns)
-        empty = clips.new_ones(rows * columns - clips.shape[0], *clips.shape[1:])
-        shown = torch.cat([clips, empty]).unflatten(0, (rows, columns)).squeeze(2)
-    else:
-        shown = clips[:, torch.linspace(0, clips.shape[1] - 1, frames).round().long()]
-    pixels = shown.permute(0, 2, 1, 3, 4).flatten(2, 3).flatten(0, 1)
-    return Image.fromarray((pixels * 255).round().byte().numpy())

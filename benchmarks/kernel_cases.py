@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.cases import Case
+from benchmarks.cases import Case, query_key_value
 from benchmarks.kernel_checks import Errors, Sample, samples
-from benchmarks.random_inputs import query_key_value
 from chipsparse.experiments.timing import Timing, time_call
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dispatch import Operation
@@ -35,7 +34,6 @@ class Kernel:
         baseline: name of what it replaces; `DENSE` is measured once for a case; None: nothing.
         replaces: the call of any other baseline.
         flops: useful ones, or None.
-        moved_bytes: inputs read and results written once, where that bounds the time, or None.
     """
 
     operation: Operation[..., Any]
@@ -46,7 +44,6 @@ class Kernel:
     baseline: str | None = DENSE
     replaces: Callable[[], Any] | None = None
     flops: int | None = None
-    moved_bytes: int | None = None
 
 
 class Inputs:

@@ -20,15 +20,11 @@ from benchmarks.records import Record, Run, environment
 from chipsparse.experiments.timing import time_call
 
 __all__ = ["attention_cases", "mlp_cases"]  # they fill the registry
-# Names for several operations at once: attention in 8 bits is to be faster than in 16.
-FP8_ATTENTION = [name for name in KERNELS if name.startswith("fp8_") and "mlp" not in name]
-GROUPS = {"fp8_attention": (*FP8_ATTENTION[:3], "dense_attention_column_sums")}
-WITHOUT_BLOCKS = ("dense_attention", "fp8_quantization", "fp8_dense_attention", "fp8_rows")
+WITHOUT_BLOCKS = ("dense_attention", "fp8_dense_attention")
 COLUMNS = {
     **dict.fromkeys(("op", "case", "backend"), ""),
     **{"block_size": "d", "density": ".3f", "latency_ms": ".3f", "baseline": ""},
-    **{"baseline_ms": ".3f", "speedup": ".2f", "ideal": ".1f", "of_ideal": ".0%"},
-    **{"tflops": ".0f", "baseline_tflops": ".0f", "gb_per_s": ".0f"},
+    **{"baseline_ms": ".3f", "speedup": ".2f", "ideal": ".1f", "tflops": ".0f"},
     **{"rel_error": ".1e", "lse_error": ".1e"},
 }
 # The curves: shares of the columns, and tokens at one share.
@@ -41,8 +37,7 @@ TINY = {"tokens": 300, "heads": 2}
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the kernel benchmarks."""
-    names = f"{', '.join(KERNELS)}; or a group: {', '.join(GROUPS)}"
-    parser.add_argument("--op", help=f"comma-separated, default all: {names}")
+    parser.add_argument("--op", help=f"comma-separated, default all: {', '.join(KERNELS)}")
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(CASES)}")
     parser.add_argument("--backend", help="comma-separated, default all but the reference")
     parser.add_argument("--block-size", default="128", help="comma-separated")
@@ -53,10 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds one record per case, operation, block size and backend, case after case."""
-    names = args.op.split(",") if args.op else [*KERNELS]
-    ops = list(dict.fromkeys(op for name in names for op in GROUPS.get(name, (name,))))
+    ops = args.op.split(",") if args.op else [*KERNELS]
     if unknown := [op for op in ops if op not in KERNELS]:
-        raise ValueError(f"unknown op {unknown[0]!r}; there are {', '.join((*KERNELS, *GROUPS))}")
+        raise ValueError(f"unknown op {unknown[0]!r}; there are {', '.join(KERNELS)}")
     sizes = [int(rows) for rows in args.block_size.split(",")]
     for name in args.case.split(",") if args.case else CASES:
         with to.attempt(name):
@@ -145,7 +139,7 @@ def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
     elif kernel.replaces is not None:
         baseline_ms = time_call(kernel.replaces, inputs.device).latency_ms
     case, latency_ms = inputs.case, timing.latency_ms
-    record: Record = {
+    return {
         "op": op,
         "case": case.name,
         **{name: getattr(case, name) for name in ("batch", "heads", "tokens", "head_dim")},
@@ -158,22 +152,15 @@ def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
         "baseline_ms": baseline_ms,
         "speedup": None if baseline_ms is None else baseline_ms / latency_ms,
         "tflops": None if kernel.flops is None else kernel.flops / latency_ms / 1e9,
-        "gb_per_s": None if kernel.moved_bytes is None else kernel.moved_bytes / latency_ms / 1e6,
         **{name: max(error[name] for error in errors) for name in errors[0]},
         **environment(inputs.device),
     }
-    if record.get("ideal") is not None and baseline_ms is not None:
-        # The baseline does as much more work as the ideal speed-up says.
-        record["of_ideal"] = share = record["speedup"] / record["ideal"]
-        if record["tflops"] is not None:
-            record["baseline_tflops"] = record["tflops"] / share
-    return record
 
 
 def _line(record: Record) -> str:
     speedup = "" if record["speedup"] is None else f"  {record['speedup']:.2f}x"
-    if "of_ideal" in record:
-        speedup += f" ({record['of_ideal']:.0%} of the ideal)"
+    if speedup and "ideal" in record:
+        speedup += f" ({record['speedup'] / record['ideal']:.0%} of the ideal)"
     rows = f" R{record['block_size']}" if "block_size" in record else ""
     label = f"{record['op']} {record['case']}{rows} {record['backend']}"
     return f"{label:70s} {record['latency_ms']:9.3f} ms{speedup}"

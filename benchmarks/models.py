@@ -19,14 +19,6 @@ from benchmarks.cases import CASES
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
 
 STEPS = 50
-# The schedules of the first measurements: nearly all steps sparse, or 25 of 50 skipped, none of
-# them one that computes everything.
-EARLY = {
-    "sparse": ScheduleConfig(),
-    "sparse, half of the steps skipped": ScheduleConfig(
-        actions=("dense", "refresh", *("skip", "sparse") * 24)
-    ),
-}
 LEAST_BLOCKS = 2  # of a kind: see `last_blocks_only`
 # How far the latents move per step, in their own deviation.
 DRIFT = 0.05
@@ -142,12 +134,12 @@ class FullModel:
             for name, config in known.items()
         }
 
-    def early(self) -> dict[str, SparsityConfig]:
-        """What was measured first: as ``published`` but for the steps, and the case's columns."""
-        published = self.qualities()["published"]
+    def nearly_all_sparse(self) -> SparsityConfig:
+        """``published`` with nearly all steps sparse, and the columns of the case of this name."""
+        config = replace(self.qualities()["published"], schedule=ScheduleConfig())
         if self.case in CASES:
-            published = published.override({"attention.density": CASES[self.case].density})
-        return {name: replace(published, schedule=schedule) for name, schedule in EARLY.items()}
+            config = config.override({"attention.density": CASES[self.case].density})
+        return config
 
     def layers_of(self, depth: float) -> tuple[int, ...]:
         """Blocks in each list of a model with this share of them, `LEAST_BLOCKS` at least."""

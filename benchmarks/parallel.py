@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
-from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -32,7 +31,7 @@ import torch.distributed as dist
 
 import chipsparse
 from benchmarks.kernel_checks import check_finite, relative_error
-from benchmarks.models import MODELS, STEPS, call, without_useless_masks
+from benchmarks.models import MODELS, STEPS, without_useless_masks
 from benchmarks.records import Run, environment
 from benchmarks.step_timing import (
     attention_backend,
@@ -41,7 +40,7 @@ from benchmarks.step_timing import (
     milliseconds,
     run_timed,
 )
-from benchmarks.steps import actions_of
+from benchmarks.steps import Measured, actions_of
 from chipsparse import Parallel, SparsityConfig
 from chipsparse.config import ActionName
 from chipsparse.layout import ModelLayout
@@ -60,12 +59,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Options of this command."""
     parser.add_argument("--case", choices=sorted(MODELS), required=True)
     parser.add_argument("--guidance", type=int, nargs="+", default=[1], choices=(1, 2))
-    parser.add_argument("--ring", type=int, default=1, help="processes that share query rows")
-    parser.add_argument("--parts", type=int, nargs="+", default=[PARTS], help="of the heads")
     parser.add_argument("--depth", type=float, default=1.0, help="share of the blocks")
     parser.add_argument("--skip-alone", action="store_true", help="where one GPU cannot hold it")
     stock = "also the stock full step under diffusers' own context parallelism"
     parser.add_argument("--stock", action="store_true", help=stock)
+    parser.set_defaults(fp8_linears=False)
 
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
@@ -84,69 +82,57 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
         dist.destroy_process_group()
 
 
-class _Shared:
+class _Shared(Measured):
     """A transformer that this process runs alone or with others."""
 
     def __init__(self, args: Namespace, device: torch.device, dtype: torch.dtype) -> None:
-        self._args, self._device = args, device
+        self._args = args
         self._ranks, model = dist.get_world_size(), MODELS[args.case]
         if args.tiny:
             model = replace(model, tiny={**model.tiny, "num_attention_heads": 2 * self._ranks})
-        self._model = model
-        self._transformer = model.make(model.layers_of(args.depth), args.tiny, device, dtype)
-        self._inputs = model.step(self._transformer, args.tiny)
+        super().__init__(model, args, device, dtype)
         # Nothing of faithful is sparse: it consists of the same full and skipped steps.
-        self._generations = {**model.early(), "faithful": model.qualities()["faithful"]}
-        schedule = replace(self._generations["sparse"].schedule, actions=tuple(ACTIONS))
-        self._config = replace(self._generations["sparse"], schedule=schedule)
+        config, faithful = model.nearly_all_sparse(), model.qualities()["faithful"]
+        self._generations = {"sparse": config, "faithful": faithful}
+        self._config = config.override({"schedule.actions": tuple(ACTIONS)})
         if args.tiny:  # few tokens make few blocks
-            small = {"mlp.block_size": 16, "attention.block_size_q": 16}
+            small = {"block_size": 16}
             self._config = self._config.override(small)
 
     def record(self) -> dict[str, Any]:
         """All of it, measured by all processes."""
-        args, model = self._args, self._model
+        args, model = self._args, self.model
         alone = self._measure(None) if dist.get_rank() == 0 and not args.skip_alone else None
         dist.barrier()
         together = []
-        for guidance, parts in product(args.guidance, args.parts):
-            ulysses = self._ranks // guidance // args.ring
-            parallel = Parallel(ulysses=ulysses, guidance=guidance, ring=args.ring)
-            own = self._measure(parallel, parts)
+        for guidance in args.guidance:
+            parallel = Parallel(ulysses=self._ranks // guidance, guidance=guidance)
+            own = self._measure(parallel)
             shared = _of_all_ranks(own) | {"same_again": own["same_again"]}
             against = self._against(alone, own, shared["ms"])
-            together.append({**asdict(parallel), "parts": parts, **shared, **against})
+            together.append({**asdict(parallel), "parts": PARTS, **shared, **against})
         return {
             "op": "parallel_steps",
             "case": model.case,
             "ranks": self._ranks,
             "blocks": sum(model.layers),
             "measured_blocks": sum(model.layers_of(args.depth)),
-            "dtype": str(self._transformer.dtype).removeprefix("torch."),
+            "dtype": str(self.dtype).removeprefix("torch."),
             "density": self._config.attention.density,
             "alone": {name: alone[name] for name in ("ms", "peak_gpu_bytes")} if alone else None,
             "together": together,
             "stock_ms": self._stock() if args.stock else None,
-            **environment(self._device),
+            **environment(self.device),
         }
 
-    def _step(self, number: int, steps: int = len(ACTIONS) + 1) -> torch.Tensor:
-        """A step; the output of its last branch, the first that all processes may read.
-
-        With one step more than are taken, a patched transformer keeps its caches behind the last.
-        """
-        for branch in self._model.branches:
-            output = call(self._transformer, self._inputs, branch, number, steps)
-        return output
-
-    def _measure(self, parallel: Parallel | None, parts: int = PARTS) -> dict[str, Any]:
+    def _measure(self, parallel: Parallel | None) -> dict[str, Any]:
         """Times of the actions in a second generation, and the output of its last sparse step."""
         spans: list[tuple[int, Any, Any]] = []  # of exchanges on the stream of the layers
-        current, device, transformer = [0], self._device, self._transformer
+        current, device, transformer = [0], self.device, self.transformer
 
         def step(number: int) -> torch.Tensor:
             current[0] = number
-            return self._step(number)
+            return self._step(number, len(ACTIONS) + 1)  # caches are freed behind the last
 
         @contextlib.contextmanager
         def watched() -> Iterator[None]:
@@ -155,13 +141,13 @@ class _Shared:
             spans.append((current[0], start, mark(device)))
 
         calls = [partial(step, number) for number in range(len(ACTIONS))]
-        pipe = self._model.pipe(transformer)
+        pipe = self.model.pipe(transformer)
         with (
             chipsparse.enable(pipe, self._config, parallel=parallel) as handle,
             compiled_blocks(transformer),
         ):
             if (split := transformer.chipsparse_adapter.split) is not None:
-                split.exchange.watch, split.exchange.parts = watched, parts
+                split.exchange.watch = watched
             _, first = run_timed(calls[: FIRST_SPARSE + 1], device)
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
@@ -217,15 +203,14 @@ class _Shared:
         """
         from diffusers import ContextParallelConfig
 
-        transformer, device = self._transformer, self._device
+        transformer, device = self.transformer, self.device
         torch._dynamo.reset()
-        for name in self._model.blocks:
+        for name in self.model.blocks:
             for block in getattr(transformer, name)[1:]:
                 block.compile()
-        backend = "_native_cudnn" if device.type == "cuda" else "native"
         with (
-            attention_backend(transformer, backend),
-            without_useless_masks(self._model, transformer),
+            attention_backend(transformer, self._backend),
+            without_useless_masks(self.model, transformer),
         ):
             # diffusers divides by the number of accelerators, and there may be none.
             counted = torch.accelerator.device_count() or self._ranks

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import string
 import subprocess
 import traceback
 from collections.abc import Iterator, Sequence
@@ -14,12 +12,10 @@ from typing import Any
 
 import torch
 
-from chipsparse.common.finished_files import write_whole
 from chipsparse.common.machine import device_name, package_version
+from chipsparse.common.text_files import write_text
 
 Record = dict[str, Any]
-ABSENT = object()  # of a field that a record does not have
-DIGITS = string.digits + string.ascii_letters  # one for a number of up to so many
 
 
 class Run:
@@ -64,25 +60,26 @@ def write(records: Sequence[Record], path: Path) -> None:
     The file appears whole or not at all.
     """
     finite = json.loads(json.dumps(list(records)), parse_constant=lambda _: None)
-    write_whole(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
 
 
 def write_compact(records: Sequence[Record], path: Path) -> None:
     """Writes a file for the repository: a line for each field, with each of its values once.
 
-    Which record has which value is a character each of `DIGITS`, ``-`` where it has none, or where
-    there are more values a list of numbers. Numbers are rounded to six digits. The file appears
-    whole or not at all.
+    Behind the values stands which one each record has, -1 for none; of a field whose values are all
+    different there are the values alone. Numbers are rounded to six digits. The file appears whole
+    or not at all.
     """
-    names = dict.fromkeys(name for record in records for name in record)
-    fields = {
-        name: _field([_rounded(each[name]) if name in each else ABSENT for each in records])
-        for name in names
-    }
-    lines = (
-        f"{json.dumps(name)}: {json.dumps(fields[name], separators=(',', ':'))}" for name in names
-    )
-    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    lines = []
+    for name in dict.fromkeys(name for record in records for name in record):
+        texts = [_text(record[name]) if name in record else None for record in records]
+        values = list(dict.fromkeys(text for text in texts if text is not None))
+        line = f"[{','.join(values)}]"
+        if values != texts:
+            places = [-1 if text is None else values.index(text) for text in texts]
+            line = f'{{"values":{line},"of":{_text(places)}}}'
+        lines.append(f"{json.dumps(name)}: {line}")
+    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def read(*paths: Path | None) -> list[Record]:
@@ -111,41 +108,25 @@ def table(records: Sequence[Record], columns: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _field(values: list[Any]) -> list[Any] | dict[str, Any]:
-    """The values of one field, or where these repeat, each of them once and which one it is."""
-    keys = [None if value is ABSENT else json.dumps(value) for value in values]
-    numbers = {key: number for number, key in enumerate(k for k in dict.fromkeys(keys) if k)}
-    if None not in keys and 2 * len(numbers) > len(values):
-        return values
-    of: Any = [-1 if key is None else numbers[key] for key in keys]
-    if len(numbers) <= len(DIGITS):
-        of = "".join("-" if number < 0 else DIGITS[number] for number in of) if any(of) else ""
-    return {"values": [json.loads(key) for key in numbers], "of": of}
-
-
 def _records(fields: dict[str, Any]) -> list[Record]:
     """The records of a file of `write_compact`."""
     count = max(len(each["of"] if isinstance(each, dict) else each) for each in fields.values())
-    found: list[Record] = [{} for _ in range(max(count, 1))]
+    records: list[Record] = [{} for _ in range(count)]
     for name, field in fields.items():
-        if not isinstance(field, dict):
-            field = {"values": field, "of": range(len(found))}
-        of = field["of"]
-        numbers = map(DIGITS.find, of) if isinstance(of, str) else of  # -1 of what is absent
-        for record, number in zip(found, numbers if of else len(found) * [0], strict=True):
-            if number >= 0:
-                record[name] = field["values"][number]
-    return found
+        values, places = field, list(range(count))
+        if isinstance(field, dict):
+            values, places = field["values"], field["of"]
+        for record, place in zip(records, places, strict=True):
+            if place >= 0:
+                record[name] = values[place]
+    return records
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+def _text(value: Any) -> str:
+    """JSON without spaces, with numbers of six digits; null for what is not finite."""
+    exact = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    short = json.loads(json.dumps(exact), parse_float=lambda text: float(f"{float(text):.6g}"))
+    return json.dumps(short, separators=(",", ":"))
 
 
 def _commit() -> str | None:

@@ -40,8 +40,14 @@ from benchmarks.models import (
     without_useless_masks,
 )
 from benchmarks.records import Record, Run, environment
-from benchmarks.step_breakdown import PARTS, breakdown
-from benchmarks.step_timing import DENSE_LIMIT, attention_backend, compiled_blocks, run_timed
+from benchmarks.step_timing import (
+    DENSE_LIMIT,
+    PARTS,
+    attention_backend,
+    breakdown,
+    compiled_blocks,
+    run_timed,
+)
 from chipsparse import ScheduleConfig, SparsityConfig
 from chipsparse.cache.kinds import with_caches
 from chipsparse.cache.memory_plan import (
@@ -98,16 +104,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="measure this share of the blocks of each kind, in the same share of the memory, and "
         "scale their times and caches",
     )
-    parser.add_argument("--schedules", help="only these qualities; '' for none, with --early")
-    parser.add_argument(
-        "--early",
-        action="store_true",
-        help="also the two schedules of the first measurements, 44 of 50 steps sparse, or 25 of "
-        "them skipped: summed from the steps of published where these keep as many columns",
-    )
+    extra = "or dense, or sparse: published with 44 of 50 steps sparse"
+    parser.add_argument("--schedules", help=f"comma-separated, default all qualities; {extra}")
     precision = "of full attention at the dense steps and refreshes of all qualities"
     parser.add_argument("--precision", choices=get_args(Precision), default="auto", help=precision)
-    parser.add_argument("--neurons", type=float, help="keep this share of them")
     linears = "of all blocks by torchao, weights and inputs, also those of the baseline"
     parser.add_argument("--fp8-linears", action="store_true", help=linears)
     parser.add_argument("--mlp", action="store_true", help="offload: sparse feed-forward, too")
@@ -157,21 +157,15 @@ def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
     """What is measured of a model, by the name of its schedule.
 
     Raises:
-        ValueError: a quality that it does not have, or nothing at all.
+        ValueError: a quality that it does not have.
     """
-    known = model.qualities() | {"dense": SparsityConfig.dense()}
-    names = [name for name in known if name != "dense"]
-    if args.schedules is not None:
-        names = args.schedules.split(",") if args.schedules else []
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"--schedules {', '.join(unknown)}: there are {', '.join(known)}")
-    configs = {name: known[name] for name in names} | (model.early() if args.early else {})
-    if not configs:
-        raise ValueError("--schedules '': nothing to measure without --early")
+    qualities = model.qualities()
+    known = {"dense": SparsityConfig.dense(), "sparse": model.nearly_all_sparse(), **qualities}
+    names = args.schedules.split(",") if args.schedules else [*qualities]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"--schedules {', '.join(unknown)}: there are {', '.join(known)}")
     changes = {"attention.precision": args.precision}
-    if args.neurons is not None:
-        changes["mlp.density"] = args.neurons
-    return {name: config.override(changes) for name, config in configs.items()}
+    return {name: known[name].override(changes) for name in names}
 
 
 def of_steps(config: SparsityConfig) -> SparsityConfig:
@@ -305,10 +299,10 @@ class Measured:
         }
 
     def _step(self, step: int, steps: int) -> torch.Tensor:
-        """All guidance branches of a step; the output of the first."""
-        arguments = self.transformer, self._inputs
-        outputs = [call(*arguments, branch, step, steps) for branch in self.model.branches]
-        return outputs[0]
+        """All guidance branches of a step; the output of the last, which all processes have."""
+        for branch in self.model.branches:
+            output = call(self.transformer, self._inputs, branch, step, steps)
+        return output
 
     def _warm_up(self, steps: Iterable[int], count: int) -> None:
         """These steps of so many with the last blocks alone, which compile; then the first ones."""
@@ -338,18 +332,12 @@ class Measured:
             if self._share < 1:
                 with last_blocks_only(self.model, self.transformer, 0):
                     self._step(0, STEPS)
-                    parts, _ = breakdown(partial(self._branch, 0, STEPS), self.device)
-                self._outside = self._outside_of(parts)
+                    parts = breakdown(partial(self._branch, 0, STEPS), self.device)
+                # Kernels alone: beside blocks the host passes while theirs run.
+                calls = len(self.model.branches)
+                self._outside = {part: calls * parts[part] for part in PARTS if part != "idle"}
+                self._outside["all"] = sum(self._outside.values())
         return statistics.median(times)
-
-    def _outside_of(self, parts: Mapping[str, float]) -> dict[str, float]:
-        """Milliseconds that the kernels of a stock step take without any block, by part.
-
-        What the host takes counts for nothing: beside blocks it passes while their kernels run.
-        """
-        calls = len(self.model.branches)
-        found = {part: calls * parts[part] for part in PARTS if part != "idle"}
-        return {**found, "all": sum(found.values())}
 
     def _branch(self, step: int, steps: int) -> torch.Tensor:
         return call(self.transformer, self._inputs, self.model.branches[0], step, steps)
@@ -400,8 +388,6 @@ class Measured:
         expected = self._expected[SPARSE]
         facts["sparse_step_ms"] = times[REFRESH + 1 : SPARSE + 1]
         facts["sparse_error"] = relative_error(outputs[SPARSE], expected)
-        # What reusing the refresh's output would have cost on the same step.
-        facts["reused_error"] = relative_error(outputs[REFRESH], expected)
         # A profiled call waits for the host; what it idles for is known of the others.
         parts = facts["breakdown_ms"]
         parts["all"] = facts["sparse_ms"] / len(self.model.branches)
@@ -436,7 +422,7 @@ class Measured:
             if timed < len(actions):
                 report.layer_times = True  # so that kernels are launched one by one, by layers
                 profiled = partial(self._branch, timed, count)
-                facts["breakdown_ms"], facts["longest_kernels"] = breakdown(profiled, self.device)
+                facts["breakdown_ms"] = breakdown(profiled, self.device)
                 report.layer_times = False
             facts |= {
                 "backends": dict(report.backends),
@@ -491,9 +477,8 @@ class Measured:
 
     def offload(self, sparse_mlp: bool) -> Record:
         """The record of sparse steps with all caches in host memory."""
-        config = self.model.early()["sparse"].override(
-            {} if sparse_mlp else {"mlp.density": "dense"}
-        )
+        changes = {} if sparse_mlp else {"mlp.density": "dense"}
+        config = self.model.nearly_all_sparse().override(changes)
         config = replace(config, schedule=ScheduleConfig(actions=tuple(OFFLOADED)))
         first = OFFLOADED.index("sparse") + 1  # the first of them warms up
         with attention_backend(self.transformer, self._backend), torch.no_grad():

@@ -186,6 +186,6 @@ def _more_than_dense(layer: LayerRecord, plan: SparsityPlan) -> float:
     kind, tokens = layout.kind(layer.layer), layout.mlp_tokens(layer.layer)
     width = layout.width * kind.intermediate_size
     dense = float(layout.batch * tokens * width * kind.mlp_linears)
-    blocks = layout.batch * block_count(tokens, plan.config.mlp.block_size)
+    blocks = layout.batch * block_count(tokens, plan.config.block_size)
     means = float(blocks * width * (kind.mlp_linears - 1))  # neurons are chosen by block means
     return means + dense * (layer.kept - 1 if is_sparse else 0)

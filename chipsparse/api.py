@@ -29,11 +29,7 @@ from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
-from chipsparse.profiles.profile import (
-    Profile,
-    find_profile,
-    load_profile,
-)
+from chipsparse.profiles.profile import Profile, find_profile, load_profile
 from chipsparse.report.generation import GenerationReport, PipelineFacts
 from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.summary import Facts, as_html, as_text, facts
@@ -79,14 +75,14 @@ class Handle:
             ValueError: if nothing is kept now.
         """
         wanted = None if layers is None else frozenset(layers)
-        found = [kept for each in self._adapters for kept in each.session.kept_columns(wanted)]
-        if not found:
+        kept = [k for adapter in self._adapters for k in adapter.session.kept_columns(wanted)]
+        if not kept:
             raise ValueError(
                 "no columns are kept now; call kept_columns() between the first refresh and the "
                 "last step of a generation, such as in callback_on_step_end"
             )
-        self.report.kept_columns = found
-        return found
+        self.report.kept_columns = kept
+        return kept
 
     @contextlib.contextmanager
     def generation(self, scheduler: Any = None) -> Iterator[Handle]:
@@ -210,22 +206,21 @@ def enable(
         DenseWarning: once, at the first generation in which nothing is sparse or skipped although
             the config asks for it; with ``strict`` that is a `FallbackError`.
     """
-    replaced = _replaceable(pipe)
+    replaced = _handle_of(pipe)
+    if replaced is not None and replaced._is_open:
+        replaced = None
     transformers = find_transformers(pipe, replaced)
-    check_scheduler(getattr(pipe, "scheduler", None))
     model_class = adapter_class(transformers[0]).transformer_class
-    resolved, taken, note = _resolve(pipe, config, quality, model_class)
+    resolved, taken = _resolve(pipe, config, quality, model_class)
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
     team = team_of(transformers, parallel)
     agreement = None if team is None else team.agreement
     session = functools.partial(Session, static_bits=bits, agreement=agreement)
-    handle = attach(
+    return attach(
         pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
     )
-    handle.report.standing_note = note
-    return handle
 
 
 def disable(pipe: Any) -> None:
@@ -240,10 +235,10 @@ def disable(pipe: Any) -> None:
         ValueError: if it is no pipeline, or not patched.
     """
     owners = (pipe, *_components(pipe).values())
-    found = [handle for owner in owners if (handle := _handle_of(owner)) is not None]
-    if not found:
+    handles = [handle for owner in owners if (handle := _handle_of(owner)) is not None]
+    if not handles:
         raise ValueError(f"this {type(pipe).__name__} is not patched by chipsparse")
-    for handle in found:
+    for handle in handles:
         handle.disable()
 
 
@@ -267,22 +262,12 @@ def attach(
         quality: the name of the config, for the report.
         strict: as for `enable`.
         layer_times: as for `enable`.
-        team: the processes that run it together; None: this one alone.
-
-    Raises:
-        ValueError: as `enable`, and where diffusers runs it on several processes without a team.
+        team: the processes that run the pipeline together; None: this one alone.
     """
-    transformers = find_transformers(pipe)
-    for transformer in transformers if team is None else ():
-        if getattr(transformer, "_parallel_config", None) is not None:
-            raise ValueError(
-                f"this {type(transformer).__name__} runs under context parallelism, where nothing "
-                "can be measured; do so on a pipeline without it"
-            )
-    check_scheduler(getattr(pipe, "scheduler", None))
     names = {id(item): name for name, item in pipe.components.items()}
+    transformers = {names[id(item)]: item for item in find_transformers(pipe)}
     folder = _folder(pipe)
-    classes = {names[id(each)]: type(each).__name__ for each in transformers}
+    classes = {name: type(item).__name__ for name, item in transformers.items()}
     report = GenerationReport(
         strict=strict,
         layer_times=layer_times,
@@ -294,13 +279,11 @@ def attach(
     tracker, host = PositionTracker(), HostMemory()
     handle = Handle(config, report, [])
     try:
-        for transformer in transformers:
-            pool, name = OffloadPool(host, report.note), names[id(transformer)]
-            adapter = adapter_class(transformer)(
-                transformer, make_session(config, report, pool, name), tracker, loop, team
-            )
+        for name, transformer in transformers.items():
+            session = make_session(config, report, OffloadPool(host, report.note), name)
+            adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
             handle._adapters.append(adapter)
-        handle._patch(pipe, loop, {names[id(each)]: each for each in transformers})
+        handle._patch(pipe, loop, transformers)
         for adapter in handle._adapters:
             adapter.other_experts = [other for other in handle._adapters if other is not adapter]
     except BaseException:
@@ -321,21 +304,22 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
     """
     components = _components(pipe)
     check_denoises(pipe)
+    check_scheduler(getattr(pipe, "scheduler", None))
     for name, component in components.items():
         inner = getattr(component, "_orig_mod", component)
-        is_transformer = _is_named(name) or find_adapter(inner) is not None
+        is_transformer = name.startswith("transformer") or find_adapter(inner) is not None
         if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
-    found = [item for item in components.values() if find_adapter(item) is not None]
-    if not found:
+    transformers = [item for item in components.values() if find_adapter(item) is not None]
+    if not transformers:
         raise _refusal(pipe, components)
-    for item in found:
+    for item in transformers:
         if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "
                 "chipsparse.disable(pipe), first"
             )
-    return found
+    return transformers
 
 
 def _components(pipe: Any) -> Mapping[str, Any]:
@@ -366,22 +350,12 @@ def _handle_of(owner: Any) -> Handle | None:
     return handle
 
 
-def _replaceable(pipe: Any) -> Handle | None:
-    """The handle of a pipeline's own patch, unless its with block is open."""
-    handle = _handle_of(pipe)
-    return None if handle is None or handle._is_open else handle
-
-
-def _is_named(name: str) -> bool:
-    return name.startswith("transformer")
-
-
 def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
     """The error for a pipeline without a transformer that has an adapter."""
     reasons = {
-        name: why_refused(item) if _is_named(name) else "it is no transformer"
+        name: "it is no transformer" if name.startswith("unet") else why_refused(item)
         for name, item in components.items()
-        if item is not None and (_is_named(name) or name.startswith("unet"))
+        if item is not None and name.startswith(("transformer", "unet"))
     }
     had = "; ".join(
         f"{name} is a {type(components[name]).__name__}, and {reason}"
@@ -398,32 +372,31 @@ def _resolve(
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
-) -> tuple[SparsityConfig, str | None, str | None]:
-    """What is computed, which quality that is, and what to say of the profile, if anything."""
+) -> tuple[SparsityConfig, str | None]:
+    """Return the config and the name of its quality; None: it has none."""
     if isinstance(config, SparsityConfig):
         if quality is not None:
             raise ValueError(
                 f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
                 "give one of the two"
             )
-        return config, None, None
-    profile = _profile(pipe, config, transformer_class)
+        return config, None
+    if isinstance(config, Profile):
+        profile = config
+    elif isinstance(config, str | os.PathLike):
+        profile = load_profile(config)
+    elif config is None:
+        profile = find_profile(_folder(pipe), transformer_class)
+    else:
+        raise ValueError(
+            f"expected a SparsityConfig, a Profile or the path of one, got {shown(config)}; "
+            "chipsparse.SparsityConfig().override(...) makes a config of a dict such as "
+            "{'attention.density': 0.2}"
+        )
     if not profile.serves(transformer_class):
         raise ValueError(
             f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
             f"{transformer_class}"
         )
     profile = profile if quality is None else profile.of_quality(quality)
-    return profile.sparsity, profile.quality, profile.standing_note
-
-
-def _profile(pipe: Any, config: Profile | str | Path | None, transformer_class: str) -> Profile:
-    if config is not None:
-        if not isinstance(config, Profile | str | os.PathLike):
-            raise ValueError(
-                "expected a SparsityConfig, a Profile or the path of one, got "
-                f"{shown(config)}; chipsparse.SparsityConfig().override(...) makes a config of a "
-                "dict such as {'attention.density': 0.2}"
-            )
-        return config if isinstance(config, Profile) else load_profile(config)
-    return find_profile(_folder(pipe), transformer_class)
+    return profile.sparsity, profile.quality

@@ -1,4 +1,4 @@
-"""What the calls of a guidance branch are conditioned on, and whether that is another now."""
+"""The conditions of a guidance branch's calls, and their changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class _Seen(NamedTuple):
-    """A tensor, kept so that its memory is not used again, and what could be told without a look.
+    """A tensor, kept so that its memory is not used again, and what is known without reading it.
 
     Attributes:
         tensor: itself, not copied.
@@ -36,7 +36,7 @@ class _Seen(NamedTuple):
         return cls(tensor, place, _version(tensor))
 
     def is_same(self, before: _Seen) -> bool:
-        """Whether it holds what the other one held when that was seen.
+        """Return True where it holds what the other one held when that was seen.
 
         Waits for the device only where the memory is another.
         """
@@ -64,7 +64,7 @@ class Conditioning:
         }
 
     def change(self, before: Conditioning) -> str | None:
-        """The name of something that is another than it was before, or None."""
+        """Return the name of a condition that has changed, or None."""
         new, old = self._parts, before._parts
         for key in new.keys() | old.keys():
             if key not in new or key not in old or not _are_same(new[key], old[key]):
@@ -73,7 +73,7 @@ class Conditioning:
 
 
 def _parts(whole: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The tensors and plain values of something, with their place in it; others are left out."""
+    """Yield the tensors and plain values of something with their place in it, and nothing else."""
     if isinstance(whole, torch.Tensor):
         yield (), _Seen.of(whole)
     elif isinstance(whole, PLAIN):

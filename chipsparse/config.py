@@ -1,4 +1,4 @@
-"""What the user asks for: frozen, typed, validated; from keyword arguments, a mapping or YAML.
+"""The config of a user: frozen, typed, validated; from keyword arguments, a mapping or YAML.
 
 Every field carries its help text and its bounds, so the YAML profiles, the error messages and the
 documentation all say the same thing.
@@ -31,7 +31,7 @@ Dense = Literal["dense"]
 
 
 class ConfigError(ValueError):
-    """What a config asks for cannot be done with this model or on this machine."""
+    """A config asks for something that this model or machine cannot do."""
 
 
 class FallbackError(ConfigError):
@@ -44,7 +44,7 @@ class DenseWarning(UserWarning):
 
 @dataclass(frozen=True)
 class AttentionConfig(Validated):
-    """Which columns of self-attention are computed on sparse steps, and how the rest is reused."""
+    """The columns of self-attention that sparse steps compute, and how the rest is reused."""
 
     density: float | Dense = option(
         0.1,
@@ -70,13 +70,10 @@ class AttentionConfig(Validated):
         "queries and keys, e4m3 for values and weights, in layers that are never sparse too; auto "
         "and bf16: the model's own, as sparse steps always have",
     )
-    block_size_q: int = option(
-        128, "queries of a block, which share one list of columns", minimum=1
-    )
 
     @property
     def is_sparse(self) -> bool:
-        """Whether self-attention may be sparse."""
+        """True where self-attention may be sparse."""
         return self.density != "dense"
 
     def precision_of(self, action: str) -> Precision:
@@ -86,7 +83,7 @@ class AttentionConfig(Validated):
 
 @dataclass(frozen=True)
 class MLPConfig(Validated):
-    """Which neurons of the feed-forward layers are recomputed on sparse steps."""
+    """The neurons of the feed-forward layers that sparse steps recompute."""
 
     density: float | Dense = option(
         0.3,
@@ -94,11 +91,10 @@ class MLPConfig(Validated):
         minimum=0.0,
         maximum=1.0,
     )
-    block_size: int = option(128, "tokens of a block, which share one list of neurons", minimum=1)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether feed-forward layers may be sparse."""
+        """True where feed-forward layers may be sparse."""
         return self.density != "dense"
 
 
@@ -108,7 +104,7 @@ PUBLISHED_FORM = ("warmup_steps", "refresh_every")
 
 @dataclass(frozen=True)
 class ScheduleConfig(Validated):
-    """Which denoising steps are computed in full, refreshed, sparse or skipped.
+    """The denoising steps that are computed in full, refreshed, sparse or skipped.
 
     A schedule has one of two forms. One lists the full steps (``full_steps``, ``full_share``) and
     says which of the others are sparse (``between``); what is left is skipped. The other one, as
@@ -193,7 +189,7 @@ class ScheduleConfig(Validated):
 
     @property
     def lists_full(self) -> bool:
-        """Whether it has the form that lists the full steps; ``actions`` overrides both forms."""
+        """True for the form that lists the full steps; ``actions`` overrides both forms."""
         return self.actions is None and not (self.full_steps is None and self.full_share is None)
 
     def _check_full(self) -> None:
@@ -225,25 +221,18 @@ class ScheduleConfig(Validated):
                 f"between: {shown(both)} are computed in full, as full_steps or the first step"
             )
         name = "full_share" if self.full_steps is None else "full_steps"
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if item.name in PUBLISHED_FORM and value != item.default:
+        for other in PUBLISHED_FORM:
+            value, default = getattr(self, other), getattr(ScheduleConfig, other)
+            if value != default:
                 raise ValueError(
-                    f"{name} takes the place of {item.name}, which is {_listed(value)}: leave one "
-                    f"of them out, or set {item.name} back to {_listed(item.default)}"
+                    f"{name} takes the place of {other}, which is {value}: leave one of them out, "
+                    f"or set {other} back to {default}"
                 )
-
-
-def _listed(value: Any) -> str:
-    """A value as a profile has it."""
-    if value is None:
-        return "null"
-    return shown(list(value) if isinstance(value, tuple) else value)
 
 
 @dataclass(frozen=True)
 class LayerBudget(Validated):
-    """What some layers keep where it is not what the others keep.
+    """The shares of some layers, where they differ from those of the others.
 
     Layers are numbered from 0 in the order in which the model runs them, over all its kinds of
     blocks. Those among the ``schedule.first_dense_layers`` stay dense whatever stands here.
@@ -274,8 +263,8 @@ class LayerBudget(Validated):
         """The layers that are meant."""
         ranges = []
         for text in self.layers.split(","):
-            found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
-            first, last = (int(n) for n in found.groups(default=found[1])) if found else (1, 0)
+            match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+            first, last = (int(n) for n in match.groups(default=match[1])) if match else (1, 0)
             if last < first:
                 raise ValueError(
                     "layers: expected a layer such as 12, a range such as 10-19, or several such "
@@ -287,23 +276,23 @@ class LayerBudget(Validated):
     @property
     def last(self) -> int:
         """The highest layer that is meant."""
-        return max(each[-1] for each in self.ranges)
+        return max(layers[-1] for layers in self.ranges)
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
-    """Numbers in order as ranges, as `LayerBudget` reads them: ``0-1,56``."""
+    """Return numbers as ranges, in the form that `LayerBudget` reads: ``0-1,56``."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][-1] + 1:
             ranges[-1][1:] = [number]
         else:
             ranges.append([number])
-    return ",".join("-".join(map(str, each)) for each in ranges)
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
 
 
 @dataclass(frozen=True)
 class MemoryConfig(Validated):
-    """How much memory the run may take, and where caches live.
+    """The memory that the run may take, and where caches live.
 
     Sizes are whole numbers of bytes or texts such as ``24G`` (see `parse_bytes`).
     """
@@ -355,6 +344,11 @@ class SparsityConfig(Validated):
     mlp: MLPConfig = option(MLPConfig(), "feed-forward layers")
     schedule: ScheduleConfig = option(ScheduleConfig(), "denoising steps")
     layers: tuple[LayerBudget, ...] = option((), "layers that keep more or less than the others")
+    block_size: int = option(
+        128,
+        "queries that share one list of columns, and tokens that share one list of neurons",
+        minimum=1,
+    )
     tile: tuple[int, ...] | None = option(
         (4, 4, 8),
         "T, H, W of the 3D tiles whose tokens are made contiguous, which makes query blocks "
@@ -390,23 +384,23 @@ class SparsityConfig(Validated):
                     named.append(layers)
 
     def over(self, usual: SparsityConfig | None) -> SparsityConfig:
-        """A copy that lies over what is usual."""
+        """Return a copy with `usual` set."""
         copy = dataclasses.replace(self)
         object.__setattr__(copy, "usual", usual)
         return copy
 
     @classmethod
     def dense(cls) -> SparsityConfig:
-        """A config under which every step is computed exactly as without chipsparse."""
+        """Return a config under which every step is computed exactly as without chipsparse."""
         return cls(attention=AttentionConfig(density="dense"), mlp=MLPConfig(density="dense"))
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
-        """Builds a config from nested mappings, as YAML gives them."""
+        """Return a config of nested mappings, in the form of YAML."""
         return build(cls, data)
 
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
-        """A copy with some fields changed, named by dotted paths.
+        """Return a copy with some fields changed, named by dotted paths.
 
         Example: ``config.override({"attention.density": 0.2, "tile": None})``.
 

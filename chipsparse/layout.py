@@ -36,7 +36,7 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several processes has of a call.
+    """The share of a call that one of several processes has.
 
     Attributes:
         heads: inside of attention, the most that any of them has.
@@ -103,7 +103,7 @@ class ModelLayout:
         return sum(kind.layers for kind in self.kinds)
 
     def kind(self, layer: int) -> LayerKind:
-        """The kind of a layer.
+        """Return the kind of a layer.
 
         Raises:
             ValueError: if there is no such layer.
@@ -135,7 +135,7 @@ class ModelLayout:
 
     @property
     def all_query_rows(self) -> range:
-        """The same of all processes."""
+        """The rows of all processes that may run sparse."""
         if not self.exact_text:
             return range(-self.rows_before, self.tokens)
         return range(self.text_tokens, self.tokens)
@@ -147,7 +147,7 @@ class ModelLayout:
 
     @property
     def own_query_rows(self) -> int:
-        """How many `query_rows` a process has."""
+        """The number of `query_rows` of a process, the most that any has."""
         if self.share is None:
             return len(self.query_rows)
         return self.share.most_rows + self.rows_before
@@ -168,7 +168,7 @@ class ModelLayout:
         return self.tokens if self.share is None else self.share.tokens
 
     def mlp_tokens(self, layer: int) -> int:
-        """This process's tokens per sample that may run sparse in a block's feed-forward layer."""
+        """Return this process's tokens per sample that may run sparse in a feed-forward layer."""
         if self.kind(layer).mlp_sees_text and not self.exact_text:
             return self.own_tokens
         return self.grid_tokens if self.share is None else self.share.grid_tokens

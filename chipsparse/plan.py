@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from chipsparse.config import ConfigError, Part, SparsityConfig
+from chipsparse.config import PARTS, ConfigError, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
 from chipsparse.schedule.schedule import MANY_STEPS, Schedule
 from chipsparse.schedule.schedule import Action as Action
@@ -23,7 +22,7 @@ CACHED = (Action.SPARSE, Action.SKIP)
 
 @dataclass(frozen=True)
 class SparsityPlan:
-    """What a config means for one model and number of steps.
+    """The meaning of a config for one model and number of steps.
 
     Attributes:
         config: what the user asked for.
@@ -58,45 +57,37 @@ class SparsityPlan:
 
     @property
     def corrects_any(self) -> bool:
-        """Whether skipped steps are put right."""
+        """True where skipped steps are put right."""
         return self.corrects and self.config.schedule.correct and self.schedule.skips_any
 
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
-        """Whether two plans differ in text tokens and samples, as branches do, or not at all."""
-        own = self.layout
-        layout = replace(
-            other.layout,
-            text_tokens=own.text_tokens,
-            batch=own.batch,
-            guided_in_batch=own.guided_in_batch,
-            share=own.share,
-            rows_before=own.rows_before,
-            samples=own.samples,
-        )
-        return replace(other, layout=layout) == self
+        """Return True where two plans differ in text tokens and samples at most, as branches do."""
+        names = ("text_tokens", "batch", "guided_in_batch", "share", "rows_before", "samples")
+        of_prompts = {name: getattr(self.layout, name) for name in names}
+        return replace(other, layout=replace(other.layout, **of_prompts)) == self
 
     def step_action(self, step: int) -> Action:
-        """The action of a step (from 0) for the layers that may be sparse."""
+        """Return the action of a step (from 0) for the layers that may be sparse."""
         action = self.schedule.action(step)
         return action if self.has_sparse_layers or action is Action.SKIP else Action.DENSE
 
     def action(self, layer: int, step: int, part: Part) -> Action:
-        """The action of one layer's attention or MLP at one step."""
+        """Return the action of one layer's attention or MLP at one step."""
         action = self.step_action(step)
         if not self.is_sparse(layer, part) and action is not Action.SKIP:
             return Action.DENSE
         return action
 
     def density(self, layer: int, part: Part) -> float | None:
-        """The share of columns or neurons that a layer keeps by score; None: it is never sparse."""
+        """Return the share of columns or neurons that a layer keeps by score; None: dense."""
         return self._densities[part][layer]
 
     def is_sparse(self, layer: int, part: Part) -> bool:
-        """Whether a layer's attention or MLP runs sparse where the schedule says so."""
+        """Return True where a layer's attention or MLP runs sparse if the schedule says so."""
         return self.density(layer, part) is not None
 
     def why_dense(self, layer: int, part: Part) -> str | None:
-        """What of the config keeps a layer's attention or MLP dense at every step, or None."""
+        """Return what of the config keeps a part dense at every step; None where nothing does."""
         if self.is_sparse(layer, part):
             return None
         config, first = self.config, self.config.schedule.first_dense_layers
@@ -108,13 +99,13 @@ class SparsityPlan:
 
     @cached_property
     def _densities(self) -> dict[Part, list[float | None]]:
-        return {"attention": self._resolve("attention"), "mlp": self._resolve("mlp")}
+        return {part: self._resolve(part) for part in PARTS}
 
     @cached_property
     def has_sparse_layers(self) -> bool:
-        """Whether the attention or MLP of any layer runs sparse where the schedule says so."""
-        layers = range(self.layout.layers)
-        return any(self.is_sparse(layer, part) for part in self._densities for layer in layers)
+        """True where the attention or MLP of any layer may run sparse."""
+        densities = itertools.chain(*self._densities.values())
+        return any(density is not None for density in densities)
 
     def _resolve(self, part: Part) -> list[float | None]:
         config = self.config.attention if part == "attention" else self.config.mlp
@@ -132,7 +123,7 @@ class SparsityPlan:
         return [None] * first + densities[first:]
 
     def is_dense(self) -> bool:
-        """Whether no layer ever uses a cache, so that nothing need be recorded."""
+        """Return True where no layer ever uses a cache, so that nothing need be recorded."""
         return not self._has_sparse_steps
 
     @cached_property
@@ -142,16 +133,16 @@ class SparsityPlan:
         )
 
     def captures_steps(self) -> bool:
-        """Whether sparse steps can be captured as CUDA graphs, where the device has them."""
+        """Return True where sparse steps can be captured as CUDA graphs if the device has them."""
         return self.config.cuda_graphs != "never" and not self.is_dense()
 
     def sparse_steps_from(self, step: int) -> int:
-        """How many sparse steps there are from a step on, as far as that is known before."""
+        """Return the number of sparse steps from a step on, as far as they are known before."""
         steps = self.schedule.known_steps[step:]
-        return sum(self.step_action(each) is Action.SPARSE for each in steps)
+        return [self.step_action(step) for step in steps].count(Action.SPARSE)
 
     def taken(self, step: int, recorded: Action | None) -> Action:
-        """What a guidance branch really does at a step.
+        """Return the action that a guidance branch takes at a step.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
         a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
@@ -173,80 +164,73 @@ class SparsityPlan:
         return Action.DENSE if action is Action.REFRESH and not self._is_read(step) else action
 
     def _is_read(self, step: int) -> bool:
-        """Whether a sparse step comes before the next refresh that is planned."""
+        """True where a sparse step comes before the next planned refresh."""
         if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
             return True
         end = step + MANY_STEPS if self.steps is None else self.steps
-        for later in range(step + 1, end):
-            if self.step_action(later) in (Action.SPARSE, Action.REFRESH):
-                return self.step_action(later) is Action.SPARSE
-        return False
+        later = map(self.step_action, range(step + 1, end))
+        readers = (action for action in later if action in (Action.SPARSE, Action.REFRESH))
+        return next(readers, None) is Action.SPARSE
 
     def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
-        """What a branch has recorded once it took an action at a step; see `taken`."""
+        """Return what a branch has recorded once it took an action at a step; see `taken`."""
         if action in CACHED or (action is Action.DENSE and recorded is not None):
             return recorded
         return action
 
-    def actions(self, first: int = 0) -> list[Action]:
-        """Return what a branch does at each step from the first one that it is called at.
+    def actions(self, first: int = 0, end: int | None = None) -> list[Action]:
+        """Return the actions of a branch from the first step that it is called at.
 
-        The number of steps must be known.
+        Args:
+            first: that step.
+            end: behind the last step; None for the number of steps, which must be known then.
         """
-        assert self.steps is not None
-        return list(itertools.islice(self.actions_from(first), self.steps - first))
-
-    def actions_from(self, first: int) -> Iterator[Action]:
-        """As `actions`, without an end."""
+        end = self.steps if end is None else end
+        assert end is not None
+        actions: list[Action] = []
         recorded = None
-        for step in itertools.count(first):
-            yield (taken := self.taken(step, recorded))
-            recorded = self.recorded_after(step, taken, recorded)
+        for step in range(first, end):
+            actions.append(self.taken(step, recorded))
+            recorded = self.recorded_after(step, actions[-1], recorded)
+        return actions
 
     def notes(self, *, on_cpu: bool = False) -> list[str]:
-        """What else a user should know: what of the config cannot be done, on a CPU or not."""
-        return [
-            *without_effect(self, on_cpu=on_cpu),
-            *self.schedule.notes(),
-            *self._unrefreshed_steps(),
-            *self._slower_in_fp8(),
-        ]
+        """Return a sentence for whatever of the config cannot be done.
 
-    def _slower_in_fp8(self) -> list[str]:
-        if self.config.attention.precision != "fp8" or self.layout.tokens >= FP8_PAYS_TOKENS:
-            return []
-        return [
-            f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
-            f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"
-        ]
-
-    def _unrefreshed_steps(self) -> list[str]:
-        """Which steps a list of full ones does not name, and are."""
-        if self.steps is None or self.schedule.full_steps is None:
-            return []
-        return [
-            f"step {step} is computed in full: it was to be sparse, and the only full step before "
-            "it is the first one, which cannot be a refresh"
-            for step, action in enumerate(self.actions())
-            if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
-        ]
+        Args:
+            on_cpu: True where the generation runs on a CPU.
+        """
+        notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
+        if self.steps is not None and self.schedule.full_steps is not None:
+            notes += [
+                f"step {step} is computed in full: it was to be sparse, and the only full step "
+                "before it is the first one, which cannot be a refresh"
+                for step, action in enumerate(self.actions())
+                if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
+            ]
+        if self.config.attention.precision == "fp8" and self.layout.tokens < FP8_PAYS_TOKENS:
+            notes.append(
+                f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
+                f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"
+            )
+        return notes
 
     def attention_keep_count(self, layer: int) -> int:
-        """Key columns that each query block of a layer keeps by score and by static rules."""
+        """Return the number of columns that a query block keeps by score and by static rules."""
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
-        """Further key columns that each query block keeps at random."""
+        """Return the number of further columns that a query block keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:
-        """Neurons of a layer that each token block recomputes on a sparse step."""
+        """Return the number of neurons that a token block recomputes on a sparse step."""
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:
-        """One line: the list of full steps and what is between them, in words.
+        """Return one line: the list of full steps and what is between them, in words.
 
-        Where there is no list, the run-length coded actions: ``1 dense, 1 refresh, 9 sparse``.
+        Without a list it has the run lengths of the actions: ``1 dense, 1 refresh, 9 sparse``.
         """
         schedule = self.schedule
         if schedule.full_steps is not None:
@@ -262,5 +246,5 @@ class SparsityPlan:
 
 
 def _count(fraction: float | None, total: int) -> int:
-    """So many of all; all where the layer is dense."""
+    """Return a share of the total; all of it where the layer is dense (None)."""
     return total if fraction is None else min(total, round(fraction * total))

@@ -115,7 +115,7 @@ class _Generation:
     def aligned(self, layout: ModelLayout, config: SparsityConfig) -> ModelLayout:
         """A branch's layout, with query blocks that lie as those of the first branch."""
         first = next((each.plan.layout for each in self.branches.values()), layout)
-        return aligned(layout, first, config.attention) if self.caching else layout
+        return aligned(layout, first, config) if self.caching else layout
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
         """Whether a call belongs to it."""

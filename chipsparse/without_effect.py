@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.common.byte_sizes import format_bytes
@@ -17,65 +18,56 @@ if TYPE_CHECKING:
 
 # Values that keep something off, so that they ask for nothing.
 OFF = ("never", "none", "bf16", "dense")
-STEP_LISTS = ("full_steps", "between")
 NOTHING_SPARSE = "no step is sparse"
+OVERRIDDEN = "schedule.actions overrides it"
+NO_FORECAST = "schedule.forecast is not given"
+LATE = "schedule.forecast_after lets no skipped step have one"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
 
 
 def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
-    """One sentence for each reason, with all fields that it holds for.
+    """Return one sentence for each reason, with all fields that it holds for.
 
     A field asks for something where it has neither its default nor what the named quality gives it
     (`SparsityConfig.usual`).
 
     Args:
-        on_cpu: whether the generation runs on a CPU.
+        plan: of the generation.
+        on_cpu: True where the generation runs on a CPU.
     """
     fields: dict[str, list[str]] = {}
     for path, value, reason in itertools.chain(_fields(plan, on_cpu), _budgets(plan)):
         if reason is not None:
             amount = format_bytes(value) if path in ("memory.vram", "memory.ram") else shown(value)
             fields.setdefault(reason, []).append(f"{path} ({amount})")
-    return [
-        f"{', '.join(each)} {'has' if len(each) == 1 else 'have'} no effect: {reason}"
-        for reason, each in fields.items()
-    ] + _never_reached(plan)
-
-
-def _never_reached(plan: SparsityPlan) -> list[str]:
-    rules, usual, steps = plan.config.schedule, plan.config.usual, plan.steps
-    fields = {name: getattr(rules, name) for name in STEP_LISTS}
-    lists = {name: value for name, value in fields.items() if isinstance(value, tuple)}
-    return [
-        f"{name} {', '.join(map(str, beyond))} are never reached: the last of {steps} steps is "
-        f"{steps - 1}"
-        for name, listed in lists.items()
-        if steps is not None
-        and (usual is None or getattr(usual.schedule, name) != listed)
-        and (beyond := [step for step in listed if step >= steps])
+    notes = [
+        f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'} no effect: {reason}"
+        for reason, paths in fields.items()
     ]
+    rules, usual, steps = plan.config.schedule, plan.config.usual, plan.steps
+    for name in ("full_steps", "between"):
+        listed = getattr(rules, name)
+        own = usual is None or getattr(usual.schedule, name) != listed
+        if not own or steps is None or not isinstance(listed, tuple):
+            continue
+        if beyond := ", ".join(str(step) for step in listed if step >= steps):
+            last = f"the last of {steps} steps is {steps - 1}"
+            notes.append(f"{name} {beyond} are never reached: {last}")
+    return notes
 
 
 def _fields(plan: SparsityPlan, on_cpu: bool) -> Iterator[tuple[str, Any, str | None]]:
-    config, default = plan.config, SparsityConfig()
+    config, rules, default = plan.config, plan.config.schedule, SparsityConfig()
     reasons = {**_of_parts(plan), **_of_schedule(plan), **_of_memory(plan, on_cpu)}
     for path, reason in reasons.items():
-        value, *usual = (_value(each, path) for each in (config, default, config.usual or default))
+        value = attrgetter(path)(config)
         # A list of full steps asks for sparse ones between them unless it says none.
-        rules = config.schedule
-        listed = path == "schedule.between" and rules.lists_full and isinstance(rules.between, str)
-        if (
-            (listed or value != usual[0])
-            and value not in OFF
-            and (config.usual is None or value != usual[1])
-        ):
+        gaps = path == "schedule.between" and rules.lists_full and isinstance(rules.between, str)
+        asks = gaps or value != attrgetter(path)(default)
+        is_usual = config.usual is not None and value == attrgetter(path)(config.usual)
+        if asks and value not in OFF and not is_usual:
             yield path, list(value) if isinstance(value, tuple) else value, reason
-
-
-def _value(config: SparsityConfig, path: str) -> Any:
-    group, _, name = path.rpartition(".")
-    return getattr(getattr(config, group) if group else config, name)
 
 
 def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
@@ -85,52 +77,47 @@ def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
     return {
         "attention.density": columns or density["attention"],
         "attention.random_fraction": columns or random,
-        **{f"attention.{name}": columns for name in ("delta_rule", "block_size_q")},
+        "attention.delta_rule": columns,
         "tile": columns,
         "mlp.density": neurons or density["mlp"],
-        "mlp.block_size": neurons,
+        "block_size": columns and neurons,
         "memory.cache_precision": columns and neurons,
     }
 
 
 def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
     schedule, rules = plan.schedule, plan.config.schedule
-    names = [f"schedule.{each.name}" for each in dataclasses.fields(rules)]
-    steps = schedule.known_steps
-    skipped = [step for step in steps if schedule.action(step) is Action.SKIP]
+    actions = {step: schedule.action(step) for step in schedule.known_steps}
+    skipped = [step for step, action in actions.items() if action is Action.SKIP]
     no_layer = None if plan.has_sparse_layers else "no layer is sparse"
     no_skip = None if skipped else "no step is skipped"
-    found: dict[str, str | None] = {}
     if rules.actions is not None:
-        found = {
-            name: "schedule.actions overrides it"
-            for name in names
-            if name.rpartition(".")[2] not in BESIDE_ACTIONS
-        }
+        names = [field.name for field in dataclasses.fields(rules)]
+        overridden = [name for name in names if name not in BESIDE_ACTIONS]
+        reasons: dict[str, str | None] = {f"schedule.{name}": OVERRIDDEN for name in overridden}
     else:
         gaps = None
         if not rules.lists_full:
             gaps = "no full steps are listed"
         elif isinstance(rules.between, tuple):
             gaps = no_layer
-        elif skipped and not any(schedule.action(step) is Action.SPARSE for step in steps):
+        elif skipped and Action.SPARSE not in actions.values():
             gaps = "no gap between full steps is long enough"
-        found = {
+        no_share = "schedule.full_share is not given" if rules.full_share is None else None
+        reasons = {
             "schedule.between": gaps,
-            "schedule.least_full": _unless(rules.full_share, "schedule.full_share"),
+            "schedule.least_full": no_share,
             **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
         }
-    late = any(map(schedule.forecast_share, skipped))
-    after = None if late else "schedule.forecast_after lets no skipped step have one"
-    found["schedule.forecast"] = no_skip or after
-    found["schedule.forecast_after"] = (
-        _unless(rules.forecast or None, "schedule.forecast") or no_skip
-    )
+    late = None if any(map(schedule.forecast_share, skipped)) else LATE
     parts = plan.config.attention.is_sparse or plan.config.mlp.is_sparse
-    found["schedule.first_dense_layers"] = (
-        NOTHING_SPARSE if plan.has_sparse_layers and plan.is_dense() else None
-    ) or (None if parts else no_layer)
-    return found
+    dense = NOTHING_SPARSE if plan.has_sparse_layers and plan.is_dense() else None
+    return {
+        **reasons,
+        "schedule.forecast": no_skip or late,
+        "schedule.forecast_after": no_skip if rules.forecast else NO_FORECAST,
+        "schedule.first_dense_layers": dense or (None if parts else no_layer),
+    }
 
 
 def _of_memory(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
@@ -190,8 +177,3 @@ def _all_budgeted(plan: SparsityPlan, part: Part) -> str | None:
         if named.issuperset(range(first, plan.layout.layers))
         else None
     )
-
-
-def _unless(value: Any, field: str) -> str | None:
-    """Why a field does nothing that another one needs."""
-    return f"{field} is not given" if value is None else None

@@ -73,12 +73,10 @@ class Check:
     before: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
+        from pydantic import AfterValidator, BeforeValidator
 
-        make: Any = core_schema.no_info_after_validator_function
-        if self.before:
-            make = core_schema.no_info_before_validator_function
-        return make(self.function, handler(source))
+        validator = (BeforeValidator if self.before else AfterValidator)(self.function)
+        return validator.__get_pydantic_core_schema__(source, handler)
 
 
 @dataclass(frozen=True)

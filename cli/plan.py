@@ -74,7 +74,7 @@ def plan_generation(
             f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
-    latents = latent_sizes(settings, model, default=adapter.default_latents)
+    latents = latent_sizes(settings, model)
     argument = guiding_argument(model)
     guided = argument is not None and (getattr(settings, argument) or 0) > 1
     in_batch = adapter.guides_in_batch and not model.has_guider
@@ -104,12 +104,8 @@ def planned_if_known(
     settings: GenerationSettings, model: ModelDescription, profile: Profile | None
 ) -> PlannedGeneration | None:
     """Return the plan; None where the model's own code decides on what its configs leave."""
-    adapter = ADAPTERS.get(model.transformer_class)
-    if profile is None or adapter is None:
-        return None
-    if usual_size(settings, model, default=adapter.default_latents) is None:
-        return None
-    return plan_generation(settings, model, profile)
+    known = model.transformer_class in ADAPTERS and usual_size(settings, model) is not None
+    return plan_generation(settings, model, profile) if known and profile is not None else None
 
 
 def fp8_weights(model: ModelDescription) -> Fp8Form | None:
@@ -183,7 +179,7 @@ def check_memory(planned: PlannedGeneration, model: ModelDescription, dtype: tor
     free = host_free_bytes()
     if free is None:
         return
-    weights = sum(component.nbytes or 0 for component in count_weights(model, dtype))
+    weights = sum(size or 0 for size in count_weights(model, dtype).values())
     work = working_bytes(planned.plan, dtype=dtype)
     (height, width), frames = planned.pixels, planned.settings.num_frames
     # As decoded, and as an array of three channels.

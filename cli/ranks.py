@@ -241,10 +241,10 @@ def check_sharing(
     if reason is not None:
         raise UserError(f"a {name} cannot run on several processes: {reason}")
     if planned is not None:
-        layout, mlp = planned.plan.layout, planned.plan.config.mlp
+        layout, config = planned.plan.layout, planned.plan.config
         with user_errors(ValueError):
             check_heads(layout, parallel.ulysses)
-            cut_sequence(layout, parallel.ulysses, mlp.block_size if mlp.is_sparse else 1)
+            cut_sequence(layout, parallel.ulysses, config.block_size if config.mlp.is_sparse else 1)
 
 
 # Start and meeting.

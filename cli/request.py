@@ -233,7 +233,7 @@ def resolve(
         planned=planned,
         too_few_steps=too_few,
         out_of_range=differences,
-        warnings=_warnings(options, model, profile, settings, too_few, differences),
+        warnings=_warnings(options, model, profile, too_few, differences),
     )
 
 
@@ -260,7 +260,6 @@ def _warnings(
     options: GenerationOptions,
     model: ModelDescription,
     profile: Profile | None,
-    settings: GenerationSettings,
     too_few: str | None,
     differences: list[str],
 ) -> list[str]:
@@ -274,7 +273,6 @@ def _warnings(
         warnings += unused_defaults(model, profile)
     if profile is not None and differences:
         warnings.append(out_of_range_text(profile, differences))
-    warnings += [lora.steps_warning(settings.num_inference_steps) for lora in options.loras]
     return [warning for warning in warnings if warning is not None]
 
 

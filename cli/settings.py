@@ -92,7 +92,7 @@ def resolve_settings(
         raise UserError(f"{model.pipeline_class.__name__} has no default for --steps; give --steps")
     if image is not None:
         own = (image.height, image.width)
-        usual = usual_size(GenerationSettings(**values), model, default=default_latents(model))
+        usual = usual_size(GenerationSettings(**values), model)
         values["height"], values["width"] = size_like(
             image,
             asked=(options.height, options.width),
@@ -104,12 +104,6 @@ def resolve_settings(
         _check_guided(settings, model)
     check_sizes(settings, model)
     return settings
-
-
-def default_latents(model: ModelDescription) -> int | None:
-    """Return the rows and columns of latents where neither settings nor configs name some."""
-    adapter = ADAPTERS.get(model.transformer_class)
-    return None if adapter is None else adapter.default_latents
 
 
 def size_like(
@@ -152,7 +146,7 @@ def guiding_argument(model: ModelDescription) -> str | None:
 
 
 def _check_guided(settings: GenerationSettings, model: ModelDescription) -> None:
-    """Raises `UserError` where a generation is known to have no classifier-free guidance."""
+    """Raise `UserError` where a generation is known to have no classifier-free guidance."""
     argument = guiding_argument(model)
     scale = 0.0 if argument is None else getattr(settings, argument)
     if scale is None or scale > 1:
@@ -166,7 +160,7 @@ def _check_guided(settings: GenerationSettings, model: ModelDescription) -> None
 
 
 def unused_defaults(model: ModelDescription, profile: Profile) -> list[str]:
-    """One sentence about the settings of a profile that the pipeline does not have, if any."""
+    """Return one sentence about the settings of a profile that the pipeline lacks, if any."""
     values = dataclasses.asdict(profile.generation).items()
     unused = [
         f"generation.{name} ({value})"
@@ -187,46 +181,43 @@ def guidance_argument(model: ModelDescription) -> str:
 
 
 def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
-    """Raises `UserError` for a size that the model cannot do, naming the nearest that it can."""
-    chunks = frame_chunks(model.vae_config)
-    patch_time, *patches = pixels_of_patch(model)
+    """Raise `UserError` for a size that the model cannot do, naming the nearest that it can."""
+    chunks, (time, *patches) = frame_chunks(model.vae_config), pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
-    for name, size, patch, multiple in zip(
-        ("height", "width"),
-        (settings.height, settings.width),
-        patches,
-        size_multiples(model),
-        strict=True,
+    for name, patch, multiple in zip(
+        ("height", "width"), patches, size_multiples(model), strict=True
     ):
-        if size is None:
-            continue
         largest = longest * patch // multiple * multiple if longest else None
-        _check(OPTION_OF[name], size, multiple, 0, f"a multiple of {multiple}", largest)
-    if settings.num_frames is not None and chunks.frames > 1:
-        largest = chunks.frames_of(longest * patch_time) if longest else None
-        form = f"a multiple of {chunks.frames} plus {chunks.first}"
-        _check(
-            OPTION_OF["num_frames"], settings.num_frames, chunks.frames, chunks.first, form, largest
-        )
+        _check(name, settings, multiple, 0, largest)
+    if chunks.frames > 1:
+        largest = chunks.frames_of(longest * time) if longest else None
+        _check("num_frames", settings, chunks.frames, chunks.first, largest)
 
 
 def size_multiples(model: ModelDescription) -> tuple[int, int]:
-    """Of which the height and the width of its frames must be."""
+    """Return of which the height and the width of its frames must be multiples."""
     _, height, width = pixels_of_patch(model)
     return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)
 
 
 def pixels_of_patch(model: ModelDescription) -> tuple[int, int, int]:
-    """Latent frames, pixel rows and pixel columns that one token stands for."""
+    """Return the latent frames, pixel rows and pixel columns that one token stands for."""
     space, _ = vae_factors(model.vae_config)
     time, height, width = patch_sizes(model.transformer_config)
-    packed = 2 if packs_latents(model) else 1
-    return time, space * packed * height, space * packed * width
+    channels = model.vae_config.get("latent_channels", 0)
+    single = model.transformer_config.get("patch_size") == 1
+    # As FLUX does, the pipeline joins 2x2 latents to a token before the transformer.
+    packs = single and model.transformer_config.get("in_channels") == 4 * channels > 0
+    return time, (1 + packs) * space * height, (1 + packs) * space * width
 
 
 def _check(
-    option: str, size: int, multiple: int, rest: int, form: str, largest: int | None
+    name: str, settings: GenerationSettings, multiple: int, rest: int, largest: int | None
 ) -> None:
+    """Raise `UserError` for a size that is no multiple plus a rest, or too large."""
+    option, size = OPTION_OF[name], getattr(settings, name)
+    if size is None:
+        return
     if largest is not None and size > largest:
         raise UserError(f"{option} {size} is too large for this model; the largest is {largest}")
     if size >= 1 and size % multiple == rest % multiple:
@@ -235,48 +226,40 @@ def _check(
     below = (size - rest) // multiple * multiple + rest
     nearest = [n for n in (below, below + multiple) if n >= smallest]
     choices = " or ".join(str(n) for n in nearest if largest is None or n <= largest)
+    form = f"a multiple of {multiple}" + (f" plus {rest}" if rest else "")
     raise UserError(
         f"{option} {size} does not fit this model, which needs {form}; use {choices or smallest}"
     )
 
 
-def latent_sizes(
-    settings: GenerationSettings, model: ModelDescription, *, default: int | None
-) -> Grid:
-    """Frames, rows and columns of the latents.
-
-    Args:
-        default: rows and columns where neither the settings nor the transformer's config names
-            some.
-    """
-    rows, columns = _latent_sides(settings, model, default)
-    for option, size in (("--height", rows), ("--width", columns)):
-        if size is None:
-            raise UserError(
-                f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
-            )
-    assert rows is not None
-    assert columns is not None
+def latent_sizes(settings: GenerationSettings, model: ModelDescription) -> Grid:
+    """Return the frames, rows and columns of the latents; raise `UserError`."""
+    rows, columns = _latent_sides(settings, model)
+    if rows is None or columns is None:
+        option = "--height" if rows is None else "--width"
+        raise UserError(
+            f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
+        )
     own = model.transformer_config
     frames = own.get("sample_frames", 1) if model.accepts("num_frames") else 1
     chunks = frame_chunks(model.vae_config)
     return chunks.latents_of(settings.num_frames or frames), rows, columns
 
 
-def usual_size(
-    settings: GenerationSettings, model: ModelDescription, *, default: int | None
-) -> tuple[int, int] | None:
-    """Height and width in pixels; None where only the pipeline's code says. See `latent_sizes`."""
+def usual_size(settings: GenerationSettings, model: ModelDescription) -> tuple[int, int] | None:
+    """Return the height and width in pixels; None where only the pipeline's code says."""
     space, _ = vae_factors(model.vae_config)
-    rows, columns = _latent_sides(settings, model, default)
+    rows, columns = _latent_sides(settings, model)
     return None if rows is None or columns is None else (rows * space, columns * space)
 
 
 def _latent_sides(
-    settings: GenerationSettings, model: ModelDescription, default: int | None
+    settings: GenerationSettings, model: ModelDescription
 ) -> tuple[int | None, int | None]:
     space, _ = vae_factors(model.vae_config)
     own = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
+    adapter = ADAPTERS.get(model.transformer_class)
+    default = None if adapter is None else adapter.default_latents
     rows, columns = (
         own.get(name, default) if size is None else size // space
         for name, size in (("sample_height", settings.height), ("sample_width", settings.width))
@@ -311,7 +294,7 @@ class FrameChunks:
 
 
 def frame_chunks(config: dict[str, Any]) -> FrameChunks:
-    """How a VAE with this config makes latent frames."""
+    """Return how a VAE with this config makes latent frames."""
     _, time = vae_factors(config)
     clip = config.get("clip_length")  # of MiniMax-H3: it encodes clips, and drops the last latents
     if clip is None:
@@ -321,7 +304,7 @@ def frame_chunks(config: dict[str, Any]) -> FrameChunks:
 
 
 def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
-    """By how much the VAE shrinks space and time."""
+    """Return by how much the VAE shrinks space and time."""
     space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
     time = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
     stages = config.get("temperal_downsample")
@@ -344,17 +327,10 @@ def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def patch_sizes(config: dict[str, Any]) -> tuple[int, int, int]:
-    """The transformer's patch in time, height and width."""
+    """Return the transformer's patch in time, height and width."""
     patch = config.get("patch_size") or 1
     if isinstance(patch, int):
         return int(config.get("patch_size_t") or 1), patch, patch
     if len(patch) == 2:
         return 1, int(patch[0]), int(patch[1])
     return int(patch[0]), int(patch[1]), int(patch[2])
-
-
-def packs_latents(model: ModelDescription) -> bool:
-    """Whether the pipeline joins 2x2 latents to a token before the transformer, as FLUX does."""
-    channels = model.vae_config.get("latent_channels", 0)
-    single = model.transformer_config.get("patch_size") == 1
-    return bool(single and channels and model.transformer_config.get("in_channels") == 4 * channels)

@@ -225,14 +225,14 @@ def generate(
         display: gets each finished step; its own time is not counted.
         report: of the patched pipeline; None where it is not patched.
     """
-    run = _run(pipe, arguments, seed, display, report, output_type="np")
+    result, steps, seconds, peak = _run(pipe, arguments, seed, display, report, output_type="np")
     dtype = next((module.dtype for module in transformers_of(pipe)), torch.float32)
     return Generation(
-        frames=_as_frames(run.result, dtype),
-        steps=run.steps,
-        denoising_seconds=sum(step.seconds for step in run.steps),
-        total_seconds=run.total_seconds,
-        peak_gpu_bytes=run.peak_gpu_bytes,
+        frames=_as_frames(result, dtype),
+        steps=steps,
+        denoising_seconds=sum(step.seconds for step in steps),
+        total_seconds=seconds,
+        peak_gpu_bytes=peak,
         cache_bytes=report.cache_bytes if report else 0,
         host_bytes=report.host_bytes if report else 0,
         backends=dict(report.backends) if report else {},
@@ -253,17 +253,7 @@ def time_steps(
     report: GenerationReport | None,
 ) -> list[StepResult]:
     """Runs the pipeline once without decoding, and returns its denoising steps."""
-    return _run(pipe, arguments, seed, display, report, output_type="latent").steps
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What a call of the pipeline gave, and how long it took."""
-
-    result: Any
-    steps: list[StepResult]
-    total_seconds: float
-    peak_gpu_bytes: int | None
+    return _run(pipe, arguments, seed, display, report, output_type="latent")[1]
 
 
 def _run(
@@ -274,7 +264,8 @@ def _run(
     report: GenerationReport | None,
     *,
     output_type: str,
-) -> _Call:
+) -> tuple[Any, list[StepResult], float, int | None]:
+    """What a call of the pipeline gives, its steps, seconds in all, and the peak of the GPU."""
     device: torch.device = pipe._execution_device
     on_cuda = device.type == "cuda"
     begun: list[float] = []  # when the first transformer call began
@@ -318,8 +309,7 @@ def _run(
     # Where no step was computed at all, the first one counts from the start of the call.
     starts = [begun[0] if begun else start, *shown]
     peak = torch.cuda.max_memory_allocated(device) if on_cuda else None
-    results = _step_results(report, steps, starts, ends)
-    return _Call(result, results, total_seconds, peak)
+    return result, _step_results(report, steps, starts, ends), total_seconds, peak
 
 
 def warm_up(
@@ -455,10 +445,18 @@ def work_share(report: GenerationReport) -> float | None:
     for record in report.steps:
         if record.plan is None:
             return None
-        layers = range(record.plan.layout.layers)
-        dense = [_operations(record.plan, layer) for layer in layers]
-        whole += sum(map(sum, dense))
-        done += _done(record, dense)
+        dense = [
+            layer_time(layer, Action.DENSE, plan=record.plan, rates=OPERATIONS, dtype=torch.float32)
+            for layer in range(record.plan.layout.layers)
+        ]
+        step = sum(layer.total for layer in dense)
+        whole += step
+        if record.action is not Action.SKIP:
+            done += step - sum(
+                (1.0 - each.kept) * getattr(dense[each.layer], each.part)
+                for each in record.layers
+                if each.action is Action.SPARSE
+            )
     return done / whole if whole else None
 
 
@@ -470,8 +468,7 @@ def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
 
 def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
     """Operations of a whole generation over those of a dense one, as far as known beforehand."""
-    costs = _action_costs(plan, dense)
-    actions = plan.actions()
+    costs, actions = _action_costs(plan, dense), plan.actions()
     return sum(costs[action] for action in actions) / (len(actions) * costs[Action.DENSE])
 
 
@@ -487,20 +484,3 @@ def _action_costs(plan: SparsityPlan, dense: DenseParts) -> dict[Action, float]:
 
     layers = range(plan.layout.layers)
     return {action: sum(cost(layer, action) for layer in layers) for action in Action}
-
-
-def _operations(plan: SparsityPlan, layer: int) -> tuple[float, float, float]:
-    """Of a dense layer: its attention, its feed-forward layer, and the rest."""
-    time = layer_time(layer, Action.DENSE, plan=plan, rates=OPERATIONS, dtype=torch.float32)
-    return time.attention, time.mlp, time.rest
-
-
-def _done(record: StepRecord, dense: list[tuple[float, float, float]]) -> float:
-    if record.action is Action.SKIP:
-        return 0.0
-    saved = sum(
-        (1.0 - each.kept) * dense[each.layer][0 if each.part == "attention" else 1]
-        for each in record.layers
-        if each.action is Action.SPARSE
-    )
-    return sum(map(sum, dense)) - saved

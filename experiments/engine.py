@@ -22,8 +22,6 @@ from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.tuned_range import digest
 from chipsparse.report.generation import GenerationReport
 
-SAME = {"identical": True}  # the quality of a dense clip
-
 
 @dataclass(frozen=True)
 class Applied:
@@ -119,35 +117,24 @@ class Experiment:
         # Refused ways are tried again: memory that was short, or a version, may be another now.
         self.store.forget(lambda value: isinstance(value, dict) and bool(value.get("refused")))
 
-    def run(
-        self,
-        ways: Sequence[Way],
-        samples: Sequence[Sample] | None = None,
-        *,
-        dense_first: bool = True,
-    ) -> Iterator[Clip]:
-        """Yields the clips prompt by prompt, those of the store too; each prompt begins with
-        another way.
+    def run(self, ways: Sequence[Way], samples: Sequence[Sample] | None = None) -> Iterator[Clip]:
+        """Yields the clips prompt by prompt, those of the store too: dense, then the ways, each
+        prompt beginning with another one.
 
         A way that was refused once is passed over from then on.
 
         Args:
             ways: without the dense one.
             samples: by default all.
-            dense_first: makes each dense clip before the others. Otherwise it takes its turn, and
-                the clips before it wait in memory.
         """
         for sample in self.samples if samples is None else samples:
-            if dense_first:
-                order = [self.dense_way, *in_turn(ways, sample.index)]
-            else:
-                order = in_turn([self.dense_way, *ways], sample.index)
-            yield from self._clips(order, sample)
+            for way in (self.dense_way, *in_turn(ways, sample.index)):
+                yield from self._clips(way, sample)
 
     def clip(self, way: Way, sample: Sample) -> Clip:
         """One clip, with the dense one before it."""
         order = [way] if way is self.dense_way else [self.dense_way, way]
-        return list(self._clips(order, sample))[-1]
+        return [clip for each in order for clip in self._clips(each, sample)][-1]
 
     def record(self, way: Way, sample: Sample) -> ClipRecord | None:
         """The record of a clip; None where it is not made."""
@@ -170,29 +157,22 @@ class Experiment:
         self.maker.progress.plan({**left, **also})
         return len(left)
 
-    def _clips(self, order: Sequence[Way], sample: Sample) -> Iterator[Clip]:
-        waiting: list[_Made] = []
-        for way in order:
-            known = self.record(way, sample)
-            if known is not None:
-                yield Clip(way, sample, known)
-            elif self.refusal(way) is None:
-                try:
-                    waiting.append(self._make(way, sample))
-                except Exception as error:
-                    if self.describe is None or way is self.dense_way:
-                        raise
-                    yield self._refuse(way, sample, self.describe(error))
-            for made in waiting:
-                if made.way is self.dense_way:
-                    yield self._keep(made, sample)
-            if self.record(self.dense_way, sample) is not None:
-                for made in waiting:
-                    if made.way is not self.dense_way:
-                        yield self._keep(made, sample)
-                waiting = []
+    def _clips(self, way: Way, sample: Sample) -> Iterator[Clip]:
+        known = self.record(way, sample)
+        if known is not None:
+            yield Clip(way, sample, known)
+        elif self.refusal(way) is None:
+            try:
+                made, record = self._make(way, sample)
+            except Exception as error:
+                if self.describe is None or way is self.dense_way:
+                    raise
+                yield self._refuse(way, sample, self.describe(error))
+            else:
+                yield self._keep(way, sample, made, record)
 
-    def _make(self, way: Way, sample: Sample) -> _Made:
+    def _make(self, way: Way, sample: Sample) -> tuple[Generation, ClipRecord]:
+        """A clip, and its record without its quality."""
         maker, ranks = self.maker, self.store.ranks
         pipe = maker.pipe
         label = sample.label
@@ -209,27 +189,8 @@ class Experiment:
                 step_costs=way.step_costs,
             )
             ranks.gather_fallbacks(applied.report)
-            fallbacks = [] if applied.report is None else list(applied.report.fallbacks)
-            notes, facts = list(applied.notes()), dict(applied.facts(made))
-        if made.nothing_sparse is not None:
-            notes.append(made.nothing_sparse)
-        if way is self.dense_way:
-            self._frames = sample, made.frames
-        return _Made(way, made, fallbacks, notes, facts)
-
-    def _keep(self, item: _Made, sample: Sample) -> Clip:
-        way, made = item.way, item.generation
-        is_dense = way is self.dense_way
-        dense = None if is_dense else self.record(self.dense_way, sample)
-        frames = made.frames if is_dense else self._dense_frames(sample)
-
-        def compared() -> dict[str, Any]:
-            assert frames is not None
-            file = self.store.dense_file(sample.name) if is_dense else None
-            if file is not None:
-                write_frames(file, frames)
-            if self.write is not None:
-                self.write(way, sample, made.frames)
+            notes = [*applied.notes(), *filter(None, [made.nothing_sparse])]
+            dense = None if way is self.dense_way else self.record(self.dense_way, sample)
             record = ClipRecord(
                 way=way.name,
                 prompt=sample.prompt,
@@ -239,12 +200,29 @@ class Experiment:
                 speedup=1.0 if dense is None else dense.seconds / made.denoising_seconds,
                 work=made.work_share,
                 actions=[step.action for step in made.steps],
-                fallbacks=item.fallbacks,
-                notes=item.notes,
-                facts=item.facts,
-                **self.quality(frames, made.frames) if self.per_frame or not is_dense else SAME,
+                fallbacks=[] if applied.report is None else list(applied.report.fallbacks),
+                notes=notes,
+                facts=dict(applied.facts(made)),
             )
-            return record.model_dump(mode="json", exclude_defaults=True)
+        if way is self.dense_way:
+            self._frames = sample, made.frames
+        return made, record
+
+    def _keep(self, way: Way, sample: Sample, made: Generation, record: ClipRecord) -> Clip:
+        is_dense = way is self.dense_way
+        frames = made.frames if is_dense else self._dense_frames(sample)
+
+        def compared() -> dict[str, Any]:
+            assert frames is not None
+            file = self.store.dense_file(sample.name) if is_dense else None
+            if file is not None:
+                write_frames(file, frames)
+            if self.write is not None:
+                self.write(way, sample, made.frames)
+            wanted = self.per_frame or not is_dense
+            quality = self.quality(frames, made.frames) if wanted else {"identical": True}
+            full = record.model_copy(update=quality)
+            return full.model_dump(mode="json", exclude_defaults=True)
 
         kept = self.store.keep(record_name(way, sample), compared)
         return Clip(way, sample, ClipRecord.model_validate(kept), made)
@@ -272,7 +250,7 @@ class Experiment:
                 return None
             self._frames = sample, np.load(file)
         else:  # the folder may be deleted at any time
-            frames = self._make(self.dense_way, sample).generation.frames
+            frames = self._make(self.dense_way, sample)[0].frames
             if file is not None and ranks.writes:
                 write_frames(file, frames)
         assert self._frames is not None
@@ -285,17 +263,6 @@ class Experiment:
             record_name(way, sample), lambda: record.model_dump(mode="json", exclude_defaults=True)
         )
         return Clip(way, sample, record)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A clip that waits for the dense one."""
-
-    way: Way
-    generation: Generation
-    fallbacks: list[str]
-    notes: list[str]
-    facts: dict[str, Any]
 
 
 def record_name(way: Way, sample: Sample) -> str:
@@ -319,11 +286,13 @@ def sparse_way(
     config: SparsityConfig | Profile,
     *,
     parallel: Parallel | None = None,
+    facts: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Way:
     """A config of ours.
 
     Args:
+        facts: that records of its clips keep.
         fields: further ones of `Way`.
     """
     sparsity = config.sparsity if isinstance(config, Profile) else config
@@ -331,7 +300,7 @@ def sparse_way(
     @contextmanager
     def apply(pipe: Any) -> Iterator[Applied]:
         with patched(pipe, config, parallel=parallel) as report:
-            yield Applied(report)
+            yield Applied(report, facts=lambda _: facts or {})
 
     return Way(name, apply, key=f"{name}, {config_digest(sparsity)}", **fields)
 

@@ -35,12 +35,6 @@ def psnr(a: Video, b: Video) -> float:
     return decibel(sum(frame_errors) / len(frame_errors))
 
 
-def psnr_per_frame(a: Video, b: Video) -> list[float]:
-    """PSNR in dB of each frame; see `psnr`."""
-    a, b = _pair(a, b)
-    return [decibel(mean_squared_error(x, y)) for x, y in zip(a, b, strict=True)]
-
-
 def ssim(a: Video, b: Video) -> float:
     """Structural similarity of two videos `[F, H, W, C]`, mean over frames, channels and pixels.
 
@@ -48,17 +42,11 @@ def ssim(a: Video, b: Video) -> float:
     Gaussian window of 11×11 with σ 1.5, only where the whole window lies inside the frame. Raises
     `ValueError` where the shapes differ or a side is shorter than 11.
     """
-    frames = ssim_per_frame(a, b)
-    return sum(frames) / len(frames)
-
-
-def ssim_per_frame(a: Video, b: Video) -> list[float]:
-    """SSIM of each frame; see `ssim`."""
     a, b = _pair(a, b)
     height, width = a.shape[1:3]
     if min(height, width) < SSIM_WINDOW:
         raise ValueError(f"SSIM needs frames of at least 11x11 pixels, got {height}x{width}")
-    return [_frame_ssim(x, y) for x, y in zip(a, b, strict=True)]
+    return sum(_frame_ssim(x, y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
 def flicker(a: Video) -> float:

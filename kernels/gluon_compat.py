@@ -7,10 +7,6 @@ is asked, once, to compile them; if it cannot, plain Triton runs in their place.
 from __future__ import annotations
 
 import functools
-import importlib
-import re
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -38,12 +34,6 @@ except (ImportError, AttributeError) as error:
 
 __all__ = [
     "async_load",
-    "compile_column_sparse_attention",
-    "compile_dense_attention_column_sums",
-    "compile_fp8_dense_attention",
-    "compile_kernel",
-    "compile_sparse_mlp_down",
-    "compile_sparse_mlp_up",
     "descriptor",
     "gl",
     "gluon",
@@ -53,18 +43,6 @@ __all__ = [
     "unsupported_reason",
 ]
 
-# Types of arguments by patterns of their names, as in triton/tools/compile.py: 16 behind a colon
-# for a multiple of 16, which the kernels' callers see to for the strides of rows.
-ARGUMENT_TYPES = {
-    "(q|k|v|o|residual)_ptr": "*{half}:16",
-    "(lse|lse_dense|previous|mass|scale|factor|shift|v_scale|v_mean)_ptr": "*fp32:16",
-    "(indices|counts)_ptr": "*i32:16",
-    "sums_ptr": "*bf16:16",
-    "stride_[qkvor][bhn]|stride_g|M": "i32:16",
-    "items|row_tiles|H|N|capacity|blocks|parts": "i32",
-    "scale_log2|rounding": "fp32",
-}
-
 # Names of the elements of described tensors.
 ELEMENTS = {
     torch.bfloat16: "bf16",
@@ -73,167 +51,57 @@ ELEMENTS = {
     torch.int8: "i8",
 }
 
-MLP_ARGUMENT_TYPES = {
-    "(w|bias|cache|delta|addend|out)_ptr": "*{half}:16",
-    "stride_[ca]b": "i32:16",
-    "whole|tiles|list_count|at_once|rows|channels8|padded8|stride_(w|cf|cn|an)8": "i32",
-} | ARGUMENT_TYPES
 
+def unsupported_reason(device: torch.device) -> str | None:
+    """Why the installed Triton cannot compile the Gluon kernels, or None; tried once, if ever.
 
-def unsupported_reason() -> str | None:
-    """Why the installed Triton cannot compile the Gluon kernels, or None; tried once, if ever."""
-    return _unsupported_reason(triton.__version__)
+    Args:
+        device: a GPU to compile for, where kernels are tried.
+    """
+    return _unsupported_reason(triton.__version__, device)
 
 
 @functools.cache
-def _unsupported_reason(version: str) -> str | None:
+def _unsupported_reason(version: str, device: torch.device) -> str | None:
     """As the public function: a fact about the installed package, whose version this is."""
     if _missing is not None:
         return f"Triton {version} lacks what the Gluon kernels need: {_missing}"
     if ".".join(version.split(".")[:2]) in TESTED_RELEASES:
         return None
     try:
-        compile_column_sparse_attention(64, 64)
-        compile_dense_attention_column_sums(128, with_column_sums=False)
-        compile_sparse_mlp_up()
-        compile_sparse_mlp_down()
+        _compile_kernels(device)
     except Exception as error:  # whatever an unknown compiler may raise
         line = (str(error).strip().splitlines() or [""])[0]
         return f"Triton {version} does not compile the kernels: {type(error).__name__}: {line}"
     return None
 
 
-def compile_column_sparse_attention(
-    head_dim: int,
-    tile_rows: int,
-    delta_rule: str | None = None,
-    half: str = "bf16",
-    *,
-    in_fp8: bool = False,
-) -> Any:
-    """Compiles ``column_sparse_attention.gluon_sm90`` for query tiles of so many rows."""
-    module = importlib.import_module("chipsparse.kernels.column_sparse_attention.gluon_sm90")
-    config = module.CONFIGS[head_dim, tile_rows]
-    constants = {name.upper(): value for name, value in asdict(config).items()}
-    constants |= {
-        "D": head_dim,
-        "TILES_PER_BLOCK": 1,
-        "BLOCK_SIZE_Q": tile_rows,
-        "RULE": module.RULES[delta_rule],
-        "IN_FP8": in_fp8,
-        "WIDE_ROWS": False,
-        "num_warps": 4,
-    }
-    options = {"num_warps": 4, "maxnreg": 128 if config.blocks_per_sm == 2 else None}
-    types = {"residual_ptr": "*fp8e4nv:16"} if in_fp8 else {}
-    return compile_kernel(
-        module._column_sparse_attention_kernel,
-        types | ARGUMENT_TYPES,
-        constants,
-        half=half,
-        options=options,
-    )
+def _compile_kernels(device: torch.device) -> None:
+    """Compiles a kernel of each operation that has one here, as it is launched, and runs none."""
+    # These modules import this one.
+    from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
+    from chipsparse.kernels.column_sparse_attention.gluon_sm90 import column_sparse_attention
+    from chipsparse.kernels.dense_attention import DenseAttention
+    from chipsparse.kernels.dense_attention_column_sums.gluon_sm90 import dense_attention
+    from chipsparse.kernels.launch import compile_only
+    from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
+    from chipsparse.kernels.sparse_mlp_down.gluon_sm90 import sparse_mlp_down
+    from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
+    from chipsparse.kernels.sparse_mlp_up.gluon_sm90 import sparse_mlp_up
+    from chipsparse.kernels.token_layout import empty_token_contiguous
 
-
-def compile_dense_attention_column_sums(
-    head_dim: int, *, with_column_sums: bool = True, part_rows: int = 128, half: str = "bf16"
-) -> Any:
-    """Compiles ``dense_attention_column_sums.gluon_sm90`` as it is launched."""
-    module = importlib.import_module("chipsparse.kernels.dense_attention_column_sums.gluon_sm90")
-    constants = {
-        "TILE": module.TILE,
-        "STAGES": module.STAGES[head_dim],
-        "D": head_dim,
-        "PART_ROWS": part_rows,
-        "SUMS": with_column_sums,
-        "CONSUMER_REGISTERS": module.CONSUMER_REGISTERS,
-        "HELPER_REGISTERS": module.HELPER_REGISTERS,
-        "num_warps": 4,
-    }
-    types = {"sums_ptr": "*bf16:16" if with_column_sums else "*fp32:16"}  # unused: any pointer
-    for name, rows in {"q_desc": 64, "k_desc": module.TILE, "v_desc": module.TILE}.items():
-        types[name] = _descriptor_type([1, 1, rows, head_dim], half)
-    return compile_kernel(
-        module._dense_attention_column_sums_kernel,
-        ARGUMENT_TYPES | types,
-        constants,
-        half=half,
-        options={"num_warps": 4},
-    )
-
-
-def compile_fp8_dense_attention(
-    head_dim: int, *, with_column_sums: bool = True, part_rows: int = 128, half: str = "bf16"
-) -> Any:
-    """Compiles ``fp8_dense_attention.gluon_sm90`` as it is launched; ``half`` is the output's."""
-    module = importlib.import_module("chipsparse.kernels.fp8_dense_attention.gluon_sm90")
-    constants = {
-        "TILE": module.TILE,
-        "STAGES": module.STAGES[head_dim],
-        "D": head_dim,
-        "PART_ROWS": part_rows,
-        "SUMS": with_column_sums,
-        "CONSUMER_REGISTERS": module.CONSUMER_REGISTERS,
-        "HELPER_REGISTERS": module.HELPER_REGISTERS,
-        "num_warps": 4,
-    }
-    types = {"sums_ptr": "*bf16:16" if with_column_sums else "*fp32:16"}  # unused: any pointer
-    types["q_desc"] = _descriptor_type([1, 1, 64, head_dim], "i8")
-    types["k_desc"] = _descriptor_type([1, 1, module.TILE, head_dim], "i8")
-    types["v_desc"] = _descriptor_type([1, 1, head_dim, module.TILE], "fp8e4nv")
-    return compile_kernel(
-        module._fp8_dense_attention_kernel,
-        ARGUMENT_TYPES | types,
-        constants,
-        half=half,
-        options={"num_warps": 4},
-    )
-
-
-def compile_sparse_mlp_up(
-    activation: str = "gelu-tanh", *, even: bool = True, half: str = "bf16"
-) -> Any:
-    """Compiles ``sparse_mlp_up.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
-    module = importlib.import_module("chipsparse.kernels.sparse_mlp_up.gluon_sm90")
-    config = module.CONFIG
-    constants = {name.upper(): value for name, value in asdict(config).items()} | {
-        "HAS_COUNTS": not even,
-        "HAS_BIAS": True,
-        "ACTIVATION": module.ACTIVATIONS[activation],
-        "EVEN_CHANNELS": even,
-        "WIDE_ROWS": False,
-        "LAG": module.LAG,
-        "num_warps": 4,
-    }
-    types = {"x_desc": _descriptor_type([64, config.depth], half)}
-    return compile_kernel(
-        module._sparse_mlp_up_kernel,
-        types | MLP_ARGUMENT_TYPES,
-        constants,
-        half=half,
-        options={"num_warps": 4},
-    )
-
-
-def compile_sparse_mlp_down(*, addend: bool = False, even: bool = True, half: str = "bf16") -> Any:
-    """Compiles ``sparse_mlp_down.gluon_sm90`` as it is launched; not ``even`` for ragged sizes."""
-    module = importlib.import_module("chipsparse.kernels.sparse_mlp_down.gluon_sm90")
-    config = module.CONFIG
-    constants = {name.upper(): value for name, value in asdict(config).items()} | {
-        "HAS_COUNTS": not even,
-        "HAS_ADDEND": addend,
-        "EVEN_CHANNELS": even,
-        "WIDE_ROWS": False,
-        "num_warps": 4,
-    }
-    types = {"delta_desc": _descriptor_type([1, config.depth, 64], half)}
-    return compile_kernel(
-        module._sparse_mlp_down_kernel,
-        types | MLP_ARGUMENT_TYPES,
-        constants,
-        half=half,
-        options={"num_warps": 4},
-    )
+    hidden = torch.empty(1, 128, 256, dtype=torch.bfloat16, device=device)
+    weight = torch.empty(512, 256, dtype=torch.bfloat16, device=device)
+    heads = hidden.unflatten(2, (2, 128)).transpose(1, 2)
+    lists = torch.empty(1, 2, 1, 64, dtype=torch.int32, device=device)
+    cache = empty_token_contiguous(hidden, 1, 128, 512)
+    with compile_only():
+        attention = ColumnSparseAttention(heads, heads, heads, lists, lists[..., 0])
+        column_sparse_attention(attention)
+        dense_attention(DenseAttention(heads, heads, heads))
+        first = SparseMLPUp(hidden, weight, None, lists[:, 0], cache, activation="gelu-tanh")
+        change = sparse_mlp_up(first)
+        sparse_mlp_down(SparseMLPDown(change, weight.t(), lists[:, 0], hidden))
 
 
 def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
@@ -248,65 +116,3 @@ def _block_layout(block: tuple[int, ...], element: str) -> Any:
     """Where the elements of a loaded block lie; to ask Gluon takes longer than a launch."""
     types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv, "i8": gl.int8}
     return gl.NVMMASharedLayout.get_default_for(list(block), types[element])
-
-
-def _descriptor_type(block: list[int], element: str) -> str:
-    """The type of a `descriptor` for blocks of this shape."""
-    layout = _block_layout(tuple(block), element)
-    return f"tensordesc<{element}[{','.join(map(str, block))}],{layout!r}>"
-
-
-def compile_kernel(
-    kernel: Any,
-    types: Mapping[str, str],
-    constants: Mapping[str, Any],
-    *,
-    options: Mapping[str, Any],
-    half: str = "bf16",
-    capability: int = 90,
-) -> Any:
-    """Compiles a Triton or Gluon kernel for an NVIDIA GPU; no GPU is needed.
-
-    Args:
-        kernel: the decorated function.
-        types: as `ARGUMENT_TYPES`; the first pattern that matches a whole name counts.
-        constants: values of the parameters that are compiled in; others may be among them.
-        options: such as ``num_warps``; those that are None keep Triton's default.
-        half: what ``{half}`` stands for.
-        capability: 90 for Hopper.
-
-    Raises:
-        ValueError: a parameter is neither among the types nor the constants.
-    """
-    from triton.backends.compiler import GPUTarget
-
-    signature: dict[str, str] = {}
-    values: dict[tuple[int], Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for index, parameter in enumerate(kernel.params):
-        name = parameter.name
-        if parameter.is_constexpr:
-            if name not in constants:
-                raise ValueError(f"no value is known for the constant {name!r} of {kernel}")
-            signature[name], values[(index,)] = "constexpr", constants[name]
-            continue
-        kind = next((kind for key, kind in types.items() if re.fullmatch(key, name)), None)
-        if kind is None:
-            raise ValueError(f"no type is known for the parameter {name!r} of {kernel}")
-        if not kind.startswith("tensordesc"):
-            kind, _, hint = kind.format(half=half).partition(":")
-            if hint == "1" and not parameter.do_not_specialize:
-                signature[name], values[(index,)] = "constexpr", 1
-                continue
-            if hint == "16" and not parameter.do_not_specialize:
-                attributes[(index,)] = [["tt.divisibility", 16]]
-        signature[name] = kind
-    if kernel.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as Source
-    else:
-        from triton.compiler import ASTSource as Source
-    return triton.compile(
-        Source(kernel, signature=signature, constexprs=values, attrs=attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options={name: value for name, value in options.items() if value is not None},
-    )

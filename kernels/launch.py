@@ -7,6 +7,9 @@ their pointers only, so here the compiled kernel is found by the arguments as th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,6 +20,22 @@ from triton.runtime.jit import JITFunction
 _found: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 MOST_FOUND = 4096
 
+_compiled: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("compiled", default=None)
+
+
+@contextmanager
+def compile_only() -> Iterator[list[tuple[Any, Any]]]:
+    """A context in which launches compile their kernels for Triton's device and run nothing.
+
+    Yields: the kernel of each launch so far and what Triton compiled of it.
+    """
+    compiled: list[tuple[Any, Any]] = []
+    token = _compiled.set(compiled)
+    try:
+        yield compiled
+    finally:
+        _compiled.reset(token)
+
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """As ``kernel[grid](*arguments, **constants)``, on the current device and stream.
@@ -24,12 +43,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     Args:
         kernel: the decorated function; its last parameters are constants.
         grid: one to three sizes.
-        arguments: tensors, descriptors and numbers; numbers that change from call to call, such
-            as seeds, belong into a launch of Triton's own.
+        arguments: tensors, descriptors and numbers, which are the same in most calls.
         constants: compile-time parameters and options, always in the same order.
     """
-    if not isinstance(kernel, JITFunction) or torch.version.hip is not None:
-        kernel[grid](*arguments, **constants)
+    found_here = isinstance(kernel, JITFunction) and torch.version.hip is None
+    if not found_here or _compiled.get() is not None:
+        launch_changing(kernel, grid, *arguments, **constants)
         return
     key: list[Any] = [id(kernel), torch.cuda.current_device(), *constants.values()]
     for argument in arguments:
@@ -49,3 +68,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     else:
         compiled, last = found
         compiled[(*grid, 1, 1)](*arguments, *last)
+
+
+def launch_changing(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """As `launch`, for numbers that change from call to call, such as seeds."""
+    compiled = _compiled.get()
+    if compiled is None:
+        kernel[grid](*arguments, **constants)
+    else:
+        compiled.append((kernel, kernel.warmup(*arguments, grid=grid, **constants)))

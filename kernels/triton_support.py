@@ -130,7 +130,7 @@ def hopper_unsupported_reason(device: torch.device) -> str | None:
         return NO_TRITON
     from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
 
-    return gluon_compat.unsupported_reason()
+    return gluon_compat.unsupported_reason(device)
 
 
 def mlp_unsupported_reason(

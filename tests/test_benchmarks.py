@@ -15,29 +15,14 @@ from PIL import Image
 from torch.testing._internal.two_tensor import TwoTensor
 
 import chipsparse.kernels
-from benchmarks import (
-    figures,
-    kernels,
-    mlp_cases,
-    random_inputs,
-    step_breakdown,
-    step_timing,
-    steps,
-)
+from benchmarks import cases, figures, kernels, step_timing, steps
 from benchmarks.__main__ import main, parse
 from benchmarks.cases import CASES
 from benchmarks.fp8_linears import linears, to_fp8
 from benchmarks.kernel_cases import KERNELS, Inputs, Settings
 from benchmarks.kernel_checks import WrongResultError, check_selection, samples
-from benchmarks.models import (
-    EARLY,
-    FAMILIES,
-    MODELS,
-    STEPS,
-    last_blocks_only,
-    without_useless_masks,
-)
-from benchmarks.records import DIGITS, Run, read, table, write, write_compact
+from benchmarks.models import FAMILIES, MODELS, STEPS, last_blocks_only, without_useless_masks
+from benchmarks.records import Run, read, table, write, write_compact
 from chipsparse.cache.memory_plan import Capacity, MemoryDemand, plan_memory
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
@@ -63,11 +48,10 @@ def dry_run(tmp_path, *arguments):
 # Records.
 
 
-@pytest.mark.parametrize("values", [1, 2, len(DIGITS), len(DIGITS) + 1])
-def test_compact_files_hold_what_was_written(tmp_path, values):
+def test_compact_files_hold_what_was_written(tmp_path):
     made = [
-        {"case": f"case {number % values}", "number": number / 7, "rare": [number // 40]}
-        for number in range(3 * values)
+        {"case": f"case {number % 7}", "one": 1, "number": number / 7, "rare": [number // 40]}
+        for number in range(90)
     ]
     for record in made[::3]:
         del record["rare"]
@@ -77,8 +61,6 @@ def test_compact_files_hold_what_was_written(tmp_path, values):
     for record in made:
         record["number"] = pytest.approx(record["number"], rel=1e-5)
     assert read(*paths) == [*made, {"a": None}]
-    of = json.loads((tmp_path / "compact.json").read_text())["case"]["of"]
-    assert isinstance(of, str) == (values <= len(DIGITS))
 
 
 def test_a_run_saves_after_each_record_and_survives_failures(tmp_path, capsys):
@@ -101,10 +83,11 @@ def test_a_run_saves_after_each_record_and_survives_failures(tmp_path, capsys):
 
 def test_every_operation_has_a_case():
     """But for those whose time is part of another's, and copies between processes."""
-    others = {"attention_residual", "fp8_activations", "fp8_dequantization", "rank_pieces"}
+    others = {"attention_residual", "rank_pieces", "fp8_quantization", "fp8_rows"}
+    others |= {"fp8_activations", "fp8_dequantization"}
     folders = resources.files(chipsparse.kernels).iterdir()
     operations = {each.name for each in folders if (each / "reference.py").is_file()}
-    combined = {"dense_attention", "fp8_dense_attention_column_sums", "fp8_mlp", "sparse_mlp"}
+    combined = {"dense_attention", "fp8_dense_attention_column_sums", "sparse_mlp"}
     assert KERNELS.keys() == (operations - others) | combined
 
 
@@ -140,11 +123,8 @@ def test_each_kernel_is_checked_and_measured(op, tmp_path, capsys):
         if op == "column_sparse_attention":
             kept = round(300 * case.density)
             assert (record["density"], record["ideal"]) == (kept / 300, 300 / kept)
-            assert record["of_ideal"] == pytest.approx(record["speedup"] * kept / 300)
             flops = 4 * case.batch * 2 * case.head_dim * 300 * kept
             assert record["tflops"] == pytest.approx(flops / record["latency_ms"] / 1e9)
-            dense = flops * 300 / kept
-            assert record["baseline_tflops"] == pytest.approx(dense / record["baseline_ms"] / 1e9)
 
 
 def last_row_off(result):
@@ -159,7 +139,7 @@ def last_row_off(result):
     return result
 
 
-@pytest.mark.parametrize("op", [op for op in KERNELS if op != "fp8_quantization"])
+@pytest.mark.parametrize("op", KERNELS)
 def test_a_wrong_result_is_not_timed(op, monkeypatch):
     inputs = Inputs(CASES["odd"].scaled(tokens=300, heads=2), CPU, torch.bfloat16)
     kernel = KERNELS[op](inputs, Settings())
@@ -218,31 +198,20 @@ def test_samples_cover_the_first_and_the_ragged_block_and_several_heads():
     assert len({sample.head.start for sample in drawn}) == 5
 
 
-def test_random_inputs_are_as_in_models(monkeypatch):
-    monkeypatch.setattr(random_inputs, "CHUNK_BYTES", 10_000)
-    lists = random_inputs.index_lists(2, 3, 7, 333, 25, device=CPU)
+def test_random_inputs_are_as_in_models():
+    lists = cases.index_lists((2, 3, 7), 333, 25, device=CPU)
     assert (lists.shape, lists.dtype) == ((2, 3, 7, 25), torch.int32)
     assert (lists.diff(dim=-1) > 0).all()
     assert 0 <= lists.min() <= lists.max() < 333
-    packed, largest = random_inputs.packed_masks(1, 2, 5, 333, 0.3, device=CPU)
+    packed, largest = cases.packed_masks((1, 2, 5), 333, 0.3, device=CPU)
     counts = unpack_mask(packed, 333).sum(-1)
     assert 60 < counts.min() <= counts.max() == largest
     form = {"block_size": 128, "device": CPU, "dtype": torch.float32}
-    sums = random_inputs.column_sums(1, 2, 21, 4000, **form)
+    sums = cases.column_sums((1, 2, 21), 4000, **form)
     torch.testing.assert_close(sums.sum(-1), torch.full((1, 2, 21), 128.0), rtol=0.2, atol=0)
     assert 0.25 < (sums.topk(200, dim=-1).values.sum(-1) / sums.sum(-1)).mean() < 0.42
     logs = sums[0, 0].log()  # neighbouring blocks look at similar columns
     assert torch.corrcoef(logs[[0, 7]])[0, 1] > 0.5 > 0.1 > torch.corrcoef(logs[[7, 8]])[0, 1]
-
-
-def test_linears_in_fp8_compute_the_layer_but_for_their_rounding():
-    inputs = Inputs(CASES["odd"].scaled(tokens=200, heads=2), CPU, torch.float32)
-    layer = mlp_cases.make_layer(inputs, Settings(), in_fp8=True)
-    weights = (mlp_cases.rounded_rows(each.contiguous()) for each in (layer.up, layer.down))
-    rounded = mlp_cases.linears_in_fp8(layer, *weights)()
-    exact = torch.nn.functional.linear(layer.dense_up(), layer.down)
-    error = (rounded - exact).norm() / exact.norm()
-    assert 1e-3 < error < 6e-2  # inputs alone are rounded, by half of an eighth at most
 
 
 # Whole steps.
@@ -263,10 +232,11 @@ def uncompiled(monkeypatch):
 @pytest.mark.parametrize("case", slow_unless(("flux_1280x768", "wan1b_480p"), MODELS))
 def test_records_of_a_small_model(case, uncompiled, tmp_path):
     code, made = dry_run(
-        tmp_path, "steps", "--dtype", "float32", "--depth", "0.1", "--case", case, "--early"
+        *(tmp_path, "steps", "--dtype", "float32", "--depth", "0.1", "--case", case),
+        *("--schedules", ",".join((*QUALITIES, "sparse"))),
     )
     by_name = {record["schedule"]: record for record in made}
-    assert (code, [*by_name]) == (0, [*QUALITIES, *EARLY])
+    assert (code, [*by_name]) == (0, [*QUALITIES, "sparse"])
     for record in made:
         actions = record["actions"]
         assert sum(actions.values()) == STEPS
@@ -355,11 +325,8 @@ def test_schedules_that_are_measured():
 
     assert chosen() == [*QUALITIES]
     assert chosen("--schedules", "published,dense") == ["published", "dense"]
-    assert chosen("--schedules", "", "--early") == [*EARLY]
-    with pytest.raises(ValueError, match="--schedules sparse: there are faithful, balanced"):
-        chosen("--schedules", "fast,sparse")
-    with pytest.raises(ValueError, match="nothing to measure without --early"):
-        chosen("--schedules", "")
+    with pytest.raises(ValueError, match="--schedules slow: there are dense, sparse, faithful"):
+        chosen("--schedules", "fast,slow")
 
 
 def test_a_few_blocks_stand_for_all():
@@ -399,7 +366,7 @@ def test_caches_of_some_blocks_live_where_those_of_all_do(
     kind = LayerKind("block", blocks, width, True, 2, 4)
     layout = ModelLayout((kind,), heads, 128, 1, ((1, 1, tokens),))
     some = replace(layout, kinds=(replace(kind, layers=blocks // 5),))
-    config = MODELS["hunyuan_720p"].early()["sparse"]
+    config = MODELS["hunyuan_720p"].nearly_all_sparse()
     plan = SparsityPlan(config.override({"schedule.first_dense_layers": 0}), some, STEPS)
     of_all = steps.of_all_blocks(plan, 0.2)
     assert of_all.layout == layout
@@ -442,20 +409,9 @@ def test_offloaded_steps_are_measured(mlp, uncompiled, tmp_path):
 @pytest.mark.slow
 def test_two_processes_share_steps(tmp_path):
     file = tmp_path / "record.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "benchmarks",
-        "parallel",
-        "--tiny",
-        "--device",
-        "cpu",
-        "--case",
-        "wan1b_480p",
-    ]
-    command += ["--depth", "0.1", "--json", str(file)]
+    options = "--tiny --device cpu --case wan1b_480p --depth 0.1 --json"
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m benchmarks parallel"
+    command = [sys.executable, *command.split(), *options.split(), str(file)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     (record,) = read(file)
     (together,) = record["together"]
@@ -479,17 +435,16 @@ PARTS_OF_KERNELS = {
 
 
 def test_parts_of_kernels():
-    assert {case: step_breakdown.part_of(*case) for case in PARTS_OF_KERNELS} == PARTS_OF_KERNELS
-    assert set(step_breakdown.OPS) == bridge._library._op_defs
+    assert {case: step_timing.part_of(*case) for case in PARTS_OF_KERNELS} == PARTS_OF_KERNELS
+    assert set(step_timing.OPS) == bridge._library._op_defs
 
 
 def test_the_parts_of_a_call_add_up():
     weight = torch.randn(64, 64)
-    parts, longest = step_breakdown.breakdown(lambda: (weight @ weight).relu(), CPU)
+    parts = step_timing.breakdown(lambda: (weight @ weight).relu(), CPU)
     assert parts["other GEMM"] > 0
     assert parts["elementwise"] > 0
-    assert sum(parts[part] for part in step_breakdown.PARTS) >= parts["all"] * 0.99
-    assert {"other GEMM", "elementwise"} <= {part for part, *_ in longest}
+    assert sum(parts[part] for part in step_timing.PARTS) >= parts["all"] * 0.99
 
 
 # Figures.
@@ -520,8 +475,7 @@ def test_the_curve_is_measured_and_drawn(tmp_path, monkeypatch):
 def test_bars_of_one_model_stand_together_to_scale():
     known = {"device": "a GPU", "torch": "2.11", "dtype": "bfloat16", "step_speedup": 2.0}
     made = [
-        {"case": case, "when": when, "breakdown_ms": dict.fromkeys(step_breakdown.PARTS, ms)}
-        | known
+        {"case": case, "when": when, "breakdown_ms": dict.fromkeys(step_timing.PARTS, ms)} | known
         for when, ms in (("before", 10.0), ("now", 5.0))
         for case in ("one", "two")
     ]
@@ -535,12 +489,3 @@ def test_bars_of_one_model_stand_together_to_scale():
     ends = [bar.get_x() + bar.get_width() for bar in axes.containers[-1]]
     assert ends == [pytest.approx(1.0), pytest.approx(0.5)] * 2
     assert {text.get_text() for text in axes.texts} == {"17%"}  # of a bar's own step
-
-
-def test_a_contact_sheet_shows_frames_in_a_row_and_images_in_a_grid():
-    assert figures.contact_sheet(torch.rand(3, 5, 4, 6, 3), frames=2).size == (2 * 6, 3 * 4)
-    images = torch.rand(3, 1, 4, 6, 3)
-    sheet = figures.contact_sheet(images)
-    expected = [tuple((image[0, 0, 0] * 255).round().byte().tolist()) for image in images]
-    corners = [sheet.getpixel(corner) for corner in ((0, 0), (6, 0), (0, 4), (6, 4))]
-    assert corners == [*expected, (255, 255, 255)]

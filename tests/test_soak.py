@@ -39,10 +39,9 @@ WAYS = {"recorded": 0.6, "one handle": 0.6, "caches on the host": 0.25, "inferen
 # Settings that every round draws, and those that few rounds have.
 USUAL = {
     "attention.density": (0.1, 0.25, 0.5),
-    "attention.block_size_q": (16, 16, 32),
+    "block_size": (16, 16, 32),
     "attention.delta_rule": ("merge", "merge", "difference"),
     "mlp.density": (0.1, 0.3),
-    "mlp.block_size": (16, 16, 32),
     "tile": ([2, 2, 2], [1, 4, 4], None),
 }
 RARE = {
@@ -382,7 +381,7 @@ def double_the_output(model):
     ],
 )
 def test_what_a_round_leaves_is_found(soak, monkeypatch, target, name, at_the_end, said):
-    settings = {"attention.block_size_q": 16, "mlp.block_size": 16, "schedule.refresh_every": 6}
+    settings = {"block_size": 16, "schedule.refresh_every": 6}
     round_ = drawn_round(0)
     vars(round_).update(family="flux", settings=settings, ways=("recorded",), calls=(Call(),))
     original, filters = getattr(target, name), warnings.filters[:]

@@ -79,8 +79,8 @@ def kind_bytes(
     rounded = FP8 if config.memory.cache_precision == "fp8" else dtype
     tokens, rows = layout.own_query_rows, layout.mlp_tokens(layer)
     neurons = layout.kind(layer).intermediate_size
-    mlp_groups = block_count(rows, config.mlp.block_size)
-    blocks = block_count(tokens, config.attention.block_size_q)
+    mlp_groups = block_count(rows, config.block_size)
+    blocks = block_count(tokens, config.block_size)
     per_sample = {
         "lse": layout.own_heads * tokens * SOFTMAX_BYTES,
         "lse_dense": layout.own_heads * tokens * SOFTMAX_BYTES,

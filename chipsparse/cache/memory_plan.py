@@ -308,7 +308,7 @@ def working_bytes(
         attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        blocks = block_count(layout.own_query_rows, config.attention.block_size_q)
+        blocks = block_count(layout.own_query_rows, config.block_size)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         kept += plan.attention_random_count()

@@ -1,1 +1,1 @@
-"""What is not about diffusion: files, signals, units, warnings, checked dataclasses."""
+"""Helpers that are not about diffusion: files, units, warnings, checked dataclasses."""

@@ -15,20 +15,20 @@ UNITS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``24G``, ``1.5 GiB``, ``800MB`` or ``1048576``; G is GiB, GB a billion bytes.
+    """Return the bytes of ``24G``, ``1.5 GiB``, ``800MB`` or ``1048576``; G is GiB, GB 10^9 bytes.
 
     Raises:
         ValueError: if the text is no amount of memory.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?(?:I?B)?)\s*", text.upper())
-    unit = None if found is None else UNITS.get("" if found[2] == "B" else found[2])
-    if found is None or unit is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?(?:I?B)?)\s*", text.upper())
+    unit = None if match is None else UNITS.get("" if match[2] == "B" else match[2])
+    if match is None or unit is None:
         raise ValueError(f"expected an amount of memory such as 24G or 512M, got {text!r}")
-    return round(float(found[1]) * unit)
+    return round(float(match[1]) * unit)
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for people: three digits or more, in binary units, as in ``1.42 GiB``."""
+    """Return bytes for people: three digits or more, in binary units, as in ``1.42 GiB``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:

@@ -1,4 +1,4 @@
-"""What the machine is called, and how much memory it and its devices have to give."""
+"""The names of the machine and its devices, and their free memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path("/")
 
 
 def device_name(device: torch.device) -> str:
-    """The marketing name of a device, as results quote it; of a CPU with its cores."""
+    """Return the name of a device that results quote; that of a CPU with its cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -28,7 +28,7 @@ def device_name(device: torch.device) -> str:
 
 
 def package_version(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """Return the version of an installed package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -36,14 +36,14 @@ def package_version(package: str) -> str | None:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device as tensors on it name it."""
+    """Return the device by the name that tensors on it have."""
     if device.type == "cuda" and device.index is None and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
 def device_free_bytes(device: torch.device) -> int:
-    """Bytes that PyTorch can still allocate on a GPU; what it holds in its own cache included.
+    """Return the bytes that PyTorch can still allocate on a GPU, its own cache included.
 
     No more than its limit leaves, where `torch.cuda.set_per_process_memory_fraction` has set one.
     """
@@ -55,20 +55,20 @@ def device_free_bytes(device: torch.device) -> int:
 
 
 def device_allocated_bytes(device: torch.device) -> tuple[int, int] | None:
-    """Bytes that PyTorch has allocated on a GPU now, and the most at a time since its last reset.
+    """Return the bytes that PyTorch has allocated on a GPU now, and the most since the last reset.
 
     None where the device is not CUDA. Does not wait for the device.
     """
     if device.type != "cuda":
         return None
     # One look; `memory_allocated` and its like each flatten and sort all that the allocator counts.
-    found = torch.cuda.memory_stats_as_nested_dict(device)
-    total = found.get("allocated_bytes", {}).get("all", {})
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    total = stats.get("allocated_bytes", {}).get("all", {})
     return total.get("current", 0), total.get("peak", 0)
 
 
 def host_free_bytes(root: Path = ROOT) -> int | None:
-    """Bytes of host memory that the machine and every control group above us have free.
+    """Return the bytes of host memory that the machine and all control groups above us have free.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -76,27 +76,22 @@ def host_free_bytes(root: Path = ROOT) -> int | None:
     Returns:
         The least of them; None where the system does not tell.
     """
-    known = [_available(root), *_group_rooms(root)]
-    return min((room for room in known if room is not None), default=None)
+    free = _free_in_groups(root)
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):  # free memory, and what the kernel can drop at once
+            free.append(int(line.split()[1]) * 1024)
+    return min(free, default=None)
 
 
 def host_budget(free: int) -> int:
-    """What of the free host memory caches may take unless a budget says otherwise."""
+    """Return the free host memory that caches may take unless a budget says otherwise."""
     reserve = max(HOST_RESERVE_LEAST, round(free * HOST_RESERVE_SHARE))
     return free - min(reserve, round(free * HOST_RESERVE_MOST_SHARE))
 
 
-def _available(root: Path) -> int | None:
-    """``MemAvailable``: free memory and what the kernel can drop at once."""
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _group_rooms(root: Path) -> list[int]:
-    """What the control groups of this process, version 1 and 2, leave under their limits."""
-    rooms = []
+def _free_in_groups(root: Path) -> list[int]:
+    """Return the memory that each control group, version 1 or 2, leaves under its limit."""
+    free = []
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -112,14 +107,14 @@ def _group_rooms(root: Path) -> list[int]:
         for folder in folders:
             limit, used = _number(folder / names[0]), _number(folder / names[1])
             if limit is not None and used is not None:
-                rooms.append(max(0, limit - used + _droppable(folder)))
+                free.append(max(0, limit - used + _droppable(folder)))
             if folder == base:
                 break
-    return rooms
+    return free
 
 
 def _droppable(folder: Path) -> int:
-    """Bytes of file pages that count as used, but are given up for anything else."""
+    """Return the bytes of file pages that count as used, but are given up for anything else."""
     for line in _lines(folder / "memory.stat"):
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):
@@ -128,7 +123,7 @@ def _droppable(folder: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None where there is none, as for ``max``."""
+    """Return the number in a file; None where there is none, or ``max``."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 
@@ -141,7 +136,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def cpu_model() -> str:
-    """The marketing name of this machine's processor."""
+    """Return the marketing name of this machine's processor."""
     lines = _lines(ROOT / "proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
     return names[0] if names else platform.processor() or platform.machine()

@@ -1,12 +1,14 @@
-"""Text files as users have them: UTF-8, or with a byte order mark UTF-16 or UTF-32."""
+"""Text files: read as users have them, written as a whole or not at all."""
 
 from __future__ import annotations
 
 import codecs
+import os
+import tempfile
 from pathlib import Path
 
 MOST_BYTES = 1 << 28
-MARKS = {  # those of 32 bits first, which begin with those of 16
+MARKS = {  # the marks of 32 bits come first, since they begin with those of 16
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -15,11 +17,13 @@ MARKS = {  # those of 32 bits first, which begin with those of 16
 
 
 def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
-    """The text of a file, without its mark, every line ended by ``\\n``.
+    """Return the text of a file in UTF-8, or by its byte order mark in UTF-16 or UTF-32.
+
+    The mark is left out, and every line ends with ``\\n``.
 
     Raises:
         OSError: the file cannot be read, or has more bytes than ``most``.
-        UnicodeError: it is no text.
+        UnicodeError: the file is no text.
     """
     with path.open("rb") as file:
         content = file.read(most + 1)
@@ -27,6 +31,23 @@ def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
         raise OSError(0, f"it has more than {most:,} bytes")
     coding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8-sig")
     text = content.decode(coding)
-    if "\0" in text:  # of UTF-16 without a mark, or of no text at all
+    if "\0" in text:  # UTF-16 without a mark, or no text
         raise UnicodeError("it has characters of value 0")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in UTF-8; an error leaves an earlier file as it was.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch:
+        file = Path(scratch) / path.name
+        file.write_text(readable(text), encoding="utf-8")
+        os.replace(file, path)
+
+
+def readable(text: str) -> str:
+    """Return a text that UTF-8 can take: names of files may hold bytes that it cannot."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

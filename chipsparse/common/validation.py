@@ -26,12 +26,12 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
 def option(
     default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None
 ) -> Any:
-    """A dataclass field with its help text and inclusive bounds."""
+    """Return a dataclass field with its help text and inclusive bounds."""
     return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
 
 
 def shown(value: Any) -> str:
-    """A value as messages quote it: its ``repr``, shortened."""
+    """Return a value in the form of messages: its ``repr``, shortened."""
     try:
         text = " ".join(_SHORT.repr(value).split())
         return text if len(text) <= 200 else f"{text[:200]}..."
@@ -71,7 +71,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def build(cls: type[T], data: Any, path: str = "") -> T:
-    """Builds a (nested) frozen dataclass from mappings, naming the path of whatever is wrong."""
+    """Return a (nested) frozen dataclass of mappings; errors name the path of what is wrong."""
     fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
     here = path or "the top level"
     if not isinstance(data, Mapping):
@@ -93,7 +93,7 @@ def build(cls: type[T], data: Any, path: str = "") -> T:
 
 
 def _checked(value: Any, kind: Any, path: str) -> Any:
-    """Returns the value in its declared type (lists become tuples) or raises ``ValueError``."""
+    """Return the value in its declared type (lists become tuples), or raise `ValueError`."""
     value = _unboxed(value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -102,9 +102,9 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
         kinds = [a for a in arguments if a is not type(None)]
         if len(kinds) == 1:
             return _checked(value, kinds[0], path)
-        for each in kinds:
+        for one in kinds:
             with contextlib.suppress(ValueError):
-                return _checked(value, each, path)
+                return _checked(value, one, path)
     elif origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
@@ -126,7 +126,7 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
 
 
 def _unboxed(value: Any) -> Any:
-    """Python's own number, bool or text for a scalar of NumPy, which need not be imported."""
+    """Return Python's number, bool or text for a scalar of NumPy, which need not be imported."""
     of_numpy = type(value).__module__.partition(".")[0] == "numpy"
     return value.item() if of_numpy and getattr(value, "shape", None) == () else value
 

@@ -1,1 +1,1 @@
-"""What steps would cost by the rates of a GPU: decides when the plan is made, measures nothing."""
+"""The cost of steps by the rates of a GPU, known when the plan is made; nothing is measured."""

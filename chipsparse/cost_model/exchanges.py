@@ -1,4 +1,4 @@
-"""What the processes of one generation send each other, and how long that takes: from sizes alone.
+"""The exchanges between the processes of one generation, and their times: from sizes alone.
 
 In every call of the transformer that computes something, whatever its layers do: around the
 attention of each layer query, key and value in one exchange and the output in another, and the
@@ -29,7 +29,7 @@ PACKING_PASSES = 4
 
 @dataclass(frozen=True)
 class Exchange:
-    """What all processes send each other at one point of a step.
+    """One exchange between all processes at one point of a step.
 
     Attributes:
         times: how often in a step.
@@ -51,7 +51,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one process has of a generation.
+    """The share of a generation that one process has.
 
     Attributes:
         branch: the guidance branch that it computes; None where it computes all.
@@ -68,7 +68,7 @@ class RankShare:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How processes share a generation.
+    """A generation that is shared by processes.
 
     Attributes:
         plan: of the whole generation: its layout has nobody's share.
@@ -92,8 +92,8 @@ class Sharing:
     @cached_property
     def cut(self) -> SequenceCut:
         """The tokens of those that share a call."""
-        mlp = self.plan.config.mlp
-        rows = mlp.block_size if mlp.is_sparse else 1
+        config = self.plan.config
+        rows = config.block_size if config.mlp.is_sparse else 1
         return cut_sequence(self.plan.layout, self.parallel.ulysses, rows)
 
     @property
@@ -107,7 +107,7 @@ class Sharing:
         return max(1, self.branches // self.parallel.guidance)
 
     def ranks(self) -> list[RankShare]:
-        """What each process has. Those that share the tokens of a call follow each other."""
+        """Return the share of each process; those that share a call follow each other."""
         whole = self.parallel.ulysses == 1
         return [
             RankShare(
@@ -127,11 +127,11 @@ class Sharing:
         return replace(share, heads=self.heads[place], tokens=tokens, grid_tokens=grid_tokens)
 
     def exchanges(self, action: Action) -> list[Exchange]:
-        """What is sent in a step of this action."""
-        found = [] if self.parallel.guidance == 1 else self._of_branches(action)
+        """Return what is sent in a step of this action."""
+        exchanges = [] if self.parallel.guidance == 1 else self._of_branches(action)
         if self.parallel.ulysses > 1 and action is not Action.SKIP:
-            found += self._of_calls()
-        return found
+            exchanges += self._of_calls()
+        return exchanges
 
     def _of_calls(self) -> list[Exchange]:
         layout, ranks = self.plan.layout, self.parallel.ulysses
@@ -153,7 +153,7 @@ class Sharing:
     def _everywhere(
         self, times: int, sent: list[int], received: list[int], packed: int = 0
     ) -> Exchange:
-        """The same on the processes of each guidance branch."""
+        """Return an exchange that the processes of each guidance branch make."""
         groups = self.parallel.guidance
         return Exchange(times, (*sent,) * groups, (*received,) * groups, packed)
 
@@ -161,35 +161,32 @@ class Sharing:
         layout, dtype, ranks = self.plan.layout, self.dtype, self.parallel.ulysses
         output = layout.batch * layout.grid_tokens * self.output_channels * dtype.itemsize
         swapped = (output,) * self.parallel.ranks
-        found = [Exchange(1, swapped, swapped)]
-        layers = [
-            layer
-            for layer in range(layout.layers)
-            if self.plan.is_sparse(layer, "attention") and layer not in self.dense
-        ]
-        if action is Action.REFRESH and layers:
+        exchanges = [Exchange(1, swapped, swapped)]
+        layers = set(range(layout.layers)) - set(self.dense)
+        sparse = sum(self.plan.is_sparse(layer, "attention") for layer in layers)
+        if action is Action.REFRESH and sparse:
             chosen = [self._column_bytes(self.layout_of(rank)) for rank in self.ranks()[:ranks]]
             none = [0] * ranks
-            found.append(Exchange(len(layers), (*chosen, *none), (*none, *chosen)))
-        return found
+            exchanges.append(Exchange(sparse, (*chosen, *none), (*none, *chosen)))
+        return exchanges
 
     def _column_bytes(self, layout: ModelLayout) -> int:
         """Bytes of the columns that a layer keeps, a bit for each."""
-        blocks = block_count(layout.own_query_rows, self.plan.config.attention.block_size_q)
+        blocks = block_count(layout.own_query_rows, self.plan.config.block_size)
         return layout.batch * layout.own_heads * blocks * -(-layout.tokens // 8)
 
     def layout_of(self, rank: RankShare) -> ModelLayout:
-        """The layout with what one process has of it."""
+        """Return the layout with the share of one process."""
         return replace(self.plan.layout, share=rank.share)
 
     def sent_bytes(self, action: Action) -> list[int]:
-        """Bytes that leave each process in a step."""
-        found = self.exchanges(action)
+        """Return the bytes that leave each process in a step."""
+        exchanges = self.exchanges(action)
         return [
-            sum(each.times * each.sent[rank] for each in found)
+            sum(exchange.times * exchange.sent[rank] for exchange in exchanges)
             for rank in range(self.parallel.ranks)
         ]
 
     def seconds(self, action: Action, rates: Rates) -> float:
-        """What the exchanges of a step take, as if none of them was hidden."""
-        return sum(each.seconds(rates) for each in self.exchanges(action))
+        """Return the seconds of a step's exchanges, as if none of them was hidden."""
+        return sum(exchange.seconds(rates) for exchange in self.exchanges(action))

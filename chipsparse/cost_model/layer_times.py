@@ -1,4 +1,4 @@
-"""How long the layers of a transformer take, and what of them pays: from sizes and rates alone.
+"""The times of a transformer's layers, and what of them pays: from sizes and rates alone.
 
 A layer's time is the sum of
 
@@ -28,7 +28,7 @@ import torch
 from chipsparse.common.machine import device_name
 from chipsparse.config import PARTS, Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
-from chipsparse.layout import Fp8Form, ModelLayout
+from chipsparse.layout import Fp8Form
 from chipsparse.plan import Action, SparsityPlan
 
 # Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
@@ -63,7 +63,7 @@ CAPTURE_CALLS = 1.5
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does in a second, in 16-bit types; by default one NVIDIA H200.
+    """The rates of a device, each second, in 16-bit types; by default one NVIDIA H200.
 
     Attributes:
         device: its name.
@@ -130,7 +130,7 @@ KNOWN = {
 
 
 def known_rates(device: torch.device, dtype: torch.dtype) -> Rates | None:
-    """The rates of a device that is here; None where none are known, as of CPUs and in float32."""
+    """Return the rates of a device that is here; None for CPUs, unknown GPUs and float32."""
     if device.type != "cuda" or dtype.itemsize != 2:
         return None
     return KNOWN.get(device_name(device))
@@ -172,12 +172,12 @@ class PartSeconds:
 
     @property
     def pays(self) -> bool:
-        """Whether a sparse step saves enough of a dense one in any case."""
+        """True where a sparse step saves enough of a dense one in any case."""
         return self.most <= (1 - LEAST_GAIN) * self.dense
 
 
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
-    """The most columns that a query block of a layer computes at a sparse step."""
+    """Return the most columns that a query block of a layer computes at a sparse step."""
     most = max(plan.attention_keep_count(layer), plan.layout.text_tokens)
     return min(plan.layout.tokens, most + plan.attention_random_count())
 
@@ -192,7 +192,7 @@ def layer_time(
     dense_parts: Collection[Part] = (),
     chooses: bool = True,
 ) -> LayerTime:
-    """The time of one layer for one guidance branch.
+    """Return the time of one layer for one guidance branch.
 
     Args:
         layer: number of the transformer block.
@@ -227,22 +227,16 @@ def layer_time(
             attention *= rates.refresh_attention if chooses else 1.0
             attention += rates.refresh_seconds
     attention += column * layout.exact_rows  # these rows see everything
-    kind = layout.kind(layer)
+    kind, number = layout.kind(layer), 2.0 * layout.width / rates.linear
     rows = kind.mlp_linears * kind.intermediate_size
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)
-    mlp = _linear_seconds(mlp_tokens, layout, rows, rates)
+    mlp = number * mlp_tokens * rows
     if "mlp" in sparse and action is Action.SPARSE:
         mlp *= plan.mlp_keep_count(layer) / kind.intermediate_size / rates.sparse_mlp
-    mlp += _linear_seconds(tokens - mlp_tokens, layout, rows, rates)  # of the text
-    projected = kind.projections * layout.channels
+    mlp += number * (tokens - mlp_tokens) * rows  # of the text
+    projections = number * tokens * kind.projections * layout.channels
     elementwise = ELEMENTWISE_PASSES * tokens * layout.width * dtype.itemsize / rates.memory
-    return LayerTime(
-        attention, mlp, _linear_seconds(tokens, layout, projected, rates) + elementwise
-    )
-
-
-def _linear_seconds(tokens: int, layout: ModelLayout, width: int, rates: Rates) -> float:
-    return 2.0 * tokens * layout.width * width / rates.linear
+    return LayerTime(attention, mlp, projections + elementwise)
 
 
 def part_seconds(
@@ -255,7 +249,7 @@ def part_seconds(
     captured: bool,
     fp8: Fp8Form | None = None,
 ) -> PartSeconds:
-    """How long a part of a layer takes that the plan has sparse.
+    """Return how long a part of a layer takes that the plan has sparse.
 
     Args:
         plan: has sizes and shares.
@@ -266,25 +260,41 @@ def part_seconds(
         captured: whether sparse steps are replays of a CUDA graph, which no host launches.
         fp8: what the linears of the feed-forward layer round to FP8, if their weights are in it.
     """
+    layout, kind, size = plan.layout, plan.layout.kind(layer), dtype.itemsize
     sparse, dense = (
         getattr(layer_time(layer, action, plan=plan, rates=rates, dtype=dtype), part)
         for action in (Action.SPARSE, Action.DENSE)
     )
-    moved = _attention_bytes if part == "attention" else _mlp_bytes
-    gathered, read, read_dense = moved(plan, layer, dtype.itemsize)
+    idle = 1.0
+    if part == "attention":
+        blocks = layout.batch * block_count(layout.own_query_rows, plan.config.block_size)
+        row = layout.own_attention_channels * size
+        gathered = 2 * blocks * kept_columns(plan, layer) * row
+        read, read_dense = (n * layout.batch * layout.tokens * row for n in (3, 4))
+        # The last query blocks leave processors idle.
+        blocks *= layout.own_heads
+        idle = block_count(blocks, rates.multiprocessors) * rates.multiprocessors / blocks
+    else:
+        tokens, kept = layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
+        blocks = layout.batch * block_count(tokens, plan.config.block_size)
+        gathered = blocks * kept * kind.mlp_linears * layout.width * size
+        tokens *= layout.batch
+        read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.width) * size
+        read_dense = tokens * 2 * (kind.intermediate_size + layout.width) * size
     sparse = max(sparse, gathered / GATHER_RATE, read / rates.memory) + SPARSE_SECONDS[part]
     dense = max(dense, read_dense / rates.memory)
     if part == "mlp" and fp8 is not None:
-        read_weights = _fp8_weight_bytes(plan, layer, dtype.itemsize) / rates.memory
-        sparse += read_weights + READING_SECONDS
+        # Weights are read in FP8 and written in another type.
+        weights = kind.mlp_linears * kind.intermediate_size * layout.width * (1 + size)
+        sparse += weights / rates.memory + READING_SECONDS
         if fp8 == "weights":
-            dense += read_weights
+            dense += weights / rates.memory
         else:
-            rounding = _fp8_input_bytes(plan, layer, dtype.itemsize) / rates.memory
-            dense = dense / rates.fp8_linear + rounding
-    most = MOST[part] * sparse + MOST_SECONDS
-    if part == "attention":
-        most *= _idle(plan, rates)
+            # Rows that linears read are read for their largest number, read again and rounded.
+            numbers = (kind.mlp_linears - 1) * layout.width + kind.intermediate_size
+            rounded = layout.batch * layout.mlp_tokens(layer) * numbers * (2 * size + 1)
+            dense = dense / rates.fp8_linear + rounded / rates.memory
+    most = (MOST[part] * sparse + MOST_SECONDS) * idle
     return PartSeconds(sparse, most if captured else max(most, HOST_SECONDS[part]), dense)
 
 
@@ -297,7 +307,7 @@ def part_times(
     dense: Collection[tuple[int, Part]] = (),
     fp8_mlps: Mapping[int, Fp8Form] | None = None,
 ) -> dict[tuple[int, Part], PartSeconds]:
-    """The times of all parts of layers that the plan has sparse; none where a backend is forced.
+    """Return the times of all parts that the plan has sparse; none where a backend is forced.
 
     Args:
         plan: what is sparse, for which sizes.
@@ -323,7 +333,7 @@ def part_times(
 def slower_parts(
     times: Mapping[tuple[int, Part], PartSeconds], rates: Rates
 ) -> dict[tuple[int, Part], str]:
-    """The parts of layers that run dense, since a sparse step may be no faster, and the reason."""
+    """Return the parts that run dense since a sparse step may be no faster, with the reason."""
     return {
         place: f"by the rates of one {rates.device} a sparse step of it may take "
         f"{milliseconds_text(seconds.most)}, and a dense one takes "
@@ -334,12 +344,12 @@ def slower_parts(
 
 
 def milliseconds_text(seconds: float) -> str:
-    """Two digits that count: 0.0061 ms, 0.35 ms, 12 ms."""
+    """Return a time with two significant digits: 0.0061 ms, 0.35 ms, 12 ms."""
     return f"{float(f'{1e3 * seconds:.2g}'):g} ms"
 
 
 def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None) -> bool:
-    """Whether sparse calls are captured as CUDA graphs: where they would wait for the host.
+    """Return True where sparse calls are captured as CUDA graphs, as they would wait for the host.
 
     A replay takes the host next to nothing, and a capture `CAPTURE_CALLS` calls.
 
@@ -352,17 +362,15 @@ def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None)
         return False
     if plan.config.cuda_graphs == "always":
         return True
-    rates = Rates() if rates is None else rates
-    host = plan.layout.layers * rates.host_seconds
-    waits = host - sum(
-        layer_time(layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype).total
-        for layer in range(plan.layout.layers)
-    )
+    rates, layers = rates or Rates(), range(plan.layout.layers)
+    host = len(layers) * rates.host_seconds
+    times = (layer_time(n, Action.SPARSE, plan=plan, rates=rates, dtype=dtype) for n in layers)
+    waits = host - sum(time.total for time in times)
     return waits * (plan.sparse_steps_from(0) - CALLS_BEFORE) > CAPTURE_CALLS * host
 
 
 def as_of_many(config: SparsityConfig, plan: SparsityPlan, dtype: torch.dtype) -> SparsityConfig:
-    """The config with which a few sparse steps run as those of a whole generation do.
+    """Return the config with which a few sparse steps run as those of a whole generation do.
 
     Args:
         config: of a run of a few steps.
@@ -370,44 +378,3 @@ def as_of_many(config: SparsityConfig, plan: SparsityPlan, dtype: torch.dtype) -
         dtype: of the hidden states.
     """
     return config.override({"cuda_graphs": "always" if captures(plan, dtype) else "never"})
-
-
-def _idle(plan: SparsityPlan, rates: Rates) -> float:
-    """How much longer sparse attention takes since its last query blocks leave processors idle."""
-    layout = plan.layout
-    blocks = block_count(layout.own_query_rows, plan.config.attention.block_size_q)
-    blocks *= layout.batch * layout.own_heads
-    return block_count(blocks, rates.multiprocessors) * rates.multiprocessors / blocks
-
-
-def _fp8_weight_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> int:
-    """Bytes to read the weights of a feed-forward layer in FP8 and write them in another type."""
-    kind = plan.layout.kind(layer)
-    return kind.mlp_linears * kind.intermediate_size * plan.layout.width * (1 + itemsize)
-
-
-def _fp8_input_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> int:
-    """Bytes to find the largest number of each row that its linears read, and to round them."""
-    layout, kind = plan.layout, plan.layout.kind(layer)
-    numbers = (kind.mlp_linears - 1) * layout.width + kind.intermediate_size
-    return layout.batch * layout.mlp_tokens(layer) * numbers * (2 * itemsize + 1)
-
-
-def _attention_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int, int]:
-    """Bytes that a sparse step gathers, that it reads and writes, and that a dense one does."""
-    layout = plan.layout
-    hidden = layout.batch * layout.tokens * layout.own_attention_channels * itemsize
-    blocks = block_count(layout.own_query_rows, plan.config.attention.block_size_q)
-    kept = kept_columns(plan, layer)
-    gathered = 2 * layout.batch * blocks * kept * layout.own_attention_channels * itemsize
-    return gathered, 3 * hidden, 4 * hidden
-
-
-def _mlp_bytes(plan: SparsityPlan, layer: int, itemsize: int) -> tuple[int, int, int]:
-    """The same of a feed-forward layer; each block gathers the weights of its neurons."""
-    layout, kind = plan.layout, plan.layout.kind(layer)
-    tokens, kept = layout.batch * layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
-    blocks = layout.batch * block_count(layout.mlp_tokens(layer), plan.config.mlp.block_size)
-    gathered = blocks * kept * kind.mlp_linears * layout.width * itemsize
-    read = tokens * (NEURON_PASSES * kept + (1 + OUTPUT_PASSES) * layout.width) * itemsize
-    return gathered, read, tokens * 2 * (kind.intermediate_size + layout.width) * itemsize

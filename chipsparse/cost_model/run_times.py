@@ -9,7 +9,7 @@ import torch
 
 from chipsparse.config import PARTS, Part
 from chipsparse.cost_model.exchanges import Sharing
-from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
+from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.plan import Action, SparsityPlan
 
 SLOTS = 2  # for tensors that come from host memory: one layer loads while another computes
@@ -17,25 +17,6 @@ SLOTS = 2  # for tensors that come from host memory: one layer loads while anoth
 # Bytes that a part of a layer brings from host memory in a step, and that it writes there.
 Moved = Callable[[int, Part, Action], tuple[int, int]]
 DenseParts = Mapping[Part, Mapping[int, str]]  # layers that never run sparse, and why
-
-
-@dataclass(frozen=True)
-class SimilarLayers:
-    """Layers of one kind that do and move the same at a sparse step.
-
-    Attributes:
-        name: their kind.
-        layers: how many there are.
-        time: what one of them computes.
-        to_device: bytes of caches that one of them reads from host memory.
-        to_host: bytes that it writes back.
-    """
-
-    name: str
-    layers: int
-    time: LayerTime
-    to_device: int
-    to_host: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +32,6 @@ class RunEstimate:
         moving: the transfers of a sparse step alone.
         to_device: bytes that a sparse step brings from host memory.
         to_host: bytes that it writes back.
-        similar: the layers of a sparse step.
         stock_run: all steps without chipsparse, on one device.
         run: all steps.
     """
@@ -64,19 +44,8 @@ class RunEstimate:
     moving: float
     to_device: int
     to_host: int
-    similar: tuple[SimilarLayers, ...]
     stock_run: float
     run: float
-
-    @property
-    def stock_layer(self) -> float:
-        """The mean time of a layer without chipsparse, all branches together."""
-        return self.stock / sum(similar.layers for similar in self.similar)
-
-    @property
-    def speedup_sparse_step(self) -> float:
-        """A step without chipsparse over a sparse one."""
-        return self.stock / self.steps[Action.SPARSE]
 
     @property
     def speedup_run(self) -> float:
@@ -118,7 +87,7 @@ def estimate_run(
     rates: Rates,
     sharing: Sharing | None = None,
 ) -> RunEstimate:
-    """Estimates a generation whose number of steps the plan knows.
+    """Return the estimate of a generation whose number of steps the plan knows.
 
     Args:
         plan: what is sparse, for which sizes and steps; of several processes with what the one has
@@ -135,23 +104,20 @@ def estimate_run(
     calls = branches if sharing is None else sharing.calls
     layers = range(plan.layout.layers)
 
-    def time_of(layer: int, action: Action, chooses: bool = True) -> LayerTime:
-        return layer_time(
+    launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
+
+    def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:
+        dense = [part for part in PARTS if layer in dense_parts[part]]
+        time = layer_time(
             layer,
             action,
             plan=plan,
             rates=rates,
             dtype=dtype,
-            dense_parts=[part for part in PARTS if layer in dense_parts[part]],
+            dense_parts=dense,
             chooses=chooses,
         )
-
-    launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
-
-    def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:
-        time = time_of(layer, action, chooses)
-        patched = any(layer not in dense_parts[part] for part in PARTS)
-        least = rates.launch_seconds if patched and action in launched else 0.0
+        least = rates.launch_seconds if len(dense) < len(PARTS) and action in launched else 0.0
         return [
             Load(time.attention, "attention", *moved(layer, "attention", action)),
             Load(time.rest + max(0.0, least - time.total)),
@@ -181,13 +147,6 @@ def estimate_run(
         layer_time(layer, Action.DENSE, plan=own, rates=rates, dtype=dtype, dense_parts=PARTS).total
         for layer in layers
     )
-    similar: dict[tuple[str, LayerTime, int, int], int] = {}
-    for layer in layers:
-        moves = [moved(layer, part, Action.SPARSE) for part in PARTS]
-        moved_in, moved_out = (sum(sizes) for sizes in zip(*moves, strict=True))
-        time = time_of(layer, Action.SPARSE)
-        key = (plan.layout.kind(layer).name, time, moved_in, moved_out)
-        similar[key] = similar.get(key, 0) + 1
     return RunEstimate(
         rates=rates,
         stock=stock,
@@ -197,10 +156,6 @@ def estimate_run(
         moving=calls * max(up, down) / rates.link_rate(up, down),
         to_device=calls * up,
         to_host=calls * down,
-        similar=tuple(
-            SimilarLayers(name, count, time, moved_in, moved_out)
-            for (name, time, moved_in, moved_out), count in similar.items()
-        ),
         stock_run=plan.steps * stock,
         run=sum(steps[action] for action in plan.actions()),
     )

@@ -14,7 +14,7 @@ import torch
 
 from chipsparse.cache.tensors import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionCache
 from chipsparse.common.device_number import DeviceNumber
-from chipsparse.config import AttentionConfig, Precision
+from chipsparse.config import Precision, SparsityConfig
 from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
@@ -144,7 +144,7 @@ class AttentionLayer:
                     output = sparse_step(
                         cache,
                         inputs,
-                        config=shared.config.attention,
+                        config=shared.config,
                         choices=choices,
                         turns=turns,
                     )
@@ -164,12 +164,11 @@ class AttentionLayer:
 
     def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
         """The backends of all operations on tensors of this kind, chosen and reported once."""
-        config = self._shared.config.attention
+        config = self._shared.config
+        in_fp8 = config.attention.precision == "fp8"
         return self._shared.recorder.choices(
             ("attention", *kind_of(*inputs.tensors)),
-            lambda: backend_choices(
-                inputs, block_size_q=config.block_size_q, in_fp8=config.precision == "fp8"
-            ),
+            lambda: backend_choices(inputs, block_size_q=config.block_size, in_fp8=in_fp8),
         )
 
     def _unrecorded(
@@ -233,7 +232,7 @@ class AttentionLayer:
         None where the branch chooses for itself, with its own budget.
         """
         query, elsewhere = inputs.query, self._shared.columns
-        size = self._shared.config.attention.block_size_q
+        size = self._shared.config.block_size
         if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
             blocks = block_count(query.shape[2], size)
             shape = (*query.shape[:2], blocks, -(-inputs.key.shape[2] // 8))
@@ -273,7 +272,7 @@ class AttentionLayer:
             output = refresh_step(
                 cache,
                 inputs,
-                config=shared.config.attention,
+                config=shared.config,
                 budget=budget,
                 columns=columns,
             )
@@ -364,7 +363,7 @@ def refresh_step(
     cache: AttentionCache,
     inputs: AttentionInputs,
     *,
-    config: AttentionConfig,
+    config: SparsityConfig,
     budget: AttentionBudget,
     columns: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -380,7 +379,7 @@ def refresh_step(
     if columns is None:
         output = _choose_columns(cache, inputs, config=config, budget=budget)
     else:
-        output = dense_step(cache, inputs, precision=config.precision_of("refresh"))
+        output = dense_step(cache, inputs, precision=config.attention.precision_of("refresh"))
         cache.columns = columns
     cache.capacity = budget.capacity
     counts = record_residual(cache, output, inputs, config=config)
@@ -390,7 +389,7 @@ def refresh_step(
 
 
 def record_residual(
-    cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: AttentionConfig
+    cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: SparsityConfig
 ) -> torch.Tensor:
     """Fills the residual cache of the delta rule and makes lists of the columns.
 
@@ -410,7 +409,7 @@ def record_residual(
         *inputs.tensors,
         indices,
         counts,
-        block_size_q=config.block_size_q,
+        block_size_q=config.block_size,
         scale=inputs.scale,
         backend=inputs.backend,
     )
@@ -419,7 +418,7 @@ def record_residual(
         kept,
         kept_lse,
         cache.lse,
-        delta_rule=config.delta_rule,
+        delta_rule=config.attention.delta_rule,
         fp8=cache.residual_in_fp8,
         backend=inputs.backend,
     )
@@ -435,7 +434,7 @@ def _choose_columns(
     cache: AttentionCache,
     inputs: AttentionInputs,
     *,
-    config: AttentionConfig,
+    config: SparsityConfig,
     budget: AttentionBudget,
 ) -> torch.Tensor:
     """Full attention with column sums; records the LSE and the columns chosen.
@@ -446,10 +445,10 @@ def _choose_columns(
     assert cache.lse is not None
     query, backend = inputs.query, inputs.backend
     batch, heads, tokens, _ = query.shape
-    blocks, columns = block_count(tokens, config.block_size_q), inputs.key.shape[2]
+    blocks, columns = block_count(tokens, config.block_size), inputs.key.shape[2]
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, COLUMN_SUMS_BYTES))
-    rounded = fp8_tensors(inputs) if config.precision_of("refresh") == "fp8" else None
+    rounded = fp8_tensors(inputs) if config.attention.precision_of("refresh") == "fp8" else None
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert cache.lse is not None
@@ -459,7 +458,7 @@ def _choose_columns(
             output, lse, column_sums = fp8_dense_attention(
                 rounded.heads(first, last),
                 lse_previous=lse_previous,
-                block_size_q=config.block_size_q,
+                block_size_q=config.block_size,
                 backend=backend,
             )
             assert column_sums is not None
@@ -467,7 +466,7 @@ def _choose_columns(
             output, lse, column_sums = dense_attention_column_sums(
                 *inputs.of_heads(slice(first, last)).tensors,
                 lse_previous,
-                block_size_q=config.block_size_q,
+                block_size_q=config.block_size,
                 scale=inputs.scale,
                 backend=backend,
             )
@@ -503,7 +502,7 @@ def sparse_step(
     cache: AttentionCache,
     inputs: AttentionInputs,
     *,
-    config: AttentionConfig,
+    config: SparsityConfig,
     choices: Mapping[str, Choice] | None = None,
     turns: HeadTurns | None = None,
 ) -> torch.Tensor:
@@ -526,9 +525,9 @@ def sparse_step(
         *inputs.tensors,
         indices,
         counts,
-        block_size_q=config.block_size_q,
+        block_size_q=config.block_size,
         scale=inputs.scale,
-        delta_rule=config.delta_rule,
+        delta_rule=config.attention.delta_rule,
         residual=cache.residual,
         residual_scale=cache.residual_scale,
         lse_dense=cache.lse_dense,

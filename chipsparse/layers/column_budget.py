@@ -111,7 +111,7 @@ class ColumnBudgets:
         self, layer: int, plan: SparsityPlan, context: StepContext, key: torch.Tensor
     ) -> AttentionBudget:
         """The budget of a layer whose keys are ``[B, H, N, D]``, with lists as long as they get."""
-        config, layout, tokens = self._config.attention, plan.layout, key.shape[2]
+        layout, tokens = plan.layout, key.shape[2]
         share = layout.share
         if layout not in self._static_columns:
             self._static_columns[layout] = static_columns(
@@ -130,7 +130,7 @@ class ColumnBudgets:
             static_count=layout.text_tokens
             + (0 if self._static_bits is None else self._static_bits.count()),
             first_head=0 if share is None else share.first_head,
-            first_block=0 if share is None else share.first_row // config.block_size_q,
+            first_block=0 if share is None else share.first_row // self._config.block_size,
             branches=layout.guided_in_batch,
         )
 
@@ -147,7 +147,7 @@ class ColumnBudgets:
         return read_kept_columns(
             packed,
             layout,
-            block_size_q=self._config.attention.block_size_q,
+            block_size_q=self._config.block_size,
             static=self.static_mask(layout, packed.device),
             order=self._order,
             tile=self._config.tile or REGION,

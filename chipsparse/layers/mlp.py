@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 import torch
 
 from chipsparse.cache.tensors import MLPCache
-from chipsparse.config import MLPConfig
 from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_activations import fp8_activations
 from chipsparse.kernels.neuron_selection import (
@@ -62,7 +61,7 @@ class MLPLayer:
         """
         if state is None or not state.caching:
             return self._dense(None, hidden, weights, addend)
-        shared, config, layout = self._shared, self._shared.config.mlp, state.plan.layout
+        shared, layout = self._shared, state.plan.layout
         dense = state.dense.get((self.number, "mlp"))
         with shared.recorder.watch(self.number, "mlp", dense) as entry:
             if entry.reason is not None:
@@ -91,7 +90,7 @@ class MLPLayer:
                         cache,
                         hidden,
                         read,
-                        config=config,
+                        block_size=shared.config.block_size,
                         keep_count=keep_count,
                         backend=shared.backend,
                         choices=choices,
@@ -113,7 +112,7 @@ class MLPLayer:
             cache,
             hidden,
             weights,
-            config=self._shared.config.mlp,
+            block_size=self._shared.config.block_size,
             backend=self._shared.backend,
             addend=None if addend is None else addend(),
         )
@@ -126,12 +125,12 @@ class MLPLayer:
         read: MLPWeights,
     ) -> Mapping[str, Choice]:
         """The backends of all operations on tensors of this kind, chosen and reported once."""
-        config, backend = self._shared.config.mlp, self._shared.backend
+        block_size, backend = self._shared.config.block_size, self._shared.backend
         kind = kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean)
         return self._shared.recorder.choices(
             ("mlp", type(weights), *kind),
             lambda: {
-                **backend_choices(cache, hidden, read, config=config, backend=backend),
+                **backend_choices(cache, hidden, read, block_size=block_size, backend=backend),
                 **weights.reading_choices(hidden.dtype, backend=backend),
             },
         )
@@ -153,12 +152,12 @@ def backend_choices(
     hidden: torch.Tensor,
     weights: MLPWeights,
     *,
-    config: MLPConfig,
+    block_size: int,
     backend: str | None,
 ) -> dict[str, Choice]:
     """The backend that each operation of a sparse step runs on, and why not on others."""
     assert cache.activation is not None
-    rows = config.block_size
+    rows = block_size
     return {
         "neuron_selection": neuron_selection.choose(
             hidden, weights.up, cache.mean, weights.gate, backend=backend
@@ -176,7 +175,7 @@ def dense_step(
     hidden: torch.Tensor,
     weights: MLPWeights | Fp8MLPWeights,
     *,
-    config: MLPConfig,
+    block_size: int,
     backend: str | None,
     addend: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -196,7 +195,7 @@ def dense_step(
             activation=weights.activation,
             gate_weight=weights.gate,
             gate_bias=weights.gate_bias,
-            block_size=config.block_size,
+            block_size=block_size,
             backend="library" if cache is None else backend,
         )
     if cache is None and addend is not None:
@@ -204,12 +203,14 @@ def dense_step(
     output = _second_linear(activation, weights)
     if cache is not None:
         read = weights.read(hidden.dtype, backend=backend)
-        cache.mean = _means(hidden, read, config=config, backend=backend)
+        cache.mean = _means(hidden, read, block_size=block_size, backend=backend)
         if cache.activation_in_fp8:
             rounded = fp8_activations(activation, backend=backend)
             activation, cache.token_scale = rounded
         elif read is not weights:  # computed by the model's linears, not for the kernels
-            activation = _for_kernels(activation, hidden, read, config=config, backend=backend)
+            activation = _for_kernels(
+                activation, hidden, read, block_size=block_size, backend=backend
+            )
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
         cache.output = output.clone() if addend is None else output
@@ -221,18 +222,18 @@ def _for_kernels(
     hidden: torch.Tensor,
     weights: MLPWeights,
     *,
-    config: MLPConfig,
+    block_size: int,
     backend: str | None,
 ) -> torch.Tensor:
     """Activations in the layout of the kernel that will change them at sparse steps."""
-    facts = (hidden, weights.up, None, weights.gate, config.block_size)
+    facts = (hidden, weights.up, None, weights.gate, block_size)
     if sparse_mlp_up.choose(*facts, backend=backend).backend.name == "reference":
         return activation
     return empty_token_contiguous(hidden, *activation.shape).copy_(activation)
 
 
 def _means(
-    hidden: torch.Tensor, weights: MLPWeights, *, config: MLPConfig, backend: str | None
+    hidden: torch.Tensor, weights: MLPWeights, *, block_size: int, backend: str | None
 ) -> torch.Tensor:
     return mean_preactivations(
         hidden,
@@ -241,7 +242,7 @@ def _means(
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
         activation=None if weights.gate is None else weights.activation,
-        block_size=config.block_size,
+        block_size=block_size,
         backend=backend,
     )
 
@@ -286,7 +287,7 @@ def sparse_step(
     hidden: torch.Tensor,
     weights: MLPWeights,
     *,
-    config: MLPConfig,
+    block_size: int,
     keep_count: int,
     backend: str | None,
     choices: Mapping[str, Choice] | None = None,
@@ -309,7 +310,7 @@ def sparse_step(
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
         activation=None if weights.gate is None else weights.activation,
-        block_size=config.block_size,
+        block_size=block_size,
         backend=backend,
     )
     launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
@@ -324,7 +325,7 @@ def sparse_step(
         activation=weights.activation,
         gate_weight=weights.gate,
         gate_bias=weights.gate_bias,
-        block_size=config.block_size,
+        block_size=block_size,
         backend=backend,
     )
     launch = choices["sparse_mlp_up"].backend.launch if choices else sparse_mlp_up.run
@@ -335,7 +336,7 @@ def sparse_step(
         neurons,
         cache.output,
         addend=addend,
-        block_size=config.block_size,
+        block_size=block_size,
         backend=backend,
     )
     launch = choices["sparse_mlp_down"].backend.launch if choices else sparse_mlp_down.run

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from chipsparse.config import AttentionConfig
+from chipsparse.config import SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.mask_packing import pack_mask
 from chipsparse.layers.column_budget import AttentionBudget
@@ -22,16 +22,18 @@ from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
 
 
-def aligned(layout: ModelLayout, first: ModelLayout, config: AttentionConfig) -> ModelLayout:
+def aligned(layout: ModelLayout, first: ModelLayout, config: SparsityConfig) -> ModelLayout:
     """The layout with rows of zeros, so that blocks of its queries lie as those of the first one.
 
     As it is where they do without, where no columns are chosen, and where processes share the rows.
     """
-    if not (config.is_sparse and layout.text_first) or layout.exact_text or not _is_whole(layout):
+    if (
+        not (config.attention.is_sparse and layout.text_first)
+        or layout.exact_text
+        or not _is_whole(layout)
+    ):
         return layout
-    return replace(
-        layout, rows_before=(first.text_tokens - layout.text_tokens) % config.block_size_q
-    )
+    return replace(layout, rows_before=(first.text_tokens - layout.text_tokens) % config.block_size)
 
 
 def with_rows_before(query: torch.Tensor, layout: ModelLayout) -> torch.Tensor:
@@ -54,7 +56,7 @@ def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
     if first != second or not all(map(_is_whole, layouts)):
         return False
     apart = _first_row(chosen.layout) - _first_row(own.layout)
-    return apart % own.config.attention.block_size_q == 0 and 2 * left(chosen) >= left(own)
+    return apart % own.config.block_size == 0 and 2 * left(chosen) >= left(own)
 
 
 def _is_whole(layout: ModelLayout) -> bool:

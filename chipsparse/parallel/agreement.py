@@ -1,6 +1,8 @@
-"""What a session decides together with the processes that run the same calls."""
+"""The decisions that a session makes together with the processes that run the same calls."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -8,37 +10,32 @@ from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.peers import Peers
 
 
+@dataclass(frozen=True)
 class Agreement:
-    """Decisions that must be the same on all processes; here of a single one, which agrees.
+    """Decisions that must be the same on all processes.
 
     Attributes:
+        peers: the processes; None for a single one, which agrees with itself.
         columns: that guidance branches on other processes keep, too; None where there are none.
     """
 
+    peers: Peers | None = None
     columns: BranchColumns | None = None
 
     def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
-        """The bytes for caches, on the device and on the host, that every process has.
+        """Return the bytes for caches, on the device and on the host, that every process has.
+
+        The least of all, since they wait for the slowest. A machine's memory is shared.
 
         Args:
             on_device: of this process.
             on_host: of this process.
             device: where it computes.
         """
-        return on_device, on_host
-
-
-class Together(Agreement):
-    """The agreement of several processes."""
-
-    def __init__(self, peers: Peers, columns: BranchColumns | None = None) -> None:
-        self._peers = peers
-        self.columns = columns
-
-    def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
-        """The least of all, since they wait for the slowest; a machine's memory is shared."""
-        sharing = self._peers.on_this_host
+        if self.peers is None:
+            return on_device, on_host
+        sharing = self.peers.on_this_host
         if device.type == "cpu":
             on_device //= sharing
-        on_device, on_host = self._peers.least(on_device, on_host // sharing)
+        on_device, on_host = self.peers.least(on_device, on_host // sharing)
         return on_device, on_host

@@ -27,7 +27,7 @@ class BranchColumns:
         self._shared = False
 
     def open(self, step: int, action: Action, layout: ModelLayout) -> None:
-        """Begins a call on every process of the branches.
+        """Begin a call on every process of the branches.
 
         Raises:
             PeerError: they do not do the same.
@@ -44,12 +44,12 @@ class BranchColumns:
         self._shared = alike and action is Action.REFRESH
 
     def give(self, columns: torch.Tensor) -> None:
-        """Sends what a layer chose at a refresh, uint8 ``[B, H, G, n]``, if this is the first."""
+        """If this is the first, send the columns of a layer's refresh, uint8 ``[B, H, G, n]``."""
         if self._shared and self._peers.rank == 0:
             self._broadcast(columns.contiguous())
 
     def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
-        """What the first process sent for this layer; None where it chooses for itself."""
+        """Return the columns that the first process sent for this layer; None without any."""
         if not self._shared or self._peers.rank == 0:
             return None
         columns = torch.empty(shape, dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""How many processes share what of a generation."""
+"""The numbers of processes that share a generation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parallel:
-    """Over how many processes a generation is spread, by what.
+    """The processes of a generation, by what they share.
 
     Attributes:
         ulysses: processes that share the tokens of a call, and inside of attention its heads

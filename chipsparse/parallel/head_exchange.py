@@ -1,4 +1,4 @@
-"""What the processes that share a sequence send each other, in buffers of numbers.
+"""The exchanges of the processes that share a sequence, in buffers of numbers.
 
 What is sent is known from the sizes: none are exchanged, and no host waits for a GPU. An exchange
 runs beside what the GPU computes until somebody waits for it; NCCL has a stream of its own for it.
@@ -40,7 +40,7 @@ class SharingGroups:
 
     @property
     def ring(self) -> int:
-        """How many processes share the query rows of a head."""
+        """The number of processes that share the query rows of a head."""
         return 1 if self.rows is None else dist.get_world_size(self.rows)
 
 
@@ -67,17 +67,17 @@ class HeadExchange:
     Args:
         groups: the process groups.
         peers: all processes that share the tokens.
-        parts: see `PARTS`.
 
     Attributes:
         ranks: how many share the tokens.
         rank: place of this one.
+        parts: see `PARTS`.
         watch: runs around what an exchange adds to a call besides its run beside others: packing,
             waiting, unpacking. To measure that; by default it does nothing.
     """
 
-    def __init__(self, groups: SharingGroups, peers: Peers, *, parts: int = PARTS) -> None:
-        self.groups, self.peers, self.parts = groups, peers, parts
+    def __init__(self, groups: SharingGroups, peers: Peers) -> None:
+        self.groups, self.peers, self.parts = groups, peers, PARTS
         self.rank, self.ranks = dist.get_rank(groups.tokens), dist.get_world_size(groups.tokens)
         self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
@@ -94,14 +94,14 @@ class HeadExchange:
             return torch.cat(pieces).transpose(0, 1)
 
     def start_gather(self, sent: torch.Tensor, group: Any) -> Pending:
-        """Begins to send a buffer ``[n]`` to all of a group, which all send as much."""
+        """Begin to send a buffer ``[n]`` to all of a group, which all send as much."""
         received = sent.new_empty(dist.get_world_size(group) * sent.numel())
         with self.peers.exchange():
             work = all_gather_tensor(received, sent, group=group, async_op=True)
         return Pending(work, received, sent)
 
     def start_swap(self, sent: torch.Tensor, given: list[int], taken: list[int]) -> Pending:
-        """Begins to send each process that shares the heads its piece of a buffer ``[n]``."""
+        """Begin to send each process that shares the heads its piece of a buffer ``[n]``."""
         received = sent.new_empty(sum(taken))
         with self.peers.exchange():
             work = dist.all_to_all_single(
@@ -110,7 +110,7 @@ class HeadExchange:
         return Pending(work, received, sent)
 
     def wait(self, pending: Pending) -> torch.Tensor:
-        """What an exchange brought; on a GPU the stream waits, and not the host."""
+        """Return the buffer of an exchange; on a GPU the stream waits, and not the host."""
         with self.peers.exchange():
             pending.work.wait()
         return pending.received

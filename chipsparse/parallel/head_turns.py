@@ -74,7 +74,7 @@ class HeadTurns:
         self.query, self.key, self.value = (each.transpose(1, 2) for each in states)
 
     def arrive(self) -> None:
-        """Waits until all parts are there."""
+        """Wait until all parts are there."""
         with self._exchange.watch():
             while self._arrivals:
                 self._arrivals.popleft()()
@@ -101,7 +101,7 @@ class HeadTurns:
         return self._collected() if self._sent else torch.cat(outputs, dim=HEADS).transpose(1, 2)
 
     def finish(self, output: torch.Tensor) -> torch.Tensor:
-        """What `each` returned as it is; sends the attention ``[B, h, R, D]`` of all heads."""
+        """Send the attention ``[B, h, R, D]`` of all heads; a result of `each` passes through."""
         if self._sent or self._cut.ulysses == 1:
             return output
         for part, heads in enumerate(self._own):
@@ -109,7 +109,7 @@ class HeadTurns:
         return self._collected()
 
     def _swap(self, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Begins to exchange tokens of this run for heads: ``[B, R, h, D]``."""
+        """Begin to exchange tokens of this run for heads: ``[B, R, h, D]``."""
         batch, own, _, width = states[0].shape
         unit, heads = len(states) * batch * width, sum(map(len, self._own))
         whole = states[0].new_empty(len(states), batch, self._rows, heads, width).unbind(0)
@@ -124,7 +124,7 @@ class HeadTurns:
         return whole
 
     def _gather(self, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Begins to collect the keys and values of all runs: ``[B, N, h, D]``."""
+        """Begin to collect the keys and values of all runs: ``[B, N, h, D]``."""
         query, *both = states
         batch, _, heads, width = query.shape
         all_rows, most = self._cut.query_rows, max(self._cut.query_rows)
@@ -155,7 +155,7 @@ class HeadTurns:
         unpack_pieces(self._exchange.wait(pending), places, pieces, dim=TOKENS, room=room)
 
     def _send(self, part: int, output: torch.Tensor) -> None:
-        """Begins to send the attention ``[B, h', R, D]`` of one part to whose tokens it is."""
+        """Begin to send the attention ``[B, h', R, D]`` of one part to the owners of its tokens."""
         batch, heads, _, width = output.shape
         unit, own = batch * width, len(self._tokens[self._place])
         with self._exchange.watch():

@@ -1,4 +1,4 @@
-"""What the processes of one generation tell each other besides tensors: decisions, and failures.
+"""The messages of one generation's processes besides tensors: decisions, and failures.
 
 They tell it through the key-value store that their process group was made with, and so on the host:
 no GPU waits for it, and who does not answer is known by name.
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from chipsparse.common.errors import first_line
 
 TIMEOUT_SECONDS = 120.0  # of processes that take part in the same call
 GRACE_SECONDS = 5.0  # until who is still there has said so, after a connection broke
@@ -61,7 +63,7 @@ class Peers:
         return len(self.names)
 
     def tell(self, value: Any) -> list[Any]:
-        """What all of them say at this point, in order, as JSON carries it.
+        """Return what all processes say at this point, in order, in types of JSON.
 
         Raises:
             PeerError: another one failed, or did not get here in time.
@@ -86,11 +88,11 @@ class Peers:
         return said
 
     def first(self, value: Any) -> Any:
-        """What the first of them says, which so decides for all."""
+        """Return what the first process says, which so decides for all."""
         return self.tell(value if self.rank == 0 else None)[0]
 
     def least(self, *numbers: int) -> tuple[int, ...]:
-        """The lowest that any of them says of each number."""
+        """Return the lowest that any process says of each number."""
         return tuple(map(min, zip(*self.tell(numbers), strict=True)))
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
@@ -129,13 +131,13 @@ class Peers:
         self._rounds += 1
         if not isinstance(error, _BrokenExchangeError):
             with contextlib.suppress(RuntimeError):  # whoever has the store may be gone
-                self._say("failed", f"{type(error).__name__}: {_first_line(error)}")
+                self._say("failed", f"{type(error).__name__}: {first_line(error)}")
             return
         raise PeerError(self._blame(error)) from error
 
     def _blame(self, error: BaseException) -> str:
-        """Who broke an exchange, as far as the others tell."""
-        reason = f"an exchange of tensors broke off ({_first_line(error)})"
+        """Return who broke an exchange, as far as the others say."""
+        reason = f"an exchange of tensors broke off ({first_line(error)})"
         try:
             self._say("broken", None)
             answers = list(self._answers(GRACE_SECONDS))
@@ -153,7 +155,7 @@ class Peers:
         self._store.set(f"{self._rounds}/{self.rank}", json.dumps([kind, value]))
 
     def _answers(self, timeout_s: float) -> Iterator[tuple[str, Any]]:
-        """What each says, with its kind: said, failed, broken, or silent."""
+        """Yield what each process says, with its kind: said, failed, broken, or silent."""
         end = time.monotonic() + timeout_s
         for rank in range(len(self)):
             key = f"{self._rounds}/{rank}"
@@ -166,7 +168,3 @@ class Peers:
                     continue
             kind, value = json.loads(self._store.get(key))
             yield kind, value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]

@@ -1,4 +1,4 @@
-"""How the tokens and heads of a call are shared out to several processes. Numbers only."""
+"""The shares of several processes in the tokens and heads of a call. Numbers only."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SequenceCut:
 
 
 def shares(total: int, ranks: int) -> tuple[int, ...]:
-    """How many of ``total`` each rank has, as even as can be; the first ones have more."""
+    """Return how many of ``total`` each rank has, as even as can be; the first ones have more."""
     small, more = divmod(total, ranks)
     return tuple(small + (rank < more) for rank in range(ranks))
 
@@ -59,7 +59,7 @@ def shares(total: int, ranks: int) -> tuple[int, ...]:
 def cut_sequence(
     layout: ModelLayout, ranks: int, rows: int, *, ring: int = 1, query_rows: int = 1
 ) -> SequenceCut:
-    """Cuts where blocks of rows end that share a list of neurons or, in a ring, of columns.
+    """Return a cut where blocks of rows end that share a list of neurons or, in a ring, of columns.
 
     So the blocks are those of a single process. Only where the text stands in front and fills no
     whole number of blocks of neurons' rows, some feed-forward layers begin their blocks anew on
@@ -102,13 +102,13 @@ def cut_sequence(
 
 @dataclass(frozen=True)
 class _Places:
-    """Where video or image tokens can be cut: ``anchor`` and every ``step`` from there."""
+    """The places where video or image tokens can be cut: every ``step`` from ``anchor`` on."""
 
     anchor: int
     step: int
 
     def among(self, other: _Places) -> _Places | None:
-        """Those of both, None where there are none."""
+        """Return the places of both, None where there are none."""
         step = math.lcm(self.step, other.step)
         for place in range(self.anchor, self.anchor + step, self.step):
             if (place - other.anchor) % other.step == 0:
@@ -155,7 +155,7 @@ def check_heads(layout: ModelLayout, ranks: int) -> None:
 
 
 def on_rank(layout: ModelLayout, cut: SequenceCut, rank: int) -> ModelLayout:
-    """The layout with what a rank has of it.
+    """Return the layout with the share of a rank.
 
     What is planned from it must be the same on all ranks, so the sizes are those of the largest
     share, and only the first head and the query rows are the rank's own.

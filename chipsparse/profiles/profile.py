@@ -7,8 +7,6 @@ brings its own ``chipsparse.yaml``.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,20 +18,14 @@ import yaml
 from chipsparse.common.text_files import read_text
 from chipsparse.common.validation import Validated, build, option
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles.qualities import (
-    DEFAULT_QUALITY,
-    check_quality,
-    read_qualities,
-    without_own_schedule,
-)
+from chipsparse.profiles.qualities import DEFAULT_QUALITY, check_quality, read_qualities
 from chipsparse.profiles.tuned_range import TunedFor
 
 ASSETS = Path(__file__).parents[1] / "assets"
 QUALITIES_FILE = ASSETS / "qualities.yaml"
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
-MOST_VALUES, MOST_LEVELS = 10_000, 20  # of a file, aliases as often as they stand there
-MOST_STEPS = 1000  # that a schedule of diffusers tells apart
+MOST_STEPS = 1000  # the most that a schedule of diffusers tells apart
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,6 @@ class Profile:
         tuned: what it was tuned for; None where people wrote it.
         quality: the name of the quality that is taken; None where the file has none by default.
         qualities: what is computed in each of its qualities, by name.
-        one_schedule: those of them whose schedule is that of ``sparsity``, not of their name.
         instead: why it takes the place of another profile, one sentence; None where it does not.
     """
 
@@ -96,34 +87,22 @@ class Profile:
     tuned: TunedFor | None = None
     quality: str | None = None
     qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
-    one_schedule: tuple[str, ...] = ()
     instead: str | None = None
 
     def __repr__(self) -> str:
         return f"<Profile for {self.model_class or 'any model'} from {self.source}>"
 
     def serves(self, transformer_class: str) -> bool:
-        """Whether it is for models of this class; one that names no class is for all."""
+        """Return True for models of this class; a profile that names no class is for all."""
         return self.model_class in ("", transformer_class)
 
     @property
     def is_general(self) -> bool:
-        """Whether it is that of models that have none."""
+        """True for the profile of models that have none."""
         return self.source == str(QUALITIES_FILE)
 
-    @property
-    def standing_note(self) -> str | None:
-        """What its author may not have meant of the quality that is taken, one sentence."""
-        if self.quality not in self.one_schedule:
-            return None
-        return (
-            f"{self.source}: sparsity.schedule takes the place of the schedule that "
-            f"{', '.join(self.one_schedule)} would have; where that is not meant, move it to "
-            "qualities"
-        )
-
     def of_quality(self, name: str) -> Profile:
-        """The same profile with another of its qualities taken.
+        """Return the same profile with another of its qualities taken.
 
         Raises:
             ValueError: if it has none of this name; the message names those that there are.
@@ -135,7 +114,7 @@ class Profile:
         return dataclasses.replace(self, quality=name, sparsity=self.qualities[name])
 
     def for_steps(self, steps: int | None) -> Profile:
-        """The profile for a generation of so many steps (None: as many as the profile says).
+        """Return the profile for a number of steps (None: as many as the profile says).
 
         One that was tuned for more than twice as many lists steps that are never reached. The
         default quality of its model class, which knows few steps, is taken in its place.
@@ -153,7 +132,7 @@ class Profile:
         )
 
     def override(self, values: Mapping[str, Any]) -> Profile:
-        """The same profile with some fields changed in all of its qualities.
+        """Return the same profile with some fields changed in all of its qualities.
 
         Args:
             values: by paths, see `SparsityConfig.override`, which says what is raised.
@@ -161,12 +140,12 @@ class Profile:
         return dataclasses.replace(
             self,
             sparsity=self.sparsity.override(values),
-            qualities={name: each.override(values) for name, each in self.qualities.items()},
+            qualities={name: own.override(values) for name, own in self.qualities.items()},
         )
 
 
 class _ProfileLoader(yaml.SafeLoader):
-    """YAML in which no field stands twice, nothing within itself, nor fields by the million."""
+    """YAML in which no field stands twice, and no alias, which may stand for millions of fields."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -180,34 +159,16 @@ class _ProfileLoader(yaml.SafeLoader):
                 names.add(key.value)
         return node
 
-    def get_single_node(self) -> yaml.Node | None:
-        root = super().get_single_node()
-        values, levels = (0, 0) if root is None else _extent(root, {})
-        if levels > MOST_LEVELS:
-            raise yaml.YAMLError(
-                "an anchor stands within itself" if math.isinf(levels) else "nested too deeply"
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="an alias; write its fields out", problem_mark=self.peek_event().start_mark
             )
-        if values > MOST_VALUES:
-            raise yaml.YAMLError(f"more than {MOST_VALUES} values")
-        return root
-
-
-def _extent(node: yaml.Node, known: dict[int, tuple[float, float]]) -> tuple[float, float]:
-    """Values and levels of a node, aliases written out; without end where it is within itself."""
-    if id(node) not in known:
-        known[id(node)] = math.inf, math.inf  # until they are counted
-        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-        flat = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
-        below = [_extent(each, known) for each in flat]
-        known[id(node)] = (
-            1 + sum(values for values, _ in below),
-            1 + max((levels for _, levels in below), default=0),
-        )
-    return known[id(node)]
+        return super().compose_node(parent, index)
 
 
 def _yaml_problem(error: yaml.YAMLError | ValueError) -> str:
-    """What is wrong, and where if the parser tells."""
+    """Return what is wrong, and where if the parser says so."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
         mark = error.problem_mark
         return f"{error.problem}, in line {mark.line + 1}, column {mark.column + 1}"
@@ -215,7 +176,7 @@ def _yaml_problem(error: yaml.YAMLError | ValueError) -> str:
 
 
 def load_profile(path: Path | str) -> Profile:
-    """Reads a profile, with the quality `DEFAULT_QUALITY` taken where it has that one.
+    """Read a profile and take its quality `DEFAULT_QUALITY`, if it has that one.
 
     Raises:
         ValueError: if the file is missing, is a pipe, is not YAML, names a field twice, or
@@ -226,11 +187,9 @@ def load_profile(path: Path | str) -> Profile:
     try:
         parsed = build(_ProfileFile, data)
         qualities: dict[str, SparsityConfig] = {}
-        one_schedule: tuple[str, ...] = ()
         if parsed.qualities is not None:
             defaults, common = _read(QUALITIES_FILE)["qualities"], data.get("sparsity", {})
             qualities = read_qualities(parsed.qualities, common, defaults)
-            one_schedule = without_own_schedule(parsed.qualities, common)
         if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
             qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
@@ -243,36 +202,34 @@ def load_profile(path: Path | str) -> Profile:
         str(path),
         parsed.tuned,
         qualities=qualities,
-        one_schedule=one_schedule,
     )
     return profile.of_quality(DEFAULT_QUALITY) if DEFAULT_QUALITY in qualities else profile
 
 
 def _read(path: Path) -> Any:
-    """What the file says; raises `ValueError`."""
+    """Return the values of a file.
+
+    Raises:
+        ValueError: as `load_profile`.
+    """
     try:
-        data: Any = yaml.load(_profile_text(path), _ProfileLoader)
+        mode = path.stat().st_mode  # looked at before: a pipe would wait for its writer
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise OSError(0, "it is a pipe or device, which is read once alone; give a file")
+        data: Any = yaml.load(read_text(path, most=LARGEST_FILE_BYTES), _ProfileLoader)
     except OSError as error:
         raise ValueError(f"{path}: cannot read the profile ({error.strerror})") from None
     except UnicodeError:
         raise ValueError(f"{path}: cannot read the profile (it is no text in UTF-8)") from None
     except RecursionError:
         raise ValueError(f"{path}: not valid YAML (nested too deeply)") from None
-    except (yaml.YAMLError, ValueError) as error:  # of dates and numbers that Python does not have
+    except (yaml.YAMLError, ValueError) as error:  # dates and numbers that Python does not have
         raise ValueError(f"{path}: not valid YAML ({_yaml_problem(error)})") from None
     return {} if data is None else data
 
 
-def _profile_text(path: Path) -> str:
-    """The text of a file, looked at before it is opened: a pipe would wait for its writer."""
-    found = path.stat()
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise OSError(0, "it is a pipe or device, which is read once alone; give a file")
-    return read_text(path, most=LARGEST_FILE_BYTES)
-
-
 def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:
-    """The profile of a model: its folder's own, else that of its transformer class.
+    """Return the profile of a model: its folder's own, else that of its transformer class.
 
     Raises:
         ValueError: if there is neither, or the file is bad.
@@ -290,15 +247,15 @@ def find_profile(model_folder: Path | str | None, transformer_class: str) -> Pro
 
 
 def profile_classes() -> list[str]:
-    """The transformer classes that chipsparse has a profile for."""
+    """Return the transformer classes that chipsparse has a profile for."""
     return sorted(path.stem for path in (ASSETS / "profiles").glob("*.yaml"))
 
 
 def default_profile() -> Profile:
-    """The profile of models that have none: the named qualities as they are in general."""
+    """Return the profile of models that have none: the named qualities in general."""
     return load_profile(QUALITIES_FILE)
 
 
 def bundled_model() -> Path:
-    """The folder of the bundled tiny video model."""
+    """Return the folder of the bundled tiny video model."""
     return ASSETS / "tiny-wan"

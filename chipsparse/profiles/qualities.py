@@ -32,7 +32,7 @@ def check_quality(name: str) -> None:
 def read_qualities(
     listed: Mapping[str, Any], common: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, SparsityConfig]:
-    """The configs of a profile's qualities, by name.
+    """Return the configs of a profile's qualities, by name.
 
     Args:
         listed: what the profile says for each, null where it adds nothing.
@@ -56,19 +56,13 @@ def read_qualities(
     return configs
 
 
-def without_own_schedule(listed: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of qualities, as of `read_qualities`, whose schedule is that of ``common``."""
-    if WHOLE not in common:
-        return ()
-    return tuple(name for name, own in listed.items() if WHOLE not in (own or {}))
-
-
 def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups of fields joined field by field, except `WHOLE`."""
+    """Return groups of fields merged field by field, except `WHOLE`."""
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            before = None if name == WHOLE else result.get(name)
-            joined = isinstance(value, Mapping) and isinstance(before, Mapping)
-            result[name] = {**before, **value} if joined else value  # type: ignore[dict-item]
+            before = result.get(name)
+            if name != WHOLE and isinstance(value, Mapping) and isinstance(before, Mapping):
+                value = {**before, **value}
+            result[name] = value
     return result

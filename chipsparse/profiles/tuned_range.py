@@ -1,4 +1,4 @@
-"""What a tuned profile was measured with, and whether a generation is like that."""
+"""The generation that a tuned profile was measured with, compared with another one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Versions(Validated):
 
 @dataclass(frozen=True)
 class TunedTarget(Validated):
-    """What was asked for; one of them at least."""
+    """The target of tuning; it has one of these at least."""
 
     min_psnr_db: float | None = option(None, "on every held-out prompt, against dense", minimum=0.0)
     min_ssim: float | None = option(None, "likewise", minimum=0.0, maximum=1.0)
@@ -33,7 +33,7 @@ class TunedTarget(Validated):
 
 @dataclass(frozen=True)
 class TunedMeasurement(Validated):
-    """What was measured on held-out prompts, each sparse against dense with the same seed."""
+    """The measurements on held-out prompts, each sparse against dense with the same seed."""
 
     prompts: int = option(0, "how many", minimum=0)
     psnr_db_worst: float | None = option(None, "smallest; null: equal outputs")
@@ -94,7 +94,7 @@ UNSET = {"flow_shift": "the scheduler's own"}
 
 
 def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
-    """How a generation differs from what a profile was tuned for, one phrase for each thing.
+    """Return how a generation differs from what a profile was tuned for, a phrase for each thing.
 
     Args:
         tuned: of the profile.
@@ -126,13 +126,13 @@ TARGETS = {
 
 
 def target_text(target: Mapping[str, float | None]) -> str:
-    """What was asked for, in words, from the fields of a `TunedTarget`."""
+    """Return what was asked for in words, from the fields of a `TunedTarget`."""
     asked = [text.format(target[name]) for name, text in TARGETS.items() if target.get(name)]
     return " and ".join(asked)
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """A short name of a transformer's config, whatever version of diffusers wrote it."""
+    """Return a short name of a transformer's config, whatever version of diffusers wrote it."""
     own = {name: value for name, value in config.items() if not name.startswith("_")}
     text = json.dumps(own, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""What a generation did, and why not all that was asked.
+"""The record of a generation, and why it did not do all that was asked.
 
 `recorder` writes it down during a transformer call, `generation` holds it, and `summary` and
 `as_json` tell it.

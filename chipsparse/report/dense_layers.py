@@ -1,4 +1,4 @@
-"""How messages name what runs dense."""
+"""The names of dense parts of layers in messages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from chipsparse.config import Part
 
 
 def part_name(part: Part) -> str:
-    """A part of a layer."""
+    """Return the name of a part of a layer."""
     return "MLP" if part == "mlp" else part
 
 
 def dense_notes(reasons: Mapping[tuple[int, Part], str], layers: int) -> list[str]:
-    """One sentence for each part and reason.
+    """Return one sentence for each part and reason.
 
     Args:
         reasons: by layer and part, why it runs dense.

@@ -1,4 +1,4 @@
-"""What a generation did: every step and layer, and everything that was not as the config asks.
+"""The report of a generation: its steps and layers, and whatever was not as the config asks.
 
 A report has two lists of sentences. *Fallbacks* are what runs dense, or denser than asked, although
 the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.kept_columns import KeptColumns
-from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing, why_nothing_was
+from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing
 
 
 class StepTimer:
@@ -44,13 +44,13 @@ class StepTimer:
         self._start = clock()
 
     def stop(self) -> None:
-        """Marks the end of the work; does not wait for the device."""
+        """Mark the end of the work; do not wait for the device."""
         if self._events is not None:
             self._events[1].record(torch.cuda.current_stream(self._device))
         self._seconds = self._clock() - self._start
 
     def seconds(self) -> float | None:
-        """The measured time, None before `stop`; waits for a device that has not yet finished."""
+        """Return the measured time, None before `stop`; wait for a device that is not finished."""
         if self._events is not None and self._seconds is not None:
             self._events[1].synchronize()
             self._seconds = self._events[0].elapsed_time(self._events[1]) / 1e3
@@ -158,21 +158,12 @@ class StepRecord:
 
     @property
     def used_caches(self) -> bool:
-        """Whether it was skipped, or something in it ran sparse."""
+        """True where it was skipped, or something in it ran sparse."""
         sparse = self.replayed or any(layer.action is Action.SPARSE for layer in self.layers)
         return self.action is Action.SKIP or sparse
 
-    @property
-    def attention_fractions(self) -> list[float]:
-        """Share of the columns that each layer with sparse attention computed."""
-        return self._fractions("attention")
-
-    @property
-    def mlp_fractions(self) -> list[float]:
-        """Share of the neurons that each layer with a sparse MLP computed."""
-        return self._fractions("mlp")
-
-    def _fractions(self, part: Part) -> list[float]:
+    def fractions(self, part: Part) -> list[float]:
+        """Return the share that each layer computed whose part ran sparse."""
         return [
             layer.kept
             for layer in self.layers
@@ -182,17 +173,17 @@ class StepRecord:
     @property
     def attention_kept(self) -> float | None:
         """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
-        return _mean(self.attention_fractions)
+        return _mean(self.fractions("attention"))
 
     @property
     def mlp_kept(self) -> float | None:
         """Mean share of MLP neurons computed, over layers; None where nothing ran sparse."""
-        return _mean(self.mlp_fractions)
+        return _mean(self.fractions("mlp"))
 
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """Which pipeline a report is about.
+    """The pipeline of a report.
 
     Attributes:
         pipeline_class: its class.
@@ -222,7 +213,6 @@ class GenerationReport:
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
         notes: one sentence for whatever else is worth knowing.
-        standing_note: one that every generation gets, or None.
         nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
             would help; None where one is, or none is wanted. Known before the first step wherever
             it can be, and settled when the pipeline's call ends.
@@ -247,7 +237,6 @@ class GenerationReport:
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    standing_note: str | None = None
     nothing_sparse: str | None = None
     error: str | None = None
     plans: dict[str, SparsityPlan] = field(default_factory=dict)
@@ -262,7 +251,7 @@ class GenerationReport:
     _begun: bool = field(default=False, init=False, repr=False)
 
     def begin(self, generation: int, record: StepRecord) -> None:
-        """Adds a record; the first of a call, or of another loop's generation, clears others."""
+        """Add a record; the first of a call, or of another loop's generation, clears others."""
         if generation != self.generation:
             if not self._begun:
                 self._clear()
@@ -271,43 +260,39 @@ class GenerationReport:
         self.steps.append(record)
 
     def begin_call(self) -> None:
-        """Clears what was there before the first record of a call that there is to say of."""
+        """Clear the report for a call of which something is to be noted before its first record."""
         self._clear()
         self._begun = True
 
     def end_call(self, *, finished: bool) -> None:
-        """Settles, behind a call of the pipeline, whether anything ran sparse."""
+        """Set and warn of `nothing_sparse` behind a call of the pipeline."""
         self._begun = False
         if any(record.used_caches for record in self.steps):
             self.nothing_sparse = None
         elif finished and self.steps and self.nothing_sparse is None:
-            sentence = self._why_nothing_was()
+            sentences = [self.all_dense()]
+            if not any(record.action is Action.SPARSE for record in self.steps):
+                steps = 1 + max(record.step for record in self.steps)
+                plans = (replace(plan, steps=steps) for plan in self.plans.values())
+                sentences = [*map(why_nothing, plans), *sentences]
+            sentence = next(filter(None, sentences), None)
             if sentence is not None:
                 self._warn_of_nothing(sentence)
 
     def _clear(self) -> None:
-        self.steps, self.fallbacks, self.nothing_sparse = [], [], None
-        self.notes = [] if self.standing_note is None else [self.standing_note]
+        self.steps, self.fallbacks, self.notes, self.nothing_sparse = [], [], [], None
         self.error, self.plans, self.device, self.dtype = None, {}, None, None
         self.backends, self.passed_over = {}, {}
         self.cache_bytes = self.host_bytes = 0
         self.kept_columns = []
 
-    def _why_nothing_was(self) -> str | None:
-        sentences: list[str | None] = []
-        if not any(record.action is Action.SPARSE for record in self.steps):
-            steps = 1 + max(record.step for record in self.steps)
-            sentences += [why_nothing_was(plan, steps) for plan in self.plans.values()]
-        sentences.append(self.all_dense())
-        return next((sentence for sentence in sentences if sentence is not None), None)
-
     def all_dense(self, *others: str) -> str | None:
-        """That nothing runs sparse for the reasons noted and these; None where there is none."""
+        """Return that nothing runs sparse for the reasons noted and these; None without any."""
         reasons = [*self.fallbacks, *others]
         return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
 
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
-        """Says at the first call of a transformer where nothing of the generation will be sparse.
+        """Warn at the first call of a transformer where nothing of the generation will be sparse.
 
         Raises:
             FallbackError: if that is so and the run is strict.
@@ -320,7 +305,7 @@ class GenerationReport:
             self.run_dense(sentence)
 
     def run_dense(self, sentence: str) -> None:
-        """Says that nothing runs sparse although the config asks for it, and why.
+        """Warn that nothing runs sparse although the config asks for it, and why.
 
         Raises:
             FallbackError: with this sentence, if the run is strict.
@@ -333,14 +318,14 @@ class GenerationReport:
         self._warn_of_nothing(sentence)
 
     def _warn_of_nothing(self, sentence: str) -> None:
-        """Warns once in the life of a report: a user makes one image after the other."""
+        """Warn once in the life of a report: a user makes one image after the other."""
         self.nothing_sparse = sentence
         if not self._warned:
             self._warned = True
             warn_user(sentence, DenseWarning)
 
     def fall_back(self, sentence: str) -> None:
-        """Notes once that something runs dense although the config asks otherwise, and why.
+        """Note once that something runs dense although the config asks otherwise, and why.
 
         Raises:
             FallbackError: with this sentence, if the run is strict.
@@ -351,30 +336,30 @@ class GenerationReport:
             raise FallbackError(sentence)
 
     def note(self, sentence: str) -> None:
-        """Notes once what does not make anything dense."""
+        """Note once what does not make anything dense."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def correct(self, steps: range) -> None:
-        """Notes of the last steps which of them were put right."""
+        """Note the last steps that were put right."""
         for record in reversed(self.steps):
             if record.generation != self.generation or record.step < steps.start:
                 break
             record.corrected |= record.step in steps and record.action is Action.SKIP
 
     def fail(self, error: BaseException) -> None:
-        """Notes what ended the generation."""
+        """Note the error that ended the generation."""
         self.error = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
     def run_on(self, choices: Mapping[str, Choice]) -> None:
-        """Notes the backend of each op, and why the ones before it were rejected."""
+        """Note the backend of each op, and why the ones before it were rejected."""
         for op, choice in choices.items():
             names = self.backends[op].split(", ") if op in self.backends else []
             self.backends[op] = ", ".join(dict.fromkeys([*names, choice.backend.name]))
             self.passed_over.setdefault(op, {}).update(choice.rejected)
 
     def backend_reasons(self) -> list[str]:
-        """Why backends were passed over, one line for all ops with the same reasons."""
+        """Return why backends were passed over, one line for all ops with the same reasons."""
         ops: dict[str, list[str]] = {}
         for op, reasons in self.passed_over.items():
             text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -383,19 +368,15 @@ class GenerationReport:
         return [f"{', '.join(names)} not on {text}" for text, names in ops.items()]
 
     def actions(self) -> Counter[str]:
-        """How many denoising steps took each action (each step counted once, not per branch)."""
+        """Return the number of denoising steps by action, each counted once, not per branch."""
         return Counter({record.place: record.action.value for record in self.steps}.values())
-
-    def mean_seconds(self, *actions: str) -> float | None:
-        """Mean time of a transformer call with one of these actions, or None without any."""
-        return _mean([record.seconds for record in self.steps if record.action in actions])
 
     def __repr__(self) -> str:
         steps = ", ".join(f"{count} {action}" for action, count in self.actions().most_common())
         return f"<GenerationReport: {steps or 'no steps'}; {len(self.fallbacks)} fallbacks>"
 
     def summary(self) -> str:
-        """A few lines for people: the steps, the gain, and why anything ran dense.
+        """Return a few lines for people: the steps, the gain, and why anything ran dense.
 
         May be called at any time; waits for a device that has not yet finished.
         """
@@ -404,7 +385,7 @@ class GenerationReport:
         return as_text(facts(self))
 
     def _repr_html_(self) -> str:
-        """`summary` as a table, for notebooks."""
+        """Return `summary` as a table for notebooks."""
         from chipsparse.report.summary import as_html, facts
 
         return as_html(facts(self))

@@ -22,7 +22,7 @@ LOOSEST: dict[str, tuple[Any, str]] = {
 
 
 def wants_sparse(config: SparsityConfig) -> bool:
-    """Whether a config asks for sparse or skipped steps at all."""
+    """Return True where a config asks for sparse or skipped steps at all."""
     schedule = config.schedule
     parts = config.attention.is_sparse or config.mlp.is_sparse
     if schedule.actions is not None:
@@ -33,7 +33,7 @@ def wants_sparse(config: SparsityConfig) -> bool:
 
 
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:
-    """Why no step will be sparse or skipped, with what would help; None where one may be.
+    """Return why no step will be sparse or skipped, with what would help; None if one may be.
 
     Args:
         plan: of the generation.
@@ -61,18 +61,13 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
     return f"{NOTHING}: {few} too few for the schedule, which needs at least {fewest}; {help}"
 
 
-def why_nothing_was(plan: SparsityPlan, steps: int) -> str | None:
-    """As `why_nothing`, behind a generation of so many steps of which it was not known before."""
-    return why_nothing(replace(plan, steps=steps))
-
-
 def _uses_caches(plan: SparsityPlan, first: int) -> bool:
-    """Whether a step is sparse or skipped."""
+    """Return True where a step is sparse or skipped."""
     return any(action in CACHED for action in plan.actions(first))
 
 
 def _why_no_layer(plan: SparsityPlan) -> str | None:
-    """What of the config leaves no layer that could be sparse, where no step is to be skipped."""
+    """Return what of the config leaves no layer sparse, where no step is to be skipped."""
     if plan.has_sparse_layers or plan.schedule.skips_any:
         return None
     count, first = plan.layout.layers, plan.config.schedule.first_dense_layers
@@ -82,7 +77,7 @@ def _why_no_layer(plan: SparsityPlan) -> str | None:
 
 
 def _fewest_steps(plan: SparsityPlan, first: int) -> int | None:
-    """Steps with which one would be sparse or skipped; None where more steps do not help."""
+    """Return the fewest steps of which one is sparse or skipped; None: more do not help."""
     if not _uses_caches(replace(plan, steps=first + MANY_STEPS), first):
         return None
     enough = (n for n in itertools.count(first + 1) if _uses_caches(replace(plan, steps=n), first))
@@ -90,11 +85,18 @@ def _fewest_steps(plan: SparsityPlan, first: int) -> int | None:
 
 
 def what_helps(plan: SparsityPlan, first: int) -> str | None:
-    """The fields of the schedule of which one, or else all together, would make a step sparse."""
+    """Return the fields of the schedule of which one, or else all, would make a step sparse."""
     schedule = plan.config.schedule
     if schedule.actions:
         return "change schedule.actions"
-    tight = [name for name, (loosest, _) in LOOSEST.items() if _is_tight(schedule, name, loosest)]
+    is_tight = {
+        "warmup_steps": schedule.warmup_steps > 2,
+        "refresh_every": schedule.refresh_every == 1,
+        "full_steps": bool(schedule.full_steps),
+        "full_share": schedule.full_share not in (None, 0.01),
+        "least_full": schedule.full_share is not None and schedule.least_full > 2,
+    }
+    tight = [name for name in LOOSEST if is_tight[name]]
 
     def helps(*names: str) -> bool:
         changes = {f"schedule.{name}": LOOSEST[name][0] for name in names}
@@ -105,15 +107,6 @@ def what_helps(plan: SparsityPlan, first: int) -> str | None:
         return None
     texts = [f"{LOOSEST[name][1]} {_now(schedule, name)}" for name in alone or tight]
     return (" or " if alone else " and ").join(texts)
-
-
-def _is_tight(schedule: ScheduleConfig, name: str, loosest: object) -> bool:
-    value = getattr(schedule, name)
-    if name == "refresh_every":  # any other leaves sparse steps between two refreshes
-        return value == 1
-    if name == "least_full" and schedule.full_share is None:
-        return False
-    return value is not None and value != loosest
 
 
 def _now(schedule: ScheduleConfig, name: str) -> str:

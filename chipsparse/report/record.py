@@ -137,7 +137,7 @@ class Totals(_Record):
 
 
 class ReportRecord(_Record):
-    """What a generation did.
+    """The record of a generation.
 
     Attributes:
         versions: of chipsparse, python, torch, triton and diffusers.
@@ -179,47 +179,36 @@ class ReportRecord(_Record):
 def record_of(report: GenerationReport) -> ReportRecord:
     """Return the record of a report; waits for a device that has not yet finished."""
     facts = report.pipeline
-    classes = {} if facts is None else facts.transformers
     config = next((plan.config for plan in report.plans.values()), report.config)
-    transformers = {}
-    for name, plan in report.plans.items():
-        layout = plan.layout
-        transformers[name] = Transformer(
-            class_name=classes.get(name),
+    transformers = {
+        name: Transformer(
+            class_name=None if facts is None else facts.transformers.get(name),
             schedule=plan.describe(),
             actions=None if plan.steps is None else [action.value for action in plan.actions()],
             layout={
-                **dataclasses.asdict(layout),
-                "tokens": layout.tokens,
-                "layers": layout.layers,
+                **dataclasses.asdict(plan.layout),
+                "tokens": plan.layout.tokens,
+                "layers": plan.layout.layers,
             },
         )
-    return ReportRecord(
-        versions=versions(),
-        device=None if report.device is None else _device(report.device),
-        dtype=None if report.dtype is None else str(report.dtype).removeprefix("torch."),
-        pipeline=Pipeline()
-        if facts is None
-        else Pipeline(class_name=facts.pipeline_class, location=facts.location),
-        config=None if config is None else dataclasses.asdict(config),
-        transformers=transformers,
-        steps=[_call(step) for step in report.steps],
-        kept_columns=[dataclasses.asdict(kept) for kept in report.kept_columns],
-        totals=_totals(report),
-        **{
-            name: getattr(report, name)
-            for name in (
-                "quality",
-                "generation",
-                "error",
-                "fallbacks",
-                "notes",
-                "nothing_sparse",
-                "backends",
-                "passed_over",
-            )
-        },
-    )
+        for name, plan in report.plans.items()
+    }
+    own = {name: value for name, value in vars(report).items() if name in ReportRecord.model_fields}
+    pipeline = Pipeline()
+    if facts is not None:
+        pipeline = Pipeline(class_name=facts.pipeline_class, location=facts.location)
+    changed = {
+        "versions": versions(),
+        "device": None if report.device is None else _device(report.device),
+        "dtype": None if report.dtype is None else str(report.dtype).removeprefix("torch."),
+        "pipeline": pipeline,
+        "config": None if config is None else dataclasses.asdict(config),
+        "transformers": transformers,
+        "steps": [_call(step) for step in report.steps],
+        "kept_columns": [dataclasses.asdict(kept) for kept in report.kept_columns],
+        "totals": _totals(report),
+    }
+    return ReportRecord(**{**own, **changed})
 
 
 def versions() -> dict[str, str | None]:
@@ -241,14 +230,8 @@ def _device(device: torch.device) -> Device:
 def _call(step: StepRecord) -> Call:
     timed = step.timer is not None and step.finished
     own = {name: getattr(step, name) for name in Call.model_fields if name != "layers"}
-    return Call(
-        **{
-            **own,
-            "action": step.action.value,
-            "seconds": step.seconds if timed else None,
-        },
-        layers=[_layer(layer) for layer in step.layers],
-    )
+    changed = {"action": step.action.value, "seconds": step.seconds if timed else None}
+    return Call(**{**own, **changed}, layers=[_layer(layer) for layer in step.layers])
 
 
 def _layer(layer: LayerRecord) -> Layer:

@@ -1,4 +1,4 @@
-"""Writes down what the layers of a transformer call do, and what they moved."""
+"""The recorder of a transformer call: the actions of its layers, and what they moved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CallRecorder:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the call and what was chosen in its generation."""
+        """Forget the call and what was chosen in its generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
         self._dense_modules: dict[Part, dict[int, str]] = {}
@@ -38,7 +38,7 @@ class CallRecorder:
         self._behind: set[Part] = set()
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
-        """Opens a call."""
+        """Open a call."""
         self._report.plans[record.transformer], self._report.device = plan, device
         record.plan = plan
         self._call = record, plan, device
@@ -46,16 +46,16 @@ class CallRecorder:
 
     @property
     def device(self) -> torch.device:
-        """Where the open call runs."""
+        """The device of the open call."""
         assert self._call is not None
         return self._call[2]
 
     def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
-        """Notes that the model computes a part of these layers by itself in the open call."""
+        """Note that the model computes a part of these layers by itself in the open call."""
         self._dense_now[part] = dict.fromkeys(layers, reason)
 
     def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
-        """Notes which layers' part the model computes by itself until their modules change.
+        """Note the layers whose part the model computes by itself until their modules change.
 
         Args:
             part: of the layers.
@@ -65,7 +65,7 @@ class CallRecorder:
 
     @contextlib.contextmanager
     def watch(self, layer: int, part: Part, reason: str | None) -> Iterator[LayerRecord]:
-        """A record of a layer, with its time where that is measured.
+        """Give a record of a layer, with its time where that is measured.
 
         Args:
             layer: number of the transformer block.
@@ -85,15 +85,14 @@ class CallRecorder:
     def choices(
         self, kind: tuple[object, ...], choose: Callable[[], Mapping[str, Choice]]
     ) -> Mapping[str, Choice]:
-        """The backend of each operation, chosen and reported once for all layers of a kind."""
-        found = self._choices.get(kind)
-        if found is None:
-            found = self._choices[kind] = choose()
-            self._report.run_on(found)
-        return found
+        """Return the backend of each operation, chosen and reported once for a kind of layers."""
+        if kind not in self._choices:
+            self._choices[kind] = choose()
+            self._report.run_on(self._choices[kind])
+        return self._choices[kind]
 
     def catch_up(self, layer: int, part: Part, action: Action) -> Action:
-        """Returns a fuller action than the step's, and reports it once where the step is sparse."""
+        """Return a fuller action than the step's; report it once where the step is sparse."""
         assert self._call is not None
         record, _, _ = self._call
         if record.action is Action.SPARSE and part not in self._behind:
@@ -105,7 +104,7 @@ class CallRecorder:
         return action
 
     def end(self, traffic: Mapping[tuple[int, Part], Traffic], *, finished: bool = True) -> None:
-        """Closes the call, where one is open, with what was copied during it.
+        """Close the call, if one is open, with what was copied during it.
 
         Raises:
             FallbackError: if the run is strict and a layer of a sparse step was not seen.
@@ -121,7 +120,7 @@ class CallRecorder:
                 self._check_unseen(record, plan)
 
     def _add_unseen(self, record: StepRecord, plan: SparsityPlan) -> None:
-        """Adds what the model computed by itself.
+        """Add what the model computed by itself.
 
         A layer of which nothing is known may have been passed over by a block cache.
         """

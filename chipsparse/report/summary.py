@@ -13,9 +13,9 @@ Facts = list[tuple[str, str]]
 
 
 def facts(report: GenerationReport) -> Facts:
-    """What there is to say, most important first, each with its label."""
+    """Return the facts of a report, most important first, each with its label."""
     return [
-        *_about(report),
+        *_pipeline(report),
         *_labelled("quality", [report.quality]),
         ("steps", _steps(report)),
         *_shares(report),
@@ -28,13 +28,13 @@ def facts(report: GenerationReport) -> Facts:
 
 
 def as_text(facts: Facts) -> str:
-    """One line for each fact, in two columns."""
+    """Return one line for each fact, in two columns."""
     width = max(len(label) for label, _ in facts)
     return "\n".join(f"{label:{width}}  {text}" for label, text in facts)
 
 
 def as_html(facts: Facts) -> str:
-    """A table without styles of its own, as notebooks show it."""
+    """Return a table for notebooks, without styles of its own."""
     rows = "".join(
         f'<tr><th style="text-align: left">{escape(label)}</th>'
         f'<td style="text-align: left">{escape(text)}</td></tr>'
@@ -44,7 +44,7 @@ def as_html(facts: Facts) -> str:
 
 
 def estimated_speedup(report: GenerationReport) -> float | None:
-    """How much faster its calls were than if all had been computed in full.
+    """Return how much faster its calls were than if all had been computed in full.
 
     An estimate from these calls alone: it takes a section's fastest call in full for every call of
     it, since sections may differ in size. None where no call was computed in full, or none was
@@ -62,14 +62,14 @@ def estimated_speedup(report: GenerationReport) -> float | None:
     return sum(full[record.generation] for record in known) / total
 
 
-def _about(report: GenerationReport) -> Facts:
+def _pipeline(report: GenerationReport) -> Facts:
     if report.pipeline is None:
         return []
     transformers = dict.fromkeys(report.pipeline.transformers.values())
     where = [] if report.device is None else [f"on {report.device.type}"]
     dtype = [] if report.dtype is None else [f"in {str(report.dtype).removeprefix('torch.')}"]
-    about = f"{report.pipeline.pipeline_class} with {', '.join(transformers)}"
-    return [("pipeline", " ".join([about, *where, *dtype]))]
+    classes = f"{report.pipeline.pipeline_class} with {', '.join(transformers)}"
+    return [("pipeline", " ".join([classes, *where, *dtype]))]
 
 
 def _steps(report: GenerationReport) -> str:
@@ -91,10 +91,10 @@ def _steps(report: GenerationReport) -> str:
 
 
 def _shares(report: GenerationReport) -> Facts:
-    found: Facts = []
+    rows: Facts = []
     speedup = estimated_speedup(report)
     if speedup is not None:
-        found.append(
+        rows.append(
             ("gain", f"{speedup:.2f}x as fast as dense, estimated from its fastest full call")
         )
     parts = {
@@ -107,8 +107,8 @@ def _shares(report: GenerationReport) -> Facts:
         if known:
             shares.append(f"{100 * sum(known) / len(known):.3g} % {name}")
     if shares:
-        found.append(("computed", f"{' and '.join(shares)} at sparse steps"))
-    return found
+        rows.append(("computed", f"{' and '.join(shares)} at sparse steps"))
+    return rows
 
 
 def _memory(report: GenerationReport) -> Facts:

@@ -1,5 +1,5 @@
-"""Which denoising steps are computed, and how.
+"""The actions of denoising steps, and the outputs of skipped ones.
 
-`schedule` gives each step its action, from `step_lists`. `held_outputs` stand in for what was
-skipped.
+`schedule` gives each step its action. `held_outputs` stand in for what was skipped, and
+`correction` puts skipped steps right afterwards.
 """

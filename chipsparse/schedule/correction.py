@@ -37,7 +37,7 @@ GIVEN = ("model_output", "timestep", "sample")  # what every step is called with
 
 
 class Made(NamedTuple):
-    """How the outputs of a denoising step came about.
+    """The origin of a denoising step's outputs.
 
     Attributes:
         step: its number.
@@ -54,7 +54,7 @@ class Made(NamedTuple):
 
 @dataclass
 class _Gap:
-    """What follows a full step until the next one.
+    """The steps behind a full one, until the next one.
 
     Attributes:
         made: how its last step came about.
@@ -81,7 +81,7 @@ class _Gap:
     skips_any: bool = False
 
     def go_on(self, level: float, distance: float, given: dict[str, Any]) -> None:
-        """Takes the step behind a call that was none in full."""
+        """Take the step behind a call that was none in full."""
         _, better, slope = self.paths
         better = (better - self.clean) / distance
         slope = (slope - (level - self.level)) / distance
@@ -89,8 +89,8 @@ class _Gap:
         stepped = self.solver.step(outputs, given["timestep"], self.paths, return_dict=False)
         self.paths = stepped[0]
 
-    def meet(self, level: float, distance: float, output: torch.Tensor) -> None:
-        """Takes in what a computed step predicts: the slope that leads there is known now."""
+    def predict(self, level: float, distance: float, output: torch.Tensor) -> None:
+        """Take in the prediction of a computed step: the slope that leads there is known now."""
         clean = self.paths[0] - distance * output.float()
         run = level - self.level
         slope = (clean - self.clean) / run if run else torch.zeros_like(clean)
@@ -134,7 +134,7 @@ class CorrectedSteps:
         self.is_placed = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the scheduler's own step."""
+        """Take the scheduler's own step, with its arguments and result."""
         names = [*GIVEN[: len(args)], *map(str, range(len(GIVEN), len(args)))]
         given = dict(zip(names, args, strict=True)) | kwargs
         gap, self._gap = self._gap, None
@@ -160,14 +160,14 @@ class CorrectedSteps:
             self._gap = self._begin(made, *place, given, latents_of(stepped))
         elif gap is not None:
             if made.kind == "sparse":
-                gap.meet(*place, given["model_output"])
+                gap.predict(*place, given["model_output"])
             gap.go_on(*place, given)
             gap.made, gap.skips_any = made, gap.skips_any or made.kind == "reused"
             self._gap = gap
         return stepped
 
     def drop(self) -> None:
-        """Frees what is held for the gap in progress, which is not put right then."""
+        """Free what is held for the gap in progress, which is not put right then."""
         self._gap = None
 
     def _begin(
@@ -178,7 +178,7 @@ class CorrectedSteps:
         given: dict[str, Any],
         latents: torch.Tensor,
     ) -> _Gap:
-        """The gap behind a full step."""
+        """Return the gap behind a full step."""
         clean = given["sample"].float() - distance * given["model_output"].float()
         solver: Any = object.__new__(solver_class(self._scheduler))  # type: ignore[arg-type]
         for name, value in vars(self._scheduler).items():
@@ -191,7 +191,7 @@ class CorrectedSteps:
         return _Gap(made, made.step, schedule, level, clean, solver, _three(latents), free)
 
     def _goes_on(self, gap: _Gap, made: Made, given: dict[str, Any]) -> bool:
-        """Whether a step is the next one of the same generation, of the same branches."""
+        """Return True for the next step of the same generation and branches."""
         return (
             gap.schedule is self._scheduler.timesteps
             and gap.solver.step_index == self._scheduler.step_index
@@ -204,10 +204,10 @@ class CorrectedSteps:
         )
 
     def _put_right(self, gap: _Gap, given: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Output and latents of the full step behind a gap; puts the scheduler's state right."""
+        """Put the scheduler's state right; return output and latents of the step behind the gap."""
         output, sample = given["model_output"], given["sample"]
         level, distance = self._place(gap.solver.step_index)
-        gap.meet(level, distance, output)
+        gap.predict(level, distance, output)
         moved = gap.paths[1] - gap.paths[0]
         moved = moved if gap.free is None else gap.free * moved
         # The prediction x - d v moves by 1 - |d| times as much as x, where d is the distance.
@@ -217,7 +217,7 @@ class CorrectedSteps:
         return {"model_output": _added(output, turned), "sample": _added(sample, moved)}
 
     def _place(self, step: int) -> tuple[float, float]:
-        """Noise level of a step, and its distance from clean latents, where not all levels end."""
+        """Return the noise level of a step, and its distance from the level of clean latents."""
         sigmas = self._scheduler.sigmas
         counted = isinstance(sigmas, torch.Tensor) and not sigmas.is_inference()
         version = sigmas._version if counted else 0
@@ -228,7 +228,7 @@ class CorrectedSteps:
 
 
 def _kept(scheduler: Any) -> list[tuple[Any, Any]]:
-    """Where a solver of several steps keeps tensors as large as the latents: container and key."""
+    """Return where a multistep solver keeps tensors of the latents' size: container and key."""
     held = vars(scheduler)
     outputs = held.get("model_outputs", [])
     slots = [*((outputs, place) for place in range(len(outputs))), (held, "last_sample")]
@@ -244,7 +244,7 @@ def _keys(scheduler: Any) -> list[Any]:
 
 
 def _three(latents: torch.Tensor) -> torch.Tensor:
-    """Three paths from the same latents."""
+    """Return three paths from the same latents."""
     latents = latents.float()
     return torch.stack([latents, latents, torch.zeros_like(latents)])
 
@@ -254,18 +254,18 @@ def _added(tensor: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
 
 
 def held_bytes(scheduler: Any, latents: torch.Tensor) -> int:
-    """What a gap holds, as a number of fp32 tensors of the latents' size, and a step's outputs."""
+    """Return the bytes that a gap holds at most, in fp32 tensors of the latents' size."""
     kept = len(getattr(scheduler, "model_outputs", [])) + hasattr(scheduler, "last_sample")
     return 4 * latents.numel() * (1 + 3 * (2 + kept))
 
 
 def solver_class(scheduler: Any) -> type | None:
-    """The class of diffusers among `SOLVERS` that a scheduler is of, or None."""
+    """Return the class of diffusers among `SOLVERS` that a scheduler is of, or None."""
     bases = reversed(type(scheduler).__mro__)
     return next((base for base in bases if base.__name__ in SOLVERS), None)
 
 
 def latents_of(stepped: Any) -> torch.Tensor:
-    """The latents that a scheduler's step returned, in either of its forms."""
+    """Return the latents of a scheduler's step, in either form of its result."""
     latents: torch.Tensor = stepped.prev_sample if hasattr(stepped, "prev_sample") else stepped[0]
     return latents

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class HeldOutput:
-    """What a call computed, and at which timestep."""
+    """The output of a call, and its timestep."""
 
     time: float
     tensor: torch.Tensor
@@ -34,7 +34,7 @@ class HeldOutputs:
         return len(self._held)
 
     def hold(self, branch: str, time: float, output: torch.Tensor, *, both: bool = False) -> None:
-        """Keeps a copy of what a branch computed, and of what it computed before only if asked to.
+        """Keep a copy of a branch's output, and the output before it only if asked to.
 
         Args:
             branch: guidance branch.
@@ -46,11 +46,11 @@ class HeldOutputs:
         self._held[branch] = [*(self._held.get(branch, [])[-1:] if both else []), held]
 
     def drop(self, branch: str) -> None:
-        """Forgets what a branch computed."""
+        """Forget the outputs of a branch."""
         self._held.pop(branch, None)
 
     def reach(self, branch: str, time: float) -> float:
-        """How far a timestep is beyond the last output, in units of the last two's distance.
+        """Return how far a timestep is beyond the last output, in distances of the last two.
 
         0 where a single output is held, or both have one timestep: there is no line through them.
         """
@@ -60,7 +60,7 @@ class HeldOutputs:
         return (time - last.time) / (last.time - before[0].time)
 
     def output(self, branch: str, reach: float = 0.0) -> torch.Tensor:
-        """The last output of a branch, gone on by so much of its last change; a tensor of its own.
+        """Return the last output of a branch plus a share of its last change, as a new tensor.
 
         Computed in fp32 and rounded once, to the dtype of the outputs.
         """

@@ -1,24 +1,33 @@
-"""Which action the schedule gives each denoising step. Pure, printable, comparable."""
+"""The action of each denoising step. Pure, printable, comparable."""
 
 from __future__ import annotations
 
 import enum
+import functools
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from chipsparse.config import Between, ScheduleConfig
-from chipsparse.schedule.step_lists import full_count, sparse_between, spread
+import numpy as np
 
-# As many steps as stand for a number that is not known.
+from chipsparse.config import Between, ScheduleConfig
+
+# The number of steps that is assumed where it is not known.
 MANY_STEPS = 1000
 # Fewer make larger jumps than any share of full steps was made for, unless half of them are full.
 FEW_STEPS = 16
 # Above a flow shift, the share of steps in full from which correction gains where all others are
 # skipped: below, it lost 0.5 to 2 dB on tiny-wan (benchmarks/notes/schedules.md).
 LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))
+# The weight of a skipped step by its place u in the generation, 0 to 1:
+# exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models, and
+# the best that was tried where skipped steps are not put right: benchmarks/notes/schedules.md.
+EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
+# Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
+# too much for it.
+LEAST_GAP = 3
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: all "
     "steps are computed in full"
@@ -30,7 +39,7 @@ NO_MIDDLE = (
 
 
 class Action(str, enum.Enum):
-    """What one layer computes at one step.
+    """The computation of one layer at one step.
 
     DENSE records the LSE, REFRESH also chooses columns and fills the caches, SPARSE
     computes only the kept columns and neurons, SKIP makes its output of those before.
@@ -46,13 +55,13 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a schedule's config means for a number of steps.
+    """The meaning of a schedule's config for a number of steps.
 
     Attributes:
         config: what the user asked for.
         steps: number of denoising steps, or None where the pipeline does not say.
-        first: the first of them that runs, as where an image is what it starts from.
-        corrects: whether skipped steps are put right, where the config wants it.
+        first: the first step that runs: not 0 where the generation starts from an image.
+        corrects: True where the scheduler lets skipped steps be put right.
     """
 
     config: ScheduleConfig
@@ -81,7 +90,7 @@ class Schedule:
         if run is None:
             return None
         assert config.full_share is not None
-        count = full_count(run, config.full_share, config.least_full)
+        count = min(run, max(config.least_full, round(config.full_share * run)))
         return tuple(self.first + step for step in spread(run, count))
 
     @property
@@ -114,37 +123,29 @@ class Schedule:
         else:
             end = sys.maxsize
             between = "every_other" if between == "middle" else between
-        sparse = self._sparse_between(full, end, between)
+        sparse = sparse_between(full, end, between)
         if step == full:
             return Action.REFRESH if sparse and step > self.first else Action.DENSE
         return Action.SPARSE if step in sparse else Action.SKIP
 
-    def _sparse_between(
-        self, full: int, end: int, between: Between | tuple[int, ...]
-    ) -> Sequence[int]:
-        if isinstance(between, str):
-            return sparse_between(full, end, between)
-        return [step for step in between if full < step < end]
-
     @cached_property
     def skips_any(self) -> bool:
-        """Whether any step is skipped."""
-        listed = self.config.actions or self.full_steps is not None
-        return bool(listed) and any(self.action(step) is Action.SKIP for step in self.known_steps)
+        """True where any step is skipped."""
+        return any(self.action(step) is Action.SKIP for step in self.known_steps)
 
     def forecast_share(self, step: int) -> float:
-        """The share of a forecast in the output of a step, if it is skipped; 0: it is held."""
+        """Return the share of a forecast in the output of a skipped step; 0: it is held."""
         after = self.config.forecast_after
         begun = after == 0 if self.run is None else step - self.first >= after * self.run
         return self.config.forecast if begun else 0.0
 
     @property
     def forecasts_any(self) -> bool:
-        """Whether skipped outputs may be forecast."""
+        """True where skipped outputs may be forecast."""
         return self.skips_any and any(map(self.forecast_share, self.known_steps))
 
     def why_not_corrected(self, shift: float) -> str | None:
-        """Why correction would lose at a flow shift: gaps of skipped steps alone are too long."""
+        """Return why correction would lose at a flow shift; None where it gains."""
         actions = [self.action(step) for step in self.known_steps] if self.run else []
         computed = len(actions) - actions.count(Action.SKIP)
         least = next((share for above, share in LEAST_CORRECTED if shift > above), 0.0)
@@ -156,24 +157,71 @@ class Schedule:
         )
 
     def notes(self) -> list[str]:
-        """What of it cannot be done with this number of steps, a sentence each."""
-        if not self.config.lists_full:
+        """Return a sentence for what cannot be done with this number of steps."""
+        config, run = self.config, self.run
+        if not config.lists_full:
             return []
-        config, steps = self.config, self.steps
-        if steps is None:
+        if run is None:
             if config.full_share is not None:
                 return [NO_SHARE]
-            no_middle = config.between == "middle"
-            return [NO_MIDDLE] if no_middle else []
-        run = steps - self.first
-        if config.full_share is not None and run < FEW_STEPS:
-            assert self.full_steps is not None
-            count = len(self.full_steps)
-            if 2 * count >= run:
-                return []
-            return [
-                f"full_share {config.full_share:g} of only {run} steps lists {count} of them: "
-                "such shares are made for some 50 steps; list more with full_steps, a larger "
-                "full_share or least_full"
-            ]
-        return []
+            return [NO_MIDDLE] if config.between == "middle" else []
+        count = len(self.full_steps or ())
+        if config.full_share is None or run >= FEW_STEPS or 2 * count >= run:
+            return []
+        return [
+            f"full_share {config.full_share:g} of only {run} steps lists {count} of them: such "
+            "shares are made for some 50 steps; list more with full_steps, a larger full_share or "
+            "least_full"
+        ]
+
+
+@functools.lru_cache(maxsize=64)
+def spread(steps: int, count: int) -> tuple[int, ...]:
+    """Return full steps: close at the start, further apart later, somewhat closer at the end.
+
+    A gap costs the square of the sum of its skipped steps' weights, so gaps are short where weights
+    are large. The list costs the least of all of its length, by dynamic programming.
+
+    Args:
+        steps: how many there are.
+        count: how many are listed, 1 to ``steps``.
+
+    Returns:
+        ``count`` different steps, from 0, in order.
+    """
+    places = np.arange(steps) / max(1, steps - 1)
+    counts = np.exp(EARLY * np.exp(-places / REACH) + LATE * places**POWER)
+    sums = np.concatenate([[0.0], np.cumsum(counts)])
+    gaps = (sums[None, :] - sums[1:, None]) ** 2  # from behind a step to one, or to the end
+    gaps[np.tril_indices(steps, m=steps + 1)] = np.inf
+    ending = np.full(steps, np.inf)  # the least cost of a list that ends with each step
+    ending[0] = 0.0
+    origins = []
+    for _ in range(count - 1):
+        longer = ending[:, None] + gaps[:, :steps]
+        origins.append(longer.argmin(axis=0))
+        ending = longer.min(axis=0)
+    listed = [int((ending + gaps[:, steps]).argmin())]
+    for origin in reversed(origins):
+        listed.append(int(origin[listed[-1]]))
+    return tuple(reversed(listed))
+
+
+def sparse_between(full: int, end: int, between: Between | tuple[int, ...]) -> Sequence[int]:
+    """Return the sparse ones of the steps behind a full one.
+
+    Args:
+        full: the full step.
+        end: the next full one, or the number of steps.
+        between: none of them; all; of two and more every second one; of `LEAST_GAP` and more the
+            middle one; or those that are listed.
+    """
+    gap = range(full + 1, end)
+    if isinstance(between, tuple):
+        return [step for step in between if step in gap]
+    if between == "all":
+        return gap
+    if between == "every_other":
+        return gap[1::2]
+    middle = len(gap) // 2
+    return gap[middle : middle + 1] if between == "middle" and len(gap) >= LEAST_GAP else gap[:0]

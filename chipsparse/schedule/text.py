@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chipsparse.schedule.schedule import Schedule
-from chipsparse.schedule.step_lists import LEAST_GAP
+from chipsparse.schedule.schedule import LEAST_GAP, Schedule
 
 BETWEEN = {
     "none": "",
@@ -17,7 +16,7 @@ SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 
 
 def list_text(schedule: Schedule, *, sparse: bool) -> str:
-    """One that lists its full steps, as in ``13 of 50 steps in full, close at the start, ...``.
+    """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``.
 
     Args:
         schedule: has ``full_steps``.
@@ -42,7 +41,7 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
 
 
 def forecast_text(schedule: Schedule) -> str:
-    """How the outputs of skipped steps are forecast, as the end of a phrase; empty: held."""
+    """Return how skipped outputs are forecast, as the end of a phrase; empty: held."""
     config = schedule.config
     if not config.forecast:
         return ""

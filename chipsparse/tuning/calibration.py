@@ -32,18 +32,17 @@ class SchedulerTap:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._outputs: list[torch.Tensor] = []
-        self._effects: list[float] = []
-        self._times: list[float] = []
+        self._facts: list[tuple[float, float]] = []  # the effect and the time of each step
 
     def _watched(self, inner: Step) -> Step:
         def step(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(GIVEN, args, strict=False)), **kwargs}
-            output, sample = (_on_host(given[name]) for name in ("model_output", "sample"))
+            names = ("model_output", "sample")
+            output, sample = (given[name].detach().to("cpu", copy=True) for name in names)
             stepped = inner(*args, **kwargs)
-            after = _on_host(stepped[0])
             self._outputs.append(output)
-            self._effects.append(effect(sample, output, after))
-            self._times.append(float(given["timestep"]))
+            after = stepped[0].detach().cpu()
+            self._facts.append((effect(sample, output, after), float(given["timestep"])))
             return stepped
 
         return step
@@ -61,13 +60,14 @@ class SchedulerTap:
         self._undo()
 
     def trajectory(self) -> Trajectory:
-        """What the generation leaves; takes N^2 products of outputs."""
+        """The trajectory of the generation; takes N^2 products of outputs."""
         outputs = torch.stack(self._outputs).flatten(1)
         products = torch.zeros(len(outputs), len(outputs), dtype=torch.float64)
         for chunk in outputs.split(CHUNK, dim=1):
             wide = chunk.double()
             products += wide @ wide.T
-        return Trajectory(products.numpy(), np.array(self._effects), np.array(self._times))
+        effects, times = np.array(self._facts).T
+        return Trajectory(products.numpy(), effects, times)
 
 
 def effect(sample: torch.Tensor, output: torch.Tensor, after: torch.Tensor) -> float:
@@ -80,11 +80,7 @@ def effect(sample: torch.Tensor, output: torch.Tensor, after: torch.Tensor) -> f
         output: the model's output v, of the same shape.
         after: the latents behind the step, likewise.
     """
-    x, v, y = (each.double().flatten() for each in (sample, output, after))
+    x, v, y = (tensor.double().flatten() for tensor in (sample, output, after))
     xx, xv, vv, xy, vy = (float(a @ b) for a, b in ((x, x), (x, v), (v, v), (x, y), (v, y)))
     determinant = xx * vv - xv * xv
     return (xx * vy - xv * xy) / determinant if determinant else 0.0
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)

@@ -14,7 +14,7 @@ from chipsparse.schedule.text import list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, best_lists, drift, jump_costs
 from chipsparse.tuning.placed_steps import Placed, Steps
 
-USUAL_GROWTH, USUAL_DENSITY = 1.0, 0.2
+USUAL_DENSITY = 0.2
 # The likeliest first: where there is no time for all, the last ones are left out.
 GROWTHS = (1.0, 2.0)
 DENSITIES = (0.2, 0.1, 0.3)
@@ -40,7 +40,7 @@ class Form:
             see `Placed`. None: nothing is sparse.
     """
 
-    growth: float = USUAL_GROWTH
+    growth: float = GROWTHS[0]
     reuse: Reuse = Reuse()
     density: float = USUAL_DENSITY
     sparse_mlp: bool = False
@@ -53,9 +53,8 @@ class Form:
 
     def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
         """The base with this schedule instead of its own, whatever form that has."""
-        schedule = replace(
-            self.schedule(steps), first_dense_layers=base.schedule.first_dense_layers
-        )
+        layers = base.schedule.first_dense_layers
+        schedule = replace(self.schedule(steps), first_dense_layers=layers)
         return with_sparse_mlp(base, self.sparse_mlp).override(
             {"schedule": dataclasses.asdict(schedule), "attention.density": self.density}
         )
@@ -122,53 +121,41 @@ class Lists:
     """
 
     def __init__(self, trajectories: Sequence[Trajectory], seconds: ActionSeconds) -> None:
-        self._steps = trajectories[0].steps
-        self._seconds = seconds
-        self._trajectories = trajectories
+        self._seconds, self._trajectories = seconds, trajectories
         self._lists: dict[tuple[Reuse, float], dict[int, tuple[int, ...]]] = {}
         self._placed: dict[Form, Placed] = {}
 
     def steps(self, form: Form, count: float) -> Steps:
         """The steps with so many full ones, or in the time of so many where some are sparse."""
-        if form.sparse_error is not None:
-            return self._place(form, form.sparse_error).steps(count)
-        key = form.reuse, form.growth
-        if key not in self._lists:
-            costs = [jump_costs(each, *key) for each in self._trajectories]
-            self._lists[key] = best_lists(np.mean(costs, axis=0))
-        return Steps(self._lists[key][max(1, int(count))])
-
-    def _place(self, form: Form, error: float) -> Placed:
+        key, seconds = (form.reuse, form.growth), self._seconds
+        if form.sparse_error is None:
+            if key not in self._lists:
+                costs = [jump_costs(trajectory, *key) for trajectory in self._trajectories]
+                self._lists[key] = best_lists(np.mean(costs, axis=0))
+            return Steps(self._lists[key][max(1, int(count))])
         if form not in self._placed:
-            seconds = self._seconds
             self._placed[form] = Placed(
                 self._trajectories,
-                form.reuse,
-                form.growth,
-                error=error,
+                *key,
+                error=form.sparse_error,
                 refresh=seconds.refresh / seconds.dense,
                 sparse=seconds.sparse[form.density, form.sparse_mlp] / seconds.dense,
             )
-        return self._placed[form]
-
-    def drift(self, form: Form, count: float) -> float:
-        """The drift of the form's steps, see `jump_costs.drift`; the mean over the prompts."""
-        schedule = Schedule(form.schedule(self.steps(form, count)), self._steps)
-        steps = range(self._steps)
-        computed = [step for step in steps if schedule.action(step) is not Action.SKIP]
-        drifts = [drift(each, form.reuse, form.growth, computed) for each in self._trajectories]
-        return float(np.mean(drifts))
+        return self._placed[form].steps(count)
 
     # Rivals, one choice after the other. The calibration foretells the best forecast; the rest is
     # for generations to tell.
 
     def first(self, count: int, *, correct: bool = True) -> Form:
-        """The form with the best forecast for so many full steps, nothing sparse."""
-        forms = (
-            Form(reuse=Reuse(forecast=share, forecast_after=after, correct=correct))
-            for share, after in FORECASTS
-        )
-        return min(forms, key=lambda form: self.drift(form, count))
+        """The form whose forecast drifts least, with so many full steps and nothing sparse."""
+
+        def drift_of(form: Form) -> float:
+            full = self.steps(form, count).full
+            drifts = [drift(each, form.reuse, form.growth, full) for each in self._trajectories]
+            return float(np.mean(drifts))
+
+        forms = [Form(reuse=Reuse(share, after, correct)) for share, after in FORECASTS]
+        return min(forms, key=drift_of)
 
     def of_skips(self, form: Form, count: int) -> Iterator[Form]:
         """Other lists of full steps, and skipped steps that are not corrected."""

@@ -111,8 +111,9 @@ class Search:
         self._calibrating = range(calibrating)
         self._held_out = range(calibrating, calibrating + held_out)
         self._budget = budget
+        self._most = steps - 1  # full steps
+        self._wants_quality = wants_quality(target)
         self._spent: dict[tuple[SparsityConfig, int], float] = {}
-        self._tried: list[Tried] = []
         self._lists: Lists
         self._seconds: ActionSeconds
 
@@ -125,29 +126,22 @@ class Search:
         trajectories = [self._lab.trajectory(prompt) for prompt in self._calibrating]
         self._seconds = self._lab.step_seconds()
         self._lists = Lists(trajectories, self._seconds)
-        form = self._lists.first(self._usual_count)
-        if wants_quality(self._target):
-            count = self._count_for_quality(form, self._calibrating[:1])
+        self._dense_seconds = self._seconds.dense * self._steps + self._seconds.other
+        usual = max(LEAST_FULL_STEPS, self._steps // 4)
+        form = self._lists.first(usual)
+        if self._wants_quality:
+            # Where the budget ends before any was seen to pass: the largest number there is.
+            count = self._count_for_quality(form, self._calibrating[:1], usual) or self._most
             limit = self._predicted(form, count)
             form = self._best_form(form, limit)
-            count = self._count_for_quality(form, self._calibrating, self._fitting(form, limit))
-        else:
-            found = limit_seconds(self._target, self._dense_seconds)
-            assert found is not None
-            limit = found
-            form = self._best_form(form, limit)
-            count = self._fitting(form, limit) or LEAST_FULL_STEPS
-        return self._verified(form, count)
+            start = self._fitting(form, limit)
+            found = self._count_for_quality(form, self._calibrating, start or usual)
+            return self._verified(form, found or start or self._most)
+        limit = limit_seconds(self._target, self._dense_seconds)
+        form = self._best_form(form, limit)
+        return self._verified(form, self._fitting(form, limit) or LEAST_FULL_STEPS)
 
-    # What candidates are, and take.
-
-    @property
-    def _usual_count(self) -> int:
-        return max(LEAST_FULL_STEPS, self._steps // 4)
-
-    @property
-    def _dense_seconds(self) -> float:
-        return self._seconds.dense * self._steps + self._seconds.other
+    # Candidates, and their times.
 
     def _candidate(self, form: Form, count: int) -> Candidate:
         steps = self._lists.steps(form, count)
@@ -168,13 +162,16 @@ class Search:
         self._spent[candidate.config, prompt] = pair.seconds / pair.dense_seconds
         return pair
 
+    def _score(self, candidate: Candidate, prompt: int) -> float:
+        return quality(self._target, self._pair(candidate, prompt))
+
     def _left(self) -> float:
-        """What is left of the budget, the dense generations of all prompts set aside."""
+        """The rest of the budget, the dense generations of all prompts set aside."""
         dense = len(self._calibrating) + len(self._held_out)
         timing = self._seconds.measuring / self._dense_seconds
         return self._budget - dense - timing - sum(self._spent.values())
 
-    # Which form.
+    # The form.
 
     def _best_form(self, form: Form, limit: float) -> Form:
         """The form with the best quality of those that take so long, choice by choice."""
@@ -193,12 +190,8 @@ class Search:
             rounds = sum(0.5**turn for turn in self._calibrating)
             rivals = rivals[: max(1, int(allowance / (share * rounds)))]
             if len(rivals) > 1:
-                prompts = list(self._calibrating)
-                form = halve(rivals, prompts, self._score).form
+                form = halve(rivals, self._calibrating, self._score).form
         return form
-
-    def _score(self, candidate: Candidate, prompt: int) -> float:
-        return quality(self._target, self._pair(candidate, prompt))
 
     def _sized(self, own: Form, others: Iterator[Form], limit: float) -> list[Candidate]:
         """Each form with as many full steps as fit, the same config only once.
@@ -211,93 +204,58 @@ class Search:
             count = self._fitting(form, limit)
             if count is not None:
                 candidate = self._candidate(form, count)
-                if form == own or not form.is_sparse or self._has_sparse_steps(candidate):
+                schedule = Schedule(candidate.config.schedule, self._steps)
+                actions = {schedule.action(step) for step in range(self._steps)}
+                if form == own or not form.is_sparse or Action.SPARSE in actions:
                     found.setdefault(candidate.config, candidate)
         return list(found.values())
 
-    def _has_sparse_steps(self, candidate: Candidate) -> bool:
-        schedule = Schedule(candidate.config.schedule, self._steps)
-        return any(schedule.action(step) is Action.SPARSE for step in range(self._steps))
+    # The number of full steps.
 
-    # How many full steps.
-
-    def _count_for_quality(
-        self, form: Form, prompts: Sequence[int], start: int | None = None
-    ) -> int:
-        """The least number with which the prompts meet the target, as far as the budget tells.
-
-        Where it ends before any was seen to: the start, or without one the largest there is.
-        """
+    def _count_for_quality(self, form: Form, prompts: Sequence[int], start: int) -> int | None:
+        """The least number with which the prompts meet the target; None where none is known to."""
 
         def passes(count: int) -> bool:
             candidate = self._candidate(form, count)
-            return all(
-                quality(self._target, self._pair(candidate, prompt)) >= 0 for prompt in prompts
-            )
+            return all(self._score(candidate, prompt) >= 0 for prompt in prompts)
 
-        most = self._steps - 1
-        first = self._usual_count if start is None else start
-        found = smallest(LEAST_FULL_STEPS, most, first, passes, self._may_go_on)
-        if found is not None:
-            return found
-        return most if start is None else start
+        def may_go_on() -> bool:
+            """Whether the held-out prompts could be verified after one more candidate."""
+            dearest = max(self._spent.values(), default=0.0)
+            return self._left() >= (len(self._held_out) + 1) * dearest
 
-    def _may_go_on(self) -> bool:
-        """Whether the held-out prompts could still be verified after one more candidate."""
-        dearest = max(self._spent.values(), default=0.0)
-        return self._left() >= (len(self._held_out) + 1) * dearest
+        return smallest(LEAST_FULL_STEPS, self._most, start, passes, may_go_on)
 
     def _verified(self, form: Form, count: int) -> Tried:
         """The number of full steps around this one that holds on the held-out prompts."""
-        passed: dict[int, Tried] = {}
+        tried: dict[int, Tried] = {}
+        # Without a bound of quality the more, the better, but the slower.
+        sign = 1 if self._wants_quality else -1
+        meets = meets_quality if self._wants_quality else fast_enough
 
-        def passes(count: int) -> bool:
-            tried = self._on_held_out(self._candidate(form, count))
-            if self._meets(tried):
-                passed[count] = tried
-            return count in passed
+        def passes(signed: int) -> bool:
+            candidate, pairs = self._candidate(form, sign * signed), list[Pair]()
+            for prompt in self._held_out:
+                pairs.append(self._pair(candidate, prompt))
+                if not meets_quality(self._target, pairs):
+                    break
+            tried[signed] = Tried(candidate, pairs)
+            return meets(self._target, pairs)
 
-        most = self._steps - 1
-        if wants_quality(self._target):
-            found = smallest(LEAST_FULL_STEPS, most, count, passes, self._may_verify)
-        else:  # the more, the better the quality, but the slower
-            turned = smallest(
-                -most, -LEAST_FULL_STEPS, -count, lambda less: passes(-less), self._may_verify
-            )
-            found = None if turned is None else -turned
-        if found is None:
-            raise Unreachable(self._closest(), out_of_budget=not self._may_verify())
-        if not fast_enough(self._target, passed[found].pairs):
-            raise Unreachable(passed[found], out_of_budget=not self._may_verify())
-        return passed[found]
+        def may_go_on() -> bool:
+            return not tried or self._left() > 0
 
-    def _closest(self) -> Tried:
-        """What was tried and comes closest to the target, on all held-out prompts."""
-        best = max(self._tried, key=self._closeness)
+        low, high = sorted((sign * LEAST_FULL_STEPS, sign * self._most))
+        found = smallest(low, high, sign * count, passes, may_go_on)
+        if found is not None and fast_enough(self._target, tried[found].pairs):
+            return tried[found]
+        best = tried[found] if found is not None else max(tried.values(), key=self._closeness)
+        # Those that a miss ended are generated to the end.
         pairs = [self._pair(best.candidate, prompt) for prompt in self._held_out]
-        return Tried(best.candidate, pairs)
-
-    def _may_verify(self) -> bool:
-        return not self._tried or self._left() > 0
-
-    def _on_held_out(self, candidate: Candidate) -> Tried:
-        """Prompt by prompt, until one misses a bound of quality."""
-        pairs: list[Pair] = []
-        for prompt in self._held_out:
-            pairs.append(self._pair(candidate, prompt))
-            if not meets_quality(self._target, pairs):
-                break
-        self._tried.append(Tried(candidate, pairs))
-        return self._tried[-1]
-
-    def _meets(self, tried: Tried) -> bool:
-        """Whether a candidate keeps what is not made best of."""
-        if wants_quality(self._target):
-            return meets_quality(self._target, tried.pairs)
-        return fast_enough(self._target, tried.pairs)
+        raise Unreachable(Tried(best.candidate, pairs), out_of_budget=not may_go_on())
 
     def _closeness(self, tried: Tried) -> float:
-        if wants_quality(self._target):
+        if self._wants_quality:
             return min(quality(self._target, pair) for pair in tried.pairs)
         return -max(pair.seconds for pair in tried.pairs)
 

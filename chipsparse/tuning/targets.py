@@ -69,12 +69,10 @@ def fast_enough(target: TunedTarget, pairs: Sequence[Pair]) -> bool:
     return not slow and dense_seconds >= (target.min_speedup or 0.0) * seconds
 
 
-def limit_seconds(target: TunedTarget, dense_seconds: float) -> float | None:
-    """The longest that a generation may take; None where nothing bounds it."""
-    limits = [] if target.max_seconds is None else [target.max_seconds]
-    if target.min_speedup is not None:
-        limits.append(dense_seconds / target.min_speedup)
-    return min(limits, default=None)
+def limit_seconds(target: TunedTarget, dense_seconds: float) -> float:
+    """The longest that a generation may take; infinite where nothing bounds it."""
+    limit = math.inf if target.max_seconds is None else target.max_seconds
+    return limit if target.min_speedup is None else min(limit, dense_seconds / target.min_speedup)
 
 
 def median_seconds(pairs: Sequence[Pair]) -> tuple[float, float]:

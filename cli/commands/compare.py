@@ -17,15 +17,10 @@ def compare(options: CompareOptions) -> None:
     A suite tells in one command whether it holds for your model, and writes a page.
     """
     # Imported where they are needed, so that --help does not wait for torch and diffusers.
-    if options.suite is not None:
-        from chipsparse.cli.compare.suite import run_suite
-
-        run_suite(options)
-    elif options.subjects[0].kind == "files":
+    if options.suite is None and options.subjects[0].kind == "files":
         from chipsparse.cli.compare.files import compare_files
 
-        compare_files(options)
-    else:
-        from chipsparse.cli.compare.configs import compare_configs
+        return compare_files(options)
+    from chipsparse.cli.compare.job import compare_configs, run_suite
 
-        compare_configs(options)
+    return compare_configs(options) if options.suite is None else run_suite(options)

@@ -1,25 +1,41 @@
-"""The results of `chipsparse compare`, of two configs and of two files."""
+"""The results of `chipsparse compare`: of ways to generate, and of two files."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-import numpy as np
-
+from chipsparse.cli.compare.rows import (
+    ASKED,
+    EIGHT_BITS,
+    FAR_DB,
+    FLOOR,
+    FRAME_METRICS,
+    LEAST,
+    MOST,
+    OURS,
+    PASSED,
+    QUALITY,
+    Row,
+    Summary,
+    clips_table,
+    curves_chart,
+    intervals_table,
+    numbers_table,
+    quality_chart,
+    zeros_text,
+)
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.views.sections import (
-    FIRST,
-    SECOND,
-    SERIES,
+    Alert,
     Chart,
     Clips,
     Count,
     Facts,
+    Index,
+    Items,
     Number,
     Part,
     QualityPoint,
@@ -31,83 +47,10 @@ from chipsparse.cli.views.sections import (
     Tile,
 )
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
-from chipsparse.experiments.records import ClipQuality, ClipRecord
-from chipsparse.experiments.samples import DENSE
-from chipsparse.experiments.statistics import LEVEL, draws, interval
+from chipsparse.experiments.records import ClipQuality
 
-if TYPE_CHECKING:
-    from chipsparse.cli.views.charts import Canvas
-
-Side = Literal["A", "B"]
-SIDES: tuple[Side, Side] = ("A", "B")
-SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
-EIGHT_BITS = 255.0  # people think of pixels as 8-bit values
-Curves = Mapping[str, Sequence[Number | None]]  # the values of each frame, by metric
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number of each clip: its title with the unit, its format, and a factor for people."""
-
-    title: str
-    form: str
-    scale: float = 1.0
-
-    def text(self, value: float | None, *, sign: bool = False) -> str:
-        """Return a value for people; one that would be rounded to zero keeps its first digits."""
-        if value is None:
-            return "the same"
-        shown, form = self.scale * value, self.form
-        if shown and float(format(shown, form)) == 0:
-            form = ".1e"
-        return format(shown, ("+" if sign else "") + form)
-
-
-METRICS = {
-    "psnr_db": Metric("PSNR (dB)", ".2f"),
-    "ssim": Metric("SSIM", ".4f"),
-    "lpips": Metric("LPIPS", ".4f"),
-    "flicker_change": Metric("flicker change", ".3f", EIGHT_BITS),
-    "seconds": Metric("seconds", ".2f"),
-    "speedup": Metric("speed-up", ".2f"),
-}
-FRAME_METRICS = {
-    "psnr_db": Metric("PSNR, dB", ".4g"),
-    "ssim": Metric("SSIM", ".4g"),
-    "lpips": Metric("LPIPS", ".4g"),
-    "flicker": Metric("flicker, of 255", ".4g", EIGHT_BITS),
-}
-
-
-class Estimate(Record):
-    """A number with its interval; a PSNR of None is that of clips which are the same."""
-
-    value: Number | None = None
-    low: Number | None = None
-    high: Number | None = None
-    includes_zero: bool = False
-
-
-class Summary(Record):
-    """One metric over all prompts."""
-
-    mean: Estimate
-    median: Estimate
-
-    @staticmethod
-    def of(series: Sequence[float | None], drawn: np.ndarray) -> Summary | None:
-        """Return the summary of a metric's values; None where a clip has none."""
-        known = [value for value in series if value is not None]
-        if len(known) < len(series):
-            return None
-        estimates = {}
-        for name in ("mean", "median"):
-            result = interval(known, name, drawn)
-            values = {
-                key: each if math.isfinite(each) else None for key, each in vars(result).items()
-            }
-            estimates[name] = Estimate(**values, includes_zero=result.contains(0.0))
-        return Summary(**estimates)
+QUIET = 1.25
+FEW = 10  # prompts, from which intervals are too narrow
 
 
 class ShownClip(Record):
@@ -115,11 +58,10 @@ class ShownClip(Record):
 
     files: Sequence[String]
     amplified: Count
-    prompt: Count | None = None
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Return where it is, and how to read it."""
+        """Return its place, and what its colours mean."""
         files = self.files
         text = files[0] if len(files) == 1 else f"{files[0]} to {name_of(files[-1])}"
         white = -(-255 // self.amplified)
@@ -127,129 +69,119 @@ class ShownClip(Record):
         return [("written", text), ("heat-map", heat)]
 
 
-class Config(Record):
-    """A side: what the user called it, and its profile, None of the stock model."""
-
-    name: String
-    profile: String | None = None
-
-
-class ConfigsComparison(Result):
-    """Two configs against dense and against each other.
+class Comparison(Result):
+    """Ways to generate over the same prompts: two configs, or a suite.
 
     Attributes:
-        settings: of the generations.
-        range_notes: that the profile of A or B was tuned for other ones, a sentence.
         sharing: how several processes made each clip together; empty for one process.
-        asked: how many prompts there were to be.
-        summaries: of "A", "B" and "B - A", by metric.
-        records: of all clips, dense ones too; those of a config have its side as their way.
-        clip: of the prompt with the lowest PSNR.
-        unwritten: why the clip could not be written.
+        asked: how many prompts there are to be.
+        rows: the stock model, then the other ways; clips of a suite have no prompts where these
+            are not to be sent.
+        sides: the rows that are A and B; none in a suite.
+        difference: of B - A, by metric.
+        seed: of the prompt whose clips are shown, the one that is farthest from dense.
+        files: of a suite, its clips by row.
+        clip: of two configs, its clips side by side.
+        unwritten: why that could not be written.
     """
 
     kind: Literal["comparison"] = "comparison"
     model: String
+    pipeline_class: String = ""
     transformer_class: String
-    device: String
-    dtype: String
+    transformer_config: String = ""
     settings: Settings = Settings()
     flow_shift: Number | None = None
+    device: String
+    dtype: String
+    versions: Mapping[str, String | None] = {}
     sharing: String = ""
-    configs: Mapping[Side, Config]
-    range_notes: Mapping[Side, String] = {}
-    asked: Count
-    level: Number = LEVEL
-    summaries: Mapping[str, Mapping[str, Summary | None]] = {}
-    records: Sequence[ClipRecord] = ()
+    lpips_missing: String | None = None
+    asked: Index
+    rows: Sequence[Row]
+    sides: Sequence[String] = ()
+    difference: Mapping[str, Summary] = {}
+    seed: Count | None = None
+    files: Mapping[String, String] = {}
     clip: ShownClip | None = None
     unwritten: String | None = None
-
-    @staticmethod
-    def summarized(records: Sequence[ClipRecord], ways: Mapping[Side, str]) -> dict[str, Any]:
-        """Return the summaries of records; all metrics are resampled by the same prompts.
-
-        Args:
-            ways: the way of each side.
-        """
-        sides = {side: [r for r in records if r.way == way] for side, way in ways.items()}
-        drawn = draws(len(sides["A"]))
-        columns: dict[str, dict[str, Summary | None]] = {"A": {}, "B": {}, "B - A": {}}
-        for name in METRICS:
-            a, b = ([_value(record, name) for record in sides[side]] for side in SIDES)
-            columns["A"][name] = Summary.of(a, drawn)
-            columns["B"][name] = Summary.of(b, drawn)
-            columns["B - A"][name] = Summary.of([*map(_minus, b, a)], drawn)
-        return columns
 
     @property
     def title(self) -> str:
         """The headline of the page."""
-        return ", ".join(f"{side}: {self.names[side]}" for side in SIDES)
+        return ", ".join(self.sides) or f"{self.model}: quality over speed"
 
     @property
-    def names(self) -> dict[Side, str]:
-        """The names of both configs."""
-        return {side: name_of(self.configs[side].name) for side in SIDES}
-
-    def clips(self, side: Side) -> list[ClipRecord]:
-        """Return the records of a side, one for each prompt."""
-        way = side if self.configs[side].profile else DENSE
-        return [record for record in self.records if record.way == way]
+    def dense(self) -> Row:
+        """The row of the stock model."""
+        return self.rows[0]
 
     @property
-    def dense(self) -> list[ClipRecord]:
-        """The records of the stock model, one for each prompt."""
-        return [record for record in self.records if record.way == DENSE]
+    def shown(self) -> list[Row]:
+        """The other rows that have clips."""
+        return [row for row in self.rows[1:] if row.clips]
 
     @property
-    def worst(self) -> ClipRecord:
-        """The clip with the lowest PSNR of both sides."""
-        clips = [clip for side in SIDES for clip in self.clips(side)]
-        return min(clips, key=lambda clip: math.inf if clip.psnr_db is None else clip.psnr_db)
+    def drawn(self) -> list[Row]:
+        """The rows of charts: all but dense and the floor."""
+        return [row for row in self.shown if row.method != FLOOR]
 
     def points(self, name: str) -> list[QualityPoint]:
-        """Return the median of each side over its prompts."""
-        points = []
-        for side in SIDES:
-            clips = self.clips(side)
-            psnrs = [clip.psnr_db for clip in clips if clip.psnr_db is not None]
-            if psnrs:
-                label = f"{self.names[side]}, median of {len(clips)}"
-                speedup = statistics.median(clip.speedup for clip in clips)
-                points.append(QualityPoint(label, speedup, statistics.median(psnrs)))
-        return points
+        """Return the mean of each row over its prompts."""
+        return [
+            QualityPoint(
+                f"{row.name}, mean of {len(row.clips)}", row.median("speedup"), quality.mean
+            )
+            for row in self.drawn
+            if (quality := row.quality("psnr_db")) is not None
+        ]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the summaries of both sides and of their difference, charts, and all prompts."""
-        tables = [
-            self._table(f"{side}: {self.names[side]}", side)
-            for side in SIDES
-            if self.configs[side].profile
+        """Return the numbers and intervals of all rows, charts, frames, notes, and every clip."""
+        pair, rows = bool(self.sides), self.shown
+        intervals: list[Part] = [
+            intervals_table(row.name, row.summary, folded=not pair) for row in rows
         ]
-        groups = {
-            f"{side}: {self.names[side]}": [clip.per_frame for clip in self.clips(side)]
-            for side in SIDES
+        if pair:
+            zeros = Facts([("B - A", zeros_text(self.difference))])
+            intervals += [intervals_table("B - A", self.difference, sign=True), zeros]
+        bounds = f"PSNR {LEAST['psnr_db']:g} dB, SSIM {LEAST['ssim']:g}, LPIPS {MOST['lpips']:g}"
+        groups = {row.name: [clip.per_frame for clip in row.clips] for row in rows}
+        notes = [note for row in self.rows[1:] for note in row.notes]
+        prompts = {
+            clip.seed: clip.prompt or f"prompt {place + 1}"
+            for place, clip in enumerate(self.dense.clips)
         }
-        shown = "the prompt with the lowest PSNR: A, B, and where each differs from dense"
-        names = {} if self.clip is None else dict(zip([shown], self.clip.files, strict=False))
-        missing = "They are there with compare -o worst.mp4."
+        unsent = "Their texts are sent with --with-prompts only."
         return [
             Section("", self._head()),
-            Section("Frames", [Clips(names, side_by_side=True, missing=missing)], where="page"),
             Section(
                 "Quality and speed",
-                [self._chart()],
-                "Small marks are prompts; a large one is the median over prompts, and its cross "
-                "the interval.",
+                [self._chart(metric) for metric in QUALITY],
+                "Means over prompts with their intervals; up and to the right is better, of LPIPS "
+                "down. No difference below the floor means anything: it is the stock model with "
+                "another attention kernel."
+                if not pair
+                else "Small marks are prompts; a large one is their mean, and its cross the "
+                "interval.",
                 where="page",
-                missing="Both configs make the same clips as dense for every prompt.",
+                missing="No clip differs from dense yet.",
             ),
             Section(
+                "Numbers",
+                [numbers_table(rows)],
+                "Median time of the denoising loop, mean (worst) quality. Clips pass with "
+                f"{bounds} or better, as serving stacks ask; {PASSED} marks rows of which every "
+                "clip does. A floor that does not pass says that this model cannot be judged so at "
+                "this size.",
+            ),
+            Section("Frames", [self._frames()], where="page"),
+            Section(
                 "Intervals",
-                [*tables, self._table("B - A", "B - A"), Facts([("B - A", self._zeros())])],
-                f"Means and medians over prompts with their {self.level:.0%} bootstrap intervals; "
-                "A and B were resampled together.",
+                intervals,
+                "Means and medians over prompts with their 95% bootstrap intervals; all rows were "
+                "resampled together.",
+                where="both" if pair else "page",
             ),
             Section(
                 "Frame by frame",
@@ -257,193 +189,80 @@ class ConfigsComparison(Result):
                 "The median over prompts, and the band from the least to the most, against dense. "
                 "Flicker is how much a frame differs from the mean of its neighbours.",
                 where="page",
-                missing="These are images, of one frame each.",
+                missing="These are images, of one frame each." if pair else "",
             ),
-            Section("Prompts", [self._prompts()], where="page"),
+            Section("What there is to say", [Items(notes)]),
+            Section(
+                "Prompts",
+                [clips_table(rows, prompts)],
+                "" if any(clip.prompt for clip in self.dense.clips) else unsent,
+                where="page",
+            ),
         ]
 
     def _head(self) -> list[Part]:
-        parts: list[Part] = []
-        count = len(self.dense)
-        for side in SIDES:
-            detail = f"median; {self.names[side]}"
-            speed, psnr = (self._median(side, name) for name in ("speedup", "psnr_db"))
-            if speed is not None and speed.value is not None:
-                parts.append(Tile(times(speed.value), f"speed of {side} over dense", detail))
-            if psnr is not None:
-                parts.append(Tile(decibels(psnr.value), f"PSNR of {side} against dense", detail))
-        dense = statistics.median(clip.seconds for clip in self.dense)
-        missing = next((r.lpips_missing for r in self.records if r.lpips_missing), None)
-        seeds = [record.seed for record in self.dense]
-        rows = [
-            ("model", f"{name_of(self.model)} ({self.transformer_class})"),
-            ("settings", self.settings.text(self.flow_shift)),
-            ("prompts", f"{count}, seeds {seeds[0]} to {seeds[-1]}, the same for dense, A and B"),
-            ("dense", f"{seconds_text(dense)} for the denoising loop, median"),
-            ("device", f"{self.device}, {self.dtype}"),
-            ("versions", f"chipsparse {self.chipsparse}"),
-            ("LPIPS", "" if missing is None else f"not available: {missing}"),
-            *(("note", note) for note in self.notes),
-        ]
-        if self.clip is not None:
-            rows += self.clip.facts
-            rows.append(("", f"of the lowest PSNR: seed {self.worst.seed}, {self.worst.prompt}"))
-        return [*parts, Facts(rows)]
-
-    def _median(self, column: str, metric: str) -> Estimate | None:
-        summary = self.summaries.get(column, {}).get(metric)
-        return None if summary is None else summary.median
-
-    def _table(self, title: str, column: str) -> Table:
-        bounds = f"{self.level:.0%} interval"
-        sign, rows = column not in SIDES, []
-        for name, metric in METRICS.items():
-            summary = self.summaries.get(column, {}).get(name)
-            if summary is not None:
-                row = [metric.title]
-                for estimate in (summary.mean, summary.median):
-                    low, high = (metric.text(x, sign=sign) for x in (estimate.low, estimate.high))
-                    between = low if low == high else f"{low} to {high}"
-                    row += [metric.text(estimate.value, sign=sign), between]
-                rows.append(row)
-        return Table([title, "mean", bounds, "median", bounds], rows)
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know beside the numbers, one sentence each."""
-        count = len(self.dense)
-        notes = []
+        seconds = [clip.seconds for clip in self.dense.clips]
+        count, refused = len(seconds), sum(row.refused is not None for row in self.rows)
+        texts = []
         if count < self.asked:
-            notes.append(f"interrupted: of {self.asked} prompts, the first {count} are compared")
-        if self.sharing:
-            notes.append(f"dense and both configs ran on the same GPUs: {self.sharing}")
-        if count < 10:
-            notes.append(
+            texts.append(f"{count} of {self.asked} prompts are made")
+        if max(seconds) > QUIET * min(seconds):
+            texts.append(
+                f"the machine was not quiet: dense clips took {seconds_text(min(seconds))} to "
+                f"{seconds_text(max(seconds))}, so speeds mean little"
+            )
+        if refused:
+            rows = counted(len(self.rows) - 1, "row")
+            texts.append(f"{refused} of {rows} did not run; the same command tries them again")
+        if self.sides and count < FEW:
+            texts.append(
                 f"intervals from {count} prompts are rough and tend to be too narrow; use more"
             )
-        notes += [f"{side}: {sentence}" for side, sentence in self.range_notes.items()]
-        for side in SIDES:
-            lines = [line for clip in self.clips(side) for line in (*clip.fallbacks, *clip.notes)]
-            notes += [f"{side}: {line}" for line in dict.fromkeys(lines)]
-        return notes
+        tiles = [
+            Tile(
+                times(row.median("speedup")),
+                row.name,
+                f"PSNR {decibels(q.mean if (q := row.quality('psnr_db')) else None)}, "
+                f"{row.pass_text} pass",
+            )
+            for row in self.shown
+            if self.sides or row.method == OURS
+        ]
+        kinds = ", ".join(filter(None, (self.transformer_class, self.pipeline_class)))
+        known = ", ".join(f"{name} {text}" for name, text in self.versions.items() if text)
+        facts = [
+            ("model", f"{name_of(self.model)} ({kinds})"),
+            ("settings", self.settings.text(self.flow_shift)),
+            ("prompts", f"{count}, each row with the same seeds as dense"),
+            ("dense", f"{seconds_text(self.dense.median('seconds'))} for the denoising loop"),
+            ("device", f"{self.device}, {self.dtype}"),
+            ("processes", self.sharing),
+            ("versions", known),
+            ("LPIPS", f"not measured: {self.lpips_missing}" if self.lpips_missing else ""),
+            *([] if self.clip is None else self.clip.facts),
+        ]
+        return [*map(Alert, texts), *tiles, Facts(facts)]
 
-    def _zeros(self) -> str:
-        """Return where B - A may be nothing but the choice of prompts."""
-        unclear = []
-        for name, metric in METRICS.items():
-            summary = self.summaries.get("B - A", {}).get(name)
-            if summary is not None:
-                mean, median = summary.mean.includes_zero, summary.median.includes_zero
-                which = "" if mean and median else " (mean)" if mean else " (median)"
-                if mean or median:
-                    unclear.append(metric.title.partition(" (")[0] + which)
-        if not unclear:
-            return "no interval includes zero"
-        return f"may be zero, as the interval includes it: {', '.join(unclear)}"
+    def _frames(self) -> Clips:
+        """Return the clips of the prompt that is farthest from dense."""
+        farthest = f"The prompt of seed {self.seed} is farthest from dense. "
+        if not self.sides:
+            missing = "They are there as soon as a prompt is complete."
+            return Clips(self.files, beside=True, text=farthest, missing=missing)
+        names = {} if self.clip is None else {"A, B, and where they differ": self.clip.files[0]}
+        missing = "They are there with compare -o worst.mp4."
+        return Clips(names, side_by_side=True, text=farthest, missing=missing)
 
-    def _prompts(self) -> Table:
-        columns = ["prompt", "seed", "PSNR A", "speed-up A", "PSNR B", "speed-up B"]
-        rows = []
-        for dense, *sides in zip(self.dense, *map(self.clips, SIDES), strict=True):
-            values = [text for s in sides for text in (decibels(s.psnr_db), times(s.speedup))]
-            rows.append([dense.prompt, str(dense.seed), *values])
-        return Table(columns, rows, folded=f"All {counted(len(rows), 'prompt')}")
-
-    def _chart(self) -> Chart | None:
-        """Return a chart of every prompt and of the medians; None where nothing differs."""
-        if all(clip.identical for side in SIDES for clip in self.clips(side)):
-            return None
-
-        def draw(canvas: Canvas) -> None:
-            canvas.plane(SPEED, PSNR)
-            for side, colour in zip(SIDES, (FIRST, SECOND), strict=True):
-                square = side == "B"
-                marks = [
-                    (c.speedup, psnr, f"{side}, prompt {n}: {times(c.speedup)}, {psnr:.2f} dB")
-                    for n, c in enumerate(self.clips(side))
-                    if (psnr := c.psnr_db) is not None
-                ]
-                canvas.dots(marks, colour, square=square, alpha=0.6)
-                self._cross(canvas, side, colour)
-                canvas.axes.plot(
-                    [],
-                    [],
-                    "s" if square else "o",
-                    color=colour,
-                    label=f"{side}: {self.names[side]}",
-                )
-
-        return Chart("PSNR over speed-up", draw, "PSNR over speed-up, both against dense", 360)
-
-    def _cross(self, canvas: Canvas, side: Side, colour: str) -> None:
-        """Draw the median with its intervals, as far as they are finite."""
-        speed, psnr = (self._median(side, name) for name in ("speedup", "psnr_db"))
-        if speed is None or psnr is None or speed.value is None or psnr.value is None:
-            return
-        if speed.low is not None and speed.high is not None:
-            canvas.axes.hlines(psnr.value, speed.low, speed.high, color=colour, linewidth=1.6)
-        if psnr.low is not None and psnr.high is not None:
-            canvas.axes.vlines(speed.value, psnr.low, psnr.high, color=colour, linewidth=1.6)
-        tip = f"{side}: median {times(speed.value)}, {psnr.value:.2f} dB"
-        canvas.dots([(speed.value, psnr.value, tip)], colour, square=side == "B", radius=6)
-
-
-def _value(record: ClipRecord, metric: str) -> float | None:
-    if metric == "psnr_db" and record.identical:
-        return math.inf
-    value: float | None = getattr(record, metric)
-    return value
-
-
-def _minus(b: float | None, a: float | None) -> float | None:
-    if a is None or b is None or math.isinf(a) or math.isinf(b):
-        return None
-    return b - a
-
-
-def curves_chart(metric: str, groups: Mapping[str, Sequence[Curves]]) -> Chart | None:
-    """Return a metric over the frames: the median clip of each group, and the least and the most.
-
-    None where there is nothing to draw: clips of a single frame, or without this metric.
-    """
-    facts = FRAME_METRICS[metric]
-    spreads = {name: spread(clips, metric, facts.scale) for name, clips in groups.items()}
-    spreads = {name: rows for name, rows in spreads.items() if len(rows) > 1}
-    if not spreads:
-        return None
-    frames = 1 + max(row[0] for rows in spreads.values() for row in rows)
-
-    def draw(canvas: Canvas) -> None:
-        canvas.whole_axis("frame, from 0", frames, facts.title)
-        for (name, rows), colour in zip(spreads.items(), SERIES, strict=False):
-            numbers, low, middle, high = zip(*rows, strict=True)
-            if low != high:
-                canvas.axes.fill_between(numbers, low, high, color=colour, alpha=0.16, linewidth=0)
-            known = dict(zip(numbers, middle, strict=True))
-            places = range(numbers[0], numbers[-1] + 1)  # with a gap where no clip has a value
-            heights = [known.get(place, math.nan) for place in places]
-            line = "-" if colour == SERIES[0] else "--"
-            canvas.axes.plot(places, heights, color=colour, linestyle=line, label=name)
-        if metric not in ("psnr_db", "ssim"):
-            canvas.axes.set_ylim(bottom=0)
-
-    title = f"{facts.title.partition(',')[0]} of each frame"
-    title = title[:1].upper() + title[1:]
-    return Chart(title, draw, title)
-
-
-def spread(
-    clips: Sequence[Curves], metric: str, scale: float = 1.0
-) -> list[tuple[int, float, float, float]]:
-    """Return frame, least, median and most of all clips, where any has a value."""
-    curves = [clip.get(metric, ()) for clip in clips]
-    rows = []
-    for frame in range(max(map(len, curves), default=0)):
-        values = [curve[frame] for curve in curves if frame < len(curve)]
-        known = [scale * value for value in values if value is not None]
-        if known:
-            rows.append((frame, min(known), statistics.median(known), max(known)))
-    return rows
+    def _chart(self, metric: str) -> Chart | None:
+        """Return a metric over speed; that of a suite with the floor and the bounds."""
+        levels: list[tuple[float, str]] = []
+        if not self.sides:
+            floor = next((row.quality(metric) for row in self.rows if row.method == FLOOR), None)
+            means = [q.mean for row in self.drawn if (q := row.quality(metric)) is not None]
+            levels = [(ASKED[metric], "asked for")]
+            if floor is not None and means and floor.mean - max(means) <= FAR_DB:
+                levels.append((floor.mean, "floor"))
+        return quality_chart(self.drawn, metric, levels=levels)
 
 
 class FilesComparison(Result, ClipQuality):
@@ -470,20 +289,23 @@ class FilesComparison(Result, ClipQuality):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the metrics with their worst frames, facts, and each frame."""
-        frame_table = self._frames()
+        curves = self.per_frame
         flicker = {
-            f"{side}: {name_of(file)}": [{"flicker": self.per_frame.get(name, ())}]
+            f"{side}: {name_of(file)}": [{"flicker": curves.get(name, ())}]
             for side, file, name in (("A", self.a, "flicker_dense"), ("B", self.b, "flicker"))
         }
-        both = {"B against A": [self.per_frame]}
-        charts = [curves_chart(name, both) for name in FRAME_METRICS if name != "flicker"]
+        charts = [curves_chart(name, {"B against A": [curves]}) for name in QUALITY]
+        tiles = [Tile(decibels(self.psnr_db), "PSNR of B against A")]
+        for name in ("ssim", "lpips"):
+            if (value := getattr(self, name)) is not None:
+                tiles.append(Tile(f"{value:.4f}", QUALITY[name].title))
         return [
-            Section("", self._tiles(), where="page"),
+            Section("", tiles, where="page"),
             Section("B against A", self._numbers()),
             Section("Frames", [Clips({"A": self.a, "B": self.b}, reference="A")], where="page"),
             Section(
                 "Frame by frame",
-                [*charts, curves_chart("flicker", flicker), frame_table],
+                [*charts, curves_chart("flicker", flicker), self._frames()],
                 "How close each frame of B is to that of A. Flicker is how much a frame differs "
                 "from the mean of its neighbours. A gap in a curve of PSNR is a frame that is the "
                 "same.",
@@ -492,63 +314,48 @@ class FilesComparison(Result, ClipQuality):
             ),
         ]
 
-    def _tiles(self) -> list[Part]:
-        tiles: list[Part] = [Tile(decibels(self.psnr_db), "PSNR of B against A")]
-        for title, value in (("SSIM", self.ssim), ("LPIPS", self.lpips)):
-            if value is not None:
-                tiles.append(Tile(f"{value:.4f}", title))
-        return tiles
-
     def _numbers(self) -> list[Part]:
-        forms: dict[str, tuple[str, Callable[[Sequence[float]], float], Callable[[float], str]]] = {
-            "psnr_db": ("PSNR", min, decibels),
-            "ssim": ("SSIM", min, "{:.4f}".format),
-            "lpips": ("LPIPS", max, "{:.4f}".format),
-        }
         rows = []
-        for name, (title, pick, form) in forms.items():
-            value = getattr(self, name)
-            curve = self.per_frame.get(name, ())
-            known = [math.inf if each is None else each for each in curve]
-            if value is not None or (name == "psnr_db" and self.identical):
-                worst = pick(known)
+        for name, metric in QUALITY.items():
+            form: Callable[[float], str] = decibels if name == "psnr_db" else "{:.4f}".format
+            value = math.inf if name == "psnr_db" and self.identical else getattr(self, name)
+            known = [math.inf if x is None else x for x in self.per_frame.get(name, ())]
+            title = metric.title.partition(",")[0]
+            if value is not None:
+                worst = max(known) if name in MOST else min(known)
                 where = "all" if min(known) == max(known) else str(known.index(worst))
-                shown = "the same" if value is None else form(value)
-                rows.append([title, shown, "the same" if value is None else form(worst), where])
+                rows.append([title, form(value), form(worst), where])
             elif name == "ssim":
                 rows.append([title, "frames are too small", "", ""])
         pixels = f"{self.largest_difference} of 255"
-        facts = [
-            (
-                "largest difference",
-                "none: the same pixels in every frame" if self.identical else pixels,
-            )
-        ]
+        flicker = ""
         if self.flicker is not None and self.flicker_change is not None:
-            change, second = (EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
-            text = f"A {second - change:.3f}, B {second:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
-            facts.append(("flicker", text))
-        if self.lpips_missing is not None:
-            facts.append(("LPIPS", f"not available: {self.lpips_missing}"))
-        size = f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels"
-        facts.append(("compared", size))
-        if self.lossy:
-            names = " and ".join(self.lossy)
-            why = "part of the difference may be the encoder's; PNG files are exact"
-            facts.append(("note", f"{names}: {why}"))
-        facts += [] if self.clip is None else self.clip.facts
+            change, b = (EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
+            flicker = f"A {b - change:.3f}, B {b:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
+        lossy = "part of the difference may be the encoder's; PNG files are exact"
+        missing = self.lpips_missing
+        same = "none: the same pixels in every frame"
+        facts = [
+            ("largest difference", same if self.identical else pixels),
+            ("flicker", flicker),
+            ("LPIPS", "" if missing is None else f"not measured: {missing}"),
+            ("compared", f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels"),
+            ("note", f"{' and '.join(self.lossy)}: {lossy}" if self.lossy else ""),
+            *([] if self.clip is None else self.clip.facts),
+        ]
         return [Table(["", "overall", "worst", "in frame"], rows), Facts(facts)]
 
     def _frames(self) -> Table:
-        names = [name for name in (*FRAME_METRICS, "flicker_dense") if self.per_frame.get(name)]
         titles = {name: metric.title for name, metric in FRAME_METRICS.items()}
         titles |= {"flicker": "flicker of B, of 255", "flicker_dense": "flicker of A, of 255"}
-        rows = []
-        for frame in range(self.frames):
-            row = [str(frame)]
-            for name in names:
-                value = self.per_frame[name][frame]
-                scale = EIGHT_BITS if name.startswith("flicker") else 1.0
-                row.append("" if value is None else f"{scale * value:.4g}")
-            rows.append(row)
-        return Table(["frame", *(titles[n] for n in names)], rows, folded="All frames as a table")
+        curves = {name: self.per_frame.get(name) for name in titles}
+        columns = {
+            name: [
+                "" if x is None else f"{(EIGHT_BITS if 'flicker' in name else 1.0) * x:.4g}"
+                for x in curve
+            ]
+            for name, curve in curves.items()
+            if curve
+        }
+        rows = [[str(n), *line] for n, line in enumerate(zip(*columns.values(), strict=True))]
+        return Table(["frame", *(titles[n] for n in columns)], rows, folded="All frames as a table")

@@ -1,49 +1,216 @@
-"""The work of `chipsparse explain`: a resolved request, told from configs alone."""
+"""The forecast of a generation on a device, from configs alone: no weight is read."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from operator import attrgetter
 
 import torch
 
-from chipsparse.cache.kinds import PARTS, Part
-from chipsparse.cache.memory_plan import BudgetError
+from chipsparse.cache.kinds import PARTS, kind_bytes, with_caches
+from chipsparse.cache.memory_plan import (
+    BudgetError,
+    MemoryDemand,
+    MemoryPlan,
+    available,
+    declared,
+    plan_memory,
+    working_bytes,
+)
 from chipsparse.cache.table import bytes_by_kind
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.explain.forecast import Forecast, Target, look_ahead, rank_forecasts
 from chipsparse.cli.explain.record import (
-    Alone,
-    Attention,
-    Estimate,
     Explanation,
-    KindLayers,
-    LayerGroup,
     Memory,
-    MLPLayers,
     PartLayers,
     Quality,
-    Schedule,
+    RankForecast,
     Shared,
-    Tokens,
 )
 from chipsparse.cli.model.description import choose_device, choose_dtype
-from chipsparse.cli.model.weights import ComponentWeights, count_weights
+from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.options import GenerationOptions
-from chipsparse.cli.plan import QUANTIZED, plan_generation
+from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, fp8_weights, plan_generation
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, look_up, resolve
+from chipsparse.cli.settings import patch_sizes
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.cost_model.layer_times import kept_columns
+from chipsparse.config import Part
+from chipsparse.cost_model.exchanges import Sharing
+from chipsparse.cost_model.layer_times import (
+    PartSeconds,
+    Rates,
+    captures,
+    kept_columns,
+    known_rates,
+    part_times,
+    slower_parts,
+)
+from chipsparse.cost_model.run_times import RunEstimate, estimate_run
+from chipsparse.experiments.clips import planned_share
+from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
-from chipsparse.plan import SparsityPlan
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.parallel.sequence_cut import on_rank
+from chipsparse.plan import Action
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
-NO_BUDGET = "planned for a GPU without limit; give --vram to see what fits"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A generation as its configs tell it; of several processes, the one with the largest share.
+
+    Attributes:
+        planned: its plan, with the layout of that process.
+        working: bytes that a transformer call needs besides weights and caches.
+        memory: where caches live.
+        times: of a step of what the config has sparse; empty where they are not known.
+        dense: layers of each part that never run sparse, and why.
+        estimate: expected times; None where they are not known.
+        why_untimed: why not, one sentence.
+        sharing: how several processes share it; None for one.
+    """
+
+    planned: PlannedGeneration
+    working: int
+    memory: MemoryPlan
+    times: Mapping[tuple[int, Part], PartSeconds]
+    dense: Mapping[Part, dict[int, str]]
+    estimate: RunEstimate | None
+    why_untimed: str | None
+    sharing: Sharing | None
+
+    @property
+    def quality(self) -> Quality:
+        """The steps, the work, the caches and the speed-up."""
+        plan, memory, estimate = self.planned.plan, self.memory, self.estimate
+        return Quality(
+            counts=Counter(action.value for action in plan.actions()),
+            work=planned_share(plan, self.dense),
+            cache_bytes=memory.device_bytes + memory.host_bytes,
+            speedup_run=None if estimate is None else estimate.speedup_run,
+        )
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A request on its device.
+
+    Attributes:
+        request: resolved from the options.
+        weights: bytes of all weights.
+        known: rates that decide what runs dense; None where nothing is decided.
+        rates: from which times are estimated; None where they cannot be.
+        why_untimed: why not, one sentence.
+    """
+
+    request: Request
+    weights: int
+    known: Rates | None = None
+    rates: Rates | None = None
+    why_untimed: str | None = None
+
+    @classmethod
+    def of(cls, request: Request, weights: int) -> Forecaster:
+        """Measure the rates of a GPU that is here, unless they are known."""
+        device, dtype = request.device, request.dtype
+        why = "times are not estimated: the "
+        if device.type != "cuda":
+            return cls(request, weights, why_untimed=f"{why}rates of this CPU are not known")
+        if dtype is torch.float32:
+            return cls(request, weights, why_untimed=f"{why}known rates are those of 16-bit types")
+        known = known_rates(device, dtype) if request.here else Rates()
+        return cls(request, weights, known, known or measure_rates(device))
+
+    def look_ahead(self, profile: Profile, parallel: Parallel | None) -> Forecast:
+        """Return the forecast with a profile.
+
+        Args:
+            profile: what is computed when.
+            parallel: the processes that share it, which can; None for one.
+        """
+        request, rates = self.request, self.known
+        model, dtype, device = request.model, request.dtype, request.device
+        planned, sharing = plan_generation(request.settings, model, profile), None
+        if parallel is not None:
+            config = model.transformer_config
+            channels = config.get("out_channels") or config.get("in_channels", 0)
+            channels *= math.prod(patch_sizes(config))
+            sharing = Sharing(
+                planned.plan, parallel, planned.branches, dtype, output_channels=channels
+            )
+            if parallel.ulysses > 1:  # all plan their memory as the one with the largest share
+                layout = on_rank(planned.plan.layout, sharing.cut, 0)
+                planned = replace(planned, plan=replace(planned.plan, layout=layout))
+        plan, layers = planned.plan, range(planned.plan.layout.layers)
+        calls = planned.branches if sharing is None else sharing.calls
+        captured = device.type == "cuda" and sharing is None and captures(plan, dtype, rates)
+        never = {(layer, part) for part in planned.never for layer in layers}
+        form = fp8_weights(model)
+        fp8 = {} if form is None else dict.fromkeys(layers, form)
+        working = working_bytes(
+            plan, dtype=dtype, captured=calls if captured else 0, fp8_mlps=fp8.keys()
+        )
+        times: dict[tuple[int, Part], PartSeconds] = {}
+        slower: dict[tuple[int, Part], str] = {}
+        if rates is not None:
+            times = part_times(
+                plan, rates=rates, dtype=dtype, captured=captured, dense=never, fp8_mlps=fp8
+            )
+            slower = slower_parts(times, rates)
+        budgets = plan.config.memory
+        if request.here:
+            capacity = available(budgets, device, working=working, pending=self.weights)
+        else:
+            capacity = declared(budgets, working=working, pending=self.weights)
+        if parallel is not None:  # the processes of a machine share its memory
+            ranks, on_device = parallel.ranks, capacity.device
+            on_device = on_device // ranks if device.type == "cpu" else on_device
+            capacity = replace(capacity, device=on_device, host=capacity.host // ranks)
+        demand = MemoryDemand(dtype, calls, dense=frozenset(never | slower.keys()))
+        memory = plan_memory(plan, capacity, demand)
+        placement = memory.placement
+        dense: dict[Part, dict[int, str]] = {part: {} for part in PARTS}
+        for layer, part in product(layers, PARTS):
+            if part in planned.never:
+                dense[part][layer] = planned.never[part]
+            elif why := plan.why_dense(layer, part):
+                dense[part][layer] = f"{why} in the profile"
+            elif (layer, part) in slower:
+                dense[part][layer] = slower[layer, part]
+            elif (layer, part) in placement.recomputed:
+                dense[part][layer] = placement.why_recomputed(layer, part)
+        if sharing is not None:
+            sharing = replace(sharing, dense=frozenset(dense["attention"]))
+        estimate, why_untimed = None, self.why_untimed
+        if self.rates is not None:
+            estimate = estimate_run(
+                plan,
+                moved=partial(placement.moved, plan.config),
+                captured=captured and not placement.host,
+                dense_parts=dense,
+                dtype=dtype,
+                branches=planned.branches,
+                rates=self.rates,
+                sharing=sharing,
+            )
+            launch = self.rates.launch_seconds
+            if estimate.stock < len(layers) * planned.branches * launch:
+                estimate = None
+                why_untimed = (
+                    "times are not estimated: a layer this small computes in less time than the "
+                    f"host takes to launch a sparse one, about {launch * 1e3:.1f} ms"
+                )
+        return Forecast(planned, working, memory, times, dense, estimate, why_untimed, sharing)
 
 
 def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation:
@@ -64,30 +231,15 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         parallel=parallel,
         instead=None,
     )
-    profile, model, settings = request.profile, request.model, request.settings
-    assert profile is not None
-    target = Target.of(device, request.dtype, here=here)
+    profile, model = request.profile, request.model
+    assert profile is not None  # none is needed for the unpatched model alone
     weights = count_weights(model, request.dtype)
-    weight_bytes = sum(component.nbytes or 0 for component in weights)
-
-    def forecast_of(profile: Profile, *, alone: bool = False) -> Forecast:
-        planned = plan_generation(settings, model, profile)
-        share = None if alone else parallel
-        return look_ahead(model, planned, target, weights=weight_bytes, parallel=share)
-
-    forecast = forecast_of(profile)
-    _check_memory(forecast, profile, weight_bytes)
-    qualities = {
-        name: forecast if name == profile.quality else forecast_of(profile.of_quality(name))
-        for name in profile.qualities
-    }
+    weight_bytes = sum(size or 0 for size in weights.values())
+    forecaster = Forecaster.of(request, weight_bytes)
+    forecast = forecaster.look_ahead(profile, parallel)
+    _check_memory(forecast, weight_bytes)
     planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
-    layout, attention = plan.layout, plan.config.attention
-    layers = _layers(forecast)
-    columns = [group.columns for kind in layers for group in kind.keep]
-    sparse = [layer for k in layers for group in k.keep if group.columns for layer in group.layers]
-    on_host = 0 if device.type == "cuda" else memory.host_bytes
-    alone = None if parallel is None else forecast_of(profile, alone=True)
+    layout, on_host = plan.layout, 0 if device.type == "cuda" else memory.host_bytes
     return Explanation(
         model=model.location,
         pipeline_class=model.pipeline_class.__name__,
@@ -98,141 +250,119 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         device=str(device),
         device_here=here,
         dtype=str(request.dtype).removeprefix("torch."),
-        settings=settings,
+        settings=request.settings,
         pixels=planned.pixels,
         branches=planned.branches,
-        tokens=Tokens(
-            grids=layout.grids,
-            grid=layout.grid_tokens,
-            text=layout.text_tokens,
-            all=layout.tokens,
-            exact_text=layout.exact_text,
-        ),
-        attention=Attention(
-            query_blocks=block_count(len(layout.query_rows), attention.block_size_q),
-            block_size_q=attention.block_size_q,
-            precision=attention.precision,
-            columns_by_score=_most(map(plan.attention_keep_count, sparse)),
-            columns_at_random=plan.attention_random_count(),
-            columns=_most(columns),
-        ),
-        layers=layers,
-        schedule=Schedule(
-            actions=plan.describe(),
-            counts=forecast.action_counts,
-            full_steps=plan.schedule.full_steps,
-        ),
-        weights={component.name: component.nbytes for component in weights},
+        grids=layout.grids,
+        tokens=layout.tokens,
+        text_tokens=layout.text_tokens,
+        attention_precision=plan.config.attention.precision,
+        layers=_layers(forecast),
+        schedule=plan.describe(),
+        counts=forecast.quality.counts,
+        full_steps=plan.schedule.full_steps,
+        weights=weights,
         memory=Memory(
             weights=weight_bytes,
             working=forecast.working,
             caches_wanted=memory.wanted,
-            caches_on_device=memory.branches * memory.placement.device_bytes,
-            caches_on_host=memory.host_bytes,
-            slots=memory.placement.slot_bytes,
             device=weight_bytes + forecast.working + memory.device_bytes + on_host,
             vram=plan.config.memory.vram,
             ram=plan.config.memory.ram,
             precision="fp8" if memory.in_fp8 else "full",
         ),
         caches=bytes_by_kind(memory, layout),
-        estimate=None if forecast.estimate is None else Estimate.of(forecast.estimate),
-        shared=None if alone is None else _shared(forecast, alone),
-        qualities={name: _quality(quality) for name, quality in qualities.items()},
-        notes=_notes(request, profile, forecast, target, weights),
+        estimate=forecast.estimate,
+        shared=_shared(forecast, forecaster.look_ahead(profile, None)),
+        qualities={
+            name: forecaster.look_ahead(profile.of_quality(name), parallel).quality
+            for name in profile.qualities
+        },
+        notes=_notes(request, forecast, weights),
     )
 
 
-def _layers(forecast: Forecast) -> list[KindLayers]:
-    """Return the layers, by the model's name for them."""
-    plan, kinds, first = forecast.planned.plan, [], 0
-    whole = replace(plan.layout, share=None)  # of all processes together
-    for kind in plan.layout.kinds:
+def _layers(forecast: Forecast) -> list[PartLayers]:
+    """Return both parts of the layers, by the model's name for them."""
+    plan, parts, first = forecast.planned.plan, [], 0
+    layout = plan.layout
+    whole = replace(layout, share=None)  # of all processes together
+    for kind in layout.kinds:
         layers = range(first, first + kind.layers)
         first += kind.layers
-        groups: dict[tuple[int | None, int | None], list[int]] = {}
-        for layer in layers:
-            columns, neurons = (_kept(plan, layer, part) for part in PARTS)
-            groups.setdefault((columns, neurons), []).append(layer)
-        keep = [LayerGroup(layers=own, columns=c, neurons=n) for (c, n), own in groups.items()]
-        attention, mlp = (_part(forecast, part, layers) for part in PARTS)
-        rows = plan.config.mlp.block_size
-        mlp = MLPLayers(
-            **dict(mlp),
-            token_blocks=block_count(whole.mlp_tokens(layers[0]), rows),
-            block_size=rows,
-            neurons=kind.intermediate_size,
-            neurons_kept=_most(group.neurons for group in keep),
-        )
-        kinds.append(
-            KindLayers(name=kind.name, layers=kind.layers, attention=attention, mlp=mlp, keep=keep)
-        )
-    return kinds
+        sizes: dict[Part, tuple[int, int, int]] = {
+            "attention": (len(layout.query_rows), plan.config.block_size, layout.tokens),
+            "mlp": (whole.mlp_tokens(layers[0]), plan.config.block_size, kind.intermediate_size),
+        }
+        for part, (rows, block_size, total) in sizes.items():
+            keep = partial(kept_columns, plan) if part == "attention" else plan.mlp_keep_count
+            kept: dict[int, list[int]] = {}
+            for layer in layers:
+                if not plan.is_dense() and plan.is_sparse(layer, part):
+                    kept.setdefault(keep(layer), []).append(layer)
+            times = [
+                forecast.times[key] for key in product(layers, [part]) if key in forecast.times
+            ]
+            reasons = [why for layer, why in forecast.dense[part].items() if layer in layers]
+            parts.append(
+                PartLayers(
+                    kind=kind.name,
+                    part=part,
+                    sparse=kind.layers - len(reasons),
+                    dense=Counter(reasons),
+                    blocks=block_count(rows, block_size),
+                    block_size=block_size,
+                    total=total,
+                    kept=kept,
+                    step=max(times, key=attrgetter("sparse"), default=None),
+                )
+            )
+    return parts
 
 
-def _kept(plan: SparsityPlan, layer: int, part: Part) -> int | None:
-    """Return the columns or neurons that a layer computes at a sparse step; None: it is dense."""
-    if plan.is_dense() or not plan.is_sparse(layer, part):
-        return None
-    return kept_columns(plan, layer) if part == "attention" else plan.mlp_keep_count(layer)
-
-
-def _part(forecast: Forecast, part: Part, layers: range) -> PartLayers:
-    reasons, times = forecast.dense[part], forecast.times
-    dense = Counter(reasons[layer] for layer in layers if layer in reasons)
-    steps = [times[layer, part] for layer in layers if (layer, part) in times]
-    step = max(steps, key=lambda time: time.sparse, default=None)
-    return PartLayers(sparse=len(layers) - dense.total(), dense=dense, step=step)
-
-
-def _most(counts: Iterable[int | None]) -> int | None:
-    return max((count for count in counts if count is not None), default=None)
-
-
-def _quality(forecast: Forecast) -> Quality:
-    estimate = forecast.estimate
-    return Quality(
-        counts=forecast.action_counts,
-        work=forecast.work,
-        cache_bytes=forecast.cache_bytes,
-        speedup_run=None if estimate is None else estimate.speedup_run,
-    )
-
-
-def _shared(forecast: Forecast, alone: Forecast) -> Shared:
-    """Return what each process has, and how well they share it.
+def _shared(forecast: Forecast, alone: Forecast) -> Shared | None:
+    """Return what each process has, and how well they share it; None where there is one.
 
     Args:
         forecast: of the process with the largest share.
         alone: of one that has all.
     """
-    sharing, efficiency, run = forecast.sharing, None, None
-    assert sharing is not None
+    sharing, memory = forecast.sharing, forecast.memory
+    if sharing is None:
+        return None
+    config = with_caches(sharing.plan.config, in_fp8=memory.in_fp8)
+    sent, ranks = {action: sharing.sent_bytes(action) for action in Action}, []
+    for number, rank in enumerate(sharing.ranks()):
+        layout = sharing.layout_of(rank)
+        cache_bytes = sharing.calls * sum(
+            kind_bytes(kind, layer, layout=layout, config=config, dtype=sharing.dtype)
+            for layer, kind in (*memory.placement.device, *memory.placement.host)
+        )
+        ranks.append(
+            RankForecast(
+                rank=number,
+                branch=rank.branch,
+                heads=layout.own_heads,
+                tokens=rank.tokens,
+                cache_bytes=cache_bytes,
+                sent_bytes={action: sizes[number] for action, sizes in sent.items()},
+            )
+        )
+    efficiency = run = None
     together, single = forecast.estimate, alone.estimate
     if together is not None and single is not None:
-        ranks = sharing.parallel.ranks
         efficiency = {
-            action: single.steps[action] / (ranks * seconds)
+            action: single.steps[action] / (len(ranks) * seconds)
             for action, seconds in together.steps.items()
             if single.steps[action] > 0
         }
-        run = single.run / (ranks * together.run)
-    return Shared(
-        parallel=sharing.parallel,
-        ranks=rank_forecasts(forecast, sharing),
-        efficiency=efficiency,
-        efficiency_run=run,
-        alone=Alone(
-            cache_bytes=alone.cache_bytes,
-            steps=None if single is None else single.steps,
-            run=None if single is None else single.run,
-        ),
-    )
+        run = single.run / (len(ranks) * together.run)
+    return Shared(parallel=sharing.parallel, ranks=ranks, efficiency=efficiency, efficiency_run=run)
 
 
-def _check_memory(forecast: Forecast, profile: Profile, weights: int) -> None:
+def _check_memory(forecast: Forecast, weights: int) -> None:
     """Raise `UserError` where nothing fits, and say what would help."""
-    vram, working = profile.sparsity.memory.vram, forecast.working
+    vram, working = forecast.planned.plan.config.memory.vram, forecast.working
     needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
     if vram is not None and weights + working >= vram:
         raise UserError(
@@ -246,39 +376,35 @@ def _check_memory(forecast: Forecast, profile: Profile, weights: int) -> None:
         raise UserError(f"{error} ({needed})") from error
 
 
-def _notes(
-    request: Request,
-    profile: Profile,
-    forecast: Forecast,
-    target: Target,
-    weights: list[ComponentWeights],
-) -> list[str]:
-    model, plan, budgets = request.model, forecast.planned.plan, profile.sparsity.memory
+def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | None]) -> list[str]:
+    model, plan, profile = request.model, forecast.planned.plan, request.profile
+    assert profile is not None
     # Whatever is cached, it is told whether the model fits into --vram.
     unlimited = replace(plan, config=plan.config.override({"memory.vram": None}))
+    budgets, away = plan.config.memory, not request.here
+    unknown = ", ".join(name for name, size in weights.items() if size is None)
+    remarks = {
+        "planned for a GPU without limit; give --vram to see what fits": (
+            away and budgets.vram is None
+        ),
+        "host memory is what this machine has free; give --ram for another one": (
+            away and budgets.ram is None and forecast.memory.needs_host
+        ),
+        f"the weights of {unknown} are not counted: no config.json there": bool(unknown),
+        "the transformer's weights are counted, and its linears timed, as if they were not "
+        "quantized": QUANTIZED in model.transformer_config,
+        "the second expert takes over with a dense step and a refresh of its own, which are not "
+        "counted; the first one's caches are freed by then": (
+            {"transformer", "transformer_2"} <= set(model.components)
+        ),
+        "the tokens of a reference image are not counted": any(
+            word in model.pipeline_class.__name__ for word in SEEING_IMAGES
+        ),
+    }
     notes = [
         *request.warnings,
-        profile.standing_note,
-        *unlimited.notes(on_cpu=target.device.type == "cpu"),
+        *unlimited.notes(on_cpu=request.device.type == "cpu"),
         forecast.why_untimed,
+        *(remark for remark, holds in remarks.items() if holds),
     ]
-    if not target.here and budgets.vram is None:
-        notes.append(NO_BUDGET)
-    if not target.here and budgets.ram is None and forecast.memory.needs_host:
-        notes.append("host memory is what this machine has free; give --ram for another one")
-    unknown = [component.name for component in weights if component.nbytes is None]
-    if unknown:
-        notes.append(f"the weights of {', '.join(unknown)} are not counted: no config.json there")
-    if QUANTIZED in model.transformer_config:
-        notes.append(
-            "the transformer's weights are counted, and its linears timed, as if they were not "
-            "quantized"
-        )
-    if {"transformer", "transformer_2"} <= set(model.components):
-        notes.append(
-            "the second expert takes over with a dense step and a refresh of its own, which are "
-            "not counted; the first one's caches are freed by then"
-        )
-    if any(word in model.pipeline_class.__name__ for word in SEEING_IMAGES):
-        notes.append("the tokens of a reference image are not counted")
     return [note for note in notes if note is not None]

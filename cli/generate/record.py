@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from pydantic import ConfigDict, field_validator
 
@@ -30,9 +31,6 @@ from chipsparse.cli.views.units import (
 )
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.report.record import ReportRecord
-
-if TYPE_CHECKING:
-    pass
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
 BUNDLED = "bundled, draws simple shapes only"
@@ -246,17 +244,21 @@ class GenerationResult(Result):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the summary for the terminal and the report's sections for the page."""
-        from chipsparse.cli.generate.report_page import ReportPage
+        from chipsparse.cli.generate.report_page import report_sections  # which only pages need
 
-        return [*self._summary(verbose=verbose), *ReportPage(self).sections()]
+        return [*self._summary(verbose=verbose), *report_sections(self)]
 
     def _summary(self, *, verbose: bool) -> list[Section]:
         made = self.made
         if made is None:
             return []
-        head = [model_fact(self.request.model), ("gain", gain([self])), ("time", _time(made))]
-        names = {"output": "written", "dense": "dense", "compare": "compare", "report": "report"}
-        head += [(names[kind], files_text(files)) for kind, files in self.files.items()]
+        steps, sections = counted(len(made.steps), "step"), made.steps[-1].section + 1
+        steps += f" in {sections} sections" if sections > 1 else ""
+        time = f"{seconds_text(made.denoising_seconds)} for {steps}, "
+        time += f"{seconds_text(made.total_seconds)} with text and decoding"
+        head = [model_fact(self.request.model), ("gain", gain([self])), ("time", time)]
+        names = {"output": "written"}
+        head += [(names.get(kind, kind), files_text(files)) for kind, files in self.files.items()]
         head.append(("prompt", shortened(self.request.prompt, WHOLE_PROMPT) or "(empty)"))
         head.append(("seed", str(self.request.seed)))
         if self.sparse is not None:
@@ -267,14 +269,18 @@ class GenerationResult(Result):
         ]
 
     @property
-    def details(self) -> list[tuple[str, str]]:
-        """How it was made, and all that is worth knowing of it."""
+    def made_with(self) -> list[tuple[str, str]]:
+        """The settings, the profile and the LoRAs."""
         request = self.request
         rows = [("settings", request.settings_text)]
-        if self.sparse is not None and request.profile is not None:
+        if request.mode != "dense" and request.profile is not None:
             rows.append(("profile", profile_text(request.profile, request.quality)))
-        rows += [("LoRA", f"{lora.file} at {lora.scale:g}") for lora in request.loras]
-        return [*rows, ("memory", self._memory), *self.notes]
+        return [*rows, *(("LoRA", f"{lora.file} at {lora.scale:g}") for lora in request.loras)]
+
+    @property
+    def details(self) -> list[tuple[str, str]]:
+        """How it was made, and all that is worth knowing of it."""
+        return [*self.made_with, ("memory", self._memory), *self.notes]
 
     @property
     def notes(self) -> list[tuple[str, str]]:
@@ -327,7 +333,8 @@ class SeriesResult(Result):
         if not prompts:
             prompt = shortened(self.clips[0].request.prompt, WHOLE_PROMPT)
             head.append(("prompt", prompt or "(empty)"))
-        rows = [row for number, clip in enumerate(finished) for row in _series_facts(number, clip)]
+        rows = finished[0].details if finished else []
+        rows += [row for clip in finished[1:] for row in clip.notes]
         if verbose and finished and finished[-1].made:
             rows += internals(finished[-1].made)
         facts = Facts([*dict.fromkeys(rows)])
@@ -339,28 +346,17 @@ class SeriesResult(Result):
         columns += ["speed-up", "PSNR"] if compared else []
         rows = []
         for clip in self.clips:
-            name, time = "failed", "-"
-            if clip.error is None and clip.made is not None:
-                name = files_text(clip.files["output"])
-                time = seconds_text(clip.made.denoising_seconds)
-            cells = [name]
+            made = None if clip.error is not None else clip.made
+            cells = ["failed" if made is None else files_text(clip.files["output"])]
             if prompts:
                 cells.append(shortened(clip.request.prompt, ROW_PROMPT) or "(empty)")
+            time = "-" if made is None else seconds_text(made.denoising_seconds)
             cells += [str(clip.request.seed), time]
-            if compared:
-                found = clip.comparison
-                cells += ["-", "-"] if found is None else _compared(found)
-            rows.append(cells)
+            if (pair := clip.comparison) is not None:
+                psnr = "the same" if pair.psnr_db is None else f"{pair.psnr_db:.2f} dB"
+                cells += [f"{pair.speedup:.2f}x", psnr]
+            rows.append([*cells, *["-"] * (len(columns) - len(cells))])
         return Table(columns, rows, texts=2 if prompts else 1)
-
-
-def _series_facts(number: int, clip: GenerationResult) -> list[tuple[str, str]]:
-    return clip.details if number == 0 else clip.notes
-
-
-def _compared(comparison: Comparison) -> list[str]:
-    psnr = comparison.psnr_db
-    return [f"{comparison.speedup:.2f}x", "the same" if psnr is None else f"{psnr:.2f} dB"]
 
 
 def model_fact(location: str) -> tuple[str, str]:
@@ -372,44 +368,30 @@ def model_fact(location: str) -> tuple[str, str]:
 def gain(results: Sequence[GenerationResult]) -> str:
     """Return what was gained over dense, of one clip or of all of a series."""
     made = [result.sparse for result in results if result.sparse is not None]
+    pairs = [result.comparison for result in results if result.comparison is not None]
     if not made:
         return "none: the unpatched model ran"
-    compared = [result for result in results if result.comparison is not None]
-    if compared:
-        return _measured_gain(compared)
+    if pairs:
+        worst = min(pairs, key=lambda pair: math.inf if pair.psnr_db is None else pair.psnr_db)
+        speedups = _range(f"{speedup:.2f}" for speedup in sorted(pair.speedup for pair in pairs))
+        if len(pairs) > 1:
+            least = "" if worst.psnr_db is None else "at worst "
+            return f"{speedups} times as fast as dense; {least}{worst.quality}"
+        dense = next(result.dense for result in results if result.comparison is not None)
+        seconds = "" if dense is None else f" ({seconds_text(dense.denoising_seconds)})"
+        return f"{speedups} times as fast as dense{seconds}, {worst.quality}"
     if all(run.nothing_sparse is not None or run.work_share == 1 for run in made):
         return "none: nothing ran sparse"
     saved = sorted(1 - run.work_share for run in made if run.work_share is not None)
     if not saved:
         return "not known; --compare measures it"
-    share = _range([f"{value:.0%}" for value in saved])
+    share = _range(f"{value:.0%}" for value in saved)
     return f"about {share} fewer operations than dense (estimated; --compare measures the speed-up)"
 
 
-def _measured_gain(results: Sequence[GenerationResult]) -> str:
-    comparisons = [result.comparison for result in results if result.comparison is not None]
-    worst = min(comparisons, key=lambda c: float("inf") if c.psnr_db is None else c.psnr_db)
-    if len(comparisons) > 1:
-        speedups = [f"{speedup:.2f}" for speedup in sorted(c.speedup for c in comparisons)]
-        least = "" if worst.psnr_db is None else "at worst "
-        return f"{_range(speedups)} times as fast as dense; {least}{worst.quality}"
-    dense = results[0].dense
-    seconds = "" if dense is None else f" ({seconds_text(dense.denoising_seconds)})"
-    return f"{worst.speedup:.2f} times as fast as dense{seconds}, {worst.quality}"
-
-
-def _range(ascending: Sequence[str]) -> str:
-    least, most = ascending[0], ascending[-1]
-    return least if least == most else f"{least} to {most}"
-
-
-def _time(made: Run) -> str:
-    steps, sections = counted(len(made.steps), "step"), made.steps[-1].section + 1
-    steps += f" in {sections} sections" if sections > 1 else ""
-    return (
-        f"{seconds_text(made.denoising_seconds)} for {steps}, "
-        f"{seconds_text(made.total_seconds)} with text and decoding"
-    )
+def _range(ascending: Iterable[str]) -> str:
+    values = [*ascending]
+    return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
 def steps_table(made: Run) -> Table:

@@ -21,7 +21,7 @@ from PIL.PngImagePlugin import PngInfo
 
 import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.common.finished_files import readable
+from chipsparse.common.text_files import readable
 
 if TYPE_CHECKING:
     from chipsparse.cli.options import Item

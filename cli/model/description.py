@@ -20,8 +20,8 @@ import torch
 from chipsparse.cli.errors import UserError, first_line, user_errors
 from chipsparse.cli.options import could_be_hub_name, is_here
 
-LAYER_COUNT = re.compile(r"num_(\w+_)?layers")
-MOST_LAYERS = 1000
+LAYERS = re.compile(r"num_(\w+_)?layers")
+MOST_LAYERS = 1000  # to make many more would take for ever
 # In the names of pipelines that always start from an image.
 FROM_IMAGES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
 
@@ -145,28 +145,24 @@ def describe_model(location: str) -> ModelDescription:
         pipeline_class=pipeline_class,
         transformer_class=components[name][1],
         transformer_config=component_config(location, name, components[name]),
-        vae_config=component_config(location, "vae", components["vae"])
-        if "vae" in components
-        else {},
+        vae_config=component_config(location, "vae", components.get("vae")),
         components=components,
     )
 
 
 def _index(location: str) -> dict[str, Any]:
-    """What a model's index says: ``model_index.json``, or else that of a modular pipeline."""
-    names = ("model_index.json", "modular_model_index.json")
-    folder = Path(location)
-    if folder.exists():
-        is_modular = not (folder / names[0]).exists() and (folder / names[1]).exists()
-        return read_json(location, names[is_modular])
+    """Return what a model's index says: ``model_index.json``, or that of a modular pipeline."""
+    modular = "modular_model_index.json"
     try:
-        return read_json(location, names[0])
+        return read_json(location, "model_index.json")
     except UserError as error:
         from huggingface_hub import errors
 
-        if not isinstance(error.__cause__, errors.EntryNotFoundError):
+        if not (Path(location) / modular).exists() and not isinstance(
+            error.__cause__, errors.EntryNotFoundError
+        ):
             raise
-        return read_json(location, names[1])
+        return read_json(location, modular)
 
 
 def load_pipeline(
@@ -249,14 +245,12 @@ def quiet_libraries(*, debug: bool) -> Iterator[None]:
 
 
 def read_json(location: str, name: str) -> dict[str, Any]:
-    """The content of one of a model's files; raises `UserError` for what is wrong with it."""
-    folder = Path(location)
-    if folder.exists():
-        file = folder / name
-        if not file.is_file():
-            raise UserError(f"{location} is not a diffusers model folder: it has no {name}")
-    else:
+    """Return the content of one of a model's files; raise `UserError` for what is wrong with it."""
+    file = Path(location) / name
+    if not Path(location).exists():
         file = _fetch(location, name)
+    elif not file.is_file():
+        raise UserError(f"{location} is not a diffusers model folder: it has no {name}")
     with user_errors(OSError, ValueError, what=f"{file} is not valid JSON"):
         content = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
@@ -267,21 +261,20 @@ def read_json(location: str, name: str) -> dict[str, Any]:
 def _fetch(hub_name: str, name: str) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
+    reasons = {
+        errors.LocalEntryNotFoundError: "no connection to it, and no copy in the cache",
+        errors.GatedRepoError: "the model asks for consent to its terms: accept them there, and "
+        "log in",
+        errors.RepositoryNotFoundError: "it has no such model, or a private one",
+        errors.EntryNotFoundError: f"the model has no {name}",
+    }
     try:
         return Path(hf_hub_download(hub_name, name))
     except Exception as error:
-        reason = first_line(error)
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            reason = "no connection to it, and no copy in the cache"
-        elif isinstance(error, errors.GatedRepoError):
-            reason = "the model asks for consent to its terms: accept them there, and log in"
-        elif isinstance(error, errors.RepositoryNotFoundError):
-            reason = "it has no such model, or a private one"
-        elif isinstance(error, errors.EntryNotFoundError):
-            reason = f"the model has no {name}"
+        known = (reason for kind, reason in reasons.items() if isinstance(error, kind))
         raise UserError(
             f"{hub_name} is neither a folder here nor a model that could be fetched from the "
-            f"Hugging Face hub: {reason}"
+            f"Hugging Face hub: {next(known, first_line(error))}"
         ) from error
 
 
@@ -300,8 +293,10 @@ def _pipeline_class(index: dict[str, Any], location: str) -> type:
     return found
 
 
-def component_config(location: str, name: str, entry: list[str]) -> dict[str, Any]:
-    """The component's `config.json` over its class's defaults (older files leave keys out)."""
+def component_config(location: str, name: str, entry: list[str] | None) -> dict[str, Any]:
+    """Return a component's `config.json` over its class's defaults; empty without an entry."""
+    if entry is None:
+        return {}
     library, class_name = entry
     found = getattr(diffusers, class_name, None)
     if library != "diffusers" or not isinstance(found, type):
@@ -311,20 +306,13 @@ def component_config(location: str, name: str, entry: list[str]) -> dict[str, An
         )
     config = default_arguments(found) | read_json(location, f"{name}/config.json")
     for key, value in config.items():
-        if LAYER_COUNT.fullmatch(key):
-            _check_layer_count(f"{name}/config.json of {location}", key, value)
+        counts = LAYERS.fullmatch(key) and isinstance(value, int | float | str)
+        if counts and value not in range(MOST_LAYERS + 1):
+            raise UserError(
+                f"{name}/config.json of {location}: {key} must be a whole number from 0 to "
+                f"{MOST_LAYERS}, got {value!r}"
+            )
     return config
-
-
-def _check_layer_count(file: str, key: str, value: Any) -> None:
-    """Raises `UserError` for what is no count of layers: to make so many would take for ever."""
-    if value is None or isinstance(value, list | tuple):
-        return  # other models count theirs in other ways
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    if not is_count or not 0 <= value <= MOST_LAYERS:
-        raise UserError(
-            f"{file}: {key} must be a whole number from 0 to {MOST_LAYERS}, got {value!r}"
-        )
 
 
 def default_arguments(component_class: type) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from chipsparse.cli.errors import UserError, user_errors
 
 SUFFIX = ".safetensors"
-STEPS = re.compile(r"(?<!\d)(\d{1,3})[-_ ]?steps?(?![a-z])")
 
 
 @dataclass(frozen=True)
@@ -21,20 +19,6 @@ class Lora:
 
     file: Path
     scale: float
-
-    def steps_warning(self, steps: int) -> str | None:
-        """One sentence where its name says that it is made for another number of steps than these.
-
-        Those of distilled models ("lightning-4steps", "8-step") say so there, if anywhere.
-        """
-        named = {int(number) for number in STEPS.findall(self.file.stem.lower())} - {0}
-        if not named or steps in named:
-            return None
-        own = " or ".join(map(str, sorted(named)))
-        return (
-            f"--lora {self.file.name} is made for {own} steps by its name, and {steps} are "
-            f"computed; give --steps {max(named)}, or a profile for as many"
-        )
 
 
 def read_lora(text: str) -> Lora:

@@ -10,11 +10,10 @@ import diffusers
 import torch
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.model.description import ModelDescription, read_json
+from chipsparse.cli.model.description import ModelDescription
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.pipelines.flow_shift import with_flow_shift
 
-TRIAL_STEPS = 4
 FOLDER = "scheduler"  # also the component's name
 
 
@@ -64,15 +63,13 @@ def _of_name(name: str, own: Any, *, sparse: bool) -> Any:
     if len(matches) > 1:
         raise UserError(f"--scheduler {name} may be {' or '.join(matches)}; write more of it")
     if matches:
-        what = f"--scheduler {matches[0]} does not work here"
-        with user_errors(Exception, what=what):  # whatever it is, the generation would end with it
+        with user_errors(Exception, what=f"--scheduler {matches[0]} does not work here"):
             made = fitting[matches[0]].from_config(own.config)
             if sparse:
                 check_scheduler(made)
-            made.set_timesteps(TRIAL_STEPS)
             sample = torch.ones(1, 1, 2, 2)
-            for timestep in made.timesteps:  # some find only now that the config is not theirs
-                sample = made.step(torch.zeros_like(sample), timestep, sample).prev_sample
+            made.set_timesteps(2)  # some notice at their first step that the config is not theirs
+            made.step(sample, made.timesteps[0], sample)
         return fitting[matches[0]].from_config(own.config)
     for other in _matching(name, [kind for kind in dir(diffusers) if kind.endswith("Scheduler")]):
         raise UserError(f"--scheduler {other} takes another config than this model has; {choices}")
@@ -86,8 +83,8 @@ def _own(model: ModelDescription) -> Any | None:
     if kind is None:
         return None
     what = f"the scheduler of the model {model.location} cannot be made"
-    with user_errors(TypeError, ValueError, what=what):
-        return kind.from_config(read_json(model.location, f"{FOLDER}/scheduler_config.json"))
+    with user_errors(OSError, TypeError, ValueError, what=what):
+        return kind.from_pretrained(model.location, subfolder=FOLDER)
 
 
 def _matching(name: str, names: Iterable[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,15 @@ import torch
 
 import chipsparse
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.plan import called_steps
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, range_of, resolve, working
-from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.tune.lab import TuneLab, calibrated
 from chipsparse.cli.tune.options import TuneOptions
-from chipsparse.cli.tune.record import TunedResult
-from chipsparse.cli.tune.unreachable import unreachable_text
+from chipsparse.cli.tune.record import Chosen, TunedResult
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.config import CaptureMode
 from chipsparse.cost_model.layer_times import as_of_many
@@ -44,7 +40,7 @@ LEAST_STEPS = 4
 
 
 def run(options: TuneOptions) -> None:
-    """Check all that is cheap to check, then measure, search, write the profile, and tell."""
+    """Check all that is cheap to check, then measure, search, write the profile, and print."""
     rank = this_rank(options)
     with working(options, rank) as (model, device, dtype, display):
         request = resolve(
@@ -62,12 +58,13 @@ def run(options: TuneOptions) -> None:
         steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
-        samples = choose_samples(options, video=model.accepts("num_frames"))
-        lpips = _lpips(options, settings)
-        tuned = _tuned_for(options, model, settings, device, dtype)
+        samples = _samples(options, video=model.accepts("num_frames"))
+        held_out = [sample.prompt for sample in samples[options.calibration_prompts :]]
+        lpips = _lpips(options, request)
+        tuned = _tuned_for(options, request)
         facts = called(options, profile, prompts=[sample.prompt for sample in samples])
         rank = meet(rank, device, facts)
-        common = about(tuned, model, profile, options, rank.parallel)
+        common = _common_facts(tuned, request, profile, rank.parallel)
         store = Store(options.results_file, common, kind="tuning", ranks=rank)
         maker = ClipMaker(
             request.load,
@@ -76,10 +73,11 @@ def run(options: TuneOptions) -> None:
             display,
             plain_lines=1,
         )
+        experiment = Experiment(
+            maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
+        )
         lab = TuneLab(
-            Experiment(
-                maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
-            ),
+            experiment,
             profile.sparsity,
             options.calibration_prompts,
             options.budget,
@@ -87,7 +85,12 @@ def run(options: TuneOptions) -> None:
             _capture_mode(request, profile),
             lpips.measure is not None,
         )
-        _note(store, options, samples, None)
+        # For the page of `report`: what is searched for, and in the end what was chosen.
+        target = {name: value for name, value in vars(options.target).items() if value is not None}
+        name = ", ".join(f"{key} {value:g}" for key, value in target.items())
+        note: dict[str, Any] = {"target": target, "held_out": held_out, "chosen": None}
+        if name not in store.notes:
+            store.note(name, note)
         display.tell(
             f"the search takes at most the time of {options.budget:g} dense generations "
             f"(--budget), {len(samples)} of them dense"
@@ -104,17 +107,17 @@ def run(options: TuneOptions) -> None:
         try:
             best = search.run()
         except Unreachable as error:
-            raise UserError(unreachable_text(options.target, error, options.budget)) from error
-        _note(store, options, samples, best)
+            raise UserError(_unreachable_text(options, error)) from error
+        chosen, config = _chosen(best), best.candidate.config
+        store.note(name, {**note, "chosen": chosen.model_dump(mode="json")})
         tuned = dataclasses.replace(tuned, measured=measurement(best.pairs))
-        config = best.candidate.config
         if not rank.writes:
             return None
         write_profile(
             options.output,
             command="tune",
             model_class=model.transformer_class,
-            description=f"{tuned.model}, tuned for {target_text(vars(tuned.target))}.",
+            description=f"{tuned.model}, tuned for {target_text(target)}.",
             settings=settings,
             config=config,
             tuned=tuned,
@@ -122,10 +125,7 @@ def run(options: TuneOptions) -> None:
     result = TunedResult(
         profile=str(options.output),
         results=str(options.results_file),
-        schedule=best.candidate.describe,
-        actions=best.pairs[0].actions,
-        full=best.candidate.steps.full,
-        sparse=best.candidate.steps.sparse or (),
+        chosen=chosen,
         tuned=tuned.to_dict(),
         sparsity=dataclasses.asdict(config),
         configs_tried=lab.candidates,
@@ -133,8 +133,42 @@ def run(options: TuneOptions) -> None:
     print_result(result, as_json=options.json)
 
 
+def _chosen(best: Tried) -> Chosen:
+    candidate = best.candidate
+    return Chosen.model_validate(
+        {
+            "config": config_digest(candidate.config),
+            "form": candidate.describe,
+            "density": candidate.form.density,
+            "actions": best.pairs[0].actions,
+        }
+    )
+
+
+def _unreachable_text(options: TuneOptions, error: Unreachable) -> str:
+    """Return a sentence about a target that nothing meets: the closest, and how to go on."""
+    best = measurement(error.best.pairs)
+    worst = "the same clips as dense"
+    if best.psnr_db_worst is not None:
+        worst = f"a PSNR of {best.psnr_db_worst:.2f} dB"
+    if best.ssim_worst is not None:
+        worst += f" and an SSIM of {best.ssim_worst:.4f}"
+    if best.lpips_worst is not None:
+        worst += f" and an LPIPS of {best.lpips_worst:.4f}"
+    cannot, more = "cannot be met here", ""
+    if error.out_of_budget:
+        cannot = f"was not found within --budget {options.budget:g}"
+        more = ", or give a larger --budget"
+    return (
+        f"{target_text(vars(options.target))} {cannot}: the closest on the held-out prompts "
+        f"({error.best.candidate.describe}) has {worst} at worst and takes {best.seconds:.2f} s, "
+        f"{best.dense_seconds / best.seconds:.2f} times as fast as dense; ask for less{more}: what "
+        "was measured is kept"
+    )
+
+
 def _capture_mode(request: Request, profile: Profile) -> CaptureMode:
-    """The mode in which a few sparse steps run as those of such generations do."""
+    """Return the mode in which a few sparse steps run as those of such generations do."""
     planned = request.planned
     if planned is None:
         return profile.sparsity.cuda_graphs
@@ -149,7 +183,7 @@ def _capture_mode(request: Request, profile: Profile) -> CaptureMode:
     ).cuda_graphs
 
 
-def choose_samples(options: TuneOptions, *, video: bool) -> list[Sample]:
+def _samples(options: TuneOptions, *, video: bool) -> list[Sample]:
     """Return different prompts, those to calibrate with first; the seed of each is its number."""
     file = options.prompts or ASSETS / "prompts" / shapes(video=video)
     texts = list(dict.fromkeys(read_prompts(file)))
@@ -163,49 +197,21 @@ def choose_samples(options: TuneOptions, *, video: bool) -> list[Sample]:
     return [Sample(seed, text, seed) for seed, text in enumerate(texts[: first + others])]
 
 
-def _note(
-    store: Store, options: TuneOptions, samples: Sequence[Sample], best: Tried | None
-) -> None:
-    """Keep what is searched for, and what was chosen, for the page of `report`."""
-    target = {name: value for name, value in vars(options.target).items() if value is not None}
-    name = ", ".join(f"{each} {value:g}" for each, value in target.items())
-    content: dict[str, Any] = {
-        "target": target,
-        "held_out": [sample.prompt for sample in samples[options.calibration_prompts :]],
-        "chosen": None,
-    }
-    if best is not None:
-        content["chosen"] = {
-            "config": config_digest(best.candidate.config),
-            "form": best.candidate.describe,
-            "density": best.candidate.form.density,
-            "actions": list(best.pairs[0].actions),
-        }
-    elif name in store.notes:
-        return
-    store.note(name, content)
-
-
-def _lpips(options: TuneOptions, settings: GenerationSettings) -> Lpips:
+def _lpips(options: TuneOptions, request: Request) -> Lpips:
     if options.max_lpips is None:
         return Lpips(None, "not asked for")
-    lpips = find_lpips(settings.height or 1 << 20, settings.width or 1 << 20)
+    lpips = find_lpips(request.settings.height or 1 << 20, request.settings.width or 1 << 20)
     if lpips.measure is None:
         raise UserError(f"--max-lpips cannot be measured here: {lpips.why_not}; use --min-psnr")
     return lpips
 
 
-def _tuned_for(
-    options: TuneOptions,
-    model: ModelDescription,
-    settings: GenerationSettings,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> TunedFor:
+def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
+    model = request.model
     return TunedFor(
         model=Path(model.location).name if Path(model.location).exists() else model.location,
         transformer_config=digest(model.transformer_config),
-        **range_of(settings, options.flow_shift, device, dtype),
+        **range_of(request.settings, options.flow_shift, request.device, request.dtype),
         versions=Versions(
             chipsparse.__version__, str(torch.__version__), str(diffusers.__version__)
         ),
@@ -213,37 +219,29 @@ def _tuned_for(
     )
 
 
-def about(
-    tuned: TunedFor,
-    model: ModelDescription,
-    profile: Profile,
-    options: TuneOptions,
-    parallel: Parallel | None,
+def _common_facts(
+    tuned: TunedFor, request: Request, profile: Profile, parallel: Parallel | None
 ) -> dict[str, Any]:
-    """What all measurements of a results file have in common."""
+    """Return the facts that all measurements of a results file have in common."""
     facts = tuned.to_dict()
     del facts["target"], facts["measured"]
-    versions = facts.pop("versions")
     config = dataclasses.asdict(profile.sparsity)
     # What is tuned. Memory stays: it changes no result, but what steps take.
     del config["schedule"], config["attention"]["density"]
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        values = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{name}.{field}".rstrip("."): each for field, each in values.items()}
+    versions = facts.pop("versions")
     return {
         **({} if parallel is None else dataclasses.asdict(parallel)),
         **versions,
         **facts,
-        "transformer_class": model.transformer_class,
-        "pipeline_class": model.pipeline_class.__name__,
-        "weights": weights_digest(model),
+        "transformer_class": request.model.transformer_class,
+        "pipeline_class": request.model.pipeline_class.__name__,
+        "weights": weights_digest(request.model),
         "max_sequence_length": profile.generation.max_sequence_length,
-        "negative_prompt": options.negative_prompt,
+        "negative_prompt": request.options.negative_prompt,
         "first_dense_layers": profile.sparsity.schedule.first_dense_layers,
-        **_flat(config),
+        **flat,
     }
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        path = f"{prefix}{name}"
-        flat |= _flat(value, f"{path}.") if isinstance(value, dict) else {path: value}
-    return flat

@@ -63,29 +63,32 @@ class TuneLab:
     lpips: bool = False
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
 
+    def __post_init__(self) -> None:
+        self._maker, self._store = self.experiment.maker, self.experiment.store
+        self._parallel = self._store.ranks.parallel
+
     @property
     def candidates(self) -> int:
-        """How many configs were generated with, now or before."""
+        """The number of configs that were generated with, now or before."""
         return len({name.rpartition(", ")[0] for name in self._used if CANDIDATE in name})
 
     @functools.cached_property
     def pipe(self) -> Any:
         """The pipeline, warmed up."""
-        maker, sample = self.experiment.maker, self.experiment.samples[0]
+        maker, sample = self._maker, self.experiment.samples[0]
         pipe = maker.pipe
         with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
-        parallel = self.experiment.store.ranks.parallel
-        with maker.progress.stage("warming up"), stock(pipe, parallel):
+        with maker.progress.stage("warming up"), stock(pipe, self._parallel):
             warm_up(pipe, maker.arguments(sample.prompt), seed=sample.seed, report=None)
         return pipe
 
     def trajectory(self, prompt: int) -> Trajectory:
         """The trajectory of the dense generation of a prompt."""
-        made = self._dense(prompt)
+        made = self._clip(self.experiment.dense_way, prompt)
         if prompt == 0:
             seconds = made.total_seconds
-            self.experiment.maker.progress.tell(
+            self._maker.progress.tell(
                 f"a dense generation takes {duration(seconds)} here: the search ends within "
                 f"{self.budget:g} times that, {duration(self.budget * seconds)}"
             )
@@ -94,15 +97,14 @@ class TuneLab:
 
     def step_seconds(self) -> ActionSeconds:
         """The times of steps, from a short generation for each kind of sparse step."""
-        kinds = [(density, False) for density in DENSITIES]
+        timed = {(density, False): self._timed(density, False) for density in DENSITIES}
         if self.config.mlp.is_sparse:
-            kinds.append((MLP_TIMED_AT, True))
-        timed = {kind: self._timed(*kind) for kind in kinds}
+            timed[MLP_TIMED_AT, True] = self._timed(MLP_TIMED_AT, True)
         sparse = {kind: times["sparse"] for kind, times in timed.items()}
         if self.config.mlp.is_sparse:
             extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
             sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
-        dense = [self._dense(prompt) for prompt in range(self.calibrating)]
+        dense = [self._clip(self.experiment.dense_way, n) for n in range(self.calibrating)]
         return ActionSeconds(
             dense=statistics.median(record.facts["step_seconds"] for record in dense),
             refresh=statistics.median(times["refresh"] for times in timed.values()),
@@ -114,13 +116,13 @@ class TuneLab:
 
     def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
         """A generation against the dense one, paired by seed."""
-        dense = self._dense(prompt)
-        way = sparse_way(CANDIDATE, config, parallel=self.experiment.store.ranks.parallel)
-        key = f"{way.key}{', with LPIPS' * self.lpips}"
+        dense = self._clip(self.experiment.dense_way, prompt)
         facts = {"form": form, "config": config_digest(config)}
-        way = replace(way, key=key, warm=False, apply=_with_facts(way, facts))
-        made = self._clip(way, prompt, LIKELY_COST)
-        self._used[self._name(way, prompt)] = made.total_seconds / dense.total_seconds
+        way = sparse_way(CANDIDATE, config, parallel=self._parallel, facts=facts, warm=False)
+        way = replace(way, cost=LIKELY_COST, key=f"{way.key}{', with LPIPS' * self.lpips}")
+        made = self._clip(way, prompt)
+        name = record_name(way, self.experiment.samples[prompt])
+        self._used[name] = made.total_seconds / dense.total_seconds
         return Pair(
             psnr_db=SAME_DB if made.psnr_db is None else min(SAME_DB, made.psnr_db),
             ssim=made.ssim,
@@ -130,59 +132,51 @@ class TuneLab:
             actions=tuple(made.actions),
         )
 
-    def _dense(self, prompt: int) -> ClipRecord:
-        return self._clip(self.experiment.dense_way, prompt, 1.0)
-
-    def _name(self, way: Way, prompt: int) -> str:
-        return record_name(way, self.experiment.samples[prompt])
-
-    def _clip(self, way: Way, prompt: int, cost: float) -> ClipRecord:
-        name = self._name(way, prompt)
-        if name not in self.experiment.store.measured:
-            _ = self.pipe
-            self._plan(name, cost)
-        made = self.experiment.clip(way, self.experiment.samples[prompt]).record
-        self._used.setdefault(name, cost)
+    def _clip(self, way: Way, prompt: int) -> ClipRecord:
+        sample = self.experiment.samples[prompt]
+        name = record_name(way, sample)
+        self._prepare(name, way.cost)
+        made = self.experiment.clip(way, sample).record
+        self._used.setdefault(name, way.cost)
         return made
 
-    def _plan(self, name: str, cost: float) -> None:
-        left = max(0.0, self.budget - sum(self._used.values()) - cost)
-        self.experiment.maker.progress.plan({name: cost, "all that may follow": left})
+    def _prepare(self, name: str, cost: float) -> None:
+        """Load the model and plan a measurement, where that is not in the store."""
+        if name not in self._store.measured:
+            _ = self.pipe
+            left = max(0.0, self.budget - sum(self._used.values()) - cost)
+            self._maker.progress.plan({name: cost, "all that may follow": left})
 
     def _timed(self, density: float, sparse_mlp: bool) -> dict[str, float]:
-        store, maker = self.experiment.store, self.experiment.maker
         name = f"times, {density:g} of the columns{', sparse MLPs' * sparse_mlp}"
-        if name not in store.measured:
-            _ = self.pipe
-            self._plan(name, len(TIMED_ACTIONS) / (maker.steps - self.uncalled_steps))
-            with maker.progress.working(name):
+        self._prepare(name, len(TIMED_ACTIONS) / (self._maker.steps - self.uncalled_steps))
+        if name not in self._store.measured:
+            with self._maker.progress.working(name):
                 made = self._time_steps(density, sparse_mlp)
-            store.keep(name, lambda: made)
-        timed: dict[str, float] = store.measured[name]
-        self._used[name] = timed["seconds"] / self._dense(0).total_seconds
+            self._store.keep(name, lambda: made)
+        timed: dict[str, float] = self._store.measured[name]
+        dense = self._clip(self.experiment.dense_way, 0)
+        self._used[name] = timed["seconds"] / dense.total_seconds
         return timed
 
     def _time_steps(self, density: float, sparse_mlp: bool) -> dict[str, float]:
+        actions = {"actions": list(TIMED_ACTIONS)}
+        layers = {"first_dense_layers": self.config.schedule.first_dense_layers}
         config = with_sparse_mlp(self.config, sparse_mlp).override(
             {
-                "schedule": {
-                    "actions": list(TIMED_ACTIONS),
-                    "first_dense_layers": self.config.schedule.first_dense_layers,
-                },
+                "schedule": {**actions, **layers},
                 "attention.density": density,
                 "cuda_graphs": self.cuda_graphs,
             }
         )
-        maker, sample = self.experiment.maker, self.experiment.samples[0]
-        count = len(TIMED_ACTIONS)
+        maker, sample, count = self._maker, self.experiment.samples[0], len(TIMED_ACTIONS)
         arguments = {
             **maker.arguments(sample.prompt),
             "num_inference_steps": count + self.uncalled_steps,
         }
         title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
-        parallel = self.experiment.store.ranks.parallel
         with (
-            patched(self.pipe, config, parallel=parallel) as report,
+            patched(self.pipe, config, parallel=self._parallel) as report,
             maker.progress.denoising(title, count, plain_lines=1) as display,
         ):
             timed = time_steps(
@@ -222,14 +216,3 @@ def calibrated(parallel: Any) -> Way:
             yield Applied(facts=facts)
 
     return Way(DENSE, apply, warm=False)
-
-
-def _with_facts(way: Way, facts: dict[str, Any]) -> Any:
-    """Return the `apply` of a way whose records keep these facts."""
-
-    @contextmanager
-    def apply(pipe: Any) -> Iterator[Applied]:
-        with way.apply(pipe) as applied:
-            yield replace(applied, facts=lambda _: facts)
-
-    return apply

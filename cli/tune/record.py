@@ -1,21 +1,24 @@
-"""The results of `chipsparse tune`: what it tells at its end, and its results file."""
+"""The results of `chipsparse tune`: what it prints at its end, and its results file."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from chipsparse.cli.compare.rows import (
+    QUALITY,
+    Row,
+    clips_table,
+    numbers_table,
+    quality_chart,
+)
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views.budget_map import Cell, budget_map
 from chipsparse.cli.views.sections import (
-    FOURTH,
-    SECOND,
-    SOFT,
-    THIRD,
     Chart,
     Facts,
     Number,
@@ -25,7 +28,6 @@ from chipsparse.cli.views.sections import (
     Result,
     Section,
     String,
-    Table,
     Tile,
 )
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
@@ -33,76 +35,10 @@ from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.tuned_range import target_text
 
-if TYPE_CHECKING:
-    from chipsparse.cli.views.charts import Canvas
-
 AGAIN = "Run the same tune command again: what is in the file is not measured anew."
 NOTHING_TRIED = f"Nothing was tried yet. {AGAIN}"
+TARGETS = {"min_psnr_db": "psnr_db", "min_ssim": "ssim", "max_lpips": "lpips"}
 Action = Literal["dense", "refresh", "sparse", "skip"]
-
-
-class TunedResult(Result):
-    """A finished search.
-
-    Attributes:
-        profile: the file that was written.
-        results: the file with the measurements.
-        schedule: the chosen one in words.
-        actions: of each step.
-        full: the numbers of the full steps.
-        sparse: the numbers of the sparse steps.
-        tuned: the range of the profile, with the target and the measurement.
-        sparsity: the whole config.
-        configs_tried: how many configs were generated with, now or before.
-    """
-
-    kind: Literal["tuned"] = "tuned"
-    profile: String
-    results: String
-    schedule: String
-    actions: Sequence[String]
-    full: Sequence[int]
-    sparse: Sequence[int] = ()
-    tuned: Mapping[str, Any]
-    sparsity: Mapping[str, Any]
-    configs_tried: int
-
-    def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the summary."""
-        measured = self.tuned["measured"]
-        seconds, dense = measured["seconds"], measured["dense_seconds"]
-        speedup = dense / seconds if seconds else 0.0
-        rows = [
-            ("profile", self.profile),
-            ("quality", self._quality),
-            (
-                "time",
-                f"{seconds_text(seconds)}, dense {seconds_text(dense)}: {speedup:.2f} times as "
-                "fast",
-            ),
-            ("schedule", self.schedule),
-            ("full steps", ", ".join(map(str, self.full))),
-            ("sparse steps", ", ".join(map(str, self.sparse))),
-            (
-                "chosen from",
-                f"{counted(self.configs_tried, 'config')}; verified on "
-                f"{counted(measured['prompts'], 'prompt')}",
-            ),
-            ("measurements", self.results),
-        ]
-        return [Section("", [Facts(rows)])]
-
-    @property
-    def _quality(self) -> str:
-        measured = self.tuned["measured"]
-        worst, median = measured["psnr_db_worst"], measured["psnr_db_median"]
-        if worst is None or median is None:
-            return "the same clips as dense"
-        text = f"PSNR {worst:.1f} dB at worst, median {median:.1f}"
-        for name, title in (("ssim_worst", "SSIM"), ("lpips_worst", "LPIPS")):
-            if measured[name] is not None:
-                text += f"; {title} {measured[name]:.3f} at worst"
-        return text
 
 
 class Chosen(Record):
@@ -113,6 +49,10 @@ class Chosen(Record):
     density: Number
     actions: Sequence[Action]
 
+    def steps(self, *actions: str) -> list[int]:
+        """Return the numbers of the steps with these actions."""
+        return [step for step, action in enumerate(self.actions) if action in actions]
+
     def chart(self) -> Chart:
         """Return a map of the steps, all layers as one."""
         shares = {"skip": 0.0, "sparse": self.density}
@@ -122,6 +62,51 @@ class Chosen(Record):
         }
         caption = "What each step does, all layers alike"
         return budget_map(cells, layers=1, steps=len(self.actions), caption=caption)
+
+
+class TunedResult(Result):
+    """A finished search.
+
+    Attributes:
+        profile: the file that was written.
+        results: the file with the measurements.
+        tuned: the range of the profile, with the target and the measurement.
+        sparsity: the whole config.
+        configs_tried: how many configs were generated with, now or before.
+    """
+
+    kind: Literal["tuned"] = "tuned"
+    profile: String
+    results: String
+    chosen: Chosen
+    tuned: Mapping[str, Any]
+    sparsity: Mapping[str, Any]
+    configs_tried: int
+
+    def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the summary."""
+        measured, chosen = self.tuned["measured"], self.chosen
+        seconds, dense = measured["seconds"], measured["dense_seconds"]
+        worst, median = measured["psnr_db_worst"], measured["psnr_db_median"]
+        quality = "the same clips as dense"
+        if worst is not None and median is not None:
+            quality = f"PSNR {worst:.1f} dB at worst, median {median:.1f}"
+            for name, title in (("ssim_worst", "SSIM"), ("lpips_worst", "LPIPS")):
+                if measured[name] is not None:
+                    quality += f"; {title} {measured[name]:.3f} at worst"
+        speedup = f"{dense / seconds if seconds else 0.0:.2f} times as fast"
+        prompts = counted(measured["prompts"], "prompt")
+        rows = [
+            ("profile", self.profile),
+            ("quality", quality),
+            ("time", f"{seconds_text(seconds)}, dense {seconds_text(dense)}: {speedup}"),
+            ("schedule", chosen.form),
+            ("full steps", ", ".join(map(str, chosen.steps("dense", "refresh")))),
+            ("sparse steps", ", ".join(map(str, chosen.steps("sparse")))),
+            ("chosen from", f"{counted(self.configs_tried, 'config')}; verified on {prompts}"),
+            ("measurements", self.results),
+        ]
+        return [Section("", [Facts(rows)])]
 
 
 class Search(Record):
@@ -139,29 +124,6 @@ class Search(Record):
     def text(self) -> str:
         """The target in words."""
         return target_text(self.target)
-
-
-class Tried:
-    """A config with its clips, one for each prompt that it was tried on."""
-
-    def __init__(self, clips: Sequence[ClipRecord], dense: Mapping[str, float]) -> None:
-        self.clips = clips
-        self.name: str = clips[0].facts.get("config", "")
-        self.form: str = clips[0].facts.get("form", "")
-        self.psnrs = [clip.psnr_db for clip in clips if clip.psnr_db is not None]
-        self.seconds = statistics.median(clip.total_seconds for clip in clips)
-        known = [dense[clip.prompt] for clip in clips if clip.prompt in dense]
-        self.dense_seconds = statistics.median(known) if known else None
-        dense_seconds, seconds = self.dense_seconds, self.seconds
-        self.speedup = dense_seconds / seconds if dense_seconds and seconds else None
-
-    def text(self) -> str:
-        """Return the config in words, with its quality and time."""
-        speedup = "" if self.speedup is None else f", {times(self.speedup)} dense"
-        return (
-            f"{self.form}: {min(self.psnrs):.2f} dB at worst on "
-            f"{counted(len(self.clips), 'prompt')}, {seconds_text(self.seconds)}{speedup}"
-        )
 
 
 class About(Settings):
@@ -188,33 +150,35 @@ class TuningResult(Result):
 
     @cached_property
     def clips(self) -> list[ClipRecord]:
-        """The records of all clips, in the order in which they were made."""
-        kept = self.measured.values()
-        return [ClipRecord.model_validate(each) for each in kept if "way" in each]
+        """The records of all clips by total times, in the order in which they were made."""
+        kept = [ClipRecord.model_validate(x) for x in self.measured.values() if "way" in x]
+        dense = {clip.prompt: clip.total_seconds for clip in kept if clip.way == DENSE}
+        clips = []
+        for clip in kept:
+            seconds = clip.total_seconds
+            speedup = dense.get(clip.prompt, seconds) / seconds if seconds else 1.0
+            clips.append(clip.model_copy(update={"seconds": seconds, "speedup": speedup}))
+        return clips
 
     @cached_property
-    def dense(self) -> dict[str, float]:
-        """The seconds of dense generations, by prompt."""
-        return {clip.prompt: clip.total_seconds for clip in self.clips if clip.way == DENSE}
-
-    @cached_property
-    def tried(self) -> list[Tried]:
-        """The configs, in the order in which they were tried."""
+    def rows(self) -> list[Row]:
+        """The configs, chosen ones first, then the fastest."""
         configs: dict[str, list[ClipRecord]] = {}
         for clip in self.clips:
             if clip.way != DENSE:
                 configs.setdefault(clip.facts.get("config", ""), []).append(clip)
-        return [Tried(clips, self.dense) for clips in configs.values()]
-
-    @property
-    def chosen(self) -> set[str]:
-        """The configs that a search ended at."""
-        return {each.chosen.config for each in self.searches.values() if each.chosen is not None}
+        chosen = {search.chosen.config for search in self.searches.values() if search.chosen}
+        rows = []
+        for config, clips in configs.items():
+            method = "chosen" if config in chosen else "tried"
+            name = clips[0].facts.get("form", "") + " (chosen)" * (config in chosen)
+            rows.append(Row(name=name, method=method, setting=config, clips=clips))
+        return sorted(rows, key=lambda row: (row.method == "tried", -row.median("speedup")))
 
     @property
     def targets(self) -> str:
         """The targets of all searches in words."""
-        return "; ".join(dict.fromkeys(each.text for each in self.searches.values()))
+        return "; ".join(dict.fromkeys(search.text for search in self.searches.values()))
 
     @property
     def title(self) -> str:
@@ -224,137 +188,91 @@ class TuningResult(Result):
     def points(self, name: str) -> list[QualityPoint]:
         """Return every config at its worst prompt."""
         return [
-            QualityPoint(f"{name}, {each.form}", each.speedup, min(each.psnrs))
-            for each in self.tried
-            if each.speedup is not None and each.psnrs
+            QualityPoint(f"{name}, {row.name}", row.median("speedup"), quality.worst)
+            for row in self.rows
+            if (quality := row.quality("psnr_db")) is not None
         ]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the chosen schedules, and every config that was tried."""
-        sections = [
+        chosen = [search for search in self.searches.values() if search.chosen is not None]
+        held_out = {prompt for search in self.searches.values() for prompt in search.held_out}
+        prompts = {
+            clip.seed: clip.prompt + ", held out" * (clip.prompt in held_out)
+            for clip in self.clips
+            if clip.way == DENSE
+        }
+        why = f"No config was seen to reach the target ({self.targets}). {AGAIN}"
+        return [
             Section("", self._head()),
             Section(
                 "Quality and speed",
-                [self._chart() if self.tried or self.searches else None],
-                "A dot is a config, at the lowest PSNR that it reached on any prompt; the upright "
-                "line above it reaches to its highest. Configs are given up early where others of "
-                "the same time are better, or where a held-out prompt misses the target.",
+                [self._chart(metric) for metric in QUALITY],
+                "A mark is a config, at the worst of its prompts. Configs are given up early where "
+                "others of the same time are better, or where a held-out prompt misses the target.",
                 where="page",
                 missing=NOTHING_TRIED,
             ),
-        ]
-        sections += [
-            Section(f"Chosen schedule, for {each.text}", [each.chosen.chart()], each.chosen.form)
-            for each in self.searches.values()
-            if each.chosen is not None
-        ]
-        if not self.chosen:
-            why = f"No config was seen to reach the target ({self.targets}). {AGAIN}"
-            sections.append(Section("Chosen schedule", [], where="page", missing=why))
-        return [
-            *sections,
+            *(
+                Section(
+                    f"Chosen schedule, for {search.text}",
+                    [search.chosen.chart()],
+                    search.chosen.form,
+                )
+                for search in chosen
+                if search.chosen is not None
+            ),
+            *([] if chosen else [Section("Chosen schedule", [], where="page", missing=why)]),
             Section(
                 "Candidates",
-                [self._table()],
-                "Every generation of the search, against the dense one with the same seed. "
-                "Held-out prompts had no part in the choice of the form.",
+                [
+                    numbers_table(self.rows, passed=False) if self.rows else None,
+                    clips_table(self.rows, prompts) if self.rows else None,
+                ],
+                "Median time of a generation, mean (worst) quality against the dense clip of the "
+                "same seed. Held-out prompts had no part in the choice of the form.",
                 where="page",
                 missing=NOTHING_TRIED,
             ),
         ]
 
     def _head(self) -> list[Part]:
-        about = self.about
-        parts: list[Part] = []
+        about, parts = self.about, list[Part]()
         newest = next(reversed(list(self.searches.values())), None)
         if newest is not None and newest.chosen is not None:
             clips = [c for c in self.clips if c.facts.get("config") == newest.chosen.config]
+            # The chosen config was tried on those that calibrate, too, and may be worse there.
             held_out = [clip for clip in clips if clip.prompt in newest.held_out] or clips
             if held_out:
-                best = Tried(held_out, self.dense)
-                if best.speedup is not None and best.dense_seconds is not None:
-                    took = f"{seconds_text(best.seconds)}, dense {seconds_text(best.dense_seconds)}"
-                    parts.append(Tile(times(best.speedup), "as fast as dense", took))
-                psnr = decibels(min(best.psnrs, default=None))
+                best = Row(name="", clips=held_out)
+                took = f"median generation {seconds_text(best.median('seconds'))}"
+                parts.append(Tile(times(best.median("speedup")), "as fast as dense", took))
+                quality = best.quality("psnr_db")
                 label = f"PSNR, worst of {counted(len(held_out), 'held-out prompt')}"
+                psnr = decibels(None if quality is None else quality.worst)
                 parts.append(Tile(psnr, label, f"target: {newest.text}"))
-        parts.append(Tile(str(len(self.tried)), "configs tried"))
+        parts.append(Tile(str(len(self.rows)), "configs tried"))
         parts.append(Tile(str(len(self.measured)), "measurements in the file"))
+        dense = [clip.seconds for clip in self.clips if clip.way == DENSE]
         versions = {name: getattr(about, name) for name in ("chipsparse", "torch", "diffusers")}
         rows = [
             ("model", f"{about.model} ({about.transformer_class})"),
             ("settings", about.text(about.flow_shift)),
             ("targets", self.targets),
+            ("dense", f"{seconds_text(statistics.median(dense))} a generation" if dense else ""),
             ("delta rule", about.delta_rule),
             ("device", ", ".join(text for text in (about.device, about.dtype) if text)),
             ("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text)),
         ]
         return [*parts, Facts(rows)]
 
-    def _table(self) -> Table:
-        held_out = {prompt for each in self.searches.values() for prompt in each.held_out}
-        has_lpips = any(clip.lpips is not None for clip in self.clips)
-        order = sorted(self.tried, key=lambda each: (each.name not in self.chosen, each.seconds))
-        rows = []
-        for config in order:
-            for clip in config.clips:
-                dense = self.dense.get(clip.prompt)
-                prompt = f"seed {clip.seed}, {clip.prompt}"
-                lpips = "" if clip.lpips is None else f"{clip.lpips:.4f}"
-                rows.append(
-                    [
-                        config.form + " (chosen)" * (config.name in self.chosen),
-                        prompt + ", held out" * (clip.prompt in held_out),
-                        decibels(clip.psnr_db),
-                        "" if clip.ssim is None else f"{clip.ssim:.4f}",
-                        *([lpips] * has_lpips),
-                        seconds_text(clip.total_seconds),
-                        "" if dense is None else seconds_text(dense),
-                    ]
-                )
-        columns = ["config", "prompt", "PSNR", "SSIM", *["LPIPS"] * has_lpips, "time", "dense"]
-        return Table(columns, rows, texts=2)
-
-    def _chart(self) -> Chart:
-        """Return a chart of PSNR over the time of a generation, of every config."""
-        tried = [each for each in self.tried if each.psnrs]
-        dense = statistics.median(self.dense.values()) if self.dense else None
-        targets = [each.target for each in self.searches.values()]
-        goals = dict.fromkeys(goal for target in targets if (goal := target.get("min_psnr_db")))
-        limits = [limit for target in targets if (limit := _limit(target, dense)) is not None]
-        slowest = max([*(each.seconds for each in tried), dense or 0.0])
-        # A generous one would press all else together.
-        limits = [limit for limit in limits if limit <= 1.5 * slowest or not slowest]
-
-        def draw(canvas: Canvas) -> None:
-            canvas.plane("time of a generation, s", "PSNR against dense, dB")
-            for limit in limits:
-                canvas.axes.axvline(limit, color=FOURTH, linestyle="--", label="target")
-            if dense is not None:
-                label = f"dense, {seconds_text(dense)}"
-                canvas.axes.axvline(dense, color=SOFT, linestyle="--", label=label)
-            for each in tried:
-                low, high = min(each.psnrs), max(each.psnrs)
-                canvas.axes.vlines(each.seconds, low, high, color=SECOND, linewidth=1.6)
-            for chosen, colour, label in ((False, SECOND, "tried"), (True, THIRD, "chosen")):
-                marks = [
-                    (each.seconds, min(each.psnrs), each.text())
-                    for each in tried
-                    if (each.name in self.chosen) == chosen
-                ]
-                radius = 6 if chosen else 4
-                canvas.dots(marks, colour, label=label, square=chosen, radius=radius)
-            for goal in goals:
-                canvas.level(goal, f"target {goal:g} dB")
-            canvas.axes.set_xlim(left=0)
-
-        title = "PSNR of configs over the time of a generation"
-        return Chart(title, draw, "PSNR over time of every config that was tried", 380)
-
-
-def _limit(target: Mapping[str, float], dense: float | None) -> float | None:
-    """Return the longest that a generation may take for a target, if it says so."""
-    speedup = target.get("min_speedup")
-    if speedup and dense is not None:
-        return dense / speedup
-    return target.get("max_seconds")
+    def _chart(self, metric: str) -> Chart | None:
+        """Return the worst of a metric over speed with its targets; SSIM and LPIPS if asked for."""
+        targets = [search.target for search in self.searches.values()]
+        (goal,) = (name for name, own in TARGETS.items() if own == metric)
+        levels = dict.fromkeys(target[goal] for target in targets if goal in target)
+        if metric != "psnr_db" and not levels:
+            return None
+        speeds = dict.fromkeys(t["min_speedup"] for t in targets if "min_speedup" in t)
+        texts = [(level, f"target {level:g}") for level in levels]
+        return quality_chart(self.rows, metric, levels=texts, limits=[*speeds], worst=True)

@@ -98,10 +98,6 @@ class Canvas:
         self.axes.margins(x=0.06)
         self.axes.grid()
 
-    def percent_axis(self) -> None:
-        """Write the numbers upwards as percentages."""
-        self.axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
-
     def integers_upwards(self) -> None:
         """Write whole numbers upwards."""
         self.axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))

@@ -17,9 +17,8 @@ from chipsparse.cli.views.sections import Result, clean
 KINDS = {
     "generation": ("chipsparse.cli.generate.record", "GenerationResult"),
     "series": ("chipsparse.cli.generate.record", "SeriesResult"),
-    "comparison": ("chipsparse.cli.compare.record", "ConfigsComparison"),
+    "comparison": ("chipsparse.cli.compare.record", "Comparison"),
     "files": ("chipsparse.cli.compare.record", "FilesComparison"),
-    "suite": ("chipsparse.cli.compare.suite_record", "SuiteResult"),
     "tuning": ("chipsparse.cli.tune.record", "TuningResult"),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.curves import OURS, SKIPS, TARGETS, generation_of, quality_rows
+from benchmarks.curves import INTERVAL, LEAD, OURS, SKIPS, TARGETS, generation_of, quality_rows
 from benchmarks.models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
@@ -47,8 +47,6 @@ WORKLOADS = {
     "tiny-wan 57,600": "equal_work_57600_h200.json",
     "tiny-flux 1,088": "equal_work_flux_h200.json",
 }
-LEAD = "ours ahead of other methods"
-INTERVAL = f"{LEAD}: 95 % of the means"
 NAMES = {OURS: "sparse steps", SKIPS: "nothing sparse", LEAD: "lead", INTERVAL: "95 % interval"}
 USUAL = "NVIDIA H200, torch 2.11.0+cu130, diffusers 0.42.1"
 SHARES = tuple(f"{share:.0%}" for share in TARGETS)
@@ -318,10 +316,10 @@ def equal_work() -> str:
     parts = []
     for name, file in WORKLOADS.items():
         clips = read(file)
-        rows = []
-        for row in quality_rows(clips, "work"):
-            if "ahead" not in row["method"] or row["method"] in (LEAD, INTERVAL):
-                rows.append({name: NAMES.get(row["method"], row["method"]), **_by_share(row)})
+        rows = [
+            {name: NAMES.get(row["method"], row["method"]), **_by_share(row)}
+            for row in quality_rows(clips, "work")
+        ]
         prompts = len({clip["prompt"] for clip in clips})
         made = f"{generation_of(clips[0])}; {prompts} prompts"
         parts.append(f"{table(rows, texts=1)}\n\n{made}; {source(clips, file)}")

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from chipsparse.kernels.column_selection import ColumnSelection
 from chipsparse.kernels.column_selection.reference import position_state
+from chipsparse.kernels.launch import launch_changing
 from chipsparse.kernels.mask_packing.triton_kernel import packed_bits, packed_counts
 from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability, multiprocessors
 
@@ -655,7 +656,9 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         and compute_capability(device) >= (9, 0)
     )
     with torch.cuda.device_of(column_sums):
-        _select_kernel[(programs,)](
+        launch_changing(
+            _select_kernel,
+            (programs,),
             column_sums.contiguous(),
             static,
             static_counts,
@@ -680,7 +683,9 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         strata = min(call.random_count, columns)
         if strata > 0:
             state = position_state(call.seed)
-            _draw_kernel[(rows,)](
+            launch_changing(
+                _draw_kernel,
+                (rows,),
                 packed,
                 heads,
                 blocks,

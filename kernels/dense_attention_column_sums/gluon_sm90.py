@@ -36,6 +36,7 @@ from chipsparse.kernels.gluon_column_sums import (
     write_sums,
 )
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
+from chipsparse.kernels.launch import launch_changing
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -294,7 +295,9 @@ def _launch(
     items = batch * heads * row_tiles
     grid = (min(items, triton_support.multiprocessors(device)),)
     with torch.cuda.device(device):
-        _dense_attention_column_sums_kernel[grid](
+        launch_changing(
+            _dense_attention_column_sums_kernel,
+            grid,
             descriptor(query, [1, 1, 64, head_dim]),
             descriptor(key, [1, 1, TILE, head_dim]),
             descriptor(value, [1, 1, TILE, head_dim]),

@@ -22,6 +22,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import TRANSIENT_BYTES, block_count, ranges
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
+from chipsparse.kernels.launch import launch_changing
 from chipsparse.kernels.triton_blocks import dot, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, compute_capability, with_positive_scale
 
@@ -67,7 +68,9 @@ def dense_attention_column_sums(
     def launch(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
         # Consecutive programs share a head, so that they find its keys in the cache.
         with torch.cuda.device_of(query):
-            _dense_attention_column_sums_kernel[((last_unit - first_unit) * row_tiles,)](
+            launch_changing(
+                _dense_attention_column_sums_kernel,
+                ((last_unit - first_unit) * row_tiles,),
                 query,
                 key,
                 value,

@@ -39,6 +39,7 @@ from chipsparse.kernels.gluon_column_sums import (
     write_sums,
 )
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
+from chipsparse.kernels.launch import launch_changing
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -356,7 +357,9 @@ def fp8_dense_attention(
     items = batch * heads * row_tiles
     grid = (min(items, triton_support.multiprocessors(device)),)
     with torch.cuda.device(device):
-        _fp8_dense_attention_kernel[grid](
+        launch_changing(
+            _fp8_dense_attention_kernel,
+            grid,
             descriptor(tensors.query, [1, 1, 64, head_dim]),
             descriptor(tensors.key, [1, 1, TILE, head_dim]),
             descriptor(tensors.value, [1, 1, head_dim, TILE]),

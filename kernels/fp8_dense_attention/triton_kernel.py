@@ -19,6 +19,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import TRANSIENT_BYTES, block_count, ranges
 from chipsparse.kernels.dense_attention_column_sums.triton_kernel import sum_weights
 from chipsparse.kernels.fp8_dense_attention import LOWEST_BITS, WEIGHT_BITS, Fp8DenseAttention
+from chipsparse.kernels.launch import launch_changing
 from chipsparse.kernels.triton_blocks import (
     SCORE_OFFSET,
     fp8_dot,
@@ -63,7 +64,9 @@ def fp8_dense_attention(
     def launch(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
         # Consecutive programs share a head, so that they find its keys in the cache.
         with torch.cuda.device_of(query):
-            _fp8_dense_attention_kernel[((last_unit - first_unit) * row_tiles,)](
+            launch_changing(
+                _fp8_dense_attention_kernel,
+                ((last_unit - first_unit) * row_tiles,),
                 query,
                 key,
                 value,

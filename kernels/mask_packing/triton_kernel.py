@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import launch, launch_changing
 from chipsparse.kernels.mask_packing import PackedToIndices, PackMask, UnpackMask
 from chipsparse.kernels.triton_support import cdiv
 
@@ -243,7 +243,9 @@ def packed_bits(mask: torch.Tensor) -> torch.Tensor:
     if packed.numel():
         grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
         with torch.cuda.device_of(mask):
-            _pack_kernel[grid](
+            launch_changing(
+                _pack_kernel,
+                grid,
                 mask.contiguous().view(torch.uint8),
                 packed,
                 row_bytes,
@@ -263,7 +265,9 @@ def unpack_mask(call: UnpackMask) -> torch.Tensor:
     if mask.numel():
         grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
         with torch.cuda.device_of(packed):
-            _unpack_kernel[grid](
+            launch_changing(
+                _unpack_kernel,
+                grid,
                 packed.contiguous(),
                 mask.view(torch.uint8),
                 row_bytes,
@@ -282,8 +286,15 @@ def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
     counts = torch.zeros(shape, dtype=torch.int32, device=packed.device)
     if packed.numel():
         with torch.cuda.device_of(packed):
-            _count_kernel[(shape.numel(),)](
-                packed, counts, row_bytes, columns, WORDS=COUNT_WORDS, num_warps=COUNT_WARPS
+            launch_changing(
+                _count_kernel,
+                (shape.numel(),),
+                packed,
+                counts,
+                row_bytes,
+                columns,
+                WORDS=COUNT_WORDS,
+                num_warps=COUNT_WARPS,
             )
     return counts
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import LARGEST_FP8 as LARGEST
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import launch, launch_changing
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous, with_padding
 from chipsparse.kernels.triton_blocks import (
@@ -318,7 +318,9 @@ def dense_activation(call: DenseActivation) -> torch.Tensor:
         batch,
     )
     with torch.cuda.device_of(hidden):
-        _activate_kernel[grid](
+        launch_changing(
+            _activate_kernel,
+            grid,
             up,
             gate,
             weight if bias is None else bias.contiguous(),

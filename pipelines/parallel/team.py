@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
-from chipsparse.parallel.agreement import Together
+from chipsparse.parallel.agreement import Agreement
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.head_exchange import HeadExchange, SharingGroups
@@ -59,7 +59,7 @@ class Team:
             peers = Peers(dist.get_process_group_ranks(group))
             self.guidance = GuidanceSplit(group, peers)
             columns = BranchColumns(group, peers)
-        self.agreement = Together(self._all, columns)
+        self.agreement = Agreement(self._all, columns)
 
     def split(self, config: SparsityConfig, *, needs_text: bool) -> SplitSequence | None:
         """This process's share of one transformer; None where no tokens are shared."""
@@ -67,8 +67,8 @@ class Team:
             return None
         return SplitSequence(
             self._exchange,
-            rows=config.mlp.block_size if config.mlp.is_sparse else 1,
-            query_rows=config.attention.block_size_q if config.attention.is_sparse else 1,
+            rows=config.block_size if config.mlp.is_sparse else 1,
+            query_rows=config.block_size if config.attention.is_sparse else 1,
             needs_text=needs_text,
         )
 

@@ -19,8 +19,7 @@ ACTIONS = ["dense", "refresh", "sparse", "sparse", "skip", "dense", "sparse", "r
 CONFIG = SparsityConfig().override(
     {
         "attention.density": 0.2,
-        "attention.block_size_q": 16,
-        "mlp.block_size": 16,
+        "block_size": 16,
         "tile": None,
         "schedule.actions": ACTIONS,
     }

@@ -73,5 +73,5 @@ def test_a_dense_layer_is_added_to_what_it_is_given(bias):
     generate(session, steps=2)
     session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
     output = session.mlp[2](session.state, hidden, weights, addend=addend.clone)
-    layer = dense_step(None, hidden, weights, config=CONFIG.mlp, backend=None)
+    layer = dense_step(None, hidden, weights, block_size=CONFIG.block_size, backend=None)
     torch.testing.assert_close(output, layer + addend)

@@ -1,7 +1,6 @@
 """The schedule: actions by period, by list, by layer."""
 
 import dataclasses
-import itertools
 import re
 
 import pytest
@@ -20,7 +19,6 @@ LAYOUT = ModelLayout(
     batch=1,
     grids=((3, 4, 5),),
 )
-SHORT = "1 dense, 1 refresh, 2 sparse, 1 skip, 7 sparse; skipped ones with half a forecast"
 LETTERS = {action: letter for letter, action in schedules.ACTIONS.items()}
 
 
@@ -36,23 +34,70 @@ def listed(steps=12, **schedule):
     return SparsityPlan(config_of(**schedule), LAYOUT, steps)
 
 
-def taken(steps=12, config=None, **schedule):
-    return letters(SparsityPlan(config or config_of(**schedule), LAYOUT, steps).actions())
+def taken(steps=12, **schedule):
+    return letters(listed(steps, **schedule).actions(0, 12 if steps is None else None))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ({"refresh_every": 5}, "DRSSSSRSSSSR"),
-        ({"refresh_every": 4, "warmup_steps": 4}, "DDDRSSSRSSSD"),
-        ({"refresh_every": 3, "warmup_steps": 7}, "DDDDDDRSSRDD"),
-        ({"warmup_steps": 40}, "DDDDDDDDDDDD"),
-        ({"actions": ["dense", "refresh", "sparse", "skip"]}, "DRSKKKKKKKKK"),
-    ],
-)
-def test_step_actions(schedule, expected):
-    plan = listed(**schedule)
-    assert letters(map(plan.step_action, range(12))) == expected
+OFF = {"attention.density": "dense", "mlp.density": "dense"}
+# Steps, schedule and the actions of a guidance branch.
+TAKEN = [
+    (12, {"refresh_every": 5}, "DRSSSSRSSSSD"),
+    (12, {"refresh_every": 4, "warmup_steps": 4}, "DDDRSSSRSSSD"),
+    (12, {"refresh_every": 3, "warmup_steps": 7}, "DDDDDDRSSDDD"),
+    (12, {"warmup_steps": 40}, "DDDDDDDDDDDD"),
+    (12, {"full_steps": [1, 2, 4, 7], "between": "none"}, "DDDKDKKDKKKK"),
+    (12, {"full_steps": [1, 2, 4, 7], "between": "middle"}, "DDDKDKKRKKSK"),
+    (12, {"full_steps": [1, 2, 4, 7], "between": "every_other"}, "DDDKRKSRKSKS"),
+    (12, {"full_steps": [1, 2, 4, 7], "between": "all"}, "DDRSRSSRSSSS"),
+    (12, {"full_steps": [1, 4, 8], "between": [5, 7, 10]}, "DDKKRSKSRKSK"),
+    (12, {"full_steps": [1, 4, 8], "between": []}, "DDKKDKKKDKKK"),
+    (12, {"full_steps": [6]}, "DKKDKKRKKSKK"),  # step 3 has no refresh to read
+    (1, {"full_share": 0.5}, "D"),
+    (2, {"full_share": 0.5}, "DD"),
+    (6, {"full_share": 1.0}, "DDDDDD"),
+    (9, {"full_share": 0.1, "least_full": 4, "between": "none"}, "DDKDKKKKD"),
+    # Without a number of steps there is no share, and behind the last full step no middle.
+    (None, {"full_share": 0.5}, "DDDDDDDDDDDD"),
+    (None, {"full_steps": [1, 4]}, "DDKKRKSKSKSK"),
+    (None, {"full_steps": [1, 4], "between": "none"}, "DDKKDKKKKKKK"),
+    (None, {"full_steps": [1, 4], "between": "all"}, "DRSSRSSSSSSS"),
+    # A refresh that no sparse step reads is a dense step.
+    *(
+        (steps, {"full_steps": [1, 4, 5], "between": [2, 6]}, "DRSKDRSKKKKK")
+        for steps in (12, None)
+    ),
+    *((steps, {"full_steps": [1, 3], "between": [4]}, "DDKRSKKKKKKK") for steps in (12, None)),
+    *(
+        (len(actions), schedules.listed(actions)["schedule"], expected)
+        for actions, expected in {
+            "DDRDD": "DDDDD",
+            "DRDSK": "DRDSK",
+            "DRRSR": "DRRSR",
+            "DRDKD": "DDDKD",
+            "DKKDK": "DKKDK",
+        }.items()
+    ),
+    (4, {"full_steps": [0], "actions": ["dense", "skip"]}, "DKKK"),
+]
+
+
+@pytest.mark.parametrize(("steps", "schedule", "expected"), TAKEN)
+def test_actions_of_schedules(steps, schedule, expected):
+    assert taken(steps, **schedule) == expected
+    plan = listed(steps, **schedule)
+    if steps is not None:
+        assert plan.is_dense() == ("S" not in expected)
+        assert plan.schedule.skips_any == ("K" in expected)
+    off = SparsityPlan(plan.config.override(OFF), LAYOUT, steps)
+    assert off.is_dense()
+    assert letters(off.actions(0, len(expected))) == re.sub("[RS]", "D", expected)
+
+
+def test_the_last_listed_action_is_repeated():
+    plan = listed(actions=["dense", "refresh", "sparse", "skip"])
+    assert letters(map(plan.step_action, range(12))) == "DRSKKKKKKKKK"
+    assert SparsityPlan(SparsityConfig.dense(), LAYOUT, 50).is_dense()
+    assert listed(None, actions=["dense"]).is_dense()
 
 
 def test_first_layers_stay_dense_but_are_skipped_too():
@@ -61,8 +106,7 @@ def test_first_layers_stay_dense_but_are_skipped_too():
     )
     plan = SparsityPlan(config, LAYOUT, 12)
     for part in PARTS:
-        found = [plan.action(layer, 3, part).value for layer in range(4)]
-        assert found == ["dense"] * 2 + ["sparse"] * 2
+        assert letters(plan.action(layer, 3, part) for layer in range(4)) == "DDSS"
         assert plan.action(0, 5, part) is Action.SKIP
 
 
@@ -70,6 +114,7 @@ def test_layers_have_budgets_of_their_own():
     config = SparsityConfig().override(
         {
             "attention.density": 0.1,
+            "attention.random_fraction": 0.05,
             "mlp.density": 0.3,
             "schedule.first_dense_layers": 1,
             "layers": [
@@ -83,95 +128,104 @@ def test_layers_have_budgets_of_their_own():
     assert [plan.density(layer, "attention") for layer in range(4)] == [None, 0.1, None, 0.5]
     assert [plan.density(layer, "mlp") for layer in range(4)] == [None, 0.3, 1.0, None]
     assert [plan.attention_keep_count(layer) for layer in range(4)] == [60, 6, 60, 30]
+    assert plan.attention_random_count() == 3
     assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
     assert plan.action(3, 5, "attention") is Action.SPARSE
     assert plan.action(3, 5, "mlp") is Action.DENSE
     off = SparsityPlan(config.override({"attention.density": "dense"}), LAYOUT, 12)
     assert not any(off.is_sparse(layer, "attention") for layer in range(4))
-
-
-def test_a_layer_that_the_model_does_not_have_is_refused():
-    config = SparsityConfig().override({"layers": [{"layers": 3}, {"layers": "1-4", "mlp": 0.1}]})
     with pytest.raises(ConfigError) as error:
-        SparsityPlan(config, LAYOUT, 12)
+        SparsityPlan(config, dataclasses.replace(LAYOUT, kinds=(LayerKind("block", 3, 8),)), 12)
     assert str(error.value) == (
-        "layers[1].layers: names layer 4, but this model has 4 layers, 0 to 3"
+        "layers[0].layers: names layer 3, but this model has 3 layers, 0 to 2"
     )
 
 
-def test_all_dense_plans_are_recognized():
-    assert SparsityPlan(SparsityConfig.dense(), LAYOUT, 50).is_dense()
-    listed = SparsityConfig().override({"schedule.actions": ["dense"]})
-    assert SparsityPlan(listed, LAYOUT, None).is_dense()
-    assert not SparsityPlan(SparsityConfig(), LAYOUT, 50).is_dense()
-    assert SparsityPlan(SparsityConfig(), LAYOUT, 1).is_dense()
+REST = "the rest skipped, then corrected"
+MIDDLE = f"one sparse step in each gap of 3 and more, {REST}"
+# Steps, schedule, how it is described, and the beginning of its note, if it has one.
+DESCRIBED = [
+    (50, {"full_share": 0.26}, f"13 of 50 steps in full, close at the start, {MIDDLE}", None),
+    (
+        12,
+        {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 0.5},
+        "3 of 12 steps in full, as listed, every other step of a gap sparse, the rest skipped "
+        "with half a forecast, then corrected",
+        None,
+    ),
+    (
+        12,
+        {"full_share": 0.25, "between": "none", "forecast": 1, "least_full": 6},
+        "6 of 12 steps in full, close at the start, the rest skipped with a full forecast, "
+        "then corrected",
+        None,
+    ),
+    (
+        12,
+        {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3, "correct": False},
+        "3 of 12 steps in full, close at the start, one sparse step in each gap of 3 and more, "
+        "the rest skipped with 0.3 of a forecast from step 4 on",
+        "full_share 0.25 of only 12 steps lists 3 of them: such shares are made for some 50",
+    ),
+    (
+        20,
+        {"full_share": 0.25, "between": "all"},
+        "5 of 20 steps in full, close at the start, all others sparse",
+        None,
+    ),
+    (
+        12,
+        {**schedules.listed("DRSSKS")["schedule"], "forecast": 0.5},
+        "1 dense, 1 refresh, 2 sparse, 1 skip, 7 sparse; skipped ones with half a forecast",
+        None,
+    ),
+    (12, {}, "1 dense, 1 refresh, 9 sparse, 1 dense", None),
+    (4, {"full_share": 0.1, "least_full": 4}, "all 4 steps in full", None),
+    (
+        12,
+        {"full_steps": [1, 4, 12, 40]},
+        f"3 of 12 steps in full, as listed, {MIDDLE}",
+        "full_steps 12, 40 are never reached: the last of 12 steps is 11",
+    ),
+    (
+        12,
+        {"full_steps": [1], "between": [3, 14]},
+        f"2 of 12 steps in full, as listed, 2 sparse, likewise, {REST}",
+        "between 14 are never reached: the last of 12 steps is 11",
+    ),
+    (
+        12,
+        {"full_steps": [6]},
+        f"2 of 12 steps in full, as listed, {MIDDLE}",
+        "step 3 is computed in full: it was to be sparse, and the only full step before it is",
+    ),
+    (
+        None,
+        {"full_steps": [1, 4]},
+        f"3 steps in full, as listed, {MIDDLE}",
+        "the pipeline does not tell the number of steps: behind the last of schedule.full_steps",
+    ),
+    (
+        None,
+        {"full_share": 0.5},
+        "number of steps unknown",
+        "schedule.full_share needs the number of steps",
+    ),
+    (
+        None,
+        {"full_steps": [1, 4], "between": "none"},
+        f"3 steps in full, as listed, {REST}",
+        None,
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("between", "expected"),
-    [
-        ("none", "DDDKDKKDKKKK"),
-        ("middle", "DDDKDKKRKKSK"),
-        ("every_other", "DDDKRKSRKSKS"),
-        ("all", "DDRSRSSRSSSS"),
-    ],
-)
-def test_steps_between_listed_full_ones(between, expected):
-    """A refresh only where a sparse step comes before the next full one."""
-    plan = listed(full_steps=[1, 2, 4, 7], between=between)
-    assert letters(plan.actions()) == expected
-    assert plan.notes() == []
-    assert plan.schedule.full_steps == (0, 1, 2, 4, 7)
-    assert plan.is_dense() == (between == "none")
-    assert plan.schedule.skips_any == (between != "all")
-    off = plan.config.override({"attention.density": "dense", "mlp.density": "dense"})
-    assert taken(config=off) == expected.replace("R", "D").replace("S", "D")
-
-
-def test_a_share_of_the_steps_in_full():
-    plan = listed(50, full_share=0.26)
-    found = letters(plan.actions())
-    assert found == "DDDDDKDKDKKRKSKRKKKSKKRKKKKSKKKRKKKKSKKKKRKKSKKDKK"
-    assert plan.describe() == (
-        "13 of 50 steps in full, close at the start, one sparse step in each gap of 3 and "
-        "more, the rest skipped, then corrected"
-    )
-    assert taken(1, full_share=0.5) == "D"
-    assert taken(2, full_share=0.5) == "DD"
-    assert taken(6, full_share=1.0) == "DDDDDD"
-    assert taken(9, full_share=0.1, least_full=4, between="none") == "DDKDKKKKD"
-    few = listed(4, full_share=0.1, least_full=4)
-    assert (few.is_dense(), few.describe(), few.notes()) == (True, "all 4 steps in full", [])
-    assert taken(4, full_steps=[0], actions=["dense", "skip"]) == "DKKK"
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        (
-            {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 0.5},
-            "3 of 12 steps in full, as listed, every other step of a gap sparse, the rest skipped "
-            "with half a forecast, then corrected",
-        ),
-        (
-            {"full_share": 0.25, "between": "none", "forecast": 1},
-            "3 of 12 steps in full, close at the start, the rest skipped with a full forecast, "
-            "then corrected",
-        ),
-        (
-            {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3, "correct": False},
-            "3 of 12 steps in full, close at the start, one sparse step in each gap of 3 "
-            "and more, the rest skipped with 0.3 of a forecast from step 4 on",
-        ),
-        (
-            {"full_share": 0.25, "between": "all", "forecast": 0.5},
-            "3 of 12 steps in full, close at the start, all others sparse",
-        ),
-        ({**schedules.listed("DRSSKS")["schedule"], "forecast": 0.5}, SHORT),
-    ],
-)
-def test_lists_are_described_in_one_line(schedule, expected):
-    assert listed(**schedule).describe() == expected
+@pytest.mark.parametrize(("steps", "schedule", "text", "note"), DESCRIBED)
+def test_a_schedule_in_words_and_what_it_cannot_do(steps, schedule, text, note):
+    plan = listed(steps, **schedule)
+    assert plan.describe() == text
+    assert len(plan.notes()) == (note is not None)
+    assert "".join(plan.notes()).startswith(note or "")
 
 
 def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
@@ -185,32 +239,7 @@ def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
     assert SparsityPlan(config, many, 12).notes() == []
 
 
-def test_sparse_steps_may_be_listed_too():
-    plan = listed(full_steps=[1, 4, 8], between=[5, 7, 10])
-    assert letters(plan.actions()) == "DDKKRSKSRKSK"
-    assert plan.describe() == (
-        "4 of 12 steps in full, as listed, 3 sparse, likewise, the rest skipped, then corrected"
-    )
-    none = listed(full_steps=[1, 4, 8], between=[])
-    assert letters(none.actions()) == "DDKKDKKKDKKK"
-    assert none.is_dense()
-    assert none.describe() == ("4 of 12 steps in full, as listed, the rest skipped, then corrected")
-    (note,) = listed(full_steps=[1], between=[3, 14]).notes()
-    assert note == "between 14 are never reached: the last of 12 steps is 11"
-    assert not listed(None, full_steps=[1], between=[3]).notes()
-
-
-def test_what_a_list_cannot_do_is_said():
-    (note,) = listed(full_steps=[1, 4, 12, 40]).notes()
-    assert note == "full_steps 12, 40 are never reached: the last of 12 steps is 11"
-    share = listed(8, full_share=0.26).notes()[0]
-    assert share.startswith("full_share 0.26 of only 8 steps lists 2 of them: such shares are made")
-    assert listed(50, full_share=0.26).notes() == []
-    assert listed(8, full_share=0.26, least_full=4).notes() == []
-    plan = listed(full_steps=[6])  # 3 was to be sparse, and there is no refresh yet
-    assert letters(plan.actions()) == "DKKDKKRKKSKK"
-    (note,) = plan.notes()
-    assert note.startswith("step 3 is computed in full: it was to be sparse, and the only full")
+PROFILES = [QUALITIES_FILE, *sorted(ASSETS.glob("*/*.yaml"))]
 
 
 @pytest.mark.parametrize("first", [0, 20, 35, 42])
@@ -229,25 +258,6 @@ def test_a_share_is_one_of_the_steps_that_run(first):
     assert named.schedule.full_steps == tuple(sorted(listed_steps))
 
 
-def test_lists_where_the_number_of_steps_is_unknown():
-    def found(count=24, **schedule):
-        plan = listed(None, **schedule)
-        return letters(itertools.islice(plan.actions_from(0), count)), plan.notes()
-
-    taken, (note,) = found(full_share=0.5)
-    assert taken == "D" * 24
-    assert note.startswith("schedule.full_share needs the number of steps")
-    taken, (note,) = found(10, full_steps=[1, 4])
-    assert taken == "DDKKRKSKSK"
-    assert "every other step is sparse" in note
-    assert found(10, full_steps=[1, 4], between="none") == ("DDKKDKKKKK", [])
-    assert found(10, full_steps=[1, 4], between="all") == ("DRSSRSSSSS", [])
-    assert listed(None, full_steps=[1, 4]).describe() == (
-        "3 steps in full, as listed, one sparse step in each gap of 3 and more, the rest skipped, "
-        "then corrected"
-    )
-
-
 def test_which_skipped_outputs_are_forecast():
     def forecasts(steps, **schedule):
         schedule = listed(steps, full_steps=[1, 4], **schedule).schedule
@@ -262,40 +272,6 @@ def test_which_skipped_outputs_are_forecast():
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []
 
 
-def test_budgets_and_description():
-    config = SparsityConfig().override(
-        {
-            "attention.density": 0.1,
-            "attention.random_fraction": 0.05,
-            "mlp.density": 0.255,
-        }
-    )
-    plan = SparsityPlan(config, LAYOUT, 12)
-    assert plan.attention_keep_count(0) == 6
-    assert plan.attention_random_count() == 3
-    assert plan.mlp_keep_count(0) == 26
-    assert plan.describe() == "1 dense, 1 refresh, 9 sparse, 1 dense"
-    assert plan == SparsityPlan(config, LAYOUT, 12)
-    assert plan != SparsityPlan(config, LAYOUT, 13)
-
-
-@pytest.mark.parametrize(
-    ("actions", "taken"),
-    [
-        ("DDRDD", "DDDDD"),  # nobody would read what the refresh records
-        ("DDDDD", "DDDDD"),
-        ("DRDSK", "DRDSK"),
-        ("DRRSR", "DRRSR"),
-        ("DRDKD", "DDDKD"),
-        ("DKKDK", "DKKDK"),
-    ],
-)
-def test_listed_actions_are_taken(actions, taken):
-    config = SparsityConfig().override(schedules.listed(actions))
-    plan = SparsityPlan(config, LAYOUT, len(actions))
-    assert letters(plan.actions()) == taken
-
-
 @pytest.mark.parametrize(
     ("first", "expected"), [(0, "DRSSRSSK"), (2, "DDRSSK"), (3, "DRSSK"), (6, "DK")]
 )
@@ -303,9 +279,6 @@ def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
     plan = listed(8, full_steps=[1, 4], between=[2, 3, 5, 6])
     assert letters(plan.actions(first)) == expected
-
-
-PROFILES = [QUALITIES_FILE, *sorted(ASSETS.glob("*/*.yaml"))]
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -316,32 +289,3 @@ def test_every_refresh_of_a_quality_is_read_by_a_sparse_step(path):
                 found = letters(SparsityPlan(config, LAYOUT, steps).actions(first))
                 assert not re.search("R[^S]*(R|$)", found), (steps, first, found)
                 assert "S" not in found.partition("R")[0]
-
-
-@pytest.mark.parametrize("steps", [12, None])
-def test_a_refresh_that_nothing_reads_is_a_dense_step(steps):
-    def found(**schedule):
-        return letters(itertools.islice(listed(steps, **schedule).actions_from(0), 12))
-
-    assert found(full_steps=[1, 4, 5], between=[2, 6]) == "DRSKDRSKKKKK"
-    assert found(full_steps=[1, 3], between=[4]) == "DDKRSKKKKKKK"
-
-
-def test_a_schedule_that_skips_half_of_50_steps():
-    """25 skipped steps between four dense ones, as published for column-sparse video models."""
-    skipped = [7, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26, 27, 29, 31]
-    skipped += [33, 34, 35, 37, 38, 39, 41, 42, 43]
-    full = [1, 10, 40]
-    sparse = [step for step in range(1, 50) if step not in (*full, *skipped)]
-    found = taken(50, full_steps=full, between=sparse)
-    assert [step for step, letter in enumerate(found) if letter == "K"] == skipped
-    assert [step for step, letter in enumerate(found) if letter == "R"] == [1, 10, 40]
-    assert found.count("D") == 1
-    assert found.count("S") == 50 - 25 - 4
-
-
-def test_steps_can_be_skipped_where_nothing_is_sparse():
-    off = {"attention.density": "dense", "mlp.density": "dense"}
-    config = SparsityConfig().override({**off, **schedules.listed("DRKSKKRSSSSS")})
-    assert taken(config=config) == "DDKDKKDDDDDD"
-    assert SparsityPlan(config, LAYOUT, 12).is_dense()

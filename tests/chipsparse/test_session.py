@@ -28,7 +28,7 @@ LAYOUT = ModelLayout(
 CONFIG = SparsityConfig().override(
     {
         "attention.density": 0.2,
-        "attention.block_size_q": 16,
+        "block_size": 16,
         "tile": None,
         "schedule.actions": ["dense", "refresh", "sparse", "refresh", "sparse"],
     }

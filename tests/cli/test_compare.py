@@ -8,13 +8,16 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
+from chipsparse.cli.compare import rows
 from chipsparse.cli.compare.options import read_subject, read_subjects
-from chipsparse.cli.compare.record import METRICS, ConfigsComparison, Estimate, Summary, spread
+from chipsparse.cli.compare.record import Comparison
+from chipsparse.cli.compare.rows import Estimate, Row, Summary
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS, heat_map
 from chipsparse.experiments import clips, quality
 from chipsparse.experiments.lpips import Lpips
+from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.statistics import draws, interval
 from chipsparse.profiles.profile import ASSETS, load_profile, profile_classes
 from tests.cli.conftest import PROFILE, command, nothing_written
@@ -56,8 +59,14 @@ def compared(model_folder, tmp_path_factory):
     return ran.json(), ran.stderr, folder
 
 
-def of(content, way):
-    return [record for record in content["records"] if record["way"] == way]
+def rows_of(content):
+    """The clips of dense, A and B, by these names."""
+    made = {row["name"].partition(":")[0]: row["clips"] for row in content["rows"]}
+    return {name: [ClipRecord.model_validate(clip) for clip in own] for name, own in made.items()}
+
+
+def per_frame(metric, a, b):
+    return [metric(a[n : n + 1], b[n : n + 1]) for n in range(len(a))]
 
 
 # Configs.
@@ -65,56 +74,54 @@ def of(content, way):
 
 def test_it_compares_what_generate_makes_with_the_same_seeds(compared, generate):
     content, _, folder = compared
-    for way in ("dense", "A", "B"):
-        assert [(r["prompt"], r["seed"]) for r in of(content, way)] == list(
-            zip(PROMPTS, (5, 6, 7), strict=True)
-        )
+    own = rows_of(content)
+    for records in own.values():
+        assert [(r.prompt, r.seed) for r in records] == list(zip(PROMPTS, (5, 6, 7), strict=True))
     profiles = {"dense": ["--dense"], "A": [], "B": ["--config", str(folder / "skips.yaml")]}
+    made = {}
     for name, arguments in profiles.items():
         generate("-o", f"{name}.png", "--seed", "5", *arguments).fine()
-    made = {
-        name: np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)]) / 255
-        for name in profiles
-    }
+        made[name] = np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)]) / 255
     for side in "AB":
-        record, dense, sparse = of(content, side)[0], made["dense"], made[side]
-        assert record["psnr_db"] == pytest.approx(quality.psnr(dense, sparse))
-        assert record["ssim"] == pytest.approx(quality.ssim(dense, sparse))
-        change = quality.flicker(sparse) - quality.flicker(dense)
-        assert record["flicker_change"] == pytest.approx(change)
-        per_frame = quality.psnr_per_frame(dense, sparse)
-        assert record["per_frame"]["psnr_db"] == pytest.approx(per_frame)
-    assert of(content, "A")[0]["psnr_db"] != of(content, "B")[0]["psnr_db"]
+        record, pair = own[side][0], (made["dense"], made[side])
+        assert record.psnr_db == pytest.approx(quality.psnr(*pair))
+        assert record.ssim == pytest.approx(quality.ssim(*pair))
+        before, after = map(quality.flicker, pair)
+        assert record.flicker_change == pytest.approx(after - before)
+        assert record.per_frame["psnr_db"] == pytest.approx(per_frame(quality.psnr, *pair))
+    assert own["A"][0].psnr_db != own["B"][0].psnr_db
 
 
 def test_intervals_are_those_of_the_prompts(compared):
     content, stderr, _ = compared
-    assert content["level"] == 0.95
-    drawn = draws(3)
+    own, drawn = rows_of(content), draws(3)
+    summaries = {row["name"][0]: row["summary"] for row in content["rows"]}
     for name in ("psnr_db", "ssim", "flicker_change", "seconds", "speedup"):
-        values = {side: np.array([r[name] for r in of(content, side)]) for side in "AB"}
-        for key, series in (*values.items(), ("B - A", values["B"] - values["A"])):
-            for statistic in ("mean", "median"):
-                estimate = content["summaries"][key][name][statistic]
+        values = {side: np.array([getattr(r, name) for r in own[side]]) for side in "AB"}
+        both = ((summaries[side], values[side]) for side in "AB")
+        for summary, series in (*both, (content["difference"], values["B"] - values["A"])):
+            for statistic, estimate in summary[name].items():
                 expected = interval(series, statistic, drawn)
                 assert estimate["value"] == pytest.approx(expected.value)
                 bounds = estimate["low"], estimate["high"]
                 assert bounds == pytest.approx((expected.low, expected.high))
                 assert estimate["includes_zero"] is (bounds[0] <= 0 <= bounds[1])
-    for dense, a in zip(of(content, "dense"), of(content, "A"), strict=True):
-        assert a["speedup"] == pytest.approx(dense["seconds"] / a["seconds"])
-    assert content["summaries"]["A"]["lpips"] is None
-    assert of(content, "A")[0]["lpips_missing"]
+    for dense, a in zip(own["dense"], own["A"], strict=True):
+        assert a.speedup == pytest.approx(dense.seconds / a.seconds)
+    assert "lpips" not in summaries["A"]
+    assert content["lpips_missing"]
     # Each line of progress has the clock of the whole.
     lines = [line for line in stderr.splitlines() if ": step " in line]
     assert len(lines) == 9 * 4
     assert all(" s elapsed, about " in line and line.endswith(" left") for line in lines), lines
 
 
-def test_the_clip_is_that_of_the_worst_prompt(compared):
+def test_the_clip_is_that_of_the_worst_prompt_and_the_page_shows_it(compared, monkeypatch):
     content, _, folder = compared
-    sides = [[record["psnr_db"] for record in of(content, side)] for side in "AB"]
+    own = rows_of(content)
+    sides = [[record.psnr_db for record in own[side]] for side in "AB"]
     worst = int(np.min(sides, axis=0).argmin())
+    assert content["seed"] == 5 + worst
     shown = np.stack([iio.imread(folder / file) for file in content["clip"]["files"]])
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
     strip = (shown.shape[1] - 2 * 32 - GAP_PIXELS) // 2
@@ -123,33 +130,41 @@ def test_the_clip_is_that_of_the_worst_prompt(compared):
         for left in (0, 48 + GAP_PIXELS, 2 * (48 + GAP_PIXELS))
     )
     for side, frames in (("A", a), ("B", b)):
-        expected = of(content, side)[worst]["psnr_db"]
-        assert quality.psnr(dense, frames) == pytest.approx(expected)
+        assert quality.psnr(dense, frames) == pytest.approx(own[side][worst].psnr_db)
     assert not shown[:, -32:, :48].any()
     assert shown[:, -32:, -48:].any()
+    monkeypatch.chdir(folder)
+    command("report", "c.json", "-o", "c.html").fine()
+    reader = PageReader((folder / "c.html").read_text())
+    assert (reader.problems, reader.external()) == ([], [])
+    mean = np.mean(sides[0])
+    assert f"PSNR {mean:.2f} dB, 3 of 3" in reader.sections["A: profile, B: skips.yaml"]
+    speed = f"B: skips.yaml, seed 6: {own['B'][1].speedup:.2f}\N{MULTIPLICATION SIGN}"
+    assert f"{speed}, {own['B'][1].psnr_db:g}" in reader.sections["Quality and speed"]
+    assert {"Numbers", "Intervals", "Frame by frame", "Prompts"} <= set(reader.headings)
+    assert PROMPTS[2] in reader.sections["Prompts"]
+    assert len(reader.all("img")) == 1
 
 
 def test_dense_as_a_side_is_the_reference_itself_and_tables(compare):
     content = compare("dense", "profile", "--count", "2", "--json").json()
-    assert {record["way"] for record in content["records"]} == {"dense", "B"}
-    summary = content["summaries"]["A"]
+    assert [row["name"] for row in content["rows"]] == ["dense", "B: profile"]
+    assert content["sides"] == ["A: dense", "B: profile"]
+    summary = content["rows"][0]["summary"]
     assert summary["psnr_db"]["mean"]["value"] is None
     assert (summary["ssim"]["mean"]["value"], summary["speedup"]["mean"]["value"]) == (1.0, 1.0)
-    assert content["configs"]["A"] == {"name": "dense", "profile": None}
-    assert content["summaries"]["B - A"]["psnr_db"] is None
+    assert "psnr_db" not in content["difference"]
     # Of two values, a quarter of the resamples is twice the one and a quarter twice the other.
-    psnrs = sorted(record["psnr_db"] for record in of(content, "B"))
-    mean = content["summaries"]["B"]["psnr_db"]["mean"]
+    psnrs = sorted(record.psnr_db for record in rows_of(content)["B"])
+    mean = content["rows"][1]["summary"]["psnr_db"]["mean"]
     assert (mean["low"], mean["high"]) == tuple(psnrs)
     shown = compare("dense", "profile", "--count", "2").fine().stdout
     for title in ("B: profile", "B - A"):
         assert re.search(rf"^ {title} +mean +95% interval +median +95% interval", shown, re.M)
-    assert "A: dense" not in shown
-    assert len(re.findall(r"^ PSNR \(dB\) +\S+ +\S+ to \S+ +\S+ +\S+ to \S+", shown, re.M)) == 1
+    assert len(re.findall(r"^ PSNR, dB +\S+ +\S+ to \S+ +\S+ +\S+ to \S+", shown, re.M)) == 1
     between = r"\S+(?: to \S+)?"  # one figure where both bounds round to it, as timings may
     assert len(re.findall(rf"^ speed-up +\S+ +{between} +\S+ +{between} *$", shown, re.M)) == 2
-    assert "2, seeds 0 to 1, the same for dense, A and B" in shown
-    assert re.search(r"LPIPS +not available: \w", shown)
+    assert re.search(r"LPIPS +not measured: \w", shown)
     assert "intervals from 2 prompts are rough" in shown
 
 
@@ -171,9 +186,8 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
         assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, nothing was written"
         assert not list(workdir.glob("*.png"))
     else:
-        result = ConfigsComparison(**json.loads(ran.stdout))
-        assert (len(result.dense), result.asked) == (2, 3)
-        assert "interrupted: of 3 prompts, the first 2 are compared" in result.notes
+        head = Comparison(**json.loads(ran.stdout)).sections()[0].parts
+        assert head[0].text == "2 of 3 prompts are made"
         assert len(list(workdir.glob("*.png"))) == 5
 
 
@@ -200,29 +214,52 @@ def test_images_and_bundled_prompts(flux_folder, workdir):
     arguments = ["compare", "dense", "profile", "--model", str(flux_folder), "--count", "2"]
     content = command(*arguments, "-o", "worst.png", "--json").json()
     lines = (ASSETS / "prompts" / "images.txt").read_text().splitlines()
-    assert [record["prompt"] for record in of(content, "B")] == lines[:2]
-    assert content["summaries"]["B"]["flicker_change"] is None
+    assert [record.prompt for record in rows_of(content)["B"]] == lines[:2]
+    assert "flicker_change" not in content["rows"][1]["summary"]
     assert content["clip"]["files"] == ["worst.png"]
     error = command(*arguments, "-o", "worst.mp4").refused()
     assert "this model makes images, not videos; use worst.png" in error
 
 
-def test_the_page_of_configs(compared, workdir, monkeypatch):
-    content, _, folder = compared
-    monkeypatch.chdir(folder)
-    command("report", "c.json", "-o", "c.html").fine()
-    reader = PageReader((folder / "c.html").read_text())
-    assert (reader.problems, reader.external()) == ([], [])
-    head = reader.sections["A: profile, B: skips.yaml"]
-    median = content["summaries"]["A"]["psnr_db"]["median"]["value"]
-    assert f"{median:.2f} dB" in head
-    record = of(content, "B")[1]
-    speed = f"B, prompt 1: {record['speedup']:.2f}\N{MULTIPLICATION SIGN}"
-    assert f"{speed}, {record['psnr_db']:.2f} dB" in reader.sections["Quality and speed"]
-    for title in ("Intervals", "Frame by frame", "Prompts"):
-        assert title in reader.headings
-    assert PROMPTS[2] in reader.sections["Prompts"]
-    assert len(reader.all("img")) == 1  # of the prompt with the lowest PSNR
+# Rows of clips.
+
+
+def clip(seed=0, psnr_db=30.0, ssim=0.9, lpips=None, **fields):
+    values = {"way": "x", "prompt": "p", "seed": seed, "seconds": 2.0, "speedup": 2.0, **fields}
+    return ClipRecord(psnr_db=psnr_db, ssim=ssim, lpips=lpips, **values)
+
+
+def test_a_row_is_the_mean_and_the_worst_of_its_clips():
+    same = clip(2, None, 1.0, identical=True, notes=["a note"])
+    row = Row.of("x", [clip(0, 24.0, 0.9), clip(1, 30.0, 0.5), same], remarks=["first"])
+    assert (row.quality("psnr_db").mean, row.quality("psnr_db").worst) == (27.0, 24.0)
+    assert (row.quality("ssim").mean, row.quality("ssim").worst) == (pytest.approx(0.8), 0.5)
+    assert row.quality("lpips") is None
+    assert row.pass_text == "2 of 3"
+    note = "1 of 3 clips are bit for bit as dense; the PSNR is the others'"
+    assert list(row.remarks) == ["first", "a note", note]
+    assert (row.summary["psnr_db"].median.value, row.summary["psnr_db"].mean.value) == (30, None)
+    row = Row.of("x", [same])
+    assert row.remarks[-1] == "every clip is bit for bit as dense"
+    assert (row.quality("psnr_db"), row.pass_text) == (None, "1 of 1 \N{CHECK MARK}")
+    assert row.summary == {}  # an interval needs two
+    refused = Row.of("x", [], refused="no file")
+    assert refused.notes == ["x: did not run: no file"]
+
+
+@pytest.mark.parametrize(
+    ("psnr_db", "ssim", "lpips", "expected"),
+    [
+        (20.0, 0.82, 0.2, True),
+        (19.99, 0.9, 0.1, False),
+        (30.0, 0.8199, 0.1, False),
+        (30.0, 0.9, 0.2001, False),
+        (30.0, 0.9, None, True),
+        (None, 1.0, 0.0, True),
+    ],
+)
+def test_marks(psnr_db, ssim, lpips, expected):
+    assert rows.passes(clip(0, psnr_db, ssim, lpips)) is expected
 
 
 def test_where_b_minus_a_may_be_nothing_but_the_choice_of_prompts():
@@ -233,14 +270,10 @@ def test_where_b_minus_a_may_be_nothing_but_the_choice_of_prompts():
         "seconds": Summary(mean=above, median=around),
         "speedup": Summary(mean=around, median=above),
     }
-    result = ConfigsComparison.model_construct(summaries={"B - A": difference})
-    assert result._zeros() == (
+    assert rows.zeros_text(difference) == (
         "may be zero, as the interval includes it: SSIM, seconds (median), speed-up (mean)"
     )
-    result = ConfigsComparison.model_construct(
-        summaries={"B - A": {"psnr_db": difference["psnr_db"]}}
-    )
-    assert result._zeros() == "no interval includes zero"
+    assert rows.zeros_text({"ssim": difference["psnr_db"]}) == "no interval includes zero"
 
 
 @pytest.mark.parametrize(
@@ -254,16 +287,16 @@ def test_where_b_minus_a_may_be_nothing_but_the_choice_of_prompts():
     ],
 )
 def test_numbers(name, value, sign, text):
-    assert METRICS[name].text(value, sign=sign) == text
+    assert rows.METRICS[name].text(value, sign=sign) == text
 
 
 def test_spread_leaves_gaps_where_no_clip_has_a_value():
     curves = [{"x": [1.0, None, 3.0]}, {"x": [3.0, None, None, 5.0]}]
     expected = [(0, 2.0, 4.0, 6.0), (2, 6.0, 6.0, 6.0), (3, 10.0, 10.0, 10.0)]
-    assert spread(curves, "x", 2.0) == expected
+    assert rows.spread(curves, "x", 2.0) == expected
 
 
-# What the arguments are.
+# The arguments, and mistakes with configs: told before the model is loaded.
 
 
 @pytest.mark.parametrize(
@@ -274,7 +307,6 @@ def test_spread_leaves_gaps_where_no_clip_has_a_value():
         ("profile", "config", None, None),
         ("fast", "config", None, "fast"),
         ("tuned/PROFILE.YML", "config", Path("tuned/PROFILE.YML"), None),
-        ("frames", "files", Path("frames"), None),
         ("out.mp4", "files", Path("out.mp4"), None),
     ],
 )
@@ -295,54 +327,42 @@ def test_a_file_and_a_config_do_not_compare(pair):
         read_subjects(*pair)
 
 
-# Mistakes with configs: told before the model is loaded.
-
-
-def test_configs_that_ask_for_other_settings(compare, loads_nothing, workdir):
-    (workdir / "long.yaml").write_text(PROFILE.replace("inference_steps: 4", "inference_steps: 6"))
-    assert compare("profile", "long.yaml").sentence() == (
-        "A generates with num_inference_steps 4 and B with 6; clips of other settings do not "
-        "compare: give --steps"
-    )
-    (workdir / "text.yaml").write_text(PROFILE.replace("max_sequence_length: 16", ""))
-    said = compare("profile", "text.yaml").sentence()
-    assert said.endswith("make them the same in both files")
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--count", "1"], "--count 1: intervals need at least 2 prompts"),
-        (["--count", "4"], "prompts.txt has 3 prompts; --count 4 asks for more"),
-        (["--steps", "0"], "--steps 0 is too small; it must be at least 1"),
-        (["--height", "40"], "--height 40 does not fit this model"),
-        (["-o", "out.avi"], "--output out.avi has the suffix .avi"),
-        (["--with-prompts"], "--with-prompts is about a suite; give --suite MODEL, too"),
-        (["--fps", "8"], "--fps is about --output, and there is none"),
+        (["profile", "--count", "1"], "--count 1: intervals need at least 2 prompts"),
+        (["profile", "--count", "4"], "prompts.txt has 3 prompts; --count 4 asks for more"),
+        (["profile", "--steps", "0"], "--steps 0 is too small; it must be at least 1"),
+        (["profile", "--height", "40"], "--height 40 does not fit this model"),
+        (["profile", "-o", "out.avi"], "--output out.avi has the suffix .avi"),
+        (["profile", "--with-prompts"], "--with-prompts is about a suite; give --suite MODEL, too"),
+        (["profile", "--fps", "8"], "--fps is about --output, and there is none"),
+        (["no.yaml"], "no.yaml: cannot read the profile (No such file or directory)"),
+        (["bad.yaml"], "bad.yaml: sparsity.colour"),
+        (["dense"], "both are the stock model; give a config to compare it with"),
     ],
 )
-def test_bad_options(compare, loads_nothing, arguments, sentence):
-    assert compare("dense", "profile", *arguments).sentence().startswith(sentence)
+def test_bad_options(compare, loads_nothing, workdir, arguments, sentence):
+    (workdir / "bad.yaml").write_text(PROFILE + "  colour: red\n")
+    assert compare("dense", *arguments).sentence().startswith(sentence)
 
 
 def test_bad_prompts_models_and_configs(compare, loads_nothing, workdir, tmp_path):
     (workdir / "one.txt").write_text("a red circle\n\n")
-    (workdir / "bad.yaml").write_text(PROFILE + "  colour: red\n")
     FAMILIES["wan 2.1 image to video"].make().save_pretrained(tmp_path / "i2v")
+    (workdir / "long.yaml").write_text(PROFILE.replace("inference_steps: 4", "inference_steps: 6"))
+    (workdir / "text.yaml").write_text(PROFILE.replace("max_sequence_length: 16", ""))
     image = {"model": tmp_path / "i2v"}
-    for given, options, said in (
-        ("profile", {"prompts": "one.txt"}, "one.txt has 1 prompt; intervals need at least 2"),
-        ("profile", {"prompts": "no.txt"}, "--prompts no.txt could not be read: "),
-        ("WanTransformer3DModel", image, "WanImageToVideoPipeline starts from an image; configs"),
-        ("no.yaml", {}, "no.yaml: cannot read the profile (No such file or directory)"),
-        ("bad.yaml", {}, "bad.yaml: sparsity.colour"),
-        ("dense", {}, "both are the stock model; give a config to compare it with"),
+    for pair, options, said in (
+        ("dense profile", {"prompts": "one.txt"}, "one.txt has 1 prompt; intervals need at least"),
+        ("dense profile", {"prompts": "no.txt"}, "--prompts no.txt could not be read: "),
+        ("dense WanTransformer3DModel", image, "WanImageToVideoPipeline starts from an image; con"),
+        ("dense FluxTransformer2DModel", {}, "is for FluxTransformer2DModel, but"),
+        ("profile long.yaml", {}, "A generates with num_inference_steps 4 and B with 6; clips of "),
+        ("profile long.yaml", {}, "other settings do not compare: give --steps"),
+        ("profile text.yaml", {}, "make them the same in both files"),
     ):
-        assert compare("dense", given, **options).sentence().startswith(said)
-    assert (
-        "is for FluxTransformer2DModel, but"
-        in compare("dense", "FluxTransformer2DModel").sentence()
-    )
+        assert said in compare(*pair.split(), **options).sentence()
 
 
 # Files.
@@ -382,18 +402,18 @@ def test_files_have_every_frame_and_the_whole(pair):
     assert content["flicker_change"] == pytest.approx(quality.flicker(b) - quality.flicker(a))
     assert (content["largest_difference"], content["identical"]) == (16, False)
     assert (content["lpips"], content["lossy"], content["clip"]) == (None, [], None)
-    per_frame = content["per_frame"]
-    assert [value is None for value in per_frame["psnr_db"]] == [True, True, True, False, True]
-    assert per_frame["psnr_db"][3] == pytest.approx(-10 * np.log10(5 * error))
-    assert per_frame["ssim"] == pytest.approx(quality.ssim_per_frame(a, b))
+    curves = content["per_frame"]
+    assert [value is None for value in curves["psnr_db"]] == [True, True, True, False, True]
+    assert curves["psnr_db"][3] == pytest.approx(-10 * np.log10(5 * error))
+    assert curves["ssim"] == pytest.approx(per_frame(quality.ssim, a, b))
     around = [quality.flicker(a[first : first + 3]) for first in range(3)]
-    assert per_frame["flicker_dense"] == [None, *map(pytest.approx, around), None]
+    assert curves["flicker_dense"] == [None, *map(pytest.approx, around), None]
 
 
 def test_files_as_a_table_and_as_a_page(pair, workdir):
     shown = files("a.png", "b.png").fine().stdout
     a, b = (clip / 255 for clip in pair)
-    psnr, worst = quality.psnr(a, b), quality.psnr_per_frame(a, b)[3]
+    psnr, worst = quality.psnr(a, b), quality.psnr(a[3:4], b[3:4])
     assert re.search(rf"PSNR +{psnr:.2f} dB +{worst:.2f} dB +3", shown)
     last = f"{quality.ssim(a[3:4], b[3:4]):.4f}"
     assert re.search(rf"SSIM +{quality.ssim(a, b):.4f} +{last} +3", shown)
@@ -407,7 +427,7 @@ def test_files_as_a_table_and_as_a_page(pair, workdir):
     assert "flicker of A, of 255" in reader.sections["Frame by frame"]
     assert len(reader.all("img")) == 3 * 5
     same = files("a.png", "a.png").stdout
-    assert re.search(r"PSNR +the same +the same +all", same)
+    assert re.search(r"PSNR +identical +identical +all", same)
     assert "none: the same pixels in every frame" in same
 
 

@@ -1,4 +1,4 @@
-"""`chipsparse explain`: its numbers against real runs and against sums by hand, and its page."""
+"""`chipsparse explain`: its numbers against real runs and against sums by hand, and its tables."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import torch
 
 import chipsparse
 from chipsparse.cache.kinds import KINDS
-from chipsparse.cli.explain import forecast
+from chipsparse.cli.explain import explanation
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import command
@@ -17,68 +17,44 @@ from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, 
 from tests.variants import slow
 
 GIB = 1 << 30
-FOLDERS = {
-    "wan": {
-        "model_index": {
-            "_class_name": "WanPipeline",
-            "scheduler": ["diffusers", "UniPCMultistepScheduler"],
-            "text_encoder": ["transformers", "UMT5EncoderModel"],
-            "tokenizer": ["transformers", "T5TokenizerFast"],
-            "transformer": ["diffusers", "WanTransformer3DModel"],
-            "vae": ["diffusers", "AutoencoderKLWan"],
-        },
-        "transformer": {
-            "num_attention_heads": 40,
-            "attention_head_dim": 128,
-            "in_channels": 16,
-            "out_channels": 16,
-            "text_dim": 4096,
-            "freq_dim": 256,
-            "ffn_dim": 13824,
-            "num_layers": 40,
-            "patch_size": [1, 2, 2],
-            "cross_attn_norm": True,
-            "qk_norm": "rms_norm_across_heads",
-            "rope_max_seq_len": 1024,
-        },
-        "vae": {"_class_name": "AutoencoderKLWan"},
-    },
-    "flux": {
-        "model_index": {
-            "_class_name": "FluxPipeline",
-            "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-            "text_encoder": ["transformers", "CLIPTextModel"],
-            "tokenizer": ["transformers", "CLIPTokenizer"],
-            "transformer": ["diffusers", "FluxTransformer2DModel"],
-            "vae": ["diffusers", "AutoencoderKL"],
-        },
-        "transformer": {"guidance_embeds": True},
-        "vae": {
-            "latent_channels": 16,
-            "block_out_channels": [128, 256, 512, 512],
-            "down_block_types": ["DownEncoderBlock2D"] * 4,
-            "up_block_types": ["UpDecoderBlock2D"] * 4,
-        },
-    },
+WAN = {"num_attention_heads": 40, "attention_head_dim": 128, "num_layers": 40, "ffn_dim": 13824}
+WAN |= {"in_channels": 16, "out_channels": 16, "text_dim": 4096, "rope_max_seq_len": 1024}
+# The pipeline, the transformer's class and config, and the VAE's.
+MODELS = {
+    "wan": ("WanPipeline", "WanTransformer3DModel", WAN, ("KLWan", {})),
+    "flux": (
+        "FluxPipeline",
+        "FluxTransformer2DModel",
+        {"guidance_embeds": True},
+        ("KL", {"latent_channels": 16, "block_out_channels": [128, 256, 512, 512]}),
+    ),
 }
 SIZE = ("--height", "720", "--width", "1280", "--frames", "81")
 LARGE = (*SIZE, "--quality", "published")
+PROFILE = "model_class: WanTransformer3DModel\nsparsity: %s\n"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(workdir):
     """Writes a model folder that has configs and no weights."""
 
-    def write(name, **changes):
-        contents = {**FOLDERS[name], **changes}
-        path = tmp_path / name
-        index = contents.pop("model_index")
-        for component in [key for key in index if not key.startswith("_")]:
-            (path / component).mkdir(parents=True)
-            if component in contents:
-                (path / component / "config.json").write_text(json.dumps(contents[component]))
-        (path / "model_index.json").write_text(json.dumps(index))
-        return path
+    def write(name="wan", *, pipeline=None, transformer=None, own=None, vae=None, **index):
+        values = MODELS[name]
+        vae_class, vae_config = values[3] if vae is None else vae
+        configs = {"transformer": values[2] if own is None else own, "vae": vae_config}
+        classes = {
+            "transformer": ["diffusers", transformer or values[1]],
+            "vae": ["diffusers", f"Autoencoder{vae_class}"],
+            "text_encoder": ["transformers", "UMT5EncoderModel"],
+        }
+        for component in [*classes, *index]:
+            (workdir / name / component).mkdir(parents=True, exist_ok=True)
+            config = configs.get(component.removesuffix("_2"))
+            if config is not None:
+                (workdir / name / component / "config.json").write_text(json.dumps(config))
+        content = {"_class_name": pipeline or values[0], **classes, **index}
+        (workdir / name / "model_index.json").write_text(json.dumps(content))
+        return name
 
     return write
 
@@ -87,44 +63,30 @@ def folder(tmp_path):
 def explain(workdir, monkeypatch):
     """Runs `chipsparse explain` in this process, on a machine without a GPU."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-
-    def run(*arguments, columns=80):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        return command("explain", *arguments)
-
-    return run
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *arguments: command("explain", *arguments)
 
 
 @pytest.fixture
 def explained(explain):
     """What `--json` says."""
-
-    def run(*arguments):
-        return explain(*arguments, "--json").json()
-
-    return run
+    return lambda *arguments: explain(*arguments, "--json").json()
 
 
 @pytest.fixture
-def fails(explain):
-    """The one sentence with which the command fails."""
-
-    def run(*arguments):
-        ran = explain(*arguments)
-        assert ran.stderr.count("\n") == 1
-        return ran.sentence()
-
-    return run
+def wan(explained, folder):
+    """What `--json` says of Wan 2.1 14B at 720p, with its published schedule."""
+    folder("wan")
+    return lambda *arguments: explained("--model", "wan", *LARGE, *arguments)
 
 
 # Against real generations.
 
 REAL = """\
-model_class: {model_class}
-generation: {{height: 32, width: 64, num_inference_steps: 4, max_sequence_length: 16}}
+model_class: {}
+generation: {{{}: {}, height: 32, width: 64, num_inference_steps: 4, max_sequence_length: 16}}
 sparsity:
-  attention: {{block_size_q: 16}}
-  mlp: {{block_size: 16}}
+  block_size: 16
   schedule: {{warmup_steps: 2, first_dense_layers: 1}}
   tile: [1, 4, 4]
 """
@@ -142,12 +104,10 @@ sparsity:
 def test_caches_are_as_large_as_those_of_a_real_generation(
     explained, workdir, make, guidance, scale
 ):
-    pipe = make()
+    pipe, sizes = make(), []
     pipe.save_pretrained("model")
-    text = REAL.format(model_class=type(pipe.transformer).__name__)
-    text = text.replace("generation: {", f"generation: {{{guidance}: {scale}, ")
+    text = REAL.format(type(pipe.transformer).__name__, guidance, scale)
     (workdir / "model/chipsparse.yaml").write_text(text)
-    sizes = []
 
     def look(_pipe, _step, _t, tensors):
         caches = handle._adapters[0].session._caches
@@ -159,74 +119,62 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
                     sizes[-1][kind.name] += tensor.untyped_storage().nbytes()
         return tensors
 
-    with chipsparse.enable(pipe, load_profile("model/chipsparse.yaml").sparsity) as handle:
-        pipe(
-            PROMPT,
-            height=32,
-            width=64,
-            num_inference_steps=4,
-            max_sequence_length=16,
-            negative_prompt="",
-            output_type="latent",
-            callback_on_step_end=look,
-            **{guidance: scale},
-            **({"num_frames": 5} if make is tiny_wan_pipeline else {}),
-        )
-    frames = ("--frames", 5) if make is tiny_wan_pipeline else ()
-    found = explained("--model", "model", "--device", "cpu", *frames)
+    profile = load_profile("model/chipsparse.yaml")
+    frames = {"num_frames": 5} if make is tiny_wan_pipeline else {}
+    call = {"height": 32, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
+    call |= {guidance: scale, "negative_prompt": "", "output_type": "latent", **frames}
+    with chipsparse.enable(pipe, profile.sparsity) as handle:
+        pipe(PROMPT, callback_on_step_end=look, **call)
+    words = ("--frames", 5) if frames else ()
+    found = explained("--model", "model", "--device", "cpu", *words)
     assert found["branches"] == (2 if scale > 1 else 1)
-    assert {kind: size["total"] for kind, size in found["caches"].items()} == {
-        kind: size for kind, size in sizes[1].items() if size
-    }
-    planned = found["memory"]["caches_on_device"]
-    assert planned == sum(size["total"] for size in found["caches"].values())
+    planned = {kind: size["total"] for kind, size in found["caches"].items()}
+    assert planned == {kind: size for kind, size in sizes[1].items() if size}
+    assert planned == {kind: size["device"] for kind, size in found["caches"].items()}
     # Right after a refresh two kinds are one tensor, counted once, and each layer has a count of
     # four bytes.
-    shared = found["caches"].get("lse", {"total": 0})["total"]
-    assert 0 <= handle.report.cache_bytes - (planned - shared) <= 4 * 10
-    assert found["settings"]["height"] == 32
+    once = sum(planned.values()) - planned.get("lse", 0)
+    assert 0 <= handle.report.cache_bytes - once <= 4 * 10
     for name, nbytes in found["weights"].items():
         assert nbytes == sum(tensor.nbytes for tensor in getattr(pipe, name).parameters())
-    for layers in found["layers"]:
-        first = 1 if layers["name"] in ("block", "double") else 0
-        assert layers["mlp"]["sparse"] == layers["layers"] - first
+    dense = {"block": 1, "double": 1, "single": 0}
+    sparse = {part["kind"]: part["sparse"] for part in found["layers"] if part["part"] == "mlp"}
+    blocks = [name for name in ("blocks", "transformer_blocks") if hasattr(pipe.transformer, name)]
+    counts = {kind: len(getattr(pipe.transformer, blocks[0])) for kind in ("block", "double")}
+    counts["single"] = len(getattr(pipe.transformer, "single_transformer_blocks", ()))
+    assert sparse == {kind: counts[kind] - dense[kind] for kind in sparse}
 
 
 @pytest.mark.parametrize("dtype", [slow("float16"), "bfloat16"])
 @pytest.mark.parametrize("name", ["tiny-wan", "tiny-flux"])
-def test_weights_are_counted_as_they_are_loaded(explained, name, dtype):
+def test_weights_are_counted_as_they_are_loaded_and_none_is_read(explained, name, dtype, tmp_path):
     from diffusers import DiffusionPipeline
 
-    found = explained("--model", ASSETS / name, "--dtype", dtype)
+    copy = shutil.copytree(ASSETS / name, tmp_path / "copy")
+    for file in copy.rglob("*.safetensors"):
+        file.unlink()
+    found = explained("--model", copy, "--dtype", dtype)["weights"]
     pipe = DiffusionPipeline.from_pretrained(ASSETS / name, dtype=getattr(torch, dtype))
-    assert found["weights"] == {
-        name: sum(tensor.nbytes for tensor in getattr(pipe, name).parameters())
-        for name in found["weights"]
-    }
-    assert {"transformer", "vae", "text_encoder"} <= set(found["weights"])
+    assert {"transformer", "vae", "text_encoder"} <= set(found)
+    for component, nbytes in found.items():
+        assert nbytes == sum(tensor.nbytes for tensor in getattr(pipe, component).parameters())
 
 
 # By hand.
 
 
-def test_a_large_model_without_weights(explained, folder):
-    found = explained("--model", folder("wan"), *LARGE)
+def test_a_large_model_without_weights(wan):
+    found = wan()
     assert (found["device"], found["device_here"], found["dtype"]) == ("cuda", False, "bfloat16")
-    assert found["tokens"] == {"grids": [[21, 45, 80]], "grid": 75600, "text": 0, "all": 75600}
-    assert found["attention"] == {
-        "query_blocks": 591,
-        "block_size_q": 128,
-        "precision": "auto",
-        "columns_by_score": 7560,
-        "columns_at_random": 756,
-        "columns": 8316,
-    }
-    (layers,) = found["layers"]
-    assert layers["layers"] == layers["attention"]["sparse"] == layers["mlp"]["sparse"] == 40
-    assert (layers["mlp"]["token_blocks"], layers["mlp"]["neurons_kept"]) == (591, 4147)
+    assert (found["grids"], found["tokens"], found["text_tokens"]) == ([[21, 45, 80]], 75600, 0)
+    attention, mlp = found["layers"]
+    for part, total, kept in ((attention, 75600, 8316), (mlp, 13824, 4147)):
+        assert (part["sparse"], part["dense"]) == (40, {})
+        assert (part["blocks"], part["block_size"], part["total"]) == (591, 128, total)
+        assert part["kept"] == {str(kept): list(range(40))}
     assert found["branches"] == 2
-    assert found["schedule"]["counts"] == {"dense": 7, "refresh": 5, "sparse": 38}
-    assert found["schedule"]["actions"].startswith("5 dense, 1 refresh, 9 sparse, ")
+    assert found["counts"] == {"dense": 7, "refresh": 5, "sparse": 38}
+    assert found["schedule"].startswith("5 dense, 1 refresh, 9 sparse, ")
     one = {kind: sizes["layer"]["block"] for kind, sizes in found["caches"].items()}
     assert one == {
         "mean": 591 * 13824 * 4,
@@ -247,563 +195,336 @@ def test_a_large_model_without_weights(explained, folder):
     assert found["notes"][1] == "the weights of text_encoder are not counted: no config.json there"
 
 
-def test_caches_beyond_the_gpu_pass_through_two_slots(explained, folder):
-    budgets = ("--vram", "90G", "--ram", "400G")
-    found = explained("--model", folder("wan"), *LARGE, *budgets)
-    memory, hosted = found["memory"], 0
-    for sizes in found["caches"].values():
+def test_caches_beyond_the_gpu_pass_through_two_slots(wan):
+    found = wan("--vram", "90G", "--ram", "400G")
+    memory, caches, estimate = found["memory"], found["caches"], found["estimate"]
+    for sizes in caches.values():
         assert sizes["device"] + sizes["host"] == sizes["total"]
         assert sizes["slots"] == (2 * sizes["layer"]["block"] if sizes["host"] else 0)
-        hosted += sizes["host"]
-    assert hosted == memory["caches_on_host"] > 0
-    assert memory["slots"] == sum(sizes["slots"] for sizes in found["caches"].values())
-    on_gpu = memory["weights"] + memory["working"] + memory["caches_on_device"] + memory["slots"]
-    assert 89 * GIB < on_gpu <= 90 * GIB
-    assert memory["caches_on_device"] + hosted == memory["caches_wanted"]
-    both_ways = [name for name, sizes in found["caches"].items() if sizes["host"]]
-    estimate = found["estimate"]
-    assert estimate["to_device"] == sum(
-        found["caches"][name]["host"] for name in both_ways if name != "lse"
-    )
-    back = [name for name in both_ways if KINDS[name].rewritten]
-    assert estimate["to_host"] == sum(found["caches"][name]["host"] for name in back)
+    on_gpu = sum(sizes["device"] + sizes["slots"] for sizes in caches.values())
+    assert memory["device"] == memory["weights"] + memory["working"] + on_gpu
+    assert 89 * GIB < memory["device"] <= 90 * GIB
+    assert sum(sizes["total"] for sizes in caches.values()) == memory["caches_wanted"]
+    read = [sizes["host"] for name, sizes in caches.items() if name != "lse"]
+    back = [sizes["host"] for name, sizes in caches.items() if KINDS[name].rewritten]
+    assert (estimate["to_device"], estimate["to_host"]) == (sum(read), sum(back))
 
 
-def test_what_fits_nowhere_runs_dense(explained, folder):
-    found = explained("--model", folder("wan"), *LARGE, "--vram", "48G", "--ram", "64G")
-    (layers,) = found["layers"]
-    reason = "its caches do not fit into the memory budgets"
+def test_what_fits_nowhere_runs_dense(wan, explain):
+    budgets = ("--vram", "48G", "--ram", "64G")
+    found = wan(*budgets)
+    attention, mlp = found["layers"]
     # With residuals in FP8 all attention fits, and with activations in FP8 more of the MLPs do.
     assert found["memory"]["precision"] == "fp8"
-    assert (layers["attention"]["sparse"], layers["attention"]["dense"]) == (40, {})
-    assert 0 < layers["mlp"]["sparse"] < 10
-    assert layers["mlp"]["dense"] == {reason: 40 - layers["mlp"]["sparse"]}
+    assert (attention["sparse"], attention["dense"]) == (40, {})
+    assert 0 < mlp["sparse"] < 10
+    reason = "its caches do not fit into the memory budgets"
+    assert mlp["dense"] == {reason: 40 - mlp["sparse"]}
     one = {kind: sizes["layer"]["block"] for kind, sizes in found["caches"].items()}
     assert (one["residual"], one["residual_scale"]) == (75600 * 5120, 40 * 75600 * 4)
     assert (one["activation"], one["token_scale"]) == (75600 * 13824, 75600 * 4)
     kept = sum(sizes["total"] for sizes in found["caches"].values())
     assert kept < found["memory"]["caches_wanted"]
-    assert found["memory"]["caches_on_host"] <= 64 * GIB
+    assert sum(sizes["host"] for sizes in found["caches"].values()) <= 64 * GIB
+    page = " ".join(explain("--model", "wan", *LARGE, *budgets).fine().stdout.split())
+    for text in (
+        f"block attention 40/40 591x128 8,316 of 75,600 11.0% {25} ms {200} ms",
+        f"dense block MLP, {40 - mlp['sparse']} layers: {reason}",
+        "caches in FP8 (e4m3)",
+        "of 48.00 GiB for weights, work, caches and slots",
+        "a sparse step brings",
+        "one NVIDIA H200 (not measured here)",
+    ):
+        assert text in page, text
 
 
-def test_times_of_a_large_model(explained, folder):
-    arguments = ("--model", folder("wan"), *LARGE)
-    found = explained(*arguments)["estimate"]
-    assert found["rates"]["device"] == "NVIDIA H200"
-    assert found["rates"]["measured"] is False
+def test_times_of_a_large_model(wan):
+    found = wan()["estimate"]
+    steps = found["steps"]
     # 12.2 s were measured for one of the two calls, uncompiled, on one NVIDIA H200.
     assert found["stock"] == pytest.approx(2 * 10.87, rel=0.01)
-    assert found["steps"]["dense"] == pytest.approx(found["stock"])
-    assert found["steps"]["sparse"] == pytest.approx(found["computing"])
-    run = 7 * found["stock"] + 5 * found["steps"]["refresh"] + 38 * found["steps"]["sparse"]
+    assert steps["dense"] == pytest.approx(found["stock"])
+    assert steps["sparse"] == pytest.approx(found["computing"])
+    run = 7 * found["stock"] + 5 * steps["refresh"] + 38 * steps["sparse"]
     assert found["run"] == pytest.approx(run)
-    assert found["speedup_run"] == pytest.approx(50 * found["stock"] / run)
-    assert found["speedup_sparse_step"] > found["speedup_run"] > 1.5
-    single = explained(*arguments, "--guidance-scale", "1")
+    assert found["stock_run"] == pytest.approx(50 * found["stock"])
+    assert found["stock_run"] > 1.5 * run
+    single = wan("--guidance-scale", "1")
     assert single["branches"] == 1
     assert single["estimate"]["stock"] == pytest.approx(found["stock"] / 2)
     # Of two branches one keeps the columns of the other, and sums none at refreshes.
     for action in ("dense", "sparse"):
-        assert single["estimate"]["steps"][action] == pytest.approx(found["steps"][action] / 2)
-    once, twice = single["estimate"]["steps"]["refresh"], found["steps"]["refresh"]
-    assert once + single["estimate"]["stock"] < twice < 2 * once
+        assert single["estimate"]["steps"][action] == pytest.approx(steps[action] / 2)
+    once = single["estimate"]["steps"]["refresh"]
+    assert once + single["estimate"]["stock"] < steps["refresh"] < 2 * once
+
+
+COGVIDEO = ("CogVideoXPipeline", "CogVideoXTransformer3DModel", ("KLCogVideoX", {}))
+SD3 = ("StableDiffusion3Pipeline", "SD3Transformer2DModel")
+SD3 = (*SD3, ("KL", {"block_out_channels": [128, 512, 512]}))
+MOCHI = ("MochiPipeline", "MochiTransformer3DModel", ("KLMochi", {}))
+LONG = {"patch_size_t": 2, "sample_frames": 81, "sample_height": 96, "sample_width": 170}
+DUAL = {"dual_attention_layers": list(range(13)), "num_layers": 24}
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "vae", "own", "grids", "layers"),
+    ("classes", "own", "grid", "text", "layers"),
     [
         # What the pipelines make where nobody names a size, as their checkpoints are configured.
-        ("CogVideoXPipeline", "KLCogVideoX", {}, [13, 30, 45], [30]),
-        (
-            "CogVideoXPipeline",
-            "KLCogVideoX",
-            {"patch_size_t": 2, "sample_frames": 81, "sample_height": 96, "sample_width": 170},
-            [11, 48, 85],
-            [30],
-        ),
-        ("MochiPipeline", "KLMochi", {}, [4, 30, 53], [48]),
-        ("StableDiffusion3Pipeline", "KL", {}, [1, 64, 64], [18]),
-        (
-            "StableDiffusion3Pipeline",
-            "KL",
-            {"dual_attention_layers": list(range(13)), "num_layers": 24},
-            [1, 64, 64],
-            [13, 11],
-        ),
+        (COGVIDEO, {}, [13, 30, 45], 226, [30]),
+        (COGVIDEO, LONG, [11, 48, 85], 226, [30]),
+        (MOCHI, {}, [4, 30, 53], 256, [48]),
+        (SD3, {}, [1, 64, 64], 333, [18]),
+        (SD3, DUAL, [1, 64, 64], 333, [13, 11]),
+        (None, None, [1, 64, 64], 512, [19, 38]),
     ],
 )
-def test_models_whose_attention_is_not_dispatched(
-    explained, folder, pipeline, vae, own, grids, layers
-):
-    classes = {"C": "CogVideoXTransformer3DModel", "M": "MochiTransformer3DModel"}
-    index = {
-        "_class_name": pipeline,
-        "transformer": ["diffusers", classes.get(pipeline[0], "SD3Transformer2DModel")],
-        "vae": ["diffusers", f"Autoencoder{vae}"],
-    }
-    channels = {"block_out_channels": [128, 512, 512]} if vae == "KL" else {}
-    path = folder("flux", model_index=index, transformer=own, vae=channels)
-    found = explained("--model", path, "--steps", 20)
-    assert found["tokens"]["grids"] == [grids]
-    assert [kind["layers"] for kind in found["layers"]] == layers
+def test_what_pipelines_make_by_default(explained, folder, classes, own, grid, text, layers):
+    keys = ("pipeline", "transformer", "vae")
+    folder("flux", own=own, **({} if classes is None else dict(zip(keys, classes, strict=True))))
+    found = explained("--model", "flux", "--steps", 20, "--quality", "published")
+    assert found["grids"] == [grid]
+    assert found["tokens"] - found["text_tokens"] == grid[0] * grid[1] * grid[2]
+    counts = [part["sparse"] + sum(part["dense"].values()) for part in found["layers"]]
+    assert counts[::2] == counts[1::2] == layers
     # Guidance: with CogVideoX and SD3 in the batch; Mochi's prompts differ in length.
-    assert found["branches"] == (2 if pipeline == "MochiPipeline" else 1)
+    assert found["branches"] == (2 if classes is MOCHI else 1)
+    if classes is None:
+        assert found["pixels"] == [1024, 1024]
+        sizes = {"double": 4096 * 12288 * 2, "single": 4608 * 12288 * 2}
+        assert found["caches"]["activation"]["layer"] == sizes
 
 
-def test_an_image_model(explained, folder):
-    found = explained("--model", folder("flux"), "--steps", "20", "--quality", "published")
-    assert found["pixels"] == [1024, 1024]  # what the pipeline chooses
-    assert found["tokens"] == {"grids": [[1, 64, 64]], "grid": 4096, "text": 512, "all": 4608}
-    assert [(layers["name"], layers["layers"]) for layers in found["layers"]] == [
-        ("double", 19),
-        ("single", 38),
-    ]
-    assert [layers["mlp"]["token_blocks"] for layers in found["layers"]] == [32, 36]
-    assert found["caches"]["activation"]["layer"] == {
-        "double": 4096 * 12288 * 2,
-        "single": 4608 * 12288 * 2,
-    }
-    assert found["branches"] == 1
+# What runs dense, and when.
 
 
 @pytest.mark.parametrize(
     ("sparsity", "part", "reason", "layers"),
     [
-        ("{mlp: {density: dense}}", "mlp", "mlp.density is dense in the profile", 40),
+        ("{mlp: {density: dense}}", 1, "mlp.density is dense in the profile", 40),
         (
             "{schedule: {first_dense_layers: 3}}",
-            "attention",
+            0,
             "schedule.first_dense_layers is 3 in the profile",
             3,
         ),
-        ("{schedule: {actions: [dense]}}", "mlp", "no step of the schedule is sparse", 40),
+        ("{schedule: {actions: [dense]}}", 1, "no step of the schedule is sparse", 40),
     ],
 )
 def test_why_layers_run_dense(explained, folder, workdir, sparsity, part, reason, layers):
-    profile = f"model_class: WanTransformer3DModel\nsparsity: {sparsity}\n"
-    (workdir / "mine.yaml").write_text(profile)
-    found = explained("--model", folder("wan"), "--config", "mine.yaml")
-    (row,) = found["layers"]
-    assert row[part] | {"sparse": 40 - layers, "dense": {reason: layers}} == row[part]
+    (workdir / "mine.yaml").write_text(PROFILE % sparsity)
+    found = explained("--model", folder(), "--config", "mine.yaml")
+    row = found["layers"][part]
+    assert (row["sparse"], row["dense"]) == (40 - layers, {reason: layers})
     if "dense]" in sparsity:
         assert found["caches"] == {}
-        assert found["estimate"]["speedup_run"] == pytest.approx(1)
+        assert found["estimate"]["stock_run"] == pytest.approx(found["estimate"]["run"])
 
 
-def test_what_would_be_slower_sparse_runs_dense(explained, explain, folder):
-    small = ("--model", folder("wan"), "--height", "64", "--width", "64", "--frames", "1")
-    found = explained(*small, "--quality", "published")
-    (row,) = found["layers"]
-    for part in ("attention", "mlp"):
-        ((reason, layers),) = row[part]["dense"].items()
+def test_what_would_be_slower_sparse_runs_dense(explained, folder):
+    small = ("--height", "64", "--width", "64", "--frames", "1", "--quality", "published")
+    found = explained("--model", folder(), *small)
+    for part in found["layers"]:
+        ((reason, layers),) = part["dense"].items()
         assert reason.startswith("by the rates of one NVIDIA H200 a sparse step of it may take 0.")
-        assert (layers, row[part]["sparse"]) == (40, 0)
-        step = row[part]["step"]
-        assert step["dense"] < step["sparse"] < step["most"] < 1e-3
+        assert (layers, part["sparse"]) == (40, 0)
+        assert part["step"]["dense"] < part["step"]["sparse"] < part["step"]["most"] < 1e-3
     assert found["caches"] == {}
-    page = " ".join(explain(*small, "--quality", "published").stdout.split())
-    assert "a sparse step of it may take 0." in page
-    assert re.search(
-        r"one layer attention of block: 0\.\d+ ms sparse, 0\.\d+ ms dense \(esti", page
-    )
 
 
-def test_a_schedule_that_lists_its_full_steps(explained, explain, fails, folder, workdir):
-    text = "model_class: WanTransformer3DModel\nsparsity: {schedule: {%s}}\n"
-    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, forecast: 0.5")
-    small = ("--model", folder("wan"), "--config", "mine.yaml", "--steps", "50")
+def test_a_schedule_that_lists_its_full_steps(explained, explain, folder, workdir):
+    schedule = "{schedule: {full_share: 0.26, forecast: 0.5}}"
+    (workdir / "mine.yaml").write_text(PROFILE % schedule)
+    small = ("--model", folder(), "--config", "mine.yaml", "--steps", "50")
     found = explained(*small)
-    assert found["schedule"] == {
-        "actions": "13 of 50 steps in full, close at the start, one sparse step in each gap of 3 "
-        "and more, the rest skipped with half a forecast, then corrected",
-        "counts": {"dense": 8, "refresh": 5, "skip": 32, "sparse": 5},
-        "full_steps": [0, 1, 2, 3, 4, 6, 8, 11, 15, 22, 31, 41, 47],
-    }
-    steps = found["estimate"]["steps"]
-    run = sum(count * steps[action] for action, count in found["schedule"]["counts"].items())
-    assert found["estimate"]["run"] == pytest.approx(run)
+    assert found["schedule"].startswith("13 of 50 steps in full, close at the start, one sparse")
+    assert found["counts"] == {"dense": 8, "refresh": 5, "skip": 32, "sparse": 5}
+    assert found["full_steps"] == [0, 1, 2, 3, 4, 6, 8, 11, 15, 22, 31, 41, 47]
     page = " ".join(explain(*small).stdout.split())
-    assert "schedule 8 dense, 32 skip, 5 refresh, 5 sparse 13 of 50 steps in full, close" in page
     assert "in full: 0-4, 6, 8, 11, 15, 22, 31, 41, 47" in page
-    (workdir / "mine.yaml").write_text(text % "full_share: 0.26, warmup_steps: 6")
-    assert fails(*small).endswith(
-        "mine.yaml: sparsity.schedule.full_share takes the place of warmup_steps, which is 6: "
-        "leave one of them out, or set warmup_steps back to 2"
-    )
 
 
-@pytest.mark.parametrize(
-    "config", ["Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"]
-)
-def test_weights_in_fp8_run_sparse_where_that_pays(explained, folder, config):
-    quant_type = {"default": {"_type": config, "_version": 2, "_data": {}}}
+def test_weights_in_fp8_are_what_sparse_steps_are_compared_with(explained, folder):
+    quant_type = {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig"}}
     quantized = {"quantization_config": {"quant_method": "torchao", "quant_type": quant_type}}
-    model = folder("flux", transformer=quantized)
-    rows = explained("--model", model, "--steps", "20", "--quality", "published")["layers"]
-    assert [row["name"] for row in rows] == ["double", "single"]
-    # The text of double blocks is dense, so these gain less.
-    for row, (least, most) in zip(rows, ((1.1, 1.2), (1.2, 1.3)), strict=True):
-        step = row["mlp"]["step"]
-        rounds_inputs = config.startswith("Float8Dynamic")
-        pays = step["most"] <= 0.95 * step["dense"]
-        assert row["mlp"]["sparse"] == (row["layers"] if pays else 0)
-        assert pays or rounds_inputs
-        gain = step["dense"] / step["sparse"]
-        assert least < gain < most if rounds_inputs else 1.2 < gain < 2.2
+    for own, gains in (({}, (1.7, 2.2)), (quantized, (1.1, 1.3))):
+        model = folder("flux", own=own)
+        found = explained("--model", model, "--steps", "20", "--quality", "published")
+        assert any("were not quantized" in note for note in found["notes"]) == bool(own)
+        for mlp in found["layers"][1::2]:
+            assert gains[0] < mlp["step"]["dense"] / mlp["step"]["sparse"] < gains[1]
 
 
 def test_qualities_stand_side_by_side(explained, explain, folder):
-    arguments = ("--model", folder("wan"), *SIZE)
+    arguments = ("--model", folder(), *SIZE)
     found = explained(*arguments)
+    rows, estimate = found["qualities"], found["estimate"]
     assert found["quality"] == "balanced"
-    rows = found["qualities"]
     assert list(rows) == ["faithful", "balanced", "fast", "published"]
-    assert rows["balanced"]["counts"] == found["schedule"]["counts"]
-    assert rows["balanced"]["speedup_run"] == found["estimate"]["speedup_run"]
-    for name in ("published", "fast", "faithful"):
-        alone = explained(*arguments, "--quality", name)
-        assert alone["qualities"] == rows
-        assert (alone["quality"], alone["schedule"]["counts"]) == (name, rows[name]["counts"])
-        assert alone["estimate"]["speedup_run"] == rows[name]["speedup_run"]
+    assert rows["balanced"]["counts"] == found["counts"]
+    assert rows["balanced"]["speedup_run"] == estimate["stock_run"] / estimate["run"]
+    alone = explained(*arguments, "--quality", "faithful")
+    assert (alone["qualities"], alone["counts"]) == (rows, rows["faithful"]["counts"])
     works = [rows[name]["work"] for name in ("faithful", "balanced", "fast")]
     gains = [rows[name]["speedup_run"] for name in ("faithful", "balanced", "fast")]
-    assert works == sorted(works, reverse=True)
-    assert gains == sorted(gains)
-    assert 0 < works[-1] < works[0] < 1
+    assert (works, gains) == (sorted(works, reverse=True), sorted(gains))
     steps = rows["fast"]["counts"]
-    assert steps["dense"] + steps["refresh"] == 8  # 16 % of 50
-    assert steps["skip"] > steps["sparse"] > 0
     # A dense step is 1, a skipped one nothing, and a sparse one more than the columns it keeps.
-    assert works[-1] > (8 + 0.2 * steps["sparse"]) / 50
+    assert (8 + 0.2 * steps["sparse"]) / 50 < works[-1] < works[0] < 1
     # Where gaps are short nothing is sparse.
     assert rows["faithful"]["counts"] == {"dense": 20, "skip": 30}
-    assert alone["attention"]["columns"] is alone["attention"]["columns_by_score"] is None
-    assert alone["layers"][0]["mlp"]["neurons_kept"] is None
-    budgets = ("--vram", "90G", "--ram", "400G")
-    text = explain(*arguments, *budgets, "--quality", "faithful").stdout
-    for block in ("591 blocks of 128 queries, each keeps", "591 blocks of 128 tokens, each recom"):
-        assert re.search(rf"{block}.* all of them \(dense\)", " ".join(text.split()))
+    assert all(part["kept"] == {} for part in alone["layers"])
+    text = explain(*arguments, "--vram", "90G", "--ram", "400G").stdout
     assert re.search(r"^ fast +8 +\d+ +\d+ +\d+% +\d.*\d+\.\d\dx", text, re.MULTILINE)
 
 
-def test_two_experts(explained, folder):
-    index = {
-        **FOLDERS["wan"]["model_index"],
-        "boundary_ratio": 0.875,
-        "transformer_2": ["diffusers", "WanTransformer3DModel"],
-    }
-    transformer = FOLDERS["wan"]["transformer"]
-    found = explained("--model", folder("wan", model_index=index, transformer_2=transformer))
-    assert found["weights"]["transformer_2"] == found["weights"]["transformer"]
-    assert any("second expert" in note for note in found["notes"])
+def test_budgets_of_layers(explained, folder, workdir):
+    (workdir / "mine.yaml").write_text(
+        "model_class: FluxTransformer2DModel\nsparsity:\n  layers:\n"
+        '    - {layers: "0-1,56", attention: dense, mlp: dense}\n'
+        "    - {layers: 2-18, attention: 0.25}\n    - {layers: 19, mlp: 0.6}\n"
+    )
+    found = explained("--model", folder("flux"), "--config", "mine.yaml", "--steps", "20")
+    first, last, middle = list(range(2, 19)), list(range(20, 56)), [19]
+    # A tenth of the columns unless said otherwise, but at least the 512 of the text.
+    assert [part["kept"] for part in found["layers"]] == [
+        {"1152": first},
+        {"3686": first},
+        {"512": [*middle, *last]},
+        {"7373": middle, "3686": last},
+    ]
+    reason = "layers names it dense in the profile"
+    for part, dense in zip(found["layers"], (2, 2, 1, 1), strict=True):
+        assert part["dense"][reason] == dense
 
 
-def test_a_gpu_that_is_here_is_asked_and_measured(explained, folder, monkeypatch):
+def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
     monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
-    monkeypatch.setattr(forecast, "measure_rates", lambda _: rates)
-    monkeypatch.setattr(forecast, "known_rates", lambda *_: None)
-    arguments = ("--model", folder("wan"), *LARGE, "--ram", "1T")
-    found = explained(*arguments)
-    (row,) = found["layers"]
-    assert row["attention"]["step"] is None
-    memory = found["memory"]
-    on_gpu = memory["weights"] + memory["working"] + memory["caches_on_device"] + memory["slots"]
-    assert 55 * GIB < on_gpu <= 60 * GIB
+    monkeypatch.setattr(explanation, "measure_rates", lambda _: rates)
+    monkeypatch.setattr(explanation, "known_rates", lambda *_: None)
+    found = wan("--ram", "1T")
+    assert found["layers"][0]["step"] is None
+    assert 55 * GIB < found["memory"]["device"] <= 60 * GIB
     assert found["device_here"] is True
     assert found["estimate"]["rates"]["device"] == "Some GPU"
-    less = explained(*arguments, "--vram", "48G")["memory"]
-    assert less["caches_on_device"] < memory["caches_on_device"]
+    assert wan("--ram", "1T", "--vram", "48G")["memory"]["device"] <= 48 * GIB
 
 
-def test_no_times_where_no_rates_are_known(explained, folder):
+def test_what_is_not_known_is_noted(explained, folder):
     for arguments, reason in [
-        (("--model", folder("wan"), "--dtype", "float32"), "those of 16-bit types"),
+        (("--model", folder(), "--dtype", "float32"), "those of 16-bit types"),
         ((), "a layer this small"),
         (("--device", "cpu"), "the rates of this CPU are not known"),
     ]:
         found = explained(*arguments)
         assert found["estimate"] is None
         assert any(reason in note for note in found["notes"])
+    found = explained("--model", folder(transformer_2=["diffusers", "WanTransformer3DModel"]))
+    assert found["weights"]["transformer_2"] == found["weights"]["transformer"]
+    assert any("second expert" in note for note in found["notes"])
 
 
-# The page.
-
-
-@pytest.mark.parametrize("columns", [80, slow(120)])
-@pytest.mark.parametrize("case", ["bundled", "nothing sparse", "wan", "flux"])
-def test_the_page_fits_the_terminal(explain, folder, case, columns):
-    arguments = {
-        "bundled": ("--quality", "published"),
-        "nothing sparse": ("--quality", "faithful"),
-        "wan": ("--model", "wan", *LARGE, "--vram", "90G", "--ram", "400G"),
-        "flux": ("--model", "flux", "--steps", "28", "--vram", "30G", "--quality", "published"),
-    }[case]
-    if case in ("wan", "flux"):
-        folder(case)
-    ran = explain(*arguments, columns=columns)
-    assert (ran.exit_code, ran.stderr) == (0, "")
-    assert max(len(line.rstrip()) for line in ran.stdout.splitlines()) <= columns
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        (None, ("--quality", "published")),
+        (None, ("--quality", "faithful")),
+        ("wan", (*LARGE, "--vram", "90G", "--ram", "400G")),
+        ("wan", (*LARGE, "--gpus", 4, "--guidance-parallel", 2)),
+        ("flux", ("--steps", "28", "--vram", "30G", "--quality", "published")),
+    ],
+)
+def test_the_tables_fit_the_terminal(explain, folder, model, arguments):
+    words = () if model is None else ("--model", folder(model))
+    ran = explain(*words, *arguments).fine()
+    assert max(len(line.rstrip()) for line in ran.stdout.splitlines()) <= 80
     assert "…" not in ran.stdout
-    for heading in ("model", "tokens", "schedule", "layers", "cache", "weights", "GPU"):
+    for heading in ("model", "tokens", "schedule", "layers", "cache", "weights", "GPU", "quality"):
         is_there = re.search(rf"^ {heading}\b", ran.stdout, re.MULTILINE) is not None
-        assert is_there == (heading != "cache" or case in ("wan", "flux")), heading
-
-
-def test_what_the_page_says(explain, folder):
-    folder("wan")
-    ran = explain("--model", "wan", *LARGE, "--vram", "48G", "--ram", "64G", columns=120).fine()
-    text = " ".join(ran.stdout.split())
-    for part in (
-        "75,600: grid of 21x45x80",
-        "591 blocks of 128 queries, each keeps 8,316 columns (11.0%)",
-        "each recomputes 4,147 of 13,824 neurons (30.0%)",
-        "7 dense, 5 refresh, 38 sparse",
-        "MLP of 34 layers: its caches do not fit into the memory budgets",
-        "precision caches in FP8 (e4m3) with a scale for each row, half of their bytes",
-        "of 48.00 GiB for weights, work, caches and slots",
-        "of pinned memory for caches",
-        "a sparse step brings",
-        "one NVIDIA H200 (not measured here)",
-    ):
-        assert part in text, part
-
-
-def test_no_weight_is_read(explain, model_folder, tmp_path):
-    copy = shutil.copytree(model_folder, tmp_path / "copy")
-    for file in copy.rglob("*.safetensors"):
-        file.unlink()
-    whole, without = (explain("--model", path, "--json") for path in (model_folder, copy))
-    assert without.exit_code == 0, without.stderr
-    assert json.loads(without.stdout)["weights"] == json.loads(whole.stdout)["weights"]
+        assert is_there == (heading != "cache" or model is not None), heading
 
 
 # Mistakes.
 
+ALLEGRO = {"pipeline": "AllegroPipeline", "transformer": "AllegroTransformer3DModel", "own": {}}
+
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("model", "arguments", "sentence"),
     [
-        (["--vram", "much"], "--vram much is no amount of memory such as 24G or 512M"),
-        (["--height", "100"], "--height 100 does not fit this model, which needs a multiple of 16"),
-        (["--vram", "8G", "--device", "cpu"], "--vram 8G has no effect on a CPU; use --ram"),
-        (["--ram", "9" * 20 + "T"], "memory.ram: expected a number below 2^63, got 1099511627776"),
-        (["--vram", "0"], "--vram 0 B does not hold the model and its work (weights "),
-        (["--device", "cuda"], "--device cuda needs a CUDA GPU"),
-        (["--model", "/nowhere/at/all"], "the model folder /nowhere/at/all does not exist"),
-        (["--config", "no.yaml"], "no.yaml: cannot read the profile"),
+        (None, "--vram much", "--vram much is no amount of memory such as 24G or 512M"),
+        (None, "--height 100", "--height 100 does not fit this model, which needs a multiple of"),
+        (None, "--vram 8G --device cpu", "--vram 8G has no effect on a CPU; use --ram"),
+        (None, "--vram 0", "--vram 0 B does not hold the model and its work (weights "),
+        (None, "--device cuda", "--device cuda needs a CUDA GPU"),
+        (None, "--model /nowhere/at/all", "the model folder /nowhere/at/all does not exist"),
+        (None, "--config no.yaml", "no.yaml: cannot read the profile"),
+        ({}, "--vram 37G --ram 64M", "not one layer's caches fit: all of them need 292.87 GiB"),
+        ({}, "--vram 32G", "--vram 32.00 GiB does not hold the model and its work (weights 26.9"),
+        ({}, "--gpus 41", "this model has 40 attention heads, fewer than the 41 processes"),
+        ({}, "--gpus 3 --guidance-parallel 2", "--guidance-parallel 2 needs a multiple of 2 GPUs"),
+        (
+            {},
+            "--gpus 2 --guidance-parallel 2 --guidance-scale 1",
+            "--guidance-parallel 2: this generation has no guidance; raise --guidance-scale",
+        ),
+        (ALLEGRO, "", "the transformer of wan is a AllegroTransformer3DModel, which chipsparse"),
     ],
 )
-def test_bad_options(fails, arguments, sentence):
-    assert fails(*arguments).startswith(sentence)
+def test_mistakes(explain, folder, model, arguments, sentence):
+    words = [] if model is None else ["--model", folder(**model), *LARGE]
+    if model is ALLEGRO:
+        words = ["--model", "wan", "--config", "mine.yaml"]
+        with open("mine.yaml", "w") as file:
+            file.write("model_class: AllegroTransformer3DModel\n")
+    ran = explain(*words, *arguments.split())
+    assert ran.stderr.count("\n") == 1
+    assert ran.sentence().startswith(sentence)
 
 
-def test_a_budget_that_holds_nothing(fails, folder):
-    model = folder("wan")
-    sentence = fails("--model", model, *LARGE, "--vram", "37G", "--ram", "64M")
-    assert sentence.startswith("not one layer's caches fit: all of them need 292.87 GiB")
-    assert "64.0 MiB of host memory" in sentence
-    assert sentence.endswith("(weights 26.91 GiB, working memory 9.47 GiB)")
-    sentence = fails("--model", model, *LARGE, "--vram", "32G", "--ram", "64G")
-    assert sentence.startswith(
-        "--vram 32.00 GiB does not hold the model and its work (weights 26.9"
-    )
-    assert "enable_model_cpu_offload" in sentence
+# Several GPUs. What they send each other is checked beside `chipsparse.cost_model.exchanges`.
 
 
-def test_a_class_without_adapter(fails, folder):
-    index = {
-        "_class_name": "AllegroPipeline",
-        "transformer": ["diffusers", "AllegroTransformer3DModel"],
-    }
-    path = folder("wan", model_index=index, transformer={})
-    (path / "chipsparse.yaml").write_text("model_class: AllegroTransformer3DModel\n")
-    sentence = fails("--model", path)
-    assert "AllegroTransformer3DModel, which chipsparse does not support" in sentence
-
-
-# Budgets of layers.
-
-BUDGETS = """\
-model_class: FluxTransformer2DModel
-sparsity:
-  layers:
-    - {layers: "0-1,56", attention: dense, mlp: dense}
-    - {layers: 2-18, attention: 0.25}
-    - layers: 19
-      mlp: 0.6
-"""
-
-
-def test_budgets_of_layers(explained, explain, folder, workdir):
-    (workdir / "mine.yaml").write_text(BUDGETS)
-    arguments = ("--model", folder("flux"), "--config", "mine.yaml", "--steps", "20")
-    found = explained(*arguments)
-    double, single = found["layers"]
-    # A tenth of the columns unless said otherwise, but at least the 512 of the text.
-    assert double["keep"] == [
-        {"layers": [0, 1], "columns": None, "neurons": None},
-        {"layers": list(range(2, 19)), "columns": 1152, "neurons": 3686},
-    ]
-    assert single["keep"] == [
-        {"layers": [19], "columns": 512, "neurons": 7373},
-        {"layers": list(range(20, 56)), "columns": 512, "neurons": 3686},
-        {"layers": [56], "columns": None, "neurons": None},
-    ]
-    assert found["attention"]["columns"] == 1152
-    assert (double["mlp"]["neurons_kept"], single["mlp"]["neurons_kept"]) == (3686, 7373)
-    reason = "layers names it dense in the profile"
-    assert (double["attention"]["sparse"], double["attention"]["dense"]) == (17, {reason: 2})
-    assert (single["attention"]["sparse"], single["attention"]["dense"]) == (37, {reason: 1})
-    similar = [(row["name"], row["layers"]) for row in found["estimate"]["similar"]]
-    assert similar == [("double", 2), ("double", 17), ("single", 1), ("single", 36), ("single", 1)]
-    ran = explain(*arguments, columns=120)
-    text = " ".join(ran.stdout.split())
-    for part in (
-        "each keeps 512 to 1,152 columns (11.1% to 25.0%)",
-        "single: 36 blocks of 128 tokens, each recomputes 3,686 to 7,373 of 12,288 neurons",
-        "double 0-1: attention dense, MLP dense",
-        "double 2-18: attention 1,152 columns (25.0%), MLP 3,686 neurons (30.0%)",
-        "single 19: attention 512 columns (11.1%), MLP 7,373 neurons (60.0%)",
-        "single 56: attention dense, MLP dense",
-        "double 19 17 sparse, 2 dense 17 sparse, 2 dense",
-    ):
-        assert part in text, part
-    narrow = explain(*arguments)
-    assert max(len(line.rstrip()) for line in narrow.stdout.splitlines()) <= 80
-
-
-def test_a_dense_layer_takes_the_time_of_a_dense_one(explained, folder, workdir):
-    profile = "model_class: WanTransformer3DModel\nsparsity: {{layers: [{}]}}\n"
-    model, times = folder("wan"), {}
-    for name, entry in (
-        ("none", ""),
-        ("dense", "{layers: 0-39, attention: dense, mlp: dense}"),
-        ("half", "{layers: 0-19, attention: dense, mlp: dense}"),
-    ):
-        (workdir / "mine.yaml").write_text(profile.format(entry))
-        found = explained("--model", model, "--config", "mine.yaml", *SIZE)
-        times[name] = found["estimate"]["steps"]["sparse"]
-        stock, caches = found["estimate"]["stock"], found["memory"]["caches_wanted"]
-        if name == "none":
-            whole = caches
-        assert caches == {"none": whole, "dense": 0, "half": whole / 2}[name]
-    assert times["dense"] == pytest.approx(stock)
-    assert times["half"] == pytest.approx((times["none"] + stock) / 2)
-
-
-# Several GPUs.
-
-
-def test_what_each_of_two_gpus_has(explained, folder):
-    arguments = ("--model", folder("wan"), *LARGE)
-    found, alone = explained(*arguments, "--gpus", 2), explained(*arguments)
+def test_what_each_of_two_gpus_has(wan):
+    found, alone = wan("--gpus", 2), wan()
     assert alone["shared"] is None
     # 591 blocks of 128 tokens, the last one short; 20 of the 40 heads each.
     last, first = found["shared"]["ranks"]  # the first rank has less
-    assert (last["tokens"], first["tokens"]) == (295 * 128, 75600 - 295 * 128) == (37760, 37840)
+    assert (last["tokens"], first["tokens"]) == (295 * 128, 75600 - 295 * 128)
     assert (first["heads"], last["heads"]) == (20, 20)
-    token_of_heads = 20 * 128 * 2
-    forth, back = 37840 * token_of_heads, 37760 * token_of_heads
-    gathered = 37840 * 5120 * 2
-    step = 2 * (40 * (3 * forth + back) + gathered)
-    assert first["sent_bytes"] == {"dense": step, "refresh": step, "sparse": step, "skip": 0}
     one = 20 * 75600 * 4 * 3 + 20 * 591 * 9450 + 75600 * 2560 * 2  # of attention
     one += 296 * 13824 * 4 + 37840 * 5120 * 2 + 37840 * 13824 * 2
-    assert first["cache_bytes"] == 2 * 40 * one == found["memory"]["caches_on_device"]
-    # Times: what is sent, packed and unpacked, and the rest computed by two.
-    rates = Rates()
-    packed = 37840 * 5120 * 2
-    wire = 2 * (40 * 4 * forth + gathered) / rates.peer_link + 2 * (2 * 40 + 1) * rates.peer_seconds
-    sending = wire + 2 * 40 * 4 * 4 * packed / rates.memory
-    times = found["estimate"]
-    assert times["exchanging"]["sparse"] == pytest.approx(sending)
-    assert times["exchanging"]["skip"] == 0
-    assert times["steps"]["sparse"] == pytest.approx(times["computing"] + sending)
-    assert first["computing"]["sparse"] == pytest.approx(times["computing"])
-    assert last["computing"]["sparse"] < first["computing"]["sparse"]
+    on_device = sum(sizes["device"] for sizes in found["caches"].values())
+    assert first["cache_bytes"] == 2 * 40 * one == on_device
+    times, single = found["estimate"], alone["estimate"]
+    assert times["exchanging"]["skip"] == first["sent_bytes"]["skip"] == 0
+    sparse = times["computing"] + times["exchanging"]["sparse"]
+    assert times["steps"]["sparse"] == pytest.approx(sparse)
     for action in ("dense", "refresh", "sparse"):
-        own = alone["estimate"]["steps"][action] / (2 * times["steps"][action])
+        own = single["steps"][action] / (2 * times["steps"][action])
         assert found["shared"]["efficiency"][action] == pytest.approx(own)
         assert 0.8 < own < 1
-    assert times["stock"] == alone["estimate"]["stock"]
-    assert found["shared"]["alone"]["steps"] == alone["estimate"]["steps"]
-    assert found["shared"]["efficiency_run"] == pytest.approx(
-        alone["estimate"]["run"] / (2 * times["run"])
-    )
+    assert found["shared"]["efficiency_run"] == pytest.approx(single["run"] / (2 * times["run"]))
+    first, second = wan("--gpus", 2, "--guidance-parallel", 2)["shared"]["ranks"]
+    half = sum(sizes["device"] for sizes in alone["caches"].values()) // 2
+    for branch, rank in enumerate((first, second)):
+        assert (rank["branch"], rank["tokens"], rank["cache_bytes"]) == (branch, 75600, half)
+    assert first["sent_bytes"]["refresh"] - second["sent_bytes"]["refresh"] == 40 * 40 * 591 * 9450
+    four = wan("--gpus", 4, "--guidance-parallel", 2)["shared"]["ranks"]
+    assert [(rank["branch"], rank["heads"]) for rank in four] == [(0, 20)] * 2 + [(1, 20)] * 2
 
 
-def test_guidance_branches_on_gpus_of_their_own(explained, folder):
-    arguments = ("--model", folder("wan"), *LARGE)
-    alone = explained(*arguments)
-    found = explained(*arguments, "--gpus", 2, "--guidance-parallel", 2)
-    first, second = found["shared"]["ranks"]
-    assert [rank["branch"] for rank in (first, second)] == [0, 1]
-    assert first["tokens"] == second["tokens"] == 75600
-    half = alone["memory"]["caches_on_device"] // 2
-    assert first["cache_bytes"] == second["cache_bytes"] == half
-    output, columns = 75600 * 64 * 2, 40 * 591 * 9450
-    assert second["sent_bytes"] == dict.fromkeys(("dense", "refresh", "sparse", "skip"), output)
-    assert first["sent_bytes"]["refresh"] == output + 40 * columns
-    # One chooses columns at a refresh; the other has them sent, and waits.
-    steps, dense = found["estimate"]["steps"], alone["estimate"]["steps"]["dense"] / 2
-    assert steps["dense"] == pytest.approx(dense + output / 350e9 + 0.2e-3)
-    assert first["computing"]["refresh"] > second["computing"]["refresh"]
-    assert found["shared"]["efficiency"]["sparse"] > 0.99
-    four = explained(*arguments, "--gpus", 4, "--guidance-parallel", 2)["shared"]["ranks"]
-    assert [(rank["branch"], rank["heads"]) for rank in four] == [
-        (0, 20),
-        (0, 20),
-        (1, 20),
-        (1, 20),
-    ]
-
-
-def test_host_memory_is_shared_and_caches_that_fit_on_more_gpus_pay(explained, folder):
+def test_host_memory_is_shared_and_caches_that_fit_on_more_gpus_pay(wan, explained):
     budgets = ("--vram", "48G", "--ram", "64G")
-    arguments = ("--model", folder("wan"), *LARGE, *budgets)
-    alone, found = explained(*arguments), explained(*arguments, "--gpus", 4)
-    assert found["memory"]["caches_on_host"] <= 16 * GIB
-    layers = [each["layers"][0] for each in (alone, found)]
-    kept = [sum(each[part]["sparse"] for part in ("attention", "mlp")) for each in layers]
+    alone, found = wan(*budgets), wan(*budgets, "--gpus", 4)
+    assert sum(sizes["host"] for sizes in found["caches"].values()) <= 16 * GIB
+    kept = [sum(part["sparse"] for part in each["layers"]) for each in (alone, found)]
     assert kept[0] < kept[1]
-    roomy = explained(*arguments[: -len(budgets)], "--gpus", 4)["shared"]["efficiency_run"]
-    assert found["shared"]["efficiency_run"] > roomy
-
-
-def test_the_page_of_several_gpus(explain, folder):
-    shown = explain("--model", folder("wan"), *LARGE, "--gpus", 4, "--guidance-parallel", 2).fine()
-    text = " ".join(shown.stdout.split())
-    assert "GPUs 4, on both guidance branches: 2 for each" in text
-    assert "rank branch heads tokens caches sends computes busy" in text
-    assert "3 1 20 37,840 73.28 GiB 29.22 GiB" in text
-    assert "action exchanged in a step on 1 GPU efficiency" in text
-    assert "350 GB/s each way" in text
-    assert max(map(len, shown.stdout.splitlines())) <= 80
-
-
-def test_untimed_processes_of_a_cpu(explained):
-    found = explained("--device", "cpu", "--gpus", 2)["shared"]
-    assert found["efficiency"] is found["ranks"][0]["computing"] is None
-    assert found["ranks"][0]["sent_bytes"]["sparse"] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--gpus", 41), "this model has 40 attention heads, fewer than the 41 processes"),
-        (("--gpus", 3, "--guidance-parallel", 2), "needs a multiple of 2 GPUs, and there are"),
-        (
-            ("--gpus", 2, "--guidance-parallel", 2, "--guidance-scale", 1),
-            "--guidance-parallel 2: this generation has no guidance; raise --guidance-scale",
-        ),
-        (
-            ("--gpus", 4, "--height", 32, "--width", 32, "--frames", 1),
-            "4 video or image tokens make 1 block of 128 rows, fewer than the 4 that so",
-        ),
-    ],
-)
-def test_processes_that_cannot_share_it(fails, folder, arguments, said):
-    assert said in fails("--model", folder("wan"), *arguments)
+    free = wan("--gpus", 4)["shared"]["efficiency_run"]
+    assert found["shared"]["efficiency_run"] > free
+    on_cpu = explained("--device", "cpu", "--gpus", 2)["shared"]
+    assert on_cpu["efficiency"] is None
+    assert on_cpu["ranks"][0]["sent_bytes"]["sparse"] > 0

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import describe_model
-from chipsparse.cli.model.lora import Lora, read_lora
+from chipsparse.cli.model.lora import read_lora
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import check_weight_files, files_digest, weights_digest
 from chipsparse.pipelines.registry import ADAPTERS
@@ -123,27 +122,27 @@ def test_other_files_are_read_whole(tmp_path):
         file.write_bytes(b"\xff" * 1_500_000 + bytes([byte]) + b"\xff" * 1_500_000)
         digests.add(files_digest({"": file}))
     assert len(digests) == 2
-    (tmp_path / "a.safetensors").write_bytes(b"\xff" * 100)
-    for name, said in (("no.bin", "cannot be read: No such file"), ("a.safetensors", "is damaged")):
-        with pytest.raises(UserError, match=f"{name} {said}"):
+    for name, said in (
+        ("no.bin", "cannot be read: No such file"),
+        ("", "cannot be read: Is a direc"),
+    ):
+        with pytest.raises(UserError, match=f"{name}.* {said}"):
             files_digest({"": tmp_path / name})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_configs_and_tokenizers_count(broken_model):
+    digests = [digest(broken_model)]
+    for name in (
         "model_index.json",
         "scheduler/scheduler_config.json",
         "transformer/config.json",
         "tokenizer/tokenizer_config.json",
         "tokenizer/added.model",
-    ],
-)
-def test_configs_and_tokenizers_count(broken_model, name):
-    before = digest(broken_model)
-    with (broken_model / name).open("a") as file:
-        file.write(" ")
-    assert digest(broken_model) != before
+    ):
+        with (broken_model / name).open("a") as file:
+            file.write(" ")
+        digests.append(digest(broken_model))
+    assert len(set(digests)) == 6
 
 
 def test_the_same_content_in_another_folder(model_folder, broken_model):
@@ -253,33 +252,12 @@ def test_a_lora_changes_the_image_by_its_scale(generate, loras):
     assert made["sparse"]["fallbacks"] == []
 
 
-def test_a_folder_and_several_loras(generate, loras, tmp_path):
+def test_a_folder_and_several_loras(generate, loras):
     given = ("--lora", str(loras[0].parent), "--lora", f"{loras[1]}:0.5")
     ran = generate(*ONE[:-1], *given).fine()
     lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
     assert {f"LoRA {loras[0]} at 1", f"LoRA {loras[1]} at 0.5"} <= set(lines)
     assert any(line.startswith("fallback MLP runs dense in 1 of 3 layers") for line in lines)
-    named = shutil.copy(loras[0], tmp_path / "tiny-8steps.safetensors")
-    (warning,) = generate(*ONE, "--lora", str(named)).json()["request"]["warnings"]
-    assert "tiny-8steps.safetensors is made for 8 steps by its name, and 4 are" in warning
-
-
-@pytest.mark.parametrize(
-    ("name", "steps", "said"),
-    [
-        ("Wan2.2-Lightning-4steps-lora", 50, "made for 4 steps by its name, and 50 are"),
-        ("flux_8-step_turbo", 4, "give --steps 8"),
-        ("h3_4step_or_8step", 6, "made for 4 or 8 steps"),
-        ("h3_4step_or_8step", 8, None),
-        ("style_1000stepsize", 50, None),
-        ("a_doorstep", 50, None),
-        ("checkpoint-20000steps", 50, None),  # of its training
-    ],
-)
-def test_a_lora_that_is_made_for_other_steps_is_noticed(tmp_path, name, steps, said):
-    warning = Lora(tmp_path / f"{name}.safetensors", 1.0).steps_warning(steps)
-    assert (warning is None) is (said is None)
-    assert said is None or said in warning
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_the_first_process_makes_and_tells():
 # Before any process is started.
 
 TARGET = ("--min-psnr", "25", "-o", "p.yaml")
-BLOCKS = "sparsity:\n  attention: {block_size_q: 16}\n  mlp: {block_size: 16}"
+BLOCKS = "sparsity:\n  block_size: 16"
 PROMPTS = ["a red circle", "a blue square", "a green triangle", "a yellow circle"]
 
 

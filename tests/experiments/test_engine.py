@@ -64,18 +64,22 @@ def experiment(maker, store=None, **fields):
 
 def run(ways=(A, B), stop=None, store=None, **fields):
     maker = Maker(stop)
-    dense_first = fields.pop("dense_first", True)
-    return maker, list(experiment(maker, store, **fields).run(ways, dense_first=dense_first))
+    return maker, list(experiment(maker, store, **fields).run(ways))
 
 
 def test_clips_are_paired_by_seed_and_measured_against_dense():
-    _, clips = run(per_frame=True)
-    assert [(clip.way.name, clip.record.seed) for clip in clips[:4]] == [
-        ("dense", 10),
-        ("A", 10),
-        ("B", 10),
-        ("dense", 11),
-    ]
+    written, store = [], Store()
+
+    def write(way, sample, frames):  # before the record is kept
+        assert f"{way.name}, {sample.name}" not in store.measured
+        written.append((way.name, sample.seed))
+        assert frames.shape == (3, 16, 16, 3)
+
+    maker, clips = run(per_frame=True, store=store, write=write)
+    # Another way goes first for each prompt.
+    assert [name.removesuffix("ense") for name, _ in maker.made] == [*"dAB", *"dBA", *"dAB"]
+    assert [seed for _, seed in maker.made] == [10] * 3 + [11] * 3 + [12] * 3
+    assert maker.made == written == [(clip.way.name, clip.record.seed) for clip in clips]
     dense, a, b = (clip.record for clip in clips[:3])
     assert (dense.identical, dense.psnr_db, dense.ssim, dense.speedup) == (True, None, 1.0, 1.0)
     assert a.psnr_db == pytest.approx(20 * math.log10(255))
@@ -87,25 +91,6 @@ def test_clips_are_paired_by_seed_and_measured_against_dense():
     assert a.per_frame["flicker_dense"] == [None, dense.flicker, None]
     assert (a.lpips, a.lpips_missing, a.prompt) == (None, "not here", "prompt 0")
     assert (a.notes, a.facts, a.actions) == (["note of A"], {"n": 1}, ["dense"] * 4)
-
-
-@pytest.mark.parametrize(
-    ("dense_first", "orders"),
-    [
-        (True, ["dense A B", "dense B A", "dense A B"]),
-        (False, ["dense A B", "A B dense", "B dense A"]),
-    ],
-)
-def test_another_way_goes_first_for_each_prompt(dense_first, orders):
-    maker, clips = run(dense_first=dense_first)
-    assert maker.made == [
-        (name, sample.seed)
-        for sample, order in zip(SAMPLES, orders, strict=True)
-        for name in order.split()
-    ]
-    # Clips before the dense one wait for it, and are compared all the same.
-    psnrs = [clip.record.psnr_db for clip in clips if clip.way is A]
-    assert psnrs == pytest.approx([20 * math.log10(255)] * 3)
 
 
 def test_what_is_kept_is_not_made_again_and_an_interrupt_loses_nothing(tmp_path):
@@ -158,17 +143,6 @@ def test_a_refused_way_is_a_record_passed_over_and_tried_again(tmp_path):
 def test_errors_of_dense_and_of_trials_are_raised(fields):
     with pytest.raises(ValueError, match="no such block"):
         run([Way("bad", broken)], **fields)
-
-
-def test_frames_are_written_before_the_record_is_kept(tmp_path):
-    store, written = Store(tmp_path / "m.json"), []
-
-    def write(way, sample, frames):
-        assert (f"{way.key or way.name}, {sample.name}" in store.measured) is False
-        written.append((way.name, sample.seed, frames.shape))
-
-    run([A], store=store, write=write)
-    assert written[:2] == [("dense", 10, (3, 16, 16, 3)), ("A", 10, (3, 16, 16, 3))]
 
 
 class Second(Ranks):

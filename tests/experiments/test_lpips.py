@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from chipsparse.experiments.lpips import find_lpips
+from chipsparse.experiments.lpips import Lpips, find_lpips
 
 URL = "https://example.org/models/alexnet-owt-7be5be79.pth"
 
@@ -49,44 +49,27 @@ def hub(tmp_path, monkeypatch):
     return tmp_path / "checkpoints"
 
 
-@pytest.mark.parametrize("package", ["torchmetrics", "torchvision"])
-def test_a_package_is_not_installed(packages, hub, monkeypatch, package):
-    for name in list(sys.modules):
-        if name.partition(".")[0] == package:
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr("importlib.import_module", importer(ModuleNotFoundError("no"), package))
-    assert find_lpips(64, 64).why_not == (
-        f"{package} is not installed (pip install 'chipsparse[lpips]')"
-    )
-
-
-def test_a_package_is_broken(packages, hub, monkeypatch):
-    broken = RuntimeError("operator torchvision::nms does not exist\nand more")
-    monkeypatch.setattr("importlib.import_module", importer(broken, "torchvision"))
-    found = find_lpips(64, 64)
-    assert found.measure is None
-    assert found.why_not == (
-        "torchvision cannot be imported: operator torchvision::nms does not exist"
-    )
-
-
-def importer(error, package):
+@pytest.mark.parametrize(
+    ("package", "error", "why"),
+    [
+        ("torchmetrics", ModuleNotFoundError("no"), "is not installed (pip install 'chipsparse[l"),
+        ("torchvision", ModuleNotFoundError("no"), "is not installed (pip install 'chipsparse[l"),
+        ("torchvision", RuntimeError("no operator\nand more"), "cannot be imported: no operator"),
+    ],
+)
+def test_a_package_is_missing_or_broken(packages, hub, monkeypatch, package, error, why):
     def import_module(name):
         if name.partition(".")[0] == package:
             raise error
         return sys.modules[name]
 
-    return import_module
+    monkeypatch.setattr("importlib.import_module", import_module)
+    assert find_lpips(64, 64).why_not.startswith(f"{package} {why}")
 
 
-def test_the_weights_are_not_there(packages, hub):
-    found = find_lpips(64, 64)
-    assert found.measure is None
-    assert found.why_not == f"the weights of AlexNet are not in {hub}"
+def test_weights_are_missing_or_frames_too_small(packages, hub):
+    assert find_lpips(64, 64) == Lpips(None, f"the weights of AlexNet are not in {hub}")
     assert Metric.made == []  # it would download them
-
-
-def test_frames_too_small_for_the_network(packages, hub):
     assert find_lpips(31, 640).why_not == "frames are smaller than 32x32"
 
 

@@ -3,30 +3,54 @@
 They are compiled in other processes, which have no TRITON_INTERPRET to replace them.
 """
 
+import inspect
 import json
 import os
-import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from benchmarks.compile_report import SHARED_BYTES
-from benchmarks.machine_code import Instruction, hot_loops, instructions
+pytest.importorskip("triton")
+
+from triton.runtime.jit import JITFunction
+
+from benchmarks.compile_report import SHARED_BYTES, Instruction, hot_loops, instructions
+from benchmarks.compiled_cases import cases
 
 ROOT = Path(__file__).parents[2]
-
-
 PRODUCTS_OF_8_BITS = {
     89: {"IMMA", "QMMA"},
     90: {"IGMMA", "QGMMA"},
     100: {"UTCIMMA", "UTCQMMA"},
 }
+PRODUCTS_OF_16_BITS = {90: {"HGMMA"}, 80: {"HMMA"}}
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET", "0") != "0", reason="the interpreter replaces the kernels"
+)
+def test_every_kernel_is_launched_by_a_case(monkeypatch):
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda *_: None)
+    launched = {kernel for case in cases() for kernel, _ in case.compile()}
+    kernels = {
+        kernel
+        for path in (ROOT / "kernels").glob("*/*.py")
+        if path.stem in ("triton_kernel", "gluon_sm90")
+        for name, kernel in inspect.getmembers(
+            import_module(f"chipsparse.kernels.{path.parent.name}.{path.stem}"),
+            lambda member: isinstance(member, JITFunction),
+        )
+        if name.endswith("_kernel")
+    }
+    assert len(kernels) > 20
+    assert {kernel.__name__ for kernel in kernels - launched} == set()
 
 
 def compiled(path, *options):
-    """The reports of `benchmarks.compile_report`."""
+    """The records of `benchmarks.compile_report`, by name."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.compile_report", "--json", str(path), *options],
@@ -41,10 +65,7 @@ def compiled(path, *options):
     assert done.returncode == 0, done.stderr[-4000:]
     reports = json.loads(path.read_text(encoding="utf-8"))
     assert reports
-    return {
-        f"{each['operation']} {each['backend']} sm_{each['capability']} {each['variant']}": each
-        for each in reports
-    }
+    return {" ".join(str(value) for value in [*item.values()][:5]): item for item in reports}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +75,8 @@ def defaults(tmp_path_factory):
 
 def spills_in_hot_loops(reports):
     """Stores and loads of the kernels that have any."""
-    found = {name: (each["hot_stores"], each["hot_loads"]) for name, each in reports.items()}
-    return {name: spills for name, spills in found.items() if any(spills)}
+    spills = {name: (item["hot_stores"], item["hot_loads"]) for name, item in reports.items()}
+    return {name: counts for name, counts in spills.items() if any(counts)}
 
 
 @pytest.mark.slow
@@ -64,29 +85,27 @@ def test_no_default_kernel_spills_in_a_hot_loop(defaults):
 
 
 def check_what_they_use(reports):
-    for name, each in reports.items():
-        assert each["shared_bytes"] <= SHARED_BYTES, name
-        gluon = each["backend"] == "gluon_sm90"
-        attention = each["operation"].endswith(("attention", "column_sums"))
-        if gluon or attention or re.search(r"k\d+w\d+", each["variant"]):
-            # 32 rows, here neurons, are too few for the products of a warpgroup.
-            few = re.search(r"f(16|32)m\d+k", each["variant"])
-            of_16_bits = {90: {"HGMMA"}, 80: {"HMMA"}}
-            products = PRODUCTS_OF_8_BITS if "fp8" in each["operation"] else of_16_bits
-            for product in {"HMMA"} if few else products[each["capability"]]:
-                assert each["counts"][product] > 0, name
-            assert each["hot_loops"] > 0, name  # or spills would be looked for nowhere
+    for name, item in reports.items():
+        assert item["shared_bytes"] <= SHARED_BYTES, name
+        gluon = item["backend"] == "gluon_sm90"
+        attention = item["kernel"].endswith(("attention", "column_sums"))
+        if attention or item["kernel"] in ("sparse_mlp_up", "sparse_mlp_down", "product"):
+            in_8_bits = item["kernel"].startswith("fp8")
+            products = PRODUCTS_OF_8_BITS if in_8_bits else PRODUCTS_OF_16_BITS
+            for instruction in products[item["capability"]]:
+                assert item[instruction] > 0, name
+            assert item["hot_loops"] > 0, name  # or spills would be looked for nowhere
         if gluon:
-            gathers = not each["operation"].removeprefix("fp8_").startswith("dense_attention")
-            assert each["counts"]["LDGSTS" if gathers else "UTMALDG"] > 0, name
-            assert each["hot_loops"] >= 2, name  # one that copies and one that multiplies
+            gathers = not item["operation"].removeprefix("fp8_").startswith("dense_attention")
+            assert item["LDGSTS" if gathers else "UTMALDG"] > 0, name
+            assert item["hot_loops"] >= 2, name  # one that copies and one that multiplies
 
 
 @pytest.mark.slow
 def test_default_kernels_use_what_the_gpu_has(defaults):
     check_what_they_use(defaults)
     check_that_tokens_move_together(defaults)
-    backends = {(each["operation"], each["backend"]) for each in defaults.values()}
+    backends = {(item["operation"], item["backend"]) for item in defaults.values()}
     for operation in (
         "column_sparse_attention",
         "dense_attention_column_sums",
@@ -94,21 +113,21 @@ def test_default_kernels_use_what_the_gpu_has(defaults):
         "sparse_mlp_up",
         "sparse_mlp_down",
     ):
-        assert {(operation, "gluon_sm90"), (operation, "triton")} <= backends
-    assert ("neuron_selection", "triton") in backends
-    for name, each in defaults.items():
-        if each["capability"] == 80:
-            assert each["shared_bytes"] <= 99 << 10, name  # also of the smaller cards
+        assert {(operation, "gluon_sm90"), (operation, "triton_kernel")} <= backends
+    assert ("neuron_selection", "triton_kernel") in backends
+    for name, item in defaults.items():
+        if item["capability"] == 80:
+            assert item["shared_bytes"] <= 99 << 10, name  # also of the smaller cards
 
 
 def check_that_tokens_move_together(reports):
     """Whatever their count, of which the compiler knows nothing."""
-    found = [each for each in reports.values() if each["operation"].startswith("sparse_mlp")]
-    assert found
-    for each in found:
-        assert each["single_stores"] == 0, each
-        if each["operation"] == "sparse_mlp_down":  # the other one also loads biases
-            assert each["single_loads"] == 0, each
+    of_mlp = [item for item in reports.values() if item["kernel"].startswith("sparse_mlp")]
+    assert of_mlp
+    for item in of_mlp:
+        assert item["single_stores"] == 0, item
+        if item["kernel"] == "sparse_mlp_down":  # the other one also loads biases
+            assert item["single_loads"] == 0, item
 
 
 @pytest.mark.slow
@@ -122,7 +141,7 @@ def test_all_kernels_compile_and_none_spills_in_a_hot_loop(tmp_path):
     known = {
         name
         for name, (stores, loads) in spills.items()
-        if "gluon_sm90" in name and "ragged" in name and stores == 0 and loads <= 4
+        if "gluon_sm90" in name and "even=False" in name and stores == 0 and loads <= 4
     }
     assert spills.keys() - known == set()
 

@@ -9,9 +9,8 @@ SPARSE = SparsityConfig().override(
     {
         "attention.density": 0.25,
         "attention.random_fraction": 0.05,
-        "attention.block_size_q": 16,
+        "block_size": 16,
         "mlp.density": 0.3,
-        "mlp.block_size": 16,
         "schedule.refresh_every": 3,
         "tile": [2, 2, 2],
     }

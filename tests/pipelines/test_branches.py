@@ -88,7 +88,7 @@ def test_skip_layer_guidance_is_a_branch_of_its_own():
     assert [whole[step].action for step in range(3)] == ["dense", "refresh", "sparse"]
     # The step behind its first one is a refresh anyway.
     assert [skipping[n].action for n in range(2, 6)] == ["dense", "dense", "refresh", "sparse"]
-    assert (len(whole[5].attention_fractions), len(skipping[5].attention_fractions)) == (3, 2)
+    assert (len(whole[5].fractions("attention")), len(skipping[5].fractions("attention"))) == (3, 2)
     with chipsparse.enable(pipe, SPARSE):
         sparse = generate(pipe, SKIPPING)
         assert torch.equal(generate(pipe, SKIPPING), sparse)

@@ -84,7 +84,7 @@ def test_recorded_steps_give_what_launched_ones_do(name, variant):
         config = UNSKIPPED.override({"cuda_graphs": mode})
         with chipsparse.enable(pipe, config) as handle:
             results += [generate(pipe, name, variant, steps=STEPS) for _ in range(2)]
-        assert_expected(handle.report, FAMILIES[name])
+        assert_expected(handle.report, FAMILIES[name], variant)
         assert handle.report.actions()["sparse"] > 0
     replayed = [record.step for record in handle.report.steps if record.replayed]
     assert replayed or [note for note in handle.report.notes if "CUDA graph" in note]

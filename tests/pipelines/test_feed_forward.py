@@ -78,7 +78,7 @@ def test_gated_and_other_feed_forwards_run_sparse(make):
     with chipsparse.enable(pipe, FLUX.EXACT) as handle:
         assert_close(FLUX.generate(pipe), expected)
     assert handle.report.fallbacks == []
-    assert len(handle.report.steps[-1].mlp_fractions) == LAYERS
+    assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
 
 
 def test_first_layers_stay_dense(pipe, dense):
@@ -86,7 +86,7 @@ def test_first_layers_stay_dense(pipe, dense):
     with chipsparse.enable(pipe, FLUX.SPARSE.override(first)) as handle:
         FLUX.generate(pipe)
     last = handle.report.steps[-1]
-    assert len(last.mlp_fractions) == len(last.attention_fractions) == LAYERS - 2
+    assert len(last.fractions("mlp")) == len(last.fractions("attention")) == LAYERS - 2
     every = FLUX.SPARSE.override({"schedule.first_dense_layers": LAYERS})
     with chipsparse.enable(pipe, every):
         assert_close(FLUX.generate(pipe), dense["flux"])
@@ -153,7 +153,7 @@ def test_a_layer_that_is_not_understood_runs_dense_and_says_so(change, layer, re
         assert_close(FLUX.generate(pipe), expected)
     where = f"MLP runs dense in 1 of {LAYERS} layers (first: layer {layer}): "
     assert handle.report.fallbacks == [where + reason]
-    assert len(handle.report.steps[-1].mlp_fractions) == LAYERS - 1
+    assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS - 1
 
 
 REPLACED = {
@@ -411,4 +411,4 @@ def test_another_processor_runs_all_of_its_block_dense():
         f"attention runs dense {where}: its processor was replaced",
         f"MLP runs dense {where}: the attention's processor, which computes it, was replaced",
     ]
-    assert len(handle.report.steps[-1].mlp_fractions) == 2
+    assert len(handle.report.steps[-1].fractions("mlp")) == 2

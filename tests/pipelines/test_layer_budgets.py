@@ -18,9 +18,8 @@ from tests.variants import slow_unless
 CONFIG = SparsityConfig().override(
     {
         "attention.density": 0.25,
-        "attention.block_size_q": 16,
+        "block_size": 16,
         "mlp.density": 0.25,
-        "mlp.block_size": 16,
         "tile": None,  # another order rounds differently
     }
 )
@@ -99,7 +98,7 @@ def test_a_budget_for_one_layer(model):
     sparse = [record for record in handle.report.steps if record.action == "sparse"]
     assert sparse
     for record in sparse:
-        assert record.mlp_fractions == [1.0]
+        assert record.fractions("mlp") == [1.0]
 
 
 def test_a_layer_that_the_model_does_not_have(model):

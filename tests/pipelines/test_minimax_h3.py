@@ -21,9 +21,8 @@ SPARSE = SparsityConfig().override(
     {
         "attention.density": KEPT,
         "attention.random_fraction": 0.0,
-        "attention.block_size_q": ROWS,
+        "block_size": ROWS,
         "mlp.density": 0.3,
-        "mlp.block_size": ROWS,
         "tile": [2, 2, 2],
         "schedule.actions": ["dense", "refresh", "sparse", "sparse", "skip"],
     }

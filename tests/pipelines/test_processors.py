@@ -129,8 +129,8 @@ def test_a_processor_of_the_users_own_is_left_alone(model):
         "its processor Other does not dispatch its attention"
     ]
     last = handle.report.steps[-1]
-    assert len(last.attention_fractions) == len(attentions(pipe)) - 1
-    assert len(last.mlp_fractions) == len(attentions(pipe))
+    assert len(last.fractions("attention")) == len(attentions(pipe)) - 1
+    assert len(last.fractions("mlp")) == len(attentions(pipe))
     assert module.processor is other
     assert set(vars(other)) == {"stock", "share"}
 
@@ -197,7 +197,7 @@ def test_the_second_attention_of_dual_layers_is_dense_and_the_report_says_so_onc
         generate(pipe, stable_diffusion3.PICTURE)
     assert len(seen) == 2 * STEPS
     assert handle.report.notes == [f"{stable_diffusion3.DUAL}: only the joint one is sparse"]
-    assert len(handle.report.steps[-1].attention_fractions) == 4
+    assert len(handle.report.steps[-1].fractions("attention")) == 4
     with chipsparse.enable(pipe, SPARSE.override({"attention.density": "dense"})) as handle:
         generate(pipe, stable_diffusion3.PICTURE)
     assert not any("only the joint one" in note for note in handle.report.notes)

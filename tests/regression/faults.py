@@ -15,7 +15,7 @@ import torch
 
 from chipsparse.cache.store import CacheStore
 from chipsparse.cache.tensors import AttentionCache
-from chipsparse.config import AttentionConfig
+from chipsparse.config import SparsityConfig
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
@@ -91,7 +91,7 @@ def columns_never_chosen_anew(patch: pytest.MonkeyPatch) -> None:
     refresh = attention.refresh_step
 
     def keeping(
-        cache: AttentionCache, inputs: AttentionInputs, *, config: AttentionConfig, **options: Any
+        cache: AttentionCache, inputs: AttentionInputs, *, config: SparsityConfig, **options: Any
     ) -> torch.Tensor:
         columns, capacity = cache.columns, cache.capacity
         output = refresh(cache, inputs, config=config, **options)

@@ -11,62 +11,40 @@ from chipsparse.common.machine import (
 )
 
 MIB = 1 << 20
-
-
-MEMINFO = {"proc/meminfo": "MemTotal: 64 kB\nMemAvailable:   51200 kB\nBuffers: 1 kB\n"}
-
-
-GROUPS = "sys/fs/cgroup"
+# Root, names of files and the droppable field of control groups, in version 2 and 1.
+V2 = ("", "memory.max", "memory.current", "inactive_file")
+V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 @pytest.mark.parametrize(
-    ("files", "mib"),
+    ("groups", "names", "sizes", "mib"),
     [
-        ({"proc/self/cgroup": "0::/\n"}, 50),
+        ("0::/", V2, {}, 50),  # of the machine
+        ("0::/", V2, {"": (30 * MIB, 25 * MIB, 4 * MIB)}, 9),  # droppable pages count as free
+        # The tightest group above us decides.
+        ("0::/user/job", V2, {"user/job": ("max", 1, 0), "user": (8 * MIB, 3 * MIB, 0)}, 5),
+        ("0::/docker/1234", V2, {"": (7 * MIB, 8 * MIB, 0)}, 0),  # a path of the host
         (
-            {
-                "proc/self/cgroup": "0::/\n",
-                f"{GROUPS}/memory.max": f"{30 * MIB}\n",
-                f"{GROUPS}/memory.current": f"{25 * MIB}\n",
-                f"{GROUPS}/memory.stat": f"anon 5\nfile 9\ninactive_file {4 * MIB}\n",
-            },
-            9,  # droppable pages count as free
-        ),
-        (
-            {
-                "proc/self/cgroup": "0::/user/job\n",
-                f"{GROUPS}/user/job/memory.max": "max\n",
-                f"{GROUPS}/user/job/memory.current": "1\n",
-                f"{GROUPS}/user/memory.max": f"{8 * MIB}\n",
-                f"{GROUPS}/user/memory.current": f"{3 * MIB}\n",
-            },
-            5,  # the tightest group above us decides
-        ),
-        (
-            {
-                "proc/self/cgroup": "0::/docker/1234\n",
-                f"{GROUPS}/memory.max": f"{7 * MIB}\n",
-                f"{GROUPS}/memory.current": f"{8 * MIB}\n",
-            },
-            0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu:/x\n2:memory,hugetlb:/x\n",
-                f"{GROUPS}/memory/x/memory.limit_in_bytes": f"{20 * MIB}\n",
-                f"{GROUPS}/memory/x/memory.usage_in_bytes": f"{16 * MIB}\n",
-                f"{GROUPS}/memory/x/memory.stat": f"total_inactive_file {MIB}\n",
-                f"{GROUPS}/memory/memory.limit_in_bytes": "9223372036854771712\n",
-                f"{GROUPS}/memory/memory.usage_in_bytes": "0\n",
-            },
+            "3:cpu:/x\n2:memory,hugetlb:/x",
+            V1,
+            {"x": (20 * MIB, 16 * MIB, MIB), "": (2**63 - 4096, 0, 0)},
             5,
         ),
     ],
     ids=["machine", "version 2", "groups above", "path of the host", "version 1"],
 )
-def test_what_a_machine_or_a_container_has_free(tmp_path, files, mib):
+def test_what_a_machine_or_a_container_has_free(tmp_path, groups, names, sizes, mib):
     assert host_free_bytes(tmp_path) is None  # nothing is known without the files
-    for name, text in (MEMINFO | files).items():
+    root, limit, used, droppable = names
+    files = {
+        "proc/meminfo": "MemTotal: 64 kB\nMemAvailable:   51200 kB\nBuffers: 1 kB\n",
+        "proc/self/cgroup": f"{groups}\n",
+    }
+    for folder, numbers in sizes.items():
+        base = f"sys/fs/cgroup/{root}/{folder}"
+        files |= {f"{base}/{limit}": f"{numbers[0]}\n", f"{base}/{used}": f"{numbers[1]}\n"}
+        files[f"{base}/memory.stat"] = f"anon 5\nfile 9\n{droppable} {numbers[2]}\n"
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert host_free_bytes(tmp_path) == mib * MIB

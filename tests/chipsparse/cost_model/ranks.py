@@ -12,8 +12,7 @@ from tests.tiny_models import PROMPT, tiny_wan_pipeline
 
 CONFIG = SparsityConfig().override(
     {
-        "attention.block_size_q": 16,
-        "mlp.block_size": 16,
+        "block_size": 16,
         "schedule.actions": ["dense", "refresh", "sparse", "skip"],
         "schedule.first_dense_layers": 1,
     }

@@ -21,9 +21,7 @@ LAYOUT = ModelLayout(
     grids=((1, 3, 13),),
     text_tokens=3,
 )
-SMALL = SparsityConfig().override(
-    {"mlp.block_size": 4, "attention.block_size_q": 16, "schedule.first_dense_layers": 1}
-)
+SMALL = SparsityConfig().override({"block_size": 4, "schedule.first_dense_layers": 1})
 PLAN = SparsityPlan(SMALL, LAYOUT, 4)
 BF16 = torch.bfloat16
 
@@ -54,10 +52,12 @@ def test_guidance_branches_by_hand():
     assert sharing.calls == 1
     assert [(rank.branch, rank.share) for rank in sharing.ranks()] == [(0, None), (1, None)]
     output = 2 * 39 * 4 * 2  # batch, video tokens, channels, bytes
-    columns = 2 * 5 * 3 * 6  # batch, heads, blocks of 16 queries, bits of 42 columns
+    columns = 2 * 5 * 11 * 6  # batch, heads, blocks of 4 queries, bits of 42 columns
     for action in (Action.DENSE, Action.SPARSE, Action.SKIP):
         assert sharing.sent_bytes(action) == [output, output]
     assert sharing.sent_bytes(Action.REFRESH) == [output + 2 * columns, output]
+    dense = Sharing(PLAN, Parallel(guidance=2), 2, BF16, output_channels=4, dense=[0, 2])
+    assert dense.sent_bytes(Action.REFRESH) == [output + columns, output]
     rates = Rates(peer_link=1e3, peer_seconds=0.0)
     assert sharing.seconds(Action.REFRESH, rates) == pytest.approx((output + 2 * columns) / 1e3)
 

@@ -74,10 +74,22 @@ def test_attention_in_8_bits(tokens, heads, head_dim, measured):
     assert times[0] / times[1] == pytest.approx(measured, rel=0.07)
 
 
-def test_a_dense_layer():
-    found = time_of(Action.DENSE)
-    assert (found.attention, found.mlp, found.rest) == (ATTENTION, IMAGE_MLP + TEXT_MLP, REST)
-    assert found.total == ATTENTION + IMAGE_MLP + TEXT_MLP + REST
+@pytest.mark.parametrize(
+    ("action", "attention", "mlp"),
+    [
+        (Action.DENSE, ATTENTION, IMAGE_MLP + TEXT_MLP),
+        (Action.REFRESH, 2 * ATTENTION + 7, IMAGE_MLP + TEXT_MLP),
+        (Action.SPARSE, ATTENTION * (8 + 2) / 20 / 0.5, (IMAGE_MLP + TEXT_MLP) * 0.5 / 0.25),
+    ],
+)
+def test_a_layer_by_hand(action, attention, mlp):
+    time, twice = time_of(action), dataclasses.replace(LAYOUT, batch=2)
+    assert (time.attention, time.mlp, time.rest) == pytest.approx((attention, mlp, REST))
+    assert time.total == pytest.approx(attention + mlp + REST)
+    double = time_of(action, plan=dataclasses.replace(PLAN, layout=twice))
+    fixed = 7 if action is Action.REFRESH else 0
+    assert double.attention - fixed == pytest.approx(2 * (attention - fixed))
+    assert (double.mlp, double.rest) == pytest.approx((2 * mlp, 2 * REST))
 
 
 def test_a_gated_layer_has_one_linear_more():
@@ -90,18 +102,6 @@ def test_a_gated_layer_has_one_linear_more():
             assert (found.attention, found.rest) == (plain.attention, plain.rest)
 
 
-def test_a_refresh_computes_more_attention_than_a_dense_layer():
-    assert time_of(Action.REFRESH).attention == 2 * ATTENTION + 7
-    assert time_of(Action.REFRESH).mlp == time_of(Action.DENSE).mlp
-
-
-def test_a_sparse_layer_computes_what_it_keeps():
-    found = time_of(Action.SPARSE)
-    assert found.attention == pytest.approx(ATTENTION * (8 + 2) / 20 / 0.5)
-    assert found.mlp == pytest.approx((IMAGE_MLP + TEXT_MLP) * 0.5 / 0.25)
-    assert found.rest == REST
-
-
 @pytest.mark.parametrize(
     ("changes", "columns"),
     [
@@ -112,12 +112,6 @@ def test_a_sparse_layer_computes_what_it_keeps():
 )
 def test_columns_that_a_group_computes(changes, columns):
     assert kept_columns(dataclasses.replace(PLAN, config=CONFIG.override(changes)), 0) == columns
-
-
-def test_more_samples_take_longer():
-    twice = dataclasses.replace(PLAN, layout=dataclasses.replace(LAYOUT, batch=2))
-    for action in (Action.DENSE, Action.SPARSE):
-        assert time_of(action, plan=twice).total == pytest.approx(2 * time_of(action).total)
 
 
 def test_the_measured_transformer():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from chipsparse import SparsityConfig
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.cache.tensors import MLPCache
-from chipsparse.config import PARTS, MLPConfig
+from chipsparse.config import PARTS
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.layers.mlp import dense_step
@@ -174,7 +174,7 @@ def test_a_recorded_dense_step_is_as_fast_with_any_count_of_tokens():
 
     def full(tokens):
         hidden = normal(1, tokens, 2048)
-        return partial(dense_step, MLPCache(), hidden, weights, config=MLPConfig(), backend=None)
+        return partial(dense_step, MLPCache(), hidden, weights, block_size=128, backend=None)
 
     odd, even = time_in_turn([full(16_381), full(16_384)], device, captured=False)
     assert odd <= 1.15 * even

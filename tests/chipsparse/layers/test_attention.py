@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chipsparse.cache.tensors import AttentionCache
-from chipsparse.config import AttentionConfig, ConfigError
+from chipsparse.config import AttentionConfig, ConfigError, SparsityConfig
 from chipsparse.kernels.attention_residual import reference as residual_reference
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.kernels.mask_packing import unpack_mask
@@ -61,11 +61,14 @@ def row_mask(cache):
     return mask_of(cache).repeat_interleave(ROWS, dim=2)[:, :, :TOKENS]
 
 
-def refreshed(rule="merge", *, budget=BUDGET, seed=0, in_fp8=False, tensors=None, **config):
+def refreshed(
+    rule="merge", *, budget=BUDGET, seed=0, in_fp8=False, tensors=None, rows=ROWS, **config
+):
     """The cache, the config and the output of a refresh behind a dense step."""
     cache, tensors = AttentionCache(residual_in_fp8=in_fp8), tensors or given(seed)
-    settings = AttentionConfig(delta_rule=rule, **{"block_size_q": ROWS, **config})
-    dense_step(cache, tensors, precision=settings.precision)
+    attention = AttentionConfig(delta_rule=rule, **config)
+    settings = SparsityConfig(attention=attention, block_size=rows)
+    dense_step(cache, tensors, precision=attention.precision)
     output = refresh_step(cache, tensors, config=settings, budget=budget)
     return cache, settings, output
 
@@ -126,7 +129,7 @@ def test_sparse_follows_the_formulas_when_something_changed(rule):
 def test_merge_is_exact_while_only_the_kept_columns_change():
     """The rule's own claim: it follows mass that moves between kept and dropped columns."""
     query, key, value = inputs()
-    cache, config, _ = refreshed(block_size_q=TOKENS)
+    cache, config, _ = refreshed(rows=TOKENS)
     kept_by_all = mask_of(cache)[:, :, 0]
     moved = torch.where(kept_by_all.unsqueeze(-1), key + 0.5 * inputs(3)[1], key)
     output = sparse_step(cache, AttentionInputs(query, moved, value), config=config)

@@ -6,13 +6,12 @@ import torch.nn.functional as F
 
 import chipsparse.layers.mlp
 from chipsparse.cache.tensors import MLPCache
-from chipsparse.config import MLPConfig
 from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.layers.mlp import backend_choices, dense_step, sparse_step
 from chipsparse.layers.mlp_weights import MLPWeights
 
 BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
-CONFIG = MLPConfig(block_size=8)
+ROWS = 8  # of a block
 
 
 def normal(*shape, seed=0):
@@ -46,11 +45,11 @@ def expected(hidden, gate, bias=True):
 
 
 def dense(cache, hidden, weights, **options):
-    return dense_step(cache, hidden, weights, config=CONFIG, backend=None, **options)
+    return dense_step(cache, hidden, weights, block_size=ROWS, backend=None, **options)
 
 
 def sparse(cache, hidden, weights, keep_count=NEURONS, **options):
-    options = {"config": CONFIG, "keep_count": keep_count, "backend": None, **options}
+    options = {"block_size": ROWS, "keep_count": keep_count, "backend": None, **options}
     return sparse_step(cache, hidden, weights, **options)
 
 
@@ -77,7 +76,7 @@ def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_ou
 ):
     cache, weights, before = MLPCache(), weights_of(gate), normal(BATCH, TOKENS, CHANNELS)
     made = dense(cache, before, weights)
-    choices = backend_choices(cache, before, weights, config=CONFIG, backend=None)
+    choices = backend_choices(cache, before, weights, block_size=ROWS, backend=None)
     ops = ("neuron_selection", "sparse_mlp_up", "sparse_mlp_down")
     assert {op: choice.backend.name for op, choice in choices.items()} == dict.fromkeys(
         ops, "reference"

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from benchmarks.fp8_linears import rounded
 from chipsparse.cache.tensors import MLPCache
-from chipsparse.config import MLPConfig
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.token_layout import is_token_contiguous
@@ -24,7 +23,7 @@ from tests.devices import DEVICES
 
 torchao = pytest.importorskip("torchao.quantization")
 
-CHANNELS, NEURONS, CONFIG = 16, 40, MLPConfig(block_size=8)
+CHANNELS, NEURONS, ROWS = 16, 40, 8
 GATES = ["none", "first", "second", "apart"]
 
 
@@ -75,14 +74,14 @@ def formula(hidden, weights, gate):
 def test_dense_and_sparse_steps_compute_the_layer(gate):
     weights, cache = weights_of(gate), MLPCache()
     before, hidden = torch.randn(2, 1, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
-    dense = mlp.dense_step(cache, before, weights, config=CONFIG, backend=None)
+    dense = mlp.dense_step(cache, before, weights, block_size=ROWS, backend=None)
     torch.testing.assert_close(dense.double(), formula(before, weights, gate), rtol=1e-4, atol=1e-5)
     assert torch.equal(cache.output, dense)
     read = weights.read(torch.float32, backend=None)
     assert isinstance(read, MLPWeights)
     assert read.down.t().is_contiguous()
     sparse = mlp.sparse_step(
-        cache, hidden, read, config=CONFIG, keep_count=NEURONS, backend=None
+        cache, hidden, read, block_size=ROWS, keep_count=NEURONS, backend=None
     )  # which recomputes all of them
     torch.testing.assert_close(
         sparse.double(), formula(hidden, weights, gate), rtol=1e-4, atol=1e-5
@@ -97,16 +96,15 @@ def test_in_16_bits_the_kernels_of_the_device_run_on_what_is_read(where):
         for n, shape in enumerate(((neurons, channels), (channels, neurons)))
     )
     weights, cache = Fp8MLPWeights(up, None, down, None, "gelu-tanh"), MLPCache()
-    config = MLPConfig(block_size=128)
     before, hidden = torch.randn(2, 1, 300, channels, device=device, dtype=torch.bfloat16)
     read = weights.read(torch.bfloat16, backend=None)
-    mlp.dense_step(cache, before, weights, config=config, backend=None)
-    choices = mlp.backend_choices(cache, hidden, read, config=config, backend=None)
+    mlp.dense_step(cache, before, weights, block_size=128, backend=None)
+    choices = mlp.backend_choices(cache, hidden, read, block_size=128, backend=None)
     on_gpu = device.type == "cuda"
     assert {choice.backend.name == "reference" for choice in choices.values()} == {not on_gpu}
     assert is_token_contiguous(cache.activation) is on_gpu
     found = mlp.sparse_step(
-        cache, hidden, read, config=config, keep_count=neurons, backend=None, choices=choices
+        cache, hidden, read, block_size=128, keep_count=neurons, backend=None, choices=choices
     )
     wide = hidden.double() @ up.dequantize().double().T
     expected = F.gelu(wide, approximate="tanh") @ down.dequantize().double().T
@@ -119,9 +117,9 @@ def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
     hidden, addend = torch.randn(2, 2, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
     neurons = F.gelu(F.linear(hidden, weights.up, weights.up_bias), approximate="tanh")
     own = F.linear(neurons, weights.down, weights.down_bias)
-    assert torch.equal(mlp.dense_step(None, hidden, weights, config=CONFIG, backend=None), own)
+    assert torch.equal(mlp.dense_step(None, hidden, weights, block_size=ROWS, backend=None), own)
     summed = mlp.dense_step(
-        cache, hidden, weights, config=CONFIG, backend=None, addend=addend.clone()
+        cache, hidden, weights, block_size=ROWS, backend=None, addend=addend.clone()
     )
     torch.testing.assert_close(summed, own + addend)
     if cached:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from chipsparse import SparsityConfig
-from chipsparse.config import AttentionConfig
 from chipsparse.kernels.mask_packing import pack_mask
 from chipsparse.layers.other_text import aligned, columns_of, fits, with_rows_before
 from chipsparse.layout import LayerKind, ModelLayout, Share
@@ -23,7 +22,7 @@ LAYOUT = ModelLayout(
     text_first=True,
 )
 START = attrgetter("start")
-CONFIG = AttentionConfig(block_size_q=SIZE)
+CONFIG = SparsityConfig(block_size=SIZE)
 SPLIT = Share(
     heads=3, first_head=0, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40
 )
@@ -93,7 +92,7 @@ def test_rows_of_zeros_stand_before_the_query_in_its_order_of_memory():
 
 
 def plan(density=0.5, **changes):
-    config = SparsityConfig().override({"attention.density": density, "attention.block_size_q": 8})
+    config = SparsityConfig().override({"attention.density": density, "block_size": 8})
     return SparsityPlan(config, replace(LAYOUT, **changes), steps=10)
 
 
@@ -130,14 +129,14 @@ def test_whose_columns_serve(other, own, expected):
         ({}, {}, 5),
         ({"text_first": False}, {}, 0),
         ({"exact_text": True}, {}, 0),
-        ({}, {"density": "dense"}, 0),
+        ({}, {"attention.density": "dense"}, 0),
         (split(4), {}, 5),
         (split(4, rows=32), {}, 0),
     ],
 )
 def test_which_queries_get_rows_before_them(changes, config, expected):
     layout = replace(LAYOUT, **{"text_tokens": 4, **changes})
-    found = aligned(layout, replace(layout, text_tokens=9), replace(CONFIG, **config))
+    found = aligned(layout, replace(layout, text_tokens=9), CONFIG.override(config))
     assert found == replace(layout, rows_before=expected)
     assert found.own_query_rows == layout.own_query_rows + expected
     assert len(found.query_rows) == len(layout.query_rows) + expected

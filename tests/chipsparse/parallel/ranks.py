@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from chipsparse.parallel.agreement import Together
+from chipsparse.parallel.agreement import Agreement
 from chipsparse.parallel.peers import PeerError, Peers
 
 
@@ -17,7 +17,7 @@ def all_of_it():
         "least": peers.least(5 - peers.rank, 3),
         "hosts": peers.on_this_host,
         "room": {
-            kind: Together(peers).capacity(90 - peers.rank, 60, torch.device(kind))
+            kind: Agreement(peers).capacity(90 - peers.rank, 60, torch.device(kind))
             for kind in ("cpu", "cuda")
         },
         "differ": differing(peers),

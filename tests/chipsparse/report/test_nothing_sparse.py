@@ -5,7 +5,7 @@ import pytest
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import CACHED, SparsityPlan
-from chipsparse.report.nothing_sparse import wants_sparse, why_nothing, why_nothing_was
+from chipsparse.report.nothing_sparse import wants_sparse, why_nothing
 
 LAYOUT = ModelLayout((LayerKind("blocks", 4, 100),), 2, 8, 1, grids=((3, 4, 5),))
 OFF = {"attention.density": "dense", "mlp.density": "dense"}
@@ -41,8 +41,6 @@ def test_steps_that_are_too_few(steps, schedule, fewest, changes):
         f"{fewest}; take more steps" + (f", or {changes}" if changes else "")
     )
     assert why_nothing(plan_of(steps, **schedule)) == sentence
-    # Also behind a generation whose number of steps was not known before.
-    assert why_nothing_was(plan_of(None, **schedule), steps) == sentence
 
 
 @pytest.mark.parametrize(

@@ -40,34 +40,12 @@ each_euler = pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
 KINDS = {"F": "full", "S": "sparse", "K": "reused"}
 LISTS = ("FKKFFKKKFK", "FFKFKKKKFF", "FKKKKKKKKFF", "FFFFFKKKKK", "FKSKFKKSSFKS")
 BOTH, ONE = frozenset({"cond", "uncond"}), frozenset({"cond"})
-START, BASE, SLOPE, BEND = (random(2, 6, 4, seed=seed) for seed in range(4))
+START, BASE, BEND = (random(2, 6, 4, seed=seed) for seed in (0, 1, 3))
 
 
 def curved(latents, level, _distance=None):
     """Its predictions are on no line."""
     return torch.sin(2 * latents + 5 * level) + latents
-
-
-def straight(latents, level, distance):
-    """Its predictions of the clean latents are on a line, wherever the latents are."""
-    return (latents - BASE - SLOPE * level) / distance
-
-
-def following(make, count):
-    """Likewise along the dense path; off it they follow the latents by the share that is clean."""
-    path = {}
-
-    def watched(latents, level, distance):
-        path[float(level)] = latents
-        return straight(latents, level, distance)
-
-    Loop(make()).run("F" * count, watched)
-
-    def followed(latents, level, distance):
-        off = (1 - abs(distance)) * (latents - path[float(level)])
-        return straight(latents, level, distance) - off / distance
-
-    return followed
 
 
 def unknown(*_made):
@@ -173,10 +151,11 @@ def test_eulers_steps_are_the_formulas(make, letters):
 
 def test_in_half_precision_it_is_the_formula_but_for_rounding():
     make, letters, start = EULERS["euler"], LISTS[0], START.bfloat16()
-    expected, loop = by_hand(start, levels_of(make, letters), letters), Loop(make())
-    found = loop.run(letters, curved, start=start)
-    assert {each.dtype for each in found} == {torch.bfloat16}
-    plain = loop.run(letters, curved, start=start, made=unknown)
+    expected = by_hand(start, levels_of(make, letters), letters)
+    found, plain = (
+        Loop(make()).run(letters, curved, start=start, made=made) for made in (Made, unknown)
+    )
+    assert {latents.dtype for latents in found} == {torch.bfloat16}
     assert furthest(found, expected) < 0.05 < furthest(plain, expected)
 
 
@@ -226,45 +205,37 @@ def same_state(one, other):
             assert found[name] == value, name
 
 
-@pytest.mark.parametrize("letters", ["FFKFKFKFKFKFKFKF", "FFFKKFFKKFFKKFFF", "FFKSKFFKSKFFKKFF"])
-@each_scheduler
-def test_full_steps_end_as_dense_ones_where_predictions_are_on_a_line(make, letters):
-    """But for what these follow of the latents that are not put right yet, the smaller part."""
-    loop, dense = Loop(make()), Loop(make()).run("F" * len(letters), straight)
-    model = following(make, len(letters))
-    found, plain = loop.run(letters, model), loop.run(letters, model, made=unknown)
-    for step in (step for step in range(letters.index("K"), len(letters)) if letters[step] == "F"):
-        off, before = ((run[step] - dense[step]).abs().max().item() for run in (found, plain))
-        assert off < before / 2, (step, off, before)
-
-
 # The scheduler.
 
 
+@pytest.mark.parametrize("other", [LISTS[0], "FKFKFF", "scaled"])
 @each_scheduler
-def test_a_second_generation_gives_the_same_bits(make):
-    letters, loop = LISTS[0], Loop(make())
-    first = loop.run(letters, curved)
-    loop.run(letters[:6], curved)  # broken off in a gap
-    loop.told.clear()
-    assert all(map(torch.equal, loop.run(letters, curved), first))
-    assert loop.told == before_last_full(letters)
-
-
-@pytest.mark.parametrize("changed", ["steps", "in place"])
-@each_euler
-def test_levels_are_those_of_the_generation(make, changed):
-    """The first one had others."""
+def test_another_generation_gives_the_same_bits(make, other):
+    """Behind one that was broken off in a gap, at other levels, or with other numbers of steps."""
 
     def scaled(scheduler, step, latents):
-        if changed == "in place" and step == 0:
+        if other == "scaled" and step == 0:
             scheduler.sigmas[1:-1] *= 0.9
         return latents
 
-    loop, other = Loop(make()), Loop(make())
-    loop.run("FKFKFF" if changed == "steps" else LISTS[0], curved)
+    loop, fresh = Loop(make()), Loop(make())
+    loop.run(LISTS[0][:6] if other == "scaled" else other, curved)
+    loop.told.clear()
     found = loop.run(LISTS[0], curved, before=scaled)
-    assert all(map(torch.equal, found, other.run(LISTS[0], curved, before=scaled)))
+    assert all(map(torch.equal, found, fresh.run(LISTS[0], curved, before=scaled)))
+    assert loop.told == before_last_full(LISTS[0])
+
+
+@pytest.mark.parametrize("form", [{}, {"return_dict": True}])
+@each_scheduler
+def test_results_have_the_form_that_is_asked_for(make, form):
+    expected = Loop(make()).run(LISTS[0], curved)
+    loop, plain = Loop(make()), make()
+    assert all(map(torch.equal, loop.run(LISTS[0], curved, call=lambda _: form), expected))
+    for scheduler in (loop.scheduler, plain):
+        scheduler.set_timesteps(8)
+    given = {"model_output": BASE, "timestep": plain.timesteps[0], "sample": START, **form}
+    assert type(loop.step(**given)) is type(plain.step(**given))
 
 
 # Where a gap ends.
@@ -313,9 +284,14 @@ def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
     letters, held = "FKKFSKF", torch.tensor([False, True] * 3)
     expected = Loop(make()).run(letters, curved)
     loop, plain = Loop(make()), Loop(make())
-    loop.step._step = lambda output, *given, per_token_timesteps, return_dict: plain.step._step(
-        -output, *given, return_dict=return_dict
-    )
+
+    def own_step(output, time, latents, *, per_token_timesteps, return_dict):
+        # Levels that rise begin at 0, which half of it is, too.
+        stays = torch.equal(latents[:, held], START[:, held])
+        assert stays or make is EULERS["euler, rising"]
+        return plain.step._step(-output, time, latents, return_dict=return_dict)
+
+    loop.step._step = own_step
     loop.step._scheduler = loop.scheduler = plain.scheduler
 
     def call(step):
@@ -333,49 +309,23 @@ def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
 
 @each_scheduler
 def test_a_gap_holds_as_much_whatever_its_length(make):
-    latents, sizes = random(1, 64, 64, seed=9), []
+    """As pickled: tensors that are shared count once."""
+    latents, sizes = random(1, 128, 128, seed=9), []
     for letters in ("FFKKF", "FFKKKKKKKKKKF"):
         loop, held = Loop(make()), []
 
         def look(_scheduler, _step, latents, loop=loop, held=held):
-            held.append(held_by(loop.step._gap))
+            held.append(len(pickle.dumps(loop.step._gap)))
             return latents
 
         loop.run(letters, curved, before=look, start=latents)
         assert loop.step._gap is None  # behind the last step
         sizes.append(max(held))
-        assert sizes[-1] <= held_bytes(make(), latents) + 4096
-    assert sizes[0] == pytest.approx(sizes[1], abs=4096)
-
-
-def held_by(item):
-    """Bytes of all tensors that are held by an object."""
-    found, items = {}, [item]
-    while items:
-        item = items.pop()
-        if isinstance(item, torch.Tensor):
-            found[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
-        elif isinstance(item, list | tuple):
-            items += item
-        elif hasattr(item, "__dict__"):
-            items += vars(item).values()
-    return sum(found.values())
+        assert sizes[-1] <= held_bytes(make(), latents) + 16_384
+    assert sizes[0] == pytest.approx(sizes[1], abs=16_384)
 
 
 # What pipelines do with a step.
-
-
-@pytest.mark.parametrize("options", [{}, {"return_dict": True}])
-@each_scheduler
-def test_both_forms_of_a_result_have_the_same_latents(make, options):
-    letters, loop, plain = LISTS[0], Loop(make()), make()
-    expected = loop.run(letters, curved)
-    assert all(map(torch.equal, loop.run(letters, curved, call=lambda _: options), expected))
-    for form in (options, {"return_dict": False}):
-        loop.scheduler.set_timesteps(8)
-        plain.set_timesteps(8)
-        given = {"model_output": BASE, "timestep": plain.timesteps[0], "sample": START, **form}
-        assert type(loop.step(**given)) is type(plain.step(**given))
 
 
 @pytest.mark.parametrize("changed", range(1, 8))
@@ -406,42 +356,6 @@ def test_what_others_add_is_no_part_of_the_line(make, steps):
         letters, curved, before=lambda _, step, latents: latents + added.get(step, 0)
     )
     assert furthest(found, expected) < 1e-5
-
-
-@pytest.mark.parametrize("owner", ["loop", "step"])
-@each_scheduler
-def test_an_edit_changes_as_much_corrected_or_not(make, owner):
-    """Where outputs do not depend on the latents, to rounding: at every step, whoever edits.
-
-    A solver of several steps mixes the latents before an edit with those behind it for a while.
-    """
-    letters, ends = "FKKFSKKFF", {}
-    outputs = {step: random(2, 6, 4, seed=40 + step) for step in range(len(letters))}
-
-    for made in (Made, unknown):
-        for edits in (EDITS, {}):
-            loop = Loop(make())
-            step = iter(range(len(letters)))
-
-            def edited(_scheduler, number, latents, edits=edits):
-                return latents + edits.get(number, 0)
-
-            def own_step(*args, inner=loop.step._step, step=step, edits=edits, **kwargs):
-                (latents,) = inner(*args, **{**kwargs, "return_dict": False})
-                return (latents + edits.get(next(step), 0),)
-
-            if owner == "step":
-                loop.step._step, before = own_step, None
-            else:
-                before = edited
-            count = iter(outputs.values())
-            ends[made, bool(edits)] = loop.run(
-                letters, lambda *_, count=count: next(count), made=made, before=before
-            )[-1]
-    corrected, plain = (ends[made, True] - ends[made, False] for made in (Made, unknown))
-    mixed = 0 if make in EULERS.values() else 0.05
-    torch.testing.assert_close(corrected, plain, rtol=mixed, atol=mixed + 1e-5)
-    assert (ends[Made, False] - ends[unknown, False]).abs().max() > 0.05
 
 
 # A step that is wrapped.
@@ -493,44 +407,32 @@ def test_copies_of_a_scheduler_with_a_wrapped_step_are_stock(scheduler, copied):
     assert (scheduler.step_index, other.step_index, calls) == (None, 1, [])
 
 
-def test_a_wrapped_step_has_the_signature_of_its_own_and_leaves_nothing(scheduler):
+@pytest.mark.parametrize("own", ["none", "before", "behind", "around"])
+def test_a_wrapped_step_is_around_the_users_own(scheduler, own):
+    """The user's own step was there before, came later, or is set around the wrapped one."""
     stock, calls = copy.deepcopy(scheduler), []
-    undo = wrap_step(scheduler, counting(calls))
-    assert inspect.signature(scheduler.step) == inspect.signature(stock.step)
+    mine = counting(calls, "own")(scheduler.step)
+    if own == "before":
+        scheduler.step = mine
+    undo = wrap_step(scheduler, counting(calls, "wrapped"))
+    assert inspect.signature(scheduler.step) == inspect.signature(
+        mine if own == "before" else stock.step
+    )
+    if own == "behind":
+        scheduler.step = mine
+    elif own == "around":
+        scheduler.step = counting(calls, "own")(scheduler.step)
     assert torch.equal(step_once(scheduler), step_once(stock))
-    assert (calls, vars(scheduler).keys()) == ([""], vars(stock).keys())
+    expected = ["own"] * (own != "none")
+    assert calls == ["wrapped", *expected]
     assert isinstance(scheduler, type(stock))
     assert type(scheduler).__name__ == type(stock).__name__
     undo()
     assert torch.equal(step_once(scheduler), step_once(stock))
-    assert calls == [""]
-
-
-@pytest.mark.parametrize("when", ["before", "behind"])
-def test_a_step_of_the_users_own_is_what_is_wrapped(scheduler, when):
-    calls = []
-    own = counting(calls, "own")(scheduler.step)
-    if when == "before":
-        scheduler.step = own
-    undo = wrap_step(scheduler, counting(calls, "wrapped"))
-    if when == "behind":
-        scheduler.step = own
-    step_once(scheduler)
-    assert calls == ["wrapped", "own"]
-    undo()
-    assert scheduler.step is own
-
-
-def test_a_step_of_the_users_own_may_be_set_around_the_wrapped_one(scheduler):
-    stock, calls = copy.deepcopy(scheduler), []
-    undo = wrap_step(scheduler, counting(calls, "wrapped"))
-    scheduler.step = counting(calls, "own")(scheduler.step)
-    assert torch.equal(step_once(scheduler), step_once(stock))
-    assert calls == ["wrapped", "own"]
-    undo()
-    assert torch.equal(step_once(scheduler), step_once(stock))
-    assert calls == ["wrapped", "own", "own"]
-    del scheduler.step
+    assert calls == ["wrapped", *expected, *expected]
+    if own != "none":
+        assert own == "around" or scheduler.step is mine
+        del scheduler.step
     assert vars(scheduler).keys() == vars(stock).keys()
 
 

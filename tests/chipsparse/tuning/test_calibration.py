@@ -60,8 +60,5 @@ def test_effects_of_a_scheduler_that_also_scales_the_latents(outputs):
         for before, after in pairwise(alphas)
     ]
     np.testing.assert_allclose(tap.trajectory().effects, expected, rtol=1e-3)
-
-
-def test_latents_along_the_output_tell_nothing():
     ones = torch.ones(4)
-    assert effect(ones, 2 * ones, 3 * ones) == 0
+    assert effect(ones, 2 * ones, 3 * ones) == 0  # latents along the output tell nothing

@@ -18,7 +18,7 @@ def shared(model_folder, workdir, monkeypatch):
     """Options for a generation that two processes can share."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     profile = (model_folder / "chipsparse.yaml").read_text()
-    blocks = "sparsity:\n  attention: {block_size_q: 16}\n  mlp: {block_size: 16}"
+    blocks = "sparsity:\n  block_size: 16"
     (workdir / "small.yaml").write_text(profile.replace("sparsity:", blocks))
     return ("--config", "small.yaml", "--height", "64", "--width", "64", "--format", "gif")
 

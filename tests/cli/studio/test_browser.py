@@ -20,7 +20,8 @@ from chipsparse import load_profile
 from tests.tiny_models import PROMPT
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-HERE = all(map(importlib.util.find_spec, ("gradio", "selenium"))) and CHROMIUM and DRIVER
+PACKAGES = importlib.util.find_spec("gradio") and importlib.util.find_spec("selenium")
+HERE = PACKAGES and CHROMIUM and DRIVER
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HERE, reason="no browser, or no gradio")]
 
 SECONDS = 120

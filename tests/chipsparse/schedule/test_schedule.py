@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from chipsparse.schedule.step_lists import full_count, sparse_between, spread
+from chipsparse.config import ScheduleConfig
+from chipsparse.schedule.schedule import Schedule, sparse_between, spread
 
 
 def cost(steps, full):
@@ -36,10 +37,17 @@ def test_lists_are_close_at_the_start_and_somewhat_closer_at_the_end():
     assert [spread(steps, steps) for steps in (1, 2, 12)] == [(0,), (0, 1), tuple(range(12))]
 
 
-def test_shares_of_the_steps():
-    assert [full_count(50, share, 2) for share in (0.001, 0.26, 1.0)] == [2, 13, 50]
-    assert [full_count(steps, 0.1, 2) for steps in (1, 2, 3, 40)] == [1, 2, 2, 4]
-    assert [full_count(steps, 0.1, 8) for steps in (1, 8, 9, 80, 100)] == [1, 8, 8, 8, 10]
+@pytest.mark.parametrize(
+    ("least", "share", "steps", "count"),
+    [
+        *((2, share, 50, count) for share, count in ((0.001, 2), (0.26, 13), (1.0, 50))),
+        *((2, 0.1, steps, count) for steps, count in ((1, 1), (2, 2), (3, 2), (40, 4))),
+        *((8, 0.1, steps, count) for steps, count in ((1, 1), (8, 8), (9, 8), (80, 8), (100, 10))),
+    ],
+)
+def test_shares_of_the_steps(least, share, steps, count):
+    config = ScheduleConfig(full_share=share, least_full=least)
+    assert len(Schedule(config, steps).full_steps) == count
 
 
 @pytest.mark.parametrize(

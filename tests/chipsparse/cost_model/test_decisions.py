@@ -1,4 +1,4 @@
-"""Which parts of layers are left dense: recorded cases decided rightly, and what follows."""
+"""The decisions by the rates of a GPU: what runs dense, and when steps are captured."""
 
 import dataclasses
 from pathlib import Path
@@ -11,6 +11,8 @@ from chipsparse import SparsityConfig
 from chipsparse.cost_model.layer_times import (
     PartSeconds,
     Rates,
+    as_of_many,
+    captures,
     known_rates,
     milliseconds_text,
     part_seconds,
@@ -19,6 +21,7 @@ from chipsparse.cost_model.layer_times import (
 )
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
+from tests.variants import slow
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 CPU, H200 = torch.device("cpu"), Rates()
@@ -42,11 +45,14 @@ def name_of(case):
     return f"{case['case']}-{case['backend']}-{rows}-{kept:.2f}"
 
 
-def plan_of(tokens, heads, head_dim, width, *, batch=1, channels=None, **overrides):
+def plan_of(
+    tokens, heads, head_dim, width, *, batch=1, channels=None, layers=2, steps=50, **overrides
+):
     values = {name.replace("__", "."): value for name, value in overrides.items()}
     heads = heads if channels is None else channels // head_dim
-    layout = ModelLayout((LayerKind("block", 2, width),), heads, head_dim, batch, ((1, 1, tokens),))
-    return SparsityPlan(SparsityConfig().override(values), layout, 50)
+    kind = LayerKind("block", layers, width)
+    layout = ModelLayout((kind,), heads, head_dim, batch, ((1, 1, tokens),))
+    return SparsityPlan(SparsityConfig().override(values), layout, steps)
 
 
 def with_config(plan, changes):
@@ -65,7 +71,7 @@ def test_recorded_attention_stays_sparse(case):
         1024,
         batch=case["batch"],
         attention__density=case["density"],
-        attention__block_size_q=case["block_size"],
+        block_size=case["block_size"],
     )
     times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=False)
     assert case["latency_ms"] < case["baseline_ms"]
@@ -124,10 +130,11 @@ def test_what_the_host_launches_takes_its_time(tokens, both):
 
 
 def test_too_few_query_blocks_for_the_processors_take_longer():
-    """One head of 17,000 rows is 86 to 89 blocks of 192, for 132 processors."""
+    """One head of 17,000 rows is 133 blocks of 128, which 132 processors compute in two turns."""
     plan = plan_of(17_000, 1, 128, 64, attention__density=0.6, mlp__density="dense")
     times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=True)
     assert times.sparse < 0.95 * times.dense < times.most
+    assert times.most == pytest.approx((1.15 * times.sparse + 60e-6) * 2 * 132 / 133)
 
 
 @pytest.mark.parametrize("changes", [{"backend": "reference"}, {"schedule.full_share": 1.0}])
@@ -177,3 +184,52 @@ def test_what_may_save_next_to_nothing_runs_dense():
 def test_times_have_two_digits_that_count():
     texts = [milliseconds_text(seconds) for seconds in (6.13e-6, 0.354e-3, 12.4e-3, 0.3)]
     assert texts == ["0.0061 ms", "0.35 ms", "12 ms", "300 ms"]
+
+
+# When sparse steps are captured as CUDA graphs.
+
+
+def flux_of(tokens=4352, heads=24, layers=57, width=12_288, steps=50, **overrides):
+    """By default FLUX.1 at 1280x768."""
+    return plan_of(tokens, heads, 128, width, layers=layers, steps=steps, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "layers", "width", "expected"),
+    [
+        (4352, 24, 57, 12_288, True),  # 72 ms of kernels, launched in 85
+        slow(17_408, 2, 10, 1024, True),
+        slow(32_760, 12, 30, 8960, False),  # 4 % of a sparse step were idle
+        slow(119_056, 24, 60, 12_288, False),
+    ],
+)
+def test_steps_that_wait_for_the_host_are_captured(tokens, heads, layers, width, expected):
+    plan = flux_of(tokens, heads, layers, width)
+    assert captures(plan, BF16) is expected
+    # A device that takes no time waits for any host, one that takes very long for none.
+    assert captures(plan, BF16, Rates(host_seconds=1e3))
+    assert not captures(plan, BF16, Rates(host_seconds=1e-9))
+
+
+@pytest.mark.parametrize("tokens", [4352, 119_056])
+def test_what_a_user_asks_for_is_not_weighed(tokens):
+    assert captures(flux_of(tokens, cuda_graphs="always"), BF16)
+    assert not captures(flux_of(tokens, cuda_graphs="never"), BF16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sparse", "expected"),
+    # FLUX.1 saves 11 ms a call and pays 128 once; a small model saves nearly all of 15 for 22.
+    [(4352, 12, False), (4352, 16, True), (256, 2, False), (256, 3, True)],
+)
+def test_enough_sparse_steps_must_come(tokens, sparse, expected):
+    actions = ("dense", "refresh", *["sparse"] * sparse)
+    plan = flux_of(tokens, steps=len(actions), schedule__actions=actions)
+    assert plan.sparse_steps_from(0) == sparse
+    assert captures(plan, BF16) is expected
+
+
+def test_a_few_steps_run_as_many_would():
+    config = SparsityConfig()
+    assert as_of_many(config, flux_of(), BF16).cuda_graphs == "always"
+    assert as_of_many(config, flux_of(119_056, layers=60), BF16).cuda_graphs == "never"

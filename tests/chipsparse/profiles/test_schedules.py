@@ -1,0 +1,60 @@
+"""The schedules of all bundled profiles, step by step: no change of them goes unnoticed."""
+
+import pytest
+
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
+from tests.chipsparse.test_plan import LAYOUT
+
+LETTERS = {Action.DENSE: "d", Action.REFRESH: "r", Action.SPARSE: "s", Action.SKIP: "-"}
+GENERAL = {
+    "faithful": """dddd-d--d----d----d- ddddd-d--d---d----d----d--d-
+        ddddd-d-d--d---d----d----d--d- ddddddddd-d-d--d--d---d----d----d-----d----d--d-d-""",
+    "balanced": """dddd-d--r--s-r--s-d- dddd-r-s-r---s---r---s---d--
+        dddd-r-s-r---s---r----s----d-- ddddd-d-d--r--s--r----s----r-----s-----r---s---d--""",
+    "fast": """dddd-d--r--s-r--s-d- dddd-r-s-r---s---r---s---d--
+        dddd-r-s-r---s---r----s----d-- ddd-d--r--s-r-----s-----r---------s--------r---s--""",
+    "published": """dddddrsssssssssrssdd dddddrsssssssssrsssssssssddd
+        dddddrsssssssssrsssssssssrssdd dddddrsssssssssrsssssssssrsssssssssrsssssssssrssdd""",
+}
+IMAGES = {
+    "faithful": """ddddd-d--d---d---d-d dddddd-d-d--d--d---d--d--d-d
+        ddddddd-d-d--d--d---d---d--d-d ddddddddddd-d-d-d--d--d--d---d---d---d---d--d-d-dd""",
+    "balanced": """dddd-d--d----d----d- ddddd-d--d----d------d----d-
+        ddddd-d--d---d----d-----d---d- dddddddd-d-d--d---d----d-----d-----d-----d---d--d-""",
+    "fast": """dddd-d--d----d----d- dddd-d---d-------d-------d--
+        dddd-d---d-------d---------d-- ddddd-d-d--d-----d---------d-----------d-------d--""",
+    "published": """dddrsssssrsssssrsssd dddrsssssrsssssrsssssrsssssd
+        dddrsssssrsssssrsssssrsssssrsd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd""",
+}
+TINY_WAN = GENERAL | {
+    "published": """dddddddrssssssrsssss dddddddrssssssrssssssssrssss
+        dddddddrssssssrssssssssrssssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd"""
+}
+TINY_FLUX = TINY_WAN | {
+    "balanced": """dddd-d--d----d----d- dddd-d---d-------d-------d--
+        dddd-d--d-----d-------d-----d- dddddd-d-d--d---d-----d------d-------d------d---d-"""
+}
+OF_IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage"
+OF_IMAGES += "|QwenImage|QwenImage21|SD3|ZImage"
+SCHEDULES = {
+    ASSETS / "tiny-wan/chipsparse.yaml": TINY_WAN,
+    ASSETS / "tiny-flux/chipsparse.yaml": TINY_FLUX,
+    QUALITIES_FILE: GENERAL,
+    **dict.fromkeys(ASSETS.glob("profiles/*.yaml"), GENERAL),
+    **{ASSETS / f"profiles/{name}Transformer2DModel.yaml": IMAGES for name in OF_IMAGES.split("|")},
+}
+
+
+@pytest.mark.parametrize("path", SCHEDULES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_schedules_of_bundled_profiles(path):
+    qualities = load_profile(path).qualities
+    assert qualities.keys() == SCHEDULES[path].keys()
+    for name, config in qualities.items():
+        for expected in SCHEDULES[path][name].split():
+            plan = SparsityPlan(config, LAYOUT, len(expected))
+            assert "".join(LETTERS[action] for action in plan.actions()) == expected
+            assert plan.notes() == []
+        few = SparsityPlan(config, LAYOUT, 8)  # too few for anything but full steps
+        assert name == "published" or few.actions() == [Action.DENSE] * 8
+        assert few.notes() == []
