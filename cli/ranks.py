@@ -43,15 +43,6 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """A key-value store at which processes meet that no launcher started."""
-
-    host: str
-    port: int
-    name: str  # of these processes, since others meet there, too
-
-
-@dataclass(frozen=True)
 class Rank(Ranks):
     """A process of a launch; by default one that is alone.
 
@@ -61,7 +52,6 @@ class Rank(Ranks):
         local_rank: its number on this machine, which is also its GPU's.
         guidance: how many guidance branches are on processes of their own.
         starts: whether it is none of them, and starts them.
-        meeting: where they meet; None where a launcher says so.
         peers: all of them, as soon as they have met.
     """
 
@@ -70,7 +60,6 @@ class Rank(Ranks):
     local_rank: int = 0
     guidance: int = 1
     starts: bool = False
-    meeting: Meeting | None = None
     peers: Peers | None = field(default=None, compare=False)
 
     @property
@@ -148,7 +137,7 @@ def check_alone(what: str) -> None:
         )
 
 
-def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -> Parallel:
+def shared_by(processes: int, guidance: int | None) -> Parallel:
     """Return what so many processes share, with guidance branches on so many of them.
 
     Raises `UserError` where the one is no multiple of the other.
@@ -157,7 +146,7 @@ def shared_by(processes: int, guidance: int | None, *, option: str = "--gpus") -
     if processes % guidance:
         raise UserError(
             f"--guidance-parallel {guidance} needs a multiple of {guidance} GPUs, and there are to "
-            f"be {processes}; give {option}"
+            f"be {processes}; give --gpus"
         )
     return Parallel(ulysses=processes // guidance, guidance=guidance)
 
@@ -318,15 +307,10 @@ def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any] | None = Non
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank.ranks))
     elif device.index is not None:
         torch.cuda.set_device(device)
-    store: dict[str, Any] = {}
     with user_errors(RuntimeError, ValueError, what="the processes could not meet"):
         if not dist.is_initialized():
-            if rank.meeting is not None:
-                there = dist.TCPStore(rank.meeting.host, rank.meeting.port, is_master=False)
-                store = {"store": dist.PrefixStore(rank.meeting.name, there), "rank": rank.rank}
-                store["world_size"] = rank.ranks
             backend, timeout = "nccl" if on_gpu else "gloo", timedelta(seconds=TIMEOUT_SECONDS)
-            dist.init_process_group(backend, timeout=timeout, **store)
+            dist.init_process_group(backend, timeout=timeout)
         peers = Peers(range(rank.ranks), timeout_s=FIRST_SECONDS)
     with user_errors(PeerError):
         peers.check_same(

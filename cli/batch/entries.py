@@ -21,7 +21,6 @@ from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.cli.options import SEEDS, Item, check_count, read_value
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, resolve
 
 DIGITS = 16  # of a digest: 2^64 of them
@@ -39,6 +38,7 @@ class Entry:
     Attributes:
         lines: numbers of those that ask for it.
         request: the same one for all prompts with the same settings.
+        folder: of the batch.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Entry:
     prompt: str
     seed: int
     request: Request
+    folder: Path
 
     def item(self, folder: Path) -> Item:
         """Return the clip as `generate` makes it."""
@@ -56,11 +57,9 @@ class Entry:
         """Return the place of its thumbnail."""
         return folder / THUMBNAILS / f"{Path(self.name).stem}.jpg"
 
-    def clip(
-        self, folder: Path, state: State, warnings: Sequence[str] = (), **result: Any
-    ) -> BatchClip:
+    def clip(self, state: State, warnings: Sequence[str] = (), **result: Any) -> BatchClip:
         """Return the record of what became of it."""
-        request = record_of(self.request, self.item(folder), warnings)
+        request = record_of(self.request, self.item(self.folder), warnings)
         return BatchClip(file=self.name, state=state, lines=self.lines, request=request, **result)
 
 
@@ -107,11 +106,11 @@ def find_entries(
             continue
         total += number
         check_count(str(options.prompts), total)
-        for each in range(seed, seed + number):
-            facts = {"prompt": line.prompt, "seed": each, "settings": {**decisive, **weights}}
+        for own_seed in range(seed, seed + number):
+            facts = {"prompt": line.prompt, "seed": own_seed, "settings": {**decisive, **weights}}
             name = digest(facts) + clip.suffix
             asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
-            entries[name] = Entry(name, asked, line.prompt, each, request)
+            entries[name] = Entry(name, asked, line.prompt, own_seed, request, options.output)
     check_lines(options.prompts, problems, count=count)
     ignored = ", ".join(dict.fromkeys(name for line in lines for name in line.ignored))
     if ignored:
@@ -138,9 +137,8 @@ def _resolved(
 ) -> tuple[Request, dict[str, Any]]:
     """Return the request of a line's settings, and what decides about its results."""
     given = options.of_line(settings)
-    parallel = None if given.gpus is None else shared_by(given.gpus, given.guidance_parallel)
     here = device.type == "cpu" or torch.cuda.is_available()
-    request = resolve(given, model=model, device=device, dtype=dtype, here=here, parallel=parallel)
+    request = resolve(given, model=model, device=device, dtype=dtype, here=here)
     check_kind(given.output, video=request.model.accepts("num_frames"))
     if given.output.suffix == ".png" and (request.settings.num_frames or 1) > 1:
         raise UserError(

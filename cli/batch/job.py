@@ -6,12 +6,11 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import typer
 
 from chipsparse.cli.batch.entries import Entry, find_entries
-from chipsparse.cli.batch.maker import Maker, Outcome, tried
+from chipsparse.cli.batch.maker import Maker
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.record import (
     MANIFEST,
@@ -55,11 +54,11 @@ def run(options: BatchOptions) -> None:
         todo = [entry for entry in entries if not (folder / entry.name).is_file()]
         try:
             if todo and actors is not None:
-                _fill(folder, todo, actors.make(todo, display), states, display, actors.count)
+                _fill(todo, actors.make(todo, display), states, display, actors.count)
             elif todo:
                 maker = stack.enter_context(Maker(display))
-                outcomes = (tried(maker, entry, folder, options.tries) for entry in todo)
-                _fill(folder, todo, outcomes, states, display)
+                clips = (maker.tried(entry, folder, options.tries) for entry in todo)
+                _fill(todo, clips, states, display)
         finally:  # what was finished of a batch that is broken off
             if folder.is_dir():
                 known = read_manifest(folder)
@@ -69,9 +68,7 @@ def run(options: BatchOptions) -> None:
                     page=str(folder / PAGE),
                     model=model.location,
                     seconds=time.monotonic() - start,
-                    clips=[
-                        _clip(folder, entry, known.get(entry.name), states) for entry in entries
-                    ],
+                    clips=[_clip(entry, known.get(entry.name), states) for entry in entries],
                 )
                 with written_whole("--output", folder / PAGE) as file:
                     text = page([(options.prompts, result)], images="'self' file:")
@@ -82,43 +79,39 @@ def run(options: BatchOptions) -> None:
 
 
 def _fill(
-    folder: Path,
     entries: Sequence[Entry],
-    outcomes: Iterable[Outcome],
+    clips: Iterable[BatchClip],
     states: dict[str, State],
     display: ProgressDisplay,
     workers: int = 1,
 ) -> None:
     """Note and tell what becomes of each file; ``states`` gets it, by the files' names."""
-    start, seconds = time.monotonic(), []
-    for done, (entry, made, tries) in enumerate(outcomes, start=1):
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        if isinstance(made, str):
-            clip = entry.clip(folder, "failed", error=made, tries=tries, time=when)
-            often = f" (tried {tries} times)" if tries > 1 else ""
-            display.tell(f"chipsparse: error: {entry.item(folder).label}: {made}{often}")
+    start, seconds, folder = time.monotonic(), list[float](), entries[0].folder
+    labels = {entry.name: entry.item(folder).label for entry in entries}
+    for done, clip in enumerate(clips, start=1):
+        if clip.seconds is None:
+            often = f" (tried {clip.tries} times)" if clip.tries != 1 else ""
+            display.tell(f"chipsparse: error: {labels[clip.file]}: {clip.error}{often}")
         else:
-            result = {"seconds": made.seconds, "remarks": made.remarks, "tries": tries}
-            clip = entry.clip(folder, "made", made.warnings, time=when, **result)
-            seconds.append(made.seconds)
+            seconds.append(clip.seconds)
             left = statistics.fmean(seconds) * (len(entries) - done) / workers
             clock = clock_text(time.monotonic() - start, left)
-            prompt = shortened(entry.prompt, ROW_PROMPT)
-            took = f"{done} of {len(entries)}: {entry.name} in {duration(made.seconds)}"
+            prompt = shortened(clip.request.prompt, ROW_PROMPT)
+            took = f"{done} of {len(entries)}: {clip.file} in {duration(clip.seconds)}"
             display.tell(f"chipsparse: {took}: {prompt} ({clock})")
-        states[entry.name] = clip.state
+        states[clip.file] = clip.state
         folder.mkdir(exist_ok=True)
-        note(folder, clip)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        note(folder, clip.model_copy(update={"time": now}))
 
 
-def _clip(
-    folder: Path, entry: Entry, known: BatchClip | None, states: dict[str, State]
-) -> BatchClip:
+def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> BatchClip:
     """Return what became of a file; one that the manifest does not know is noted."""
+    folder = entry.folder
     there = (folder / entry.name).is_file()
     state = states.get(entry.name, "already there" if there else "missing")
     if known is None or state == "missing" or (known.state == "made") != there:
-        known = entry.clip(folder, "made" if there else state)
+        known = entry.clip("made" if there else state)
         if there:
             note(folder, known)
     small = entry.thumbnail(folder)

@@ -2,74 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
 from chipsparse.cli.batch.entries import Entry
+from chipsparse.cli.batch.record import BatchClip
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import WARNING, make, prompt_warnings
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.ranks import Rank
-from chipsparse.cli.request import Request
 
 THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
 # Errors of a prompt or its settings: another try would end the same way.
 REFUSED = (UserError, ValueError)
 
 
-@dataclass(frozen=True)
-class Made:
-    """What is known of a file that was made.
+class Maker(KeptPipeline):
+    """Makes files, with the pipeline patched as long as the settings stay; a context manager."""
 
-    Attributes:
-        seconds: that the generation took, with text and decoding.
-        warnings: about this file alone.
-        remarks: what ran otherwise than the profile asks, and what else is worth knowing.
-    """
-
-    seconds: float
-    warnings: Sequence[str]
-    remarks: Sequence[str]
-
-
-# A file with what is known of it, or with why there is none, and the number of tries.
-Outcome = tuple[Entry, Made | str, int]
-
-
-class Maker:
-    """Makes files, with the pipeline patched as long as the settings stay; a context manager.
-
-    Args:
-        rank: of the processes that make each file together; the first one writes it.
-    """
-
-    def __init__(self, progress: ProgressDisplay, rank: Rank | None = None) -> None:
+    def __init__(self, progress: ProgressDisplay) -> None:
+        super().__init__()
         self._progress = progress
-        self._kept = KeptPipeline(rank)
 
-    def __enter__(self) -> Maker:
-        return self
+    def tried(self, entry: Entry, folder: Path, tries: int) -> BatchClip:
+        """Write a file and its thumbnail into a folder, each whole or not at all.
 
-    def __exit__(self, *_: object) -> None:
-        self.forget()
+        After an error that may come from the pipeline's state it is loaded anew, and the file is
+        tried again, ``tries`` times in all.
 
-    def load(self, request: Request) -> None:
-        """Load the pipeline where it is not yet; raise `UserError` where it cannot be."""
-        self._kept.load(request, self._progress)
+        Raises:
+            UserError: the pipeline cannot be loaded.
+        """
+        clip = entry.clip("missing")
+        for number in range(1, tries + 1):
+            self.load(entry.request, self._progress)
+            try:
+                return self.make(entry, folder).model_copy(update={"tries": number})
+            except Exception as error:
+                clip = entry.clip("failed", error=described(error), tries=number)
+                if isinstance(error, REFUSED):
+                    break
+            self.forget()
+        return clip
 
-    def forget(self) -> None:
-        """Let go of a pipeline, which may be broken."""
-        self._kept.forget()
-
-    def make(self, entry: Entry, folder: Path) -> Made:
-        """Write a file and its thumbnail, each whole or not at all."""
+    def make(self, entry: Entry, folder: Path) -> BatchClip:
+        """Try a file once."""
         request, item, small = entry.request, entry.item(folder), entry.thumbnail(folder)
-        runner = self._kept.runner(request, self._progress)
+        runner = self.runner(request, self._progress)
         runner.generator.plain_lines = 0  # there is one for each file
         warnings = prompt_warnings(runner, item)
         for warning in warnings:
@@ -77,33 +58,11 @@ class Maker:
         small.parent.mkdir(parents=True, exist_ok=True)
         result, frames = make(runner, item, warnings)
         made = result.made
-        if made is None:  # it is another process that writes
-            return Made(0.0, (), ())
+        assert made is not None
         with written_whole("--output", small) as file:
             image = Image.fromarray(frames[len(frames) // 2])
             image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
             image.save(file, "jpeg", quality=JPEG_QUALITY)
         own = [text for text in result.request.warnings if text not in request.warnings]
-        return Made(made.total_seconds, own, [*made.fallbacks, *made.notes])
-
-
-def tried(maker: Maker, entry: Entry, folder: Path, tries: int) -> Outcome:
-    """Make a file.
-
-    After an error that may come from the pipeline's state it is loaded anew, and the file is tried
-    again, ``tries`` times in all.
-
-    Raises:
-        UserError: the pipeline cannot be loaded.
-    """
-    outcome: Made | str = ""
-    for number in range(1, tries + 1):
-        maker.load(entry.request)
-        try:
-            return entry, maker.make(entry, folder), number
-        except REFUSED as error:
-            return entry, described(error), number
-        except Exception as error:
-            outcome = described(error)
-        maker.forget()
-    return entry, outcome, tries
+        remarks = [*made.fallbacks, *made.notes]
+        return entry.clip("made", own, seconds=made.total_seconds, remarks=remarks)

@@ -53,15 +53,13 @@ class BatchOptions(GenerateOptions):
         "Ray. With --device cpu so many actors.",
         shown="1, or with --engine ray all that it has",
     )
-    gpus_per_job: Positive = worker_option(
-        help="How many of these GPUs make each clip together.", default=1
-    )
     tries: Positive = worker_option(
         help="How often a prompt is tried where an actor ends, or the error may come from the "
         "GPU's state. What is wrong with the prompt itself is not tried again.",
         default=2,
     )
     prompt: None = None
+    guidance_parallel: None = None
     compare: bool = False
     report: None = None
     verbose: bool = False
@@ -69,18 +67,15 @@ class BatchOptions(GenerateOptions):
     @property
     def on_ray(self) -> bool:
         """Whether actors of Ray make the clips, not this process."""
-        return self.engine == "ray" or (self.gpus or self.gpus_per_job) > 1
+        return self.engine == "ray" or (self.gpus or 1) > 1
 
     def check(self) -> None:
         """Raise `UserError` for what is wrong with any model and on any device."""
         # Imported here so that --help does not wait for torch.
         from chipsparse.cli.media.write import check_writable
-        from chipsparse.cli.ranks import check_alone, shared_by
+        from chipsparse.cli.ranks import check_alone
 
         check_alone("a process of batch")
-        shared_by(self.gpus_per_job, self.guidance_parallel, option="--gpus-per-job")
-        if (self.gpus or self.gpus_per_job) % self.gpus_per_job:
-            raise UserError(f"--gpus {self.gpus} is no multiple of --gpus-per-job")
         if self.on_ray and importlib.util.find_spec("ray") is None:
             raise UserError(
                 "several GPUs need Ray, which is not installed: pip install 'chipsparse[ray]'"
@@ -94,8 +89,7 @@ class BatchOptions(GenerateOptions):
         """Return the options of `generate` for a line's prompts, checked; raise `UserError`."""
         names = [field.name for field in dataclasses.fields(GenerateOptions)]
         shared = {name: getattr(self, name) for name in names}
-        gpus = self.gpus_per_job if self.gpus_per_job > 1 else None
-        fixed = {"prompt": "", "prompts": None, "num": None, "gpus": gpus}
+        fixed = {"prompt": "", "prompts": None, "num": None, "gpus": None}
         return read_options(GenerateOptions, {**shared, **fixed, **settings})
 
     def kept(self) -> str:

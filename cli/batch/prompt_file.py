@@ -5,38 +5,41 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.options import GenerateOptions, value_type
+from chipsparse.cli.options import GenerateOptions
 from chipsparse.cli.prompts import read_text
 
 # Options of `generate` that a line can have; the others are about the model, which is loaded once.
-PER_PROMPT = (
+Setting = Literal[
     "seed", "num", "negative_prompt", "height", "width", "frames", "steps", "guidance_scale",
     "quality", "config", "image", "strength", "dense", "fps", "crf",
-)  # fmt: skip
+]  # fmt: skip
+PATHS, FRACTIONS = {"config", "image"}, {"guidance_scale", "strength", "fps"}
 SEPARATORS = ",;\t"  # Excel's are those of the country
 MOST_NAMED = 20  # bad lines
+OBJECT = TypeAdapter(dict[str, Any])
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(BaseModel):
     """A prompt of a file.
 
     Attributes:
         number: of its line, from 1.
-        settings: texts of its own settings, by the names of `PER_PROMPT`.
+        settings: its own, as they would be typed.
         ignored: columns of the table that are no settings.
     """
 
+    model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
+
     number: int
     prompt: str
-    settings: Mapping[str, str]
+    settings: Mapping[Setting, str | int | float]
     ignored: Sequence[str] = ()
 
 
@@ -49,27 +52,18 @@ def read_lines(path: Path) -> tuple[list[Line], dict[int, str]]:
         UserError: the file cannot be read, or has no prompt.
     """
     text, suffix = read_text(path, str(path)), path.suffix.lower()
-    table = suffix in (".csv", ".tsv")
     if suffix == ".json":
         raise UserError(f"{path} is JSON; write JSON lines, an object a line, as .jsonl")
-    records: Iterable[tuple[int, str | dict[Any, Any]]]
-    if table:
-        records = _rows(path, text)
-    else:
-        parts = enumerate(map(str.strip, text.split("\n")), start=1)
-        records = ((number, part) for number, part in parts if part)
-    lines, problems = [], {}
+    objects, lines, problems = suffix in (".jsonl", ".ndjson"), list[Line](), dict[int, str]()
+    records = _rows(path, text) if suffix in (".csv", ".tsv") else _parts(text, objects=objects)
     for number, record in records:
         try:
-            if isinstance(record, dict):
-                values = record
-            elif suffix in (".jsonl", ".ndjson"):
-                values = _object(record)
-            elif record.startswith("#"):
-                continue
-            else:
-                values = {"prompt": record}
-            lines.append(_line(path.parent, number, values, table=table))
+            values = OBJECT.validate_json(record) if isinstance(record, str) else record
+            lines.append(_line(path.parent, number, values, table=suffix in (".csv", ".tsv")))
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            place = next((f"{part}: " for part in wrong["loc"] if part != "settings"), "")
+            problems[number] = place + wrong["msg"].replace("Input should", "it must")
         except UserError as error:
             problems[number] = str(error)
     if not lines and not problems:
@@ -91,7 +85,14 @@ def check_lines(path: Path, problems: Mapping[int, str], *, count: int) -> None:
     raise UserError(f"{len(numbers)} of {count} prompts of {path} {verb} wrong: {named}{also}")
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[Any, Any]]]:
+def _parts(text: str, *, objects: bool) -> Iterator[tuple[int, Any]]:
+    """Give the text of each JSON object, or the prompt of each line, with its number."""
+    for number, part in enumerate(map(str.strip, text.split("\n")), start=1):
+        if part and (objects or not part.startswith("#")):
+            yield number, part if objects else {"prompt": part}
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     """Give the cells of each row with the number of its last line; empty ones are left out."""
     separator = max(SEPARATORS, key=text.partition("\n")[0].count)
     rows = csv.DictReader(
@@ -110,51 +111,31 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[Any, Any]]]:
         raise UserError(f"{path} is no CSV behind line {rows.line_num}: {error}") from None
 
 
-def _object(line: str) -> dict[str, Any]:
-    """Return what a JSON object has; null counts as left out."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"it is no JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError('it is no JSON object, such as {"prompt": "..."}')
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _name(given: str) -> str:
     """Return a column's name as the field of the option: ``Guidance-Scale`` is one of them."""
     return "_".join(given.lower().replace("-", " ").split())
 
 
 def _line(folder: Path, number: int, record: Mapping[Any, Any], *, table: bool) -> Line:
+    """Return a line; a path counts from the folder of the file."""
     options = {field.name for field in dataclasses.fields(GenerateOptions)}
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     ignored = []
     for given, value in record.items():
         if given is None:
             raise UserError(f"it has more cells than columns: {value}")
         name = _name(given)
-        if table and name not in options:  # tables have columns for their owners
-            ignored.append(name)
-            continue
-        if name not in (*PER_PROMPT, "prompt"):
-            raise UserError(f"it has {name}, and a prompt can have: {', '.join(PER_PROMPT)}")
         if values.get(name):
             raise UserError(f"{name} stands twice")
-        values[name] = _text(folder, name, value, table=table)
-    if "prompt" not in values:
-        raise UserError("it has no prompt")
-    return Line(number, values.pop("prompt").strip(), values, ignored)
-
-
-def _text(folder: Path, name: str, value: Any, *, table: bool) -> str:
-    """Return a value as it would be typed; a path counts from the folder of the file."""
-    if isinstance(value, (list, dict)) or (name == "prompt" and not isinstance(value, str)):
-        raise UserError(f"its {name} is {json.dumps(value)}, which is no text")
-    text = value if isinstance(value, str) else json.dumps(value)
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UserError(f"its {name} has halves of surrogate pairs, which are no text")
-    kind = value_type(GenerateOptions, name)
-    if table and kind is float:  # with a comma where separators are semicolons
-        text = text.replace(",", ".")
-    return str(folder / Path(text).expanduser()) if kind is Path else text
+        if table and name not in options:  # tables have columns for their owners
+            ignored.append(name)
+        elif value is not None:
+            if isinstance(value, bool):  # no number
+                value = str(value).lower()
+            if name in PATHS and isinstance(value, str):
+                value = str(folder / Path(value).expanduser())
+            if name in FRACTIONS and table:  # with a comma where separators are semicolons
+                value = value.replace(",", ".")
+            values[name] = value
+    prompt = {"prompt": values.pop("prompt")} if "prompt" in values else {}
+    return Line(number=number, settings=values, ignored=ignored, **prompt)  # type: ignore[arg-type]

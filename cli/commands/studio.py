@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 from chipsparse.cli.studio.options import StudioOptions
 
 EXAMPLE = "Example: [bold]chipsparse studio --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers[/bold]"
@@ -13,7 +17,9 @@ def studio(options: StudioOptions) -> None:
     Model, prompt, seed and quality are chosen there; the options are what it begins with.
     Nothing leaves the machine: no analytics, no share link. Ctrl-C ends it.
     """
-    # Imported here so that --help does not wait for torch, diffusers and gradio.
-    from chipsparse.cli.studio.serve import serve
+    with tempfile.TemporaryDirectory(prefix="chipsparse-studio-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # which Gradio reads as it is imported
+        # Imported here so that --help does not wait for torch, diffusers and gradio.
+        from chipsparse.cli.studio.page import serve
 
-    serve(options)
+        serve(options, Path(folder))

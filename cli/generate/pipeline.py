@@ -6,15 +6,16 @@ import dataclasses
 import gc
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from chipsparse.cli.generate.job import Runner, opened
 from chipsparse.cli.options import GenerateOptions
 from chipsparse.cli.progress import ProgressDisplay, silent_display
-from chipsparse.cli.ranks import Rank
 from chipsparse.cli.request import Request
+
+Kept = TypeVar("Kept", bound="KeptPipeline")
 
 
 class KeptPipeline:
@@ -24,18 +25,17 @@ class KeptPipeline:
         pipe: the pipeline; None where there is none.
     """
 
-    def __init__(self, rank: Rank | None = None) -> None:
+    def __init__(self) -> None:
         self.pipe: Any = None
-        self._rank = rank
         self._stack = ExitStack()
         self._loaded: tuple[str, type] | None = None
         self._open: tuple[GenerateOptions, Runner] | None = None
 
-    def __enter__(self) -> KeptPipeline:
+    def __enter__(self: Kept) -> Kept:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.forget()
 
     def load(self, request: Request, progress: ProgressDisplay) -> bool:
         """Load the pipeline, in place of another one; return False where it is there already.
@@ -68,7 +68,7 @@ class KeptPipeline:
             self._open = None
             self._stack.close()
             quiet = silent_display()  # the pipeline is loaded by now
-            runner = opened(request, quiet, lambda: self.pipe, self._rank)
+            runner = opened(request, quiet, lambda: self.pipe)
             self._open = settings, self._stack.enter_context(runner)
         self._open[1].generator.progress = progress
         return self._open[1]

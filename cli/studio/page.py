@@ -1,67 +1,93 @@
-"""The page: its fields, and what happens when one of them is used."""
+"""The page in the browser: its fields, what happens when one of them is used, and its server."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from chipsparse.cli.errors import UserError, described
+from chipsparse.cli.errors import UserError, described, results_alone, user_errors
+from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.request import Request
 from chipsparse.cli.settings import guidance_argument
-from chipsparse.cli.studio import view
-from chipsparse.cli.studio.run import Moment, Result, Studio
+from chipsparse.cli.studio.options import StudioOptions
+from chipsparse.cli.studio.run import Live, Studio
+from chipsparse.cli.studio.view import shown
+from chipsparse.profiles.profile import ASSETS, bundled_model
 from chipsparse.profiles.qualities import QUALITIES
 
-FONT = ["system-ui", "sans-serif"]  # those of this machine: Gradio's own are Google's
-NUMBERS = {
-    "height": "Height",
-    "width": "Width",
-    "frames": "Frames",
-    "steps": "Steps",
-    "guidance_scale": "Guidance",
-}
-LABELS = {**NUMBERS, "model": "Model", "seed": "Seed", "negative_prompt": "Negative prompt"}
-OPTION = re.compile(r"--([a-z][a-z-]*)")
+NUMBERS = ("height", "width", "frames", "steps", "guidance_scale")
+# Fonts of this machine: Gradio's own are Google's.
+FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 TITLE = "<h1>chipsparse studio</h1><p>Everything runs on this machine, and nothing leaves it.</p>"
 Updates = dict[Any, Any]
 
 
-class Page:
-    """The page of a studio.
+def serve(options: StudioOptions, folder: Path) -> None:
+    """Open the page, to this machine alone, and wait for a signal that ends it.
 
     Args:
-        models: that are offered, the one that is chosen first: names with their locations.
-    """
+        folder: for what is made, an empty one.
 
-    def __init__(self, studio: Studio, models: Sequence[tuple[str, str]]) -> None:
-        self._studio = studio
-        self._result: Result | None = None
-        model = models[0][1]
-        first = _fitting(studio.resolve({"model": model}))
-        with gr.Blocks(
-            title="chipsparse studio", analytics_enabled=False, delete_cache=(3600, 3600)
-        ) as self.blocks:
+    Raises:
+        UserError: the model or the device is not here, or the port is taken.
+    """
+    with (
+        results_alone(),
+        quiet_libraries(debug=options.debug),
+        Studio(options, folder) as studio,
+    ):
+        blocks = Page(studio).blocks
+        with user_errors(OSError, what=f"--port {options.port} could not be opened"):
+            blocks.launch(
+                server_name="127.0.0.1",
+                server_port=options.port or None,
+                inbrowser=options.browser,
+                share=False,
+                quiet=True,
+                prevent_thread_lock=True,
+                footer_links=[],
+                ssr_mode=False,
+                allowed_paths=[str(folder)],
+                theme=gr.themes.Default(primary_hue="blue", **FONTS),
+                css=Path(__file__).with_name("studio.css").read_text(encoding="utf-8"),
+            )
+        try:
+            address = blocks.local_url.rstrip("/")
+            print(f"chipsparse studio: {address} (Ctrl-C ends it)", flush=True)
+            threading.Event().wait()
+        finally:
+            blocks.close(verbose=False)
+
+
+class Page:
+    """The page of a studio; raises `UserError` where its first model cannot be used."""
+
+    def __init__(self, studio: Studio) -> None:
+        self._studio, typed = studio, studio.options
+        self._last = Live()  # generation that has a result
+        bundled = [(f"{f.name} (bundled)", str(f)) for f in (bundled_model(), ASSETS / "tiny-flux")]
+        models = [*([(typed.model, typed.model)] if typed.model else []), *bundled]
+        first = _fitting(studio.resolve({"model": models[0][1]}))
+        with gr.Blocks(title="chipsparse studio", analytics_enabled=False) as self.blocks:
             gr.HTML(TITLE, elem_classes="cs-title")
             with gr.Row():
                 with gr.Column(scale=2, min_width=320):
-                    self._add_fields(models, model, first)
+                    self._add_fields(models, first)
                 with gr.Column(scale=3, min_width=320):
                     self._add_views()
             self._connect()
 
-    def _add_fields(
-        self, models: Sequence[tuple[str, str]], model: str, first: dict[str, Updates]
-    ) -> None:
+    def _add_fields(self, models: list[tuple[str, str]], first: dict[str, Updates]) -> None:
         typed = self._studio.options
         self._fields: dict[str, Any] = {
             "model": gr.Dropdown(
                 models,
-                value=model,
+                value=models[0][1],
                 label="Model",
                 allow_custom_value=True,
                 elem_id="model",
@@ -75,16 +101,17 @@ class Page:
                 **first["quality"],
             ),
             "seed": gr.Number(typed.seed, label="Seed", precision=0, minimum=0, elem_id="seed"),
-            "compare": gr.Checkbox(
-                True, label="Also make the dense one, and compare", elem_id="compare"
-            ),
+            "compare": gr.Checkbox(True, label="Also make the dense one", elem_id="compare"),
         }
         with gr.Accordion("More settings", open=False):
             with gr.Row():
-                for name, label in NUMBERS.items():
-                    precision = None if name == "guidance_scale" else 0
+                for name in NUMBERS:
                     self._fields[name] = gr.Number(
-                        label=label, precision=precision, min_width=90, elem_id=name, **first[name]
+                        label=name.partition("_")[0].capitalize(),
+                        precision=None if name == "guidance_scale" else 0,
+                        min_width=90,
+                        elem_id=name,
+                        **first[name],
                     )
             negative = gr.Textbox(typed.negative_prompt or "", label="Negative prompt")
             self._fields["negative_prompt"] = negative
@@ -93,64 +120,39 @@ class Page:
             self._stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="stop")
 
     def _add_views(self) -> None:
-        self._moment = gr.HTML(elem_id="moment")
-        with gr.Column(visible=False) as self._results:
-            self._numbers = gr.HTML(elem_id="result")
-            self._slider = gr.ImageSlider(
-                label="dense | sparse",
-                format="png",
-                interactive=False,
-                buttons=["download", "fullscreen"],
-                elem_id="beside",
-            )
-            self._frame = gr.Slider(0, 1, step=1, label="Frame, from 0", elem_id="frame")
-            shown = {"loop": True, "autoplay": True, "interactive": False, "min_width": 200}
-            with gr.Row():
-                self._videos = {
-                    way: gr.Video(label=way, elem_id=f"video-{way}", **shown)
-                    for way in ("dense", "sparse")
-                }
-            self._image = gr.Image(label="sparse", interactive=False, format="png", elem_id="image")
-            self._profile = gr.DownloadButton("Save the profile", elem_id="profile")
-            self._command = gr.Textbox(
-                label="The same in a terminal",
-                lines=2,
-                max_lines=8,
-                interactive=False,
-                buttons=["copy"],
-                elem_id="command",
-            )
+        self._view = gr.HTML(elem_id="view")
+        hidden: Any = {"interactive": False, "visible": False}
+        self._slider = gr.ImageSlider(
+            label="dense | sparse", format="png", elem_id="beside", **hidden
+        )
+        self._frame = gr.Slider(0, 1, step=1, label="Frame, from 0", visible=False, elem_id="frame")
+        self._command = gr.Textbox(
+            label="The same in a terminal", lines=2, buttons=["copy"], elem_id="command", **hidden
+        )
 
     def _connect(self) -> None:
-        fields = self._fields
+        fields, quiet = self._fields, {"show_progress": "hidden", "api_visibility": "private"}
         views = [
-            self._moment, self._results, self._numbers, self._slider, self._frame,
-            *self._videos.values(), self._image, self._profile, self._command, self._generate,
-            self._stop,
+            self._view, self._slider, self._frame, self._command, self._generate, self._stop,
         ]  # fmt: skip
-        quiet: Any = {"show_progress": "hidden", "api_visibility": "private"}
         fitted = [fields[name] for name in ("model", "quality", *NUMBERS)]
-        fields["model"].change(self._chosen, [fields["model"]], [*fitted, self._moment], **quiet)
+        made: dict[str, Any] = {"inputs": {*fields.values()}, "outputs": views, **quiet}
+        fields["model"].change(self._chosen, fields["model"], [*fitted, self._view], **quiet)
         # Without a limit: a page that was loaded anew need not wait for what the old one began.
-        self._generate.click(
-            self._made, set(fields.values()), views, concurrency_limit=None, **quiet
-        )
-        self.blocks.load(lambda: self._finished(self._result), None, views, **quiet)
+        self._generate.click(self._made, concurrency_limit=None, **made)
+        self._frame.input(self._at, self._frame, self._slider, trigger_mode="always_last", **quiet)
         self._stop.click(self._studio.stop, queue=False, **quiet)
-        self._frame.input(
-            self._at, [self._frame], [self._slider], trigger_mode="always_last", **quiet
-        )
+        self.blocks.load(self._finished, None, views, **quiet)
 
     def _chosen(self, model: str) -> Updates:
         """Return what fits another model."""
         try:
-            fitting = _fitting(
-                self._studio.resolve(dict.fromkeys(LABELS) | {"model": model, "seed": 0})
-            )
+            own = dict.fromkeys((*NUMBERS, "negative_prompt"))
+            fitting = _fitting(self._studio.resolve({**own, "model": model}))
         except UserError as error:
-            return {self._moment: _shown(Moment(error=described(error)))}
+            return {self._view: shown(Live(error=described(error)))}
         updates: Updates = {self._fields[name]: gr.update(**fitting[name]) for name in fitting}
-        return {**updates, self._moment: ""}
+        return {**updates, self._view: ""}
 
     def _made(self, values: Updates) -> Iterator[Updates]:
         """Begin a generation, and show it to its end."""
@@ -158,69 +160,45 @@ class Page:
         chosen["seed"] = int(chosen["seed"] or 0)
         chosen["prompt"] = chosen["prompt"].strip()
         chosen["negative_prompt"] = chosen["negative_prompt"].strip() or None
-        events = self._studio.start(chosen)
+        live, hidden = self._studio.start(chosen), gr.update(visible=False)
         yield {
-            self._moment: _shown(Moment("starting")),
-            self._results: gr.update(visible=False),
+            **dict.fromkeys((self._slider, self._frame, self._command), hidden),
             self._generate: gr.update(interactive=False),
             self._stop: gr.update(interactive=True),
         }
-        now = Moment()
-        while not now.ended:
-            now = events.get()
-            while not now.ended and not events.empty():  # a slow browser sees the latest
-                now = events.get()
-            if now.result is None:
-                yield {self._moment: _shown(now)}
-        self._result = now.result or self._result
+        while not live.ended:
+            live.changed.wait()
+            live.changed.clear()
+            yield {self._view: shown(live)}
+        self._last = self._last if live.result is None else live
         yield {
-            **({} if now.result is None else self._finished(now.result)),
+            **({self._view: shown(live)} if live.result is None else self._finished()),
             self._generate: gr.update(interactive=True),
             self._stop: gr.update(interactive=False),
         }
 
-    def _finished(self, made: Result | None) -> Updates:
-        """Return what a result shows; also on a page that is loaded anew."""
+    def _finished(self) -> Updates:
+        """Return what the last result shows; also on a page that is loaded anew."""
+        made = self._last.result
         if made is None:
-            return {self._results: gr.update(visible=False)}
+            return {self._view: ""}
         frames, dense = len(made.sparse.frames), made.dense is not None
-        video = made.clips["sparse"].suffix == ".mp4"
-        clips: dict[str, str] = {way: str(file) for way, file in made.clips.items()}
         return {
-            self._moment: gr.update(visible=False),
-            self._results: gr.update(visible=True),
-            self._numbers: view.result(made),
-            self._slider: gr.update(value=self._at(made.worst_frame, made), visible=dense),
+            self._view: shown(self._last),
+            self._slider: gr.update(value=self._at(made.worst_frame), visible=dense),
             self._frame: gr.update(
                 value=made.worst_frame, maximum=max(1, frames - 1), visible=dense and frames > 1
             ),
-            **{
-                field: gr.update(
-                    value=clips.get(way) if video else None, visible=video and way in clips
-                )
-                for way, field in self._videos.items()
-            },
-            self._image: gr.update(
-                value=None if video or dense else clips["sparse"], visible=not video and not dense
-            ),
-            self._profile: str(made.profile),
-            self._command: shlex.join(made.command),
+            self._command: gr.update(value=shlex.join(made.command), visible=True),
         }
 
-    def _at(self, frame: int, made: Result | None = None) -> tuple[Any, Any] | None:
+    def _at(self, frame: int) -> tuple[Any, Any] | None:
         """Return a frame of both clips."""
-        made = made or self._result
+        made = self._last.result
         if made is None or made.dense is None:
             return None
         place = min(int(frame), len(made.sparse.frames) - 1)
         return made.dense.frames[place], made.sparse.frames[place]
-
-
-def _shown(moment: Moment) -> Any:
-    """Return a moment, with the names of the fields for those of the options."""
-    text = view.moment(moment)
-    named = OPTION.sub(lambda match: LABELS.get(match[1].replace("-", "_"), match[0]), text)
-    return gr.update(value=named, visible=True)
 
 
 def _fitting(request: Request) -> dict[str, Updates]:
@@ -233,39 +211,9 @@ def _fitting(request: Request) -> dict[str, Updates]:
     fields = {"frames": "num_frames", "steps": "num_inference_steps"}
     fields["guidance_scale"] = guidance_argument(request.model)
     numbers = {name: getattr(settings, fields.get(name, name)) for name in NUMBERS}
+    quality = profile.quality if names else None
     return {
         "model": {"info": f"{model} Also takes a folder, or a name of the Hugging Face hub."},
-        "quality": {
-            "choices": names,
-            "value": profile.quality if names else None,
-            "visible": bool(names),
-        },
+        "quality": {"choices": names, "value": quality, "visible": bool(names)},
         **{name: {"value": v, "visible": v is not None} for name, v in numbers.items()},
     }
-
-
-def launch(page: gr.Blocks, *, folder: Path, host: str, port: int) -> None:
-    """Serve a page, to this machine alone and without anything from others.
-
-    Args:
-        folder: whose files it may show.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    page.launch(
-        server_name=host,
-        server_port=port,
-        share=False,
-        quiet=True,
-        prevent_thread_lock=True,
-        footer_links=[],
-        run_history=False,
-        mcp_server=False,
-        ssr_mode=False,
-        allowed_paths=[str(folder)],
-        theme=gr.themes.Default(
-            primary_hue="blue", font=FONT, font_mono=["ui-monospace", "monospace"]
-        ),
-        css=view.style(),
-    )

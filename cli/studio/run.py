@@ -3,142 +3,124 @@
 from __future__ import annotations
 
 import dataclasses
-import queue
+import functools
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.job import Runner, planned, prompt_warnings, record_of
+from chipsparse.cli.generate.job import planned, prompt_warnings, record_of
 from chipsparse.cli.generate.pipeline import KeptPipeline
-from chipsparse.cli.generate.record import Comparison
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, Mode, read_options
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.studio.options import StudioOptions
-from chipsparse.cli.studio.preview import Colours, Preview, noise_levels
+from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.clips import Generation
 from chipsparse.experiments.quality import compare_clips
+from chipsparse.experiments.records import ClipQuality
 
 STOPPED = "the dense run was stopped, so there is nothing to compare with"
-Way = Literal["sparse", "dense"]
-# What the latents of a step show; None where that is not known.
-Picture = Callable[[torch.Tensor | None, int], np.ndarray | None]
+KEPT = "The dense run is that of before: it does not depend on the quality."
 
 
 class Stopped(BaseException):
     """Someone pressed Stop. No `Exception`: nothing went wrong."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """One of the two generations.
+    """One of the two generations, "sparse" or "dense".
 
     Attributes:
         planned: the action of each step, as far as it is known beforehand.
-        actions: of the steps that are done, from the first on.
+        actions: of the steps that are done.
         made: the generation; None until it is finished.
     """
 
-    way: Way
-    planned: Sequence[str]
-    actions: Sequence[str] = ()
+    way: str
+    planned: list[str]
+    actions: list[str] = field(default_factory=list)
     made: Generation | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """Clips, and how far sparse is from dense.
+    """Clips, and the quality of the sparse one against dense where that was made, too.
 
     Attributes:
-        dense: the dense one; None where it was not asked for, or was stopped.
-        kept: whether that one is an earlier generation's, from which it would not differ.
-        runs: of this generation.
+        clips: the files, by the way.
+        profile: the file with the profile that was used.
+        notes: what else is worth knowing, one sentence each.
+        command: the words that make the same.
     """
 
     sparse: Generation
     dense: Generation | None
-    kept: bool
-    comparison: Comparison | None
-    psnr_per_frame: Sequence[float]
-    clips: Mapping[Way, Path]
+    quality: ClipQuality | None
+    clips: Mapping[str, Path]
     profile: Path
-    runs: Sequence[Run]
-    warnings: Sequence[str]
+    notes: Sequence[str]
     command: Sequence[str]
 
     @property
     def worst_frame(self) -> int:
         """The frame in which sparse is furthest from dense; 0 where there is no dense one."""
-        return int(np.argmin(self.psnr_per_frame)) if self.psnr_per_frame else 0
+        return 0 if self.quality is None else int(np.argmin(self.quality.psnrs))
 
 
-@dataclass(frozen=True)
-class Moment:
-    """What the page shows.
+class Live(ProgressDisplay):
+    """One generation while it is made, for the page, and the wish to stop it.
 
     Attributes:
+        changed: set by every change of the others.
+        doing: the stage in words.
+        clock: the time that went by and what is left.
         runs: those that began, in their order.
         preview: of the latents, uint8 ``[T, H, W, 3]``; None where there is nothing yet.
         ended: whether nothing follows: there is a result, or an error, or it was stopped.
+        stopped: whether it is to stop at the end of its step.
     """
 
-    stage: str = ""
-    clock: str = ""
-    runs: Sequence[Run] = ()
-    preview: np.ndarray | None = None
-    error: str | None = None
-    result: Result | None = None
-    ended: bool = False
-
-
-class Feed(ProgressDisplay):
-    """The moments of one generation, for whoever follows it, and the wish to stop it."""
-
-    def __init__(self) -> None:
+    def __init__(self, error: str = "") -> None:
         super().__init__(Console(quiet=True, force_terminal=False))
-        self.moments: queue.SimpleQueue[Moment] = queue.SimpleQueue()
-        self.now = Moment("starting")
-        self.stopped = threading.Event()
-        self._picture: Picture = lambda latents, step: None
+        self.doing = self.clock = ""
+        self.error = error
+        self.runs: list[Run] = []
+        self.preview: np.ndarray | None = None
+        self.result: Result | None = None
+        self.ended = self.stopped = False
+        self.changed = threading.Event()
+        self.picture: Callable[[torch.Tensor | None, int], np.ndarray | None]
 
     def check(self) -> None:
         """Raise `Stopped` where that is wished."""
-        if self.stopped.is_set():
+        if self.stopped:
             raise Stopped
 
-    def show(self, **changes: Any) -> None:
-        """Show the same moment with some of its fields changed."""
-        self.now = dataclasses.replace(self.now, **changes)
-        self.moments.put(self.now)
-
-    def begin(self, run: Run, picture: Picture) -> None:
-        """Take a run, of which no step is done, for what `denoising` shows next."""
-        self._picture = picture
-        self.now = dataclasses.replace(self.now, runs=(*self.now.runs, run), preview=None)
-
-    def change(self, **changes: Any) -> Sequence[Run]:
-        """Return the runs with the last one changed."""
-        *before, run = self.now.runs
-        return (*before, dataclasses.replace(run, **changes))
+    def show(self, doing: str = "", clock: str = "", preview: np.ndarray | None = None) -> None:
+        """Show what goes on."""
+        self.doing, self.clock, self.preview = doing, clock, preview
+        self.changed.set()
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
         """Show that something of unknown length is going on."""
         self.check()
-        self.show(stage=text, clock="")
+        self.show(text)
         yield
         self.check()
 
@@ -146,17 +128,13 @@ class Feed(ProgressDisplay):
     def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Any]:
         """Show each step of a loop, and stop after it where that is wished."""
         self.check()
-        self.show(stage=f"{title}: step 1 of {steps}")
+        self.show(f"{title}: step 1 of {steps}")
 
         def done(step: int, action: str, latents: torch.Tensor | None = None) -> None:
             shown.done(step, action)
+            self.runs[-1].actions.append(action)
             doing = "decoding" if step + 1 >= steps else f"step {step + 2} of {steps}"
-            self.show(
-                stage=f"{title}: {doing}",
-                clock=self.clock_text(),
-                runs=self.change(actions=(*self.now.runs[-1].actions, action)),
-                preview=self._picture(latents, step),
-            )
+            self.show(f"{title}: {doing}", self.clock_text(), self.picture(latents, step))
             self.check()
 
         with super().denoising(title, steps, plain_lines=0) as shown:
@@ -167,21 +145,19 @@ class Studio:
     """Makes what the page asks for, one after the other; a context manager.
 
     Args:
-        folder: for what is made; an empty one.
+        folder: for what is made.
 
     Raises:
         UserError: the device is not here.
     """
 
     def __init__(self, options: StudioOptions, folder: Path) -> None:
-        self.options, self._folder = options, folder
+        self.options, self._folder, self._live = options, folder, Live()
         self._device, self._dtype = device_and_dtype(options)
         # All that touches the pipeline is done by one thread.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
-        self._feeds: list[Feed] = []
-        self._kept = KeptPipeline()
-        self._colours = Colours()  # of its latents
-        self._dense: tuple[Any, Generation] | None = None
+        self._kept, self._preview = KeptPipeline(), Preview()
+        self._dense: dict[Any, Generation] = {}  # the last one, by all that it depends on
 
     def __enter__(self) -> Studio:
         return self
@@ -192,11 +168,7 @@ class Studio:
         self._worker.shutdown()
 
     def resolve(self, chosen: Mapping[str, Any], folder: Path | None = None) -> Request:
-        """Return what `generate --compare` would resolve; raise `UserError`.
-
-        Args:
-            chosen: options of `generate` that replace those of the command.
-        """
+        """Return the request of options of `generate` that replace the command's."""
         names = [field.name for field in dataclasses.fields(GenerationOptions)]
         typed = {name: getattr(self.options, name) for name in names}
         output = (folder or self._folder) / "sparse.png"
@@ -208,119 +180,95 @@ class Studio:
             options = dataclasses.replace(options, output=output, fps=self.options.fps)
         return resolve(options, model=model, device=self._device, dtype=self._dtype)
 
-    def start(self, chosen: Mapping[str, Any]) -> queue.SimpleQueue[Moment]:
+    def start(self, chosen: Mapping[str, Any]) -> Live:
         """Begin a generation, in place of one that still runs."""
         self.stop()
-        feed = Feed()
-        self._feeds = [feed]
-        self._worker.submit(self._work, chosen, feed)
-        return feed.moments
+        self._live = live = Live()
+        live.show("starting")
+        self._worker.submit(self._work, chosen, live)
+        return live
 
     def stop(self) -> None:
         """Stop what runs or waits, at the end of its step."""
-        for feed in self._feeds:
-            feed.stopped.set()
+        self._live.stopped = True
 
-    def _work(self, chosen: Mapping[str, Any], feed: Feed) -> None:
+    def _work(self, chosen: Mapping[str, Any], live: Live) -> None:
+        doing = ""
         try:
-            feed.check()
-            result = self._make(chosen, feed)
-            feed.show(result=result, ended=True)
+            live.check()
+            live.result = self._make(chosen, live)
         except Stopped:
-            feed.show(stage="stopped", clock="", ended=True)
+            doing = "stopped"
         except Exception as error:
-            feed.show(stage="", clock="", preview=None, error=described(error), ended=True)
+            live.error = described(error)
+        live.ended = True
+        live.show(doing, preview=live.preview if doing else None)
 
-    def _make(self, chosen: Mapping[str, Any], feed: Feed) -> Result:
+    def _make(self, chosen: Mapping[str, Any], live: Live) -> Result:
         # A new folder: a browser must not take its files for those of before.
-        folder = self._folder / str(len([*self._folder.iterdir()]))
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
         request = self.resolve(chosen, folder)
-        options = request.options
-        assert isinstance(options, GenerateOptions)
-        if self._kept.load(request, feed):
-            self._dense, self._colours = None, Colours()
-        runner = self._kept.runner(request, feed)
+        options, plan = request.generate_options, request.planned
+        if self._kept.load(request, live):
+            self._dense, self._preview = {}, Preview()
+        runner = self._kept.runner(request, live)
         # Its command writes to where it is typed.
         item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))
         warnings = prompt_warnings(runner, item)
-        facts = (request.model.location, request.settings, options.negative_prompt)
-        which = (*facts, item.prompt, item.seed)  # all that a dense clip depends on
-        dense = self._dense[1] if self._dense is not None and self._dense[0] == which else None
-        dense = dense if options.compare else None
-        kept = dense is not None
-        ways: list[Way] = ["sparse", "dense"] if options.compare and not kept else ["sparse"]
-        feed.plan(planned([item], *ways))
-        sparse = self._run("sparse", request, item, runner, feed)
+        key = (request.settings, options.negative_prompt, item.prompt, item.seed)
+        dense = self._dense.get(key) if options.compare else None
+        notes = [] if dense is None else [KEPT]
+        ways: list[Mode] = ["sparse", "dense"] if options.compare and dense is None else ["sparse"]
+        live.plan(planned([item], *ways))
+        live.picture = functools.partial(
+            self._preview.pictures, request=request, scheduler=self._kept.pipe.scheduler
+        )
+
+        def make(way: Mode, steps: list[str]) -> Generation:
+            live.runs.append(Run(way, steps))
+            made = runner.generate(item, way)
+            self._preview.learn(made.frames)
+            live.runs[-1].made = made
+            return made
+
+        sparse = make("sparse", [a.value for a in plan.plan.actions()] if plan else [])
         if "dense" in ways:
             try:
-                dense = self._run("dense", request, item, runner, feed)
-                self._dense = which, dense
+                dense = make("dense", ["dense"] * request.steps)
+                self._dense = {key: dense}
             except Stopped:
                 warnings = [*warnings, STOPPED]
         if sparse.nothing_sparse is not None and request.too_few_steps is None:
             warnings = [*warnings, sparse.nothing_sparse]
-        feed.show(stage="comparing and writing", clock="", preview=None)
+        live.show("comparing and writing")
         record = record_of(request, item, warnings)
-        clips: dict[Way, Path] = {"sparse": options.output}
-        frames = {options.output: sparse.frames}
-        clip = comparison = None
+        clips, frames = {"sparse": options.output}, {options.output: sparse.frames}
         if dense is not None:
-            clips["dense"] = beside(options.output, "dense")
+            clips = {"dense": beside(options.output, "dense"), **clips}
             frames[clips["dense"]] = dense.frames
-            clip = compare_clips(dense.frames, sparse.frames)
-            speedup = dense.denoising_seconds / sparse.denoising_seconds
-            quality = clip.model_dump(include={"psnr_db", "ssim", "identical"})
-            comparison = Comparison(speedup=speedup, **quality)
         write_media(frames, fps=options.fps, metadata=generation_metadata(request, item))
         return Result(
             sparse=sparse,
             dense=dense,
-            kept=kept,
-            comparison=comparison,
-            psnr_per_frame=[] if clip is None else clip.psnrs,
+            quality=None if dense is None else compare_clips(dense.frames, sparse.frames),
             clips=clips,
             profile=_profile(request, folder),
-            runs=feed.now.runs,
-            warnings=record.warnings,
+            notes=[*record.warnings, *sparse.fallbacks, *sparse.notes, *notes],
             command=record.command,
         )
-
-    def _run(
-        self, way: Way, request: Request, item: Item, runner: Runner, feed: Feed
-    ) -> Generation:
-        grid, planned = None, ["dense"] * request.steps
-        if request.planned is not None and len(request.planned.plan.layout.grids) == 1:
-            grid = request.planned.plan.layout.grids[0]
-        if way == "sparse":
-            plan = None if request.planned is None else request.planned.plan
-            planned = [] if plan is None else [action.value for action in plan.actions()]
-        config, scheduler = request.model.vae_config, self._kept.pipe.scheduler
-        channels = config.get("latent_channels") or config.get("z_dim")
-        preview = Preview(grid, channels, self._colours)
-        feed.begin(
-            Run(way, planned),
-            lambda latents, step: preview.pictures(latents, noise_levels(scheduler, step)),
-        )
-        made = runner.generate(item, way)
-        preview.learn(made.frames)
-        feed.now = dataclasses.replace(feed.now, runs=feed.change(made=made))
-        return made
 
 
 def _profile(request: Request, folder: Path) -> Path:
     """Write the profile that was used: one quality, for these settings."""
-    profile = request.profile
+    profile, model = request.profile, name_of(request.model.location)
     assert profile is not None
-    model = name_of(request.model.location)
-    words = [model.rpartition("/")[2], *([profile.quality] if profile.quality else [])]
-    path = folder / f"{'-'.join(words)}.yaml"
+    file = folder / f"{model.rpartition('/')[2]}-{profile.quality or 'profile'}.yaml"
     write_profile(
-        path,
+        file,
         command="studio",
         model_class=request.model.transformer_class,
         description=f"{model}, {profile.quality or 'as in ' + name_of(profile.source)}.",
         settings=request.settings,
         config=profile.sparsity,
     )
-    return path
+    return file

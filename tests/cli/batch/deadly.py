@@ -2,31 +2,21 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
-import chipsparse
-from chipsparse.cli.batch.maker import Made
+from chipsparse.cli.batch.maker import Maker
+from chipsparse.cli.batch.ray_actors import _Actor
+from chipsparse.cli.progress import silent_display
 
 
-class DeadlyActor:
-    """Prompts: ``fine``, ``kill``, ``refuse``, ``break``, and ``kill unless FILE``, made by it.
+class DeadlyMaker(Maker):
+    """Prompts: ``fine``, ``kill``, ``refuse``, ``break``, and ``kill unless FILE``, made by it."""
 
-    ``last kill`` is done by the last of several actors alone; the others wait for it.
-    """
+    def load(self, request, progress):
+        pass
 
-    def __init__(self, rank):
-        self._rank = rank
-
-    def load(self, request):
-        return chipsparse.__version__, "here"
-
-    def make_bytes(self, entry):
+    def make(self, entry, folder):
         what, _, file = entry.prompt.partition(" unless ")
-        if what.startswith("last "):
-            if self._rank.rank < self._rank.ranks - 1:
-                time.sleep(60)
-            what = what.removeprefix("last ")
         if file and Path(file).exists():
             what = "fine"
         if file:
@@ -37,4 +27,13 @@ class DeadlyActor:
             raise ValueError("no")
         if what == "break":
             raise RuntimeError("CUDA error")
-        return Made(0.05, (), ()), b"", f"{entry.prompt}\n".encode()
+        entry.thumbnail(folder).parent.mkdir()
+        entry.thumbnail(folder).touch()
+        (folder / entry.name).write_text(f"{entry.prompt}\n")
+        return entry.clip("made", seconds=0.05)
+
+
+class DeadlyActor(_Actor):
+    def __init__(self, version):
+        super().__init__(version)
+        self._maker = DeadlyMaker(silent_display())

@@ -167,7 +167,7 @@ def test_all_that_decides_about_a_result_is_in_its_name(
 ):
     """The profile; a byte of the first tensor, as where a LoRA was fused; a config; a LoRA."""
     monkeypatch.setattr(Request, "load", lambda _: None)
-    monkeypatch.setattr(maker.Maker, "make", lambda *_: maker.Made(1.0, (), ()))
+    monkeypatch.setattr(maker.Maker, "make", lambda _, entry, __: entry.clip("made", seconds=1.0))
     (workdir / "prompts.csv").write_text("prompt\na\n")
     lora = workdir / "lora.safetensors"
     save_file({f"{name}.lora_A.weight": np.zeros(200_000, np.uint8) for name in "ab"}, lora)
@@ -237,12 +237,6 @@ def test_bad_lines_are_named_before_anything_is_loaded(
     ("arguments", "sentence"),
     [
         (("--engine", "dask"), "--engine dask must be 'ray'"),
-        (("--gpus-per-job", "0"), "--gpus-per-job 0 is too small"),
-        (("--gpus", "3", "--gpus-per-job", "2"), "--gpus 3 is no multiple of --gpus-per-job"),
-        (
-            ("--gpus-per-job", "3", "--guidance-parallel", "2"),
-            "needs a multiple of 2 GPUs, and there are to be 3; give --gpus-per-job",
-        ),
         (("--tries", "0"), "--tries 0 is too small"),
         (("--gpus", "0"), "--gpus 0 is too small"),
         (("--format", "avi"), "--format avi must be 'mp4', 'webm', 'gif' or 'png'"),
@@ -260,7 +254,7 @@ def test_bad_options(batch, workdir, no_loading, arguments, sentence):
     assert names(workdir) == ["prompts.csv"]
 
 
-@pytest.mark.parametrize("words", [("--engine", "ray"), ("--gpus", "2"), ("--gpus-per-job", "2")])
+@pytest.mark.parametrize("words", [("--engine", "ray"), ("--gpus", "2")])
 def test_ray_that_is_not_installed(batch, workdir, monkeypatch, words):
     (workdir / "prompts.csv").write_text("prompt\na\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

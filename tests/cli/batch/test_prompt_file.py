@@ -62,25 +62,25 @@ def test_json_lines_have_settings(lines):
         '{"seed": 18446744073709551615, "prompt": "", "negative_prompt": "b"}'
     )
     assert lines("p.jsonl", content) == [
-        (1, "a", {"height": "32", "guidance_scale": "3", "dense": "true"}),
-        (3, "", {"seed": str(2**64 - 1), "negative_prompt": "b"}),
+        (1, "a", {"height": 32, "guidance_scale": 3, "dense": "true"}),
+        (3, "", {"seed": 2**64 - 1, "negative_prompt": "b"}),
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "line", "sentence"),
     [
-        ("p.jsonl", '{"prompt": "a"', "it is no JSON: "),
-        ("p.jsonl", '["a"]', 'it is no JSON object, such as {"prompt": "..."}'),
-        ("p.jsonl", '{"seed": 1}', "it has no prompt"),
-        ("p.jsonl", '{"prompt": 3}', "its prompt is 3, which is no text"),
-        ("p.jsonl", '{"prompt": "a", "seed": [1]}', "its seed is [1], which is no text"),
-        ("p.jsonl", '{"prompt": "\\ud800"}', "its prompt has halves of surrogate pairs"),
-        ("p.jsonl", '{"prompt": "a", "hight": 3}', "it has hight, and a prompt can have: seed, "),
-        ("p.jsonl", '{"prompt": "a", "model": "m"}', "it has model, and a prompt can have"),
+        ("p.jsonl", '{"prompt": "a"', "Invalid JSON: "),
+        ("p.jsonl", '["a"]', "it must be an object"),
+        ("p.jsonl", '{"seed": 1}', "prompt: Field required"),
+        ("p.jsonl", '{"prompt": 3}', "prompt: it must be a valid string"),
+        ("p.jsonl", '{"prompt": "a", "seed": [1]}', "seed: it must be a valid string"),
+        ("p.jsonl", '{"prompt": "\\ud800"}', "Invalid JSON: "),
+        ("p.jsonl", '{"prompt": "a", "hight": 3}', "hight: it must be 'seed', 'num', "),
+        ("p.jsonl", '{"prompt": "a", "model": "m"}', "model: it must be 'seed', 'num', "),
         ("p.jsonl", '{"prompt": "a", "fps": 24, "FPS": 1}', "fps stands twice"),
         ("p.csv", "prompt,seed\na,1,2", "it has more cells than columns: ['2']"),
-        ("p.csv", "prompt,lora\na,b", "it has lora, and a prompt can have: seed, "),
+        ("p.csv", "prompt,lora\na,b", "lora: it must be 'seed', 'num', "),
         ("p.csv", "prompt,seed,Seed\na,1,2", "seed stands twice"),
     ],
 )

@@ -1,25 +1,29 @@
-"""The work behind the page: the same bits as `generate`, stops that hold, refusals."""
+"""The work behind the page: the same bits as `generate`, previews, stops that hold, refusals."""
 
 import dataclasses
 import importlib.util
 import json
-import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
 from chipsparse import load_profile
 from chipsparse.cli.media.read import read_clip
-from chipsparse.cli.studio import serve, view
-from chipsparse.cli.studio.options import HOST, StudioOptions
-from chipsparse.cli.studio.run import STOPPED, Feed, Moment, Studio
+from chipsparse.cli.studio.options import StudioOptions
+from chipsparse.cli.studio.preview import Preview, arrange
+from chipsparse.cli.studio.run import KEPT, STOPPED, Live, Studio
+from chipsparse.cli.studio.view import shown
 from chipsparse.experiments import clips
 from tests.cli.conftest import command
+from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT
 
 SECONDS = 120
-ACTIONS = ("dense", "refresh", "sparse", "sparse")
+ACTIONS = ["dense", "refresh", "sparse", "sparse"]
 
 
 @pytest.fixture(scope="module")
@@ -30,56 +34,74 @@ def studio(flux_folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def moments(studio, flux_folder):
-    """Starts a generation and gives everything until its end."""
+def make(studio, flux_folder):
+    """Makes what some fields ask for, and gives it at its end."""
 
-    def start(**fields):
+    def run(**fields):
         chosen = {"model": str(flux_folder), "prompt": PROMPT, "seed": 3, "compare": True} | fields
-        return follow(studio.start(chosen))
+        return ended(studio.start(chosen))
 
-    return start
+    return run
 
 
-def follow(events):
-    seen = [events.get(timeout=SECONDS)]
-    while not seen[-1].ended:
-        seen.append(events.get(timeout=SECONDS))
-    return seen
+def ended(live):
+    while not live.ended:
+        assert live.changed.wait(SECONDS)
+        live.changed.clear()
+    return live
 
 
 @pytest.fixture(scope="module")
-def made(moments):
-    return moments()
+def made(make):
+    """A generation, and what it showed: number of runs, steps of the last one, and preview."""
+    seen, show = [], Live.show
+
+    def watch(live, *given, **named):
+        show(live, *given, **named)
+        if live.preview is not None:
+            seen.append((len(live.runs), [*live.runs[-1].actions], live.preview.shape))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Live, "show", watch)
+        return make(), seen
 
 
 @pytest.fixture
-def stop_when(studio, monkeypatch):
-    """Presses Stop as soon as a moment is as wished."""
-    show = Feed.show
+def stop_at(studio, monkeypatch):
+    """Presses Stop when so many runs have begun, and the last one has made so many steps."""
+    show = Live.show
 
-    def arrange(wished):
-        def stop(feed, **changes):
-            show(feed, **changes)
-            if wished(feed.now):
+    def arrange(runs, steps):
+        def stop(live, *given, **named):
+            show(live, *given, **named)
+            if len(live.runs) == runs and len(live.runs[-1].actions) == steps:
                 studio.stop()
 
-        monkeypatch.setattr(Feed, "show", stop)
+        monkeypatch.setattr(Live, "show", stop)
 
     return arrange
 
 
 def test_clips_are_those_of_generate(made, generate, flux_folder, workdir):
-    result = made[-1].result
+    result, seen = made[0].result, made[1]
     words = ("--compare", "--seed", "3", "-o", "out.png", "--json", "--device", "cpu")
-    outcome = json.loads(generate(*words, model=flux_folder).stdout)
+    comparison = json.loads(generate(*words, model=flux_folder).stdout)["comparison"]
     for way, name in (("sparse", "out.png"), ("dense", "out-dense.png")):
         pixels = read_clip(workdir / name).frames
         assert np.array_equal(getattr(result, way).frames, pixels)
         assert np.array_equal(read_clip(result.clips[way]).frames, pixels)
-    assert result.comparison.psnr_db == outcome["comparison"]["psnr_db"]
-    assert result.comparison.ssim == outcome["comparison"]["ssim"]
-    assert [tuple(run.actions) for run in result.runs] == [ACTIONS, ("dense",) * 4]
+    for name in ("psnr_db", "ssim"):
+        assert getattr(result.quality, name) == comparison[name]
     assert {"--compare", "--seed", PROMPT} <= set(result.command)
+    # Every step was shown, with a preview: 32x48 pixels, two to one.
+    runs = {"sparse": ACTIONS, "dense": ["dense"] * 4}
+    assert {run.way: run.actions for run in made[0].runs} == runs
+    assert [run.planned for run in made[0].runs] == [*runs.values()]
+    assert seen == [
+        (number, actions[: steps + 1], (1, 16, 24, 3))
+        for number, actions in enumerate(runs.values(), 1)
+        for steps in range(4)
+    ]
     # The profile that is saved gives the same clip.
     saved = load_profile(result.profile)
     assert saved.sparsity == load_profile(flux_folder / "chipsparse.yaml").sparsity
@@ -89,53 +111,31 @@ def test_clips_are_those_of_generate(made, generate, flux_folder, workdir):
     assert np.array_equal(read_clip(workdir / "again.png").frames, result.sparse.frames)
 
 
-def test_every_step_is_shown_with_its_action_and_a_preview(made):
-    steps = {}
-    for moment in made[:-1]:
-        for run in moment.runs:
-            steps.setdefault(run.way, []).append(tuple(run.actions))
-            assert tuple(run.planned) == (ACTIONS if run.way == "sparse" else ("dense",) * 4)
-    for way, actions in (("sparse", ACTIONS), ("dense", ("dense",) * 4)):
-        assert list(dict.fromkeys(steps[way])) == [actions[:count] for count in range(5)]
-    pictures = [moment.preview for moment in made if moment.preview is not None]
-    assert len(pictures) >= 8
-    assert {picture.shape for picture in pictures} == {(1, 16, 24, 3)}  # 32x48 pixels, two to one
-
-
-def test_a_dense_clip_is_made_once(made, moments):
-    again = moments()[-1].result
-    assert again.kept
-    assert again.dense is made[-1].result.dense
+def test_a_dense_clip_is_made_once(made, make):
+    again = make()
+    assert again.result.dense is made[0].result.dense
     assert [run.way for run in again.runs] == ["sparse"]
-    other = moments(seed=4, compare=False)[-1].result
-    assert (other.dense, other.comparison, other.kept) == (None, None, False)
+    assert KEPT in again.result.notes
+    other = make(seed=4, compare=False).result
+    assert (other.dense, other.quality, KEPT in other.notes) == (None, None, False)
 
 
-def test_stopping_leaves_nothing_behind(made, moments, stop_when, monkeypatch):
+def test_stopping(made, make, stop_at, studio, flux_folder, monkeypatch):
     with monkeypatch.context():
-        stop_when(lambda now: now.runs and len(now.runs[-1].actions) == 3)
-        end = moments()[-1]
-        assert (end.stage, end.result, end.error) == ("stopped", None, None)
-        assert tuple(end.runs[0].actions) == ACTIONS[:3]
-    stop_when(lambda now: False)
-    after = moments()[-1].result
-    assert np.array_equal(after.sparse.frames, made[-1].result.sparse.frames)
-
-
-def test_what_is_sparse_stays_where_the_dense_run_is_stopped(moments, stop_when):
-    stop_when(lambda now: now.runs and now.runs[-1].way == "dense" and not now.ended)
-    result = moments(seed=5)[-1].result
-    assert result.dense is None
-    assert STOPPED in result.warnings
-    assert "stopped" in view.result(result)
-
-
-def test_a_new_generation_takes_the_place_of_the_last_and_warming_up_stops(
-    studio, moments, flux_folder, monkeypatch
-):
+        stop_at(1, 3)
+        end = make()
+        assert (end.doing, end.result, end.error) == ("stopped", None, "")
+        assert end.runs[0].actions == ACTIONS[:3]
+        stop_at(2, 2)  # what is sparse stays
+        end = make(seed=5)
+        assert end.result.dense is None
+        assert STOPPED in end.result.notes
+        assert "stopped" in shown(end)
+    stop_at(9, 9)
     first = studio.start({"model": str(flux_folder), "seed": 6, "compare": True})
-    assert moments(seed=7)[-1].result is not None
-    assert follow(first)[-1].stage == "stopped"
+    after = make().result  # a new generation takes the place of the last one
+    assert ended(first).doing == "stopped"
+    assert np.array_equal(after.sparse.frames, made[0].result.sparse.frames)
     asked = []
 
     def stop(pipe, arguments, *, check, **_):
@@ -144,7 +144,7 @@ def test_a_new_generation_takes_the_place_of_the_last_and_warming_up_stops(
         check()
 
     monkeypatch.setattr(clips, "warm_up", stop)
-    assert moments(seed=8, steps=5)[-1].stage == "stopped"
+    assert make(seed=8, steps=5).doing == "stopped"
     assert asked == [True]
 
 
@@ -152,60 +152,96 @@ def test_a_new_generation_takes_the_place_of_the_last_and_warming_up_stops(
     ("fields", "sentence"),
     [
         ({"height": 33}, "--height 33 does not fit this model"),
-        ({"steps": 0}, "--steps 0 is too small"),
         ({"seed": -1}, "--seed -1 is too small"),
         ({"frames": 5}, "has no num_frames; leave --frames out"),
         ({"model": "/nowhere"}, "the model folder /nowhere does not exist"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(moments, fields, sentence):
-    end = moments(**fields)[-1]
+def test_what_does_not_fit_is_one_sentence(make, fields, sentence):
+    end = make(**fields)
     assert sentence in end.error
-    assert sentence.partition(";")[0] in view.moment(end)
+    assert sentence.partition(";")[0] in shown(end)
 
 
-def test_the_result_says_times_and_differences_and_a_prompt_cannot_write_it(made):
-    result = made[-1].result
-    text, step = view.result(result), result.sparse.steps[2]
-    assert f"{result.comparison.psnr_db:.2f} dB" in text
-    assert f"{result.comparison.ssim:.4f}" in text
-    assert f"{result.comparison.speedup:.2f}" in text
-    assert f'title="step 3: sparse, {step.attention_kept:.1%} of attention, ' in text
-    assert text.count('class="cs-dense"') == 1 + 4 + 1  # sparse run, dense run, legend
-    evil = view.result(dataclasses.replace(result, warnings=["<b>x</b>"]))
-    assert "&lt;b&gt;x" in evil
-    assert "<b>x" not in evil + view.moment(Moment("<b>x</b>"))
+def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
+    live, result = made[0], made[0].result
+    step, page = result.sparse.steps[2], PageReader(shown(live))
+    assert page.problems == []
+    assert f"{result.quality.psnr_db:.2f} dB" in page.texts
+    assert f"{result.quality.ssim:.4f}" in page.texts
+    times = result.dense.denoising_seconds / result.sparse.denoising_seconds
+    assert f"{times:.2f}\N{MULTIPLICATION SIGN}" in page.texts
+    (third,) = (given["title"] for _, given in page.elements if "step 3: s" in str(given))
+    assert third.startswith(f"step 3: sparse, {step.attention_kept:.1%} of attention, ")
+    letters = [text for text in page.texts if text in ("D", "R", "S")]
+    assert letters == [*"DRSS", *"DDDD", *"DRS"]  # both runs, and the legend
+    evil = Live("<b>x</b>")
+    evil.result = dataclasses.replace(result, notes=["<b>y</b>"])
+    assert PageReader(shown(evil)).text.count("<b>") == 2
 
 
-@pytest.fixture
-def gradio(monkeypatch):
-    """Pretends that Gradio is there, or is not."""
-    find_spec = importlib.util.find_spec
-
-    def pretend(there):
-        def find(name, *rest):
-            return there or None if name == "gradio" else find_spec(name, *rest)
-
-        monkeypatch.setattr("importlib.util.find_spec", find)
-
-    return pretend
-
-
-def test_what_is_wrong_before_the_page_opens(gradio, tmp_path, monkeypatch):
-    gradio(False)
+def test_gradio_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'chipsparse[studio]'" in command("studio").sentence()
-    gradio(True)
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        assert f"--port {port} is in use" in command("studio", "--port", port).sentence()
-    for words, sentence in (
-        (("--port", "65536"), "--port 65536 is too large"),
-        (("--device", "tpu"), "--device tpu is no device"),
-        (("--model", tmp_path), "is not a diffusers model folder"),
-    ):
-        assert sentence in command("studio", *words).sentence()
-    monkeypatch.setattr(serve, "_cached", lambda: ["a/b", "c/d"])
-    names = [name for name, _ in serve.models_here("c/d")]
-    assert names == ["c/d", "tiny-wan (bundled)", "tiny-flux (bundled)", "a/b"]
+
+
+# The preview.
+
+CHANNELS, GRID = 4, (3, 2, 5)
+EXPECTED = torch.randn(*GRID, CHANNELS, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("latents", "grid", "expected"),
+    [
+        (EXPECTED.permute(3, 0, 1, 2), GRID, EXPECTED),
+        (EXPECTED.permute(0, 3, 1, 2), GRID, EXPECTED),  # as CogVideoX has them
+        (EXPECTED.flatten(0, 2), GRID, EXPECTED),
+        (EXPECTED[0].permute(2, 0, 1), None, EXPECTED[:1]),
+        (EXPECTED.flatten(0, 2), None, None),
+        (EXPECTED.flatten(0, 2), (3, 2, 4), None),
+    ],
+    ids=["channels first", "frames first", "tokens", "image", "no grid", "another grid"],
+)
+def test_latents_are_arranged_where_their_order_is_known(latents, grid, expected):
+    arranged = arrange(latents, grid, CHANNELS)
+    assert arranged is expected or torch.equal(arranged, expected)
+
+
+def test_latents_that_flux_packed_are_unpacked():
+    image = torch.randn(1, CHANNELS, 6, 10)
+    packed = FluxPipeline._pack_latents(image, 1, CHANNELS, 6, 10)
+    assert torch.equal(arrange(packed[0], (1, 3, 5), CHANNELS)[0], image[0].permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("rising", [False, True])
+def test_the_noise_is_taken_off_and_colours_are_those_of_the_vae(rising):
+    """Along the straight path of flow matching the guess is exact, whatever the noise.
+
+    A decoder that is a linear map is learnt as it is; before, colours are false.
+    """
+    config, noise = {"z_dim": CHANNELS}, torch.randn_like(EXPECTED)
+    request = SimpleNamespace(model=SimpleNamespace(vae_config=config), planned=None)
+    scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=rising)
+    scheduler.set_timesteps(sigmas=[1.0, 0.8, 0.5, 0.25])
+    preview, matrix = Preview(), np.array([[9, -5, 3], [2, 8, -4], [-6, 1, 7], [0, 3, 2]])
+    pixels = np.rint((EXPECTED.numpy() @ matrix + 120).clip(0, 255)).astype(np.uint8)
+    for expected_error in (range(2, 256), range(2)):
+        for step, after in enumerate([0.8, 0.5, 0.25, 0.0]):
+            noisy = ((1 - after) * EXPECTED + after * noise).permute(3, 0, 1, 2)
+            batch = torch.stack([noisy, torch.full_like(noisy, torch.nan)])
+            pictures = preview.pictures(batch, step, request=request, scheduler=scheduler)
+            assert pictures.shape == pixels.shape
+            error = np.abs(pictures.astype(int) - pixels).max()
+            assert step == 0 or error in expected_error
+        preview.learn(pixels.repeat(4, axis=1).repeat(4, axis=2))
+    assert preview.pictures(None, 0, request=request, scheduler=scheduler) is None
+
+
+def test_false_colours_show_what_differs_and_stay_the_same():
+    latents = np.zeros((1, 6, 6, CHANNELS), np.float32)
+    latents[0, 2:4, 2:4, 1] = 5
+    first, again = Preview().colours(latents), Preview().colours(latents)
+    assert np.array_equal(first, again)
+    assert (first[0, 2:4, 2:4] == first[0, 2, 2]).all()
+    assert (first[0, 0, 0] != first[0, 2, 2]).any()
