@@ -90,13 +90,14 @@ def find_entries(
     count, total = len(lines) + len(problems), 0
     entries: dict[str, Entry] = {}
     for line in lines:
-        own = {name: text for name, text in line.settings.items() if name not in ("seed", "num")}
+        given: dict[str, Any] = dict(line.settings.items())
+        own = {name: value for name, value in given.items() if name not in ("seed", "num")}
         try:
             if str(own) not in known:
                 known[str(own)] = _resolved(options, {**own, **fixed}, model, device, dtype)
             request, decisive = known[str(own)]
             seed, number = (
-                read_value(BatchOptions, name, line.settings.get(name, usual))
+                read_value(BatchOptions, name, given.get(name, usual))
                 for name, usual in (("seed", options.seed), ("num", options.num or 1))
             )
             if seed + number > SEEDS:

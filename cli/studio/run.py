@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from chipsparse.cli.errors import described
 from chipsparse.cli.generate.job import planned, prompt_warnings, record_of
 from chipsparse.cli.generate.pipeline import KeptPipeline
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, Mode, read_options
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
@@ -33,6 +33,7 @@ from chipsparse.experiments.clips import Generation
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.experiments.records import ClipQuality
 
+Way = Literal["sparse", "dense"]
 STOPPED = "the dense run was stopped, so there is nothing to compare with"
 KEPT = "The dense run is that of before: it does not depend on the quality."
 
@@ -51,7 +52,7 @@ class Run:
         made: the generation; None until it is finished.
     """
 
-    way: str
+    way: Way
     planned: list[str]
     actions: list[str] = field(default_factory=list)
     made: Generation | None = None
@@ -218,13 +219,13 @@ class Studio:
         key = (request.settings, options.negative_prompt, item.prompt, item.seed)
         dense = self._dense.get(key) if options.compare else None
         notes = [] if dense is None else [KEPT]
-        ways: list[Mode] = ["sparse", "dense"] if options.compare and dense is None else ["sparse"]
+        ways: list[Way] = ["sparse", "dense"] if options.compare and dense is None else ["sparse"]
         live.plan(planned([item], *ways))
         live.picture = functools.partial(
             self._preview.pictures, request=request, scheduler=self._kept.pipe.scheduler
         )
 
-        def make(way: Mode, steps: list[str]) -> Generation:
+        def make(way: Way, steps: list[str]) -> Generation:
             live.runs.append(Run(way, steps))
             made = runner.generate(item, way)
             self._preview.learn(made.frames)
