@@ -13,8 +13,8 @@ PACKAGE = ROOT / "chipsparse"
 FOLDERS = ("kernels", "pipelines", "experiments", "cli")
 MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied often
 # Ceilings: a commit may lower them, none may raise them.
-MOST_SOURCE_LINES = 59_200
-MOST_TEST_SHARE = 0.811  # lines of tests over lines of source
+MOST_SOURCE_LINES = 48_700
+MOST_TEST_SHARE = 0.729  # lines of tests over lines of source
 SOURCE_FOLDERS = ("chipsparse", "kernels", "pipelines", "cli", "benchmarks", "experiments")
 
 # Each room may import itself and those before it, at once, in a function or for types alone.
@@ -219,8 +219,8 @@ def test_the_project_does_not_grow():
     assert source <= MOST_SOURCE_LINES, "delete what the new code makes unnecessary"
     assert tests / source <= MOST_TEST_SHARE, f"{tests} lines of tests for {source} of source"
     # The ceilings follow the code down.
-    assert source > MOST_SOURCE_LINES - 20_000, f"lower MOST_SOURCE_LINES to {source}"
-    assert tests / source > MOST_TEST_SHARE - 0.3, f"lower MOST_TEST_SHARE to {tests / source:.3f}"
+    assert source > MOST_SOURCE_LINES - 300, f"lower MOST_SOURCE_LINES to {source}"
+    assert tests / source > MOST_TEST_SHARE - 0.02, f"lower MOST_TEST_SHARE to {tests / source:.3f}"
 
 
 @pytest.mark.parametrize("name", ["MOST_MEBIBYTES", "MOST_SOURCE_LINES", "MOST_TEST_SHARE"])

@@ -163,18 +163,6 @@ def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
         assert "quality" not in handle.summary()
 
 
-def test_a_schedule_in_place_of_all_qualities_is_in_the_report_of_each_generation(pipe, tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("sparsity: {schedule: {full_share: 0.5}}\nqualities: {balanced: , fast: }")
-    with chipsparse.enable(pipe, file) as handle:
-        for _ in range(2):
-            generate(pipe)
-            (note,) = (each for each in handle.report.notes if "mine.yaml" in each)
-            assert note.startswith(f"{file}: sparsity.schedule takes the place of the schedule")
-            assert "balanced, fast" in note
-            assert note in handle.summary()
-
-
 # Transformers that are called, changed or made in other ways than pipelines do.
 
 TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.refresh_every": 3})
