@@ -66,6 +66,7 @@ OTHERS = {
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
         {
+            "schedule.actions": None,
             "schedule.full_steps": [0, 1, 4, 7],
             "schedule.between": "none",
             "schedule.forecast": 0.5,
@@ -105,6 +106,7 @@ GUIDED = [
 ]
 # Families whose tokens cannot be shared.
 WHOLE = [
+    "bria-fibo2",
     "chroma",
     "cosmos 3",
     "flux3",
@@ -115,6 +117,7 @@ WHOLE = [
     "kandinsky 6",
     "ltx-2",
     "minimax h3",
+    "ovis-image",
     "qwen-image 2.1",
     "sd3.5 medium",
     "wan animate",
@@ -133,7 +136,6 @@ RING = [
     "two experts",
     "wan 2.2 image to video, a timestep per token",
     "one head",
-    "one head's columns at a time",
 ]
 
 

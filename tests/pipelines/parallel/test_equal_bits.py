@@ -37,7 +37,6 @@ PAIRS = [
     "wan 2.1, unguided batch",
     "wan 2.2 two experts",
     "wan 2.2 image to video, a timestep per token",
-    "one head's columns at a time",
     "skipped, with a forecast",
     "attention alone",
     "caches in e4m3",
@@ -98,6 +97,7 @@ def test_guidance_branches_on_two_ranks(two_ranks):
 
 
 REASONS = {
+    "bria-fibo2": "blocks before the main ones see the image or the text alone",
     "chroma": "the pipeline passes an attention mask",
     "cosmos 3": "it finds rows of text, sound and video by their places",
     "flux3": "blocks before the joint ones see the image or the text alone",
@@ -108,6 +108,7 @@ REASONS = {
     "kandinsky 6": "its sound attends to all tokens of the video",
     "ltx-2": "its sound attends to all tokens of the video",
     "minimax h3": "it finds rows of text, sound and video by their places",
+    "ovis-image": "its tokens cannot be shared yet",
     "qwen-image 2.1": "its first step, which keeps keys of the prompt",
     "sd3.5 medium": "its second attention (attn2, in dual layers) is not exchanged",
     "wan animate": "its blocks see faces frame by frame",
