@@ -456,7 +456,12 @@ def test_the_transformer_may_be_called_in_any_way(name):
 
 @slow_unless(
     {"flux", "hunyuan video 1.5", "mochi", "wan 2.1"},
-    [name for name in IN_FULL if not FAMILIES[name].unpatched_steps],  # patched again after these
+    [
+        name
+        for name in IN_FULL
+        if not FAMILIES[name].unpatched_steps  # patched again after these
+        and "attention" not in FAMILIES[name].dense_parts
+    ],
 )
 def test_a_processor_that_was_replaced_runs_dense_and_stays(name):
     pipe = FAMILIES[name].make()
@@ -484,7 +489,7 @@ def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
     pipe, other = FAMILIES[name].make(), FAMILIES[name].make()
     with attention_backend("native"):  # diffusers sets it globally, too: restore it
         with chipsparse.enable(pipe, config) as handle:
-            (adapter,) = handle._adapters
+            adapter = handle._adapters[0]
             stock = generate(pipe, name)
             pipe.transformer.set_attention_backend("_native_math")
             changed = generate(pipe, name)
