@@ -8,21 +8,16 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
+from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.machine import package_version
 from chipsparse.common.version import __version__
-from chipsparse.config import Part
+from chipsparse.config import ActionName, Part
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
-
-ActionName = Literal["dense", "refresh", "sparse", "skip"]
-# Larger than anything that is measured: a damaged file must not make a chart or a page of it.
-Number = Annotated[float, Field(ge=-1e30, le=1e30)]
-Count = Annotated[int, Field(ge=0, le=10**18)]
-Index = Annotated[int, Field(ge=0, lt=100_000)]
 
 
 class _Record(BaseModel):

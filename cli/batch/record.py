@@ -15,10 +15,8 @@ from chipsparse.cli.progress import duration
 from chipsparse.cli.views.names import bundled_name, name_of
 from chipsparse.cli.views.sections import (
     Alert,
-    Count,
     Facts,
     Gallery,
-    Number,
     Picture,
     Record,
     Result,
@@ -27,6 +25,7 @@ from chipsparse.cli.views.sections import (
     Table,
 )
 from chipsparse.cli.views.units import counted, seconds_text
+from chipsparse.common.bounded import Count, Number
 
 MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"
 

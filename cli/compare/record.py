@@ -32,11 +32,8 @@ from chipsparse.cli.views.sections import (
     Alert,
     Chart,
     Clips,
-    Count,
     Facts,
-    Index,
     Items,
-    Number,
     Part,
     QualityPoint,
     Record,
@@ -47,6 +44,7 @@ from chipsparse.cli.views.sections import (
     Tile,
 )
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
+from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.experiments.records import ClipQuality
 
 QUIET = 1.25

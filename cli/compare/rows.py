@@ -19,12 +19,12 @@ from chipsparse.cli.views.sections import (
     SERIES,
     THIRD,
     Chart,
-    Number,
     Record,
     String,
     Table,
 )
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
+from chipsparse.common.bounded import Number
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.statistics import LEVEL, draws, interval
 

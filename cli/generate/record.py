@@ -12,10 +12,7 @@ from pydantic import ConfigDict, field_validator
 
 from chipsparse.cli.views.names import bundled_name, files_text, profile_text
 from chipsparse.cli.views.sections import (
-    Count,
     Facts,
-    Index,
-    Number,
     QualityPoint,
     Record,
     Result,
@@ -29,6 +26,7 @@ from chipsparse.cli.views.units import (
     seconds_text,
     shortened,
 )
+from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.report.record import ReportRecord
 

@@ -21,7 +21,6 @@ from chipsparse.cli.views.budget_map import Cell, budget_map
 from chipsparse.cli.views.sections import (
     Chart,
     Facts,
-    Number,
     Part,
     QualityPoint,
     Record,
@@ -31,6 +30,7 @@ from chipsparse.cli.views.sections import (
     Tile,
 )
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
+from chipsparse.common.bounded import Number
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.tuned_range import target_text

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 import chipsparse
 
@@ -35,10 +35,6 @@ def clean(value: object) -> object:
 
 
 String = Annotated[str, BeforeValidator(clean)]
-# Charts of larger numbers overflow, and a damaged file must not make a page of a billion steps.
-Number = Annotated[float, Field(ge=-1e30, le=1e30)]
-Count = Annotated[int, Field(ge=0, le=10**18)]
-Index = Annotated[int, Field(ge=0, lt=100_000)]
 
 
 @dataclass(frozen=True)
