@@ -130,6 +130,9 @@ class AttentionLayer:
             if entry.action is not Action.SPARSE or exact is not None:
                 _arrive(turns)
                 turns = None
+            if entry.action is Action.REFRESH:  # read before this branch's cache takes a slot
+                budget = state.budgets.of(self.number, state.plan, state.context, key)
+                columns, budget = self._columns_of_another_branch(state, inputs, budget)
             caches = shared.caches
             kinds, ahead = (
                 caches.reads("attention", action) for action in (entry.action, state.action)
@@ -149,8 +152,6 @@ class AttentionLayer:
                         turns=turns,
                     )
                 else:
-                    budget = state.budgets.of(self.number, state.plan, state.context, key)
-                    columns, budget = self._columns_of_another_branch(state, inputs, budget)
                     if columns is not None:
                         entry.backend = _backend_name(choices, Action.DENSE, precision)
                     output = self._refresh(state, cache, inputs, budget, columns)

@@ -26,7 +26,7 @@ def pool_with(layers=LAYERS, size=64, **options):
 
 
 def store(pool, layer, tensor):
-    store(pool, layer, {KIND: tensor})
+    pool.store(key(layer), {KIND: tensor})
 
 
 def load(pool, layer):
