@@ -69,5 +69,10 @@ fp8_dense_attention = Operation(
     OP,
     Fp8DenseAttention,
     Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_fp8_unsupported_reason),
-    *triton_or_reference(__name__, OP, fp8_unsupported_reason),
+    *triton_or_reference(
+        __name__,
+        OP,
+        fp8_unsupported_reason,
+        triton_package="chipsparse.kernels.dense_attention_column_sums",
+    ),
 )
