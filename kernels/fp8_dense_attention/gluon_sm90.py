@@ -165,7 +165,8 @@ def attend_8_bits(
     o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr = pointers
     stride_ob, stride_oh, stride_on = strides
     q_smem, k_smem, v_smem, sums_smem = smem[:4]
-    full_q, empty_q, full, empty, _, _, full_s, empty_s = smem[4:]
+    full_q, empty_q, full, empty = smem[4:8]
+    full_s, empty_s = smem[10:]
     of_sums = (sums_smem, full_s, empty_s)
     items, row_tiles, H, N, M = sizes
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 32])
