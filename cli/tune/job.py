@@ -100,8 +100,8 @@ def run(options: TuneOptions) -> None:
             profile.sparsity,
             steps,
             options.target,
-            calibrating=options.calibration_prompts,
-            held_out=options.held_out_prompts,
+            calibrating=range(options.calibration_prompts),
+            held_out=range(options.calibration_prompts, len(samples)),
             budget=options.budget,
         )
         try:

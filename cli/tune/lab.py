@@ -26,7 +26,7 @@ from chipsparse.experiments.engine import (
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
 from chipsparse.pipelines.denoising_loop import check_scheduler
-from chipsparse.tuning.calibration import SchedulerTap
+from chipsparse.tuning.calibration import watched_scheduler
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, with_sparse_mlp
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.targets import SAME_DB, Pair
@@ -198,10 +198,10 @@ def calibrated(parallel: Any) -> Way:
 
     @contextmanager
     def apply(pipe: Any) -> Iterator[Applied]:
-        with stock(pipe, parallel), SchedulerTap(pipe.scheduler) as tap:
+        with stock(pipe, parallel), watched_scheduler(pipe.scheduler) as watched:
 
             def facts(made: Generation) -> dict[str, Any]:
-                trajectory = tap.trajectory()
+                trajectory = watched()
                 if trajectory.steps != len(made.steps):
                     raise UserError(
                         f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "

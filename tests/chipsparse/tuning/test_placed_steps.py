@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, best_lists, jump_costs
+from chipsparse.tuning.jump_costs import Reuse, jump_costs
 from chipsparse.tuning.placed_steps import PARTS, Placed, Steps
 from tests.chipsparse.tuning.trajectories import list_cost, outputs, trajectory
 
@@ -92,22 +92,28 @@ def test_no_list_costs_less_in_the_same_time(reuse, seed, counted):
     known = [(parts(steps), cost(steps)) for steps in all_lists()]
     with_sparse = 0
     for time in (1, 2, 2.5, 3, 3.45, 4, 5, 7):
-        found = placed.steps(time)
-        assert parts(found) <= time * PARTS
+        steps = placed.steps(time)
+        assert parts(steps) <= time * PARTS
         least = min(own for needed, own in known if needed <= time * PARTS)
-        assert cost(found) == pytest.approx(least, rel=1e-5)
-        with_sparse += bool(found.sparse)
+        assert cost(steps) == pytest.approx(least, rel=1e-5)
+        with_sparse += bool(steps.sparse)
     assert with_sparse > 1
 
 
-def test_worthless_sparse_steps_are_not_placed():
-    both = [trajectory(STEPS, seed=seed) for seed in (1, 2)]
-    placed = Placed(both, HALF, 0.5, error=1.0, refresh=1.5, sparse=0.9)
-    costs = np.mean([jump_costs(each, HALF, 0.5) for each in both], axis=0)
-    for count, full in best_lists(costs).items():
-        found = placed.steps(count)
-        assert not found.sparse
-        assert list_cost(costs, found.full) == pytest.approx(list_cost(costs, full), rel=1e-5)
+@pytest.mark.parametrize("reuse", [HELD, Reuse(), Reuse(0.5, 0.25)])
+def test_no_list_of_full_steps_alone_costs_less(reuse):
+    both = [trajectory(9, seed=seed) for seed in (0, 3)]
+    costs = np.mean([jump_costs(given, reuse, 0.5) for given in both], axis=0)
+    placed = Placed(both, reuse, 0.5)
+    worthless = Placed(both, reuse, 0.5, error=1.0, refresh=1.5, sparse=0.9)
+    for count in range(1, 10):
+        steps = placed.steps(count)
+        lists = [(0, *rest) for rest in itertools.combinations(range(1, 9), count - 1)]
+        assert steps.full in lists
+        least = min(list_cost(costs, full) for full in lists)
+        assert list_cost(costs, steps.full) == pytest.approx(least, rel=1e-5, abs=1e-4)
+        assert not steps.sparse
+        assert worthless.steps(count) == steps
 
 
 def test_the_ends_of_what_time_allows():
