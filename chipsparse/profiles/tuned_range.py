@@ -43,6 +43,11 @@ class TunedMeasurement(Validated):
     seconds: float = option(0.0, "median generation, text and decoding included", minimum=0.0)
     dense_seconds: float = option(0.0, "the same, dense", minimum=0.0)
 
+    @property
+    def speedup(self) -> float:
+        """The dense over the sparse median; 0 where it is not known."""
+        return self.dense_seconds / self.seconds if self.seconds else 0.0
+
 
 @dataclass(frozen=True)
 class TunedFor(Validated):
