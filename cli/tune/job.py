@@ -30,7 +30,7 @@ from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import ASSETS
-from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, Versions, digest, target_text
+from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, digest, target_text
 from chipsparse.tuning.forms import USUAL_DENSITY
 from chipsparse.tuning.search import Search, Unreachable
 from chipsparse.tuning.targets import measurement
@@ -142,7 +142,8 @@ def _unreachable_text(options: TuneOptions, error: Unreachable) -> str:
     best = measurement(error.best.pairs)
     cannot, more = "cannot be met here", ""
     if error.out_of_budget:
-        cannot, more = f"was not found within --budget {options.budget:g}", ", or give a larger --budget"
+        cannot = f"was not found within --budget {options.budget:g}"
+        more = ", or give a larger --budget"
     return (
         f"{target_text(options.target)} {cannot}: the closest on the held-out prompts "
         f"({error.best.candidate.describe}) has {quality_text(best)}, and takes "
@@ -188,16 +189,18 @@ def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
         model=Path(location).name if Path(location).exists() else location,
         transformer_config=digest(request.model.transformer_config),
         **range_of(request.settings, options.flow_shift, request.device, request.dtype),
-        versions=Versions(
-            chipsparse.__version__, str(torch.__version__), str(diffusers.__version__)
-        ),
+        versions={
+            "chipsparse": chipsparse.__version__,
+            "torch": str(torch.__version__),
+            "diffusers": diffusers.__version__,
+        },
         target=TunedTarget(**options.target),
     )
 
 
 def _common_facts(tuned: TunedFor, request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
     """Return the facts that all measurements of a results file have in common."""
-    facts = tuned.to_dict()
+    facts = dataclasses.asdict(tuned)
     del facts["target"], facts["measured"]
     config = dataclasses.asdict(sparsity)
     # What is tuned. Memory stays: it changes no result, but what steps take.
