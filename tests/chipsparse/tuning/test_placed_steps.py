@@ -17,39 +17,36 @@ HALF = Reuse(forecast=0.5, forecast_after=0.4, correct=False)
 
 
 def expected_cost(given, values, steps, reuse, growth, error):
-    """Of one list, jump by jump, from the outputs themselves."""
-    weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -growth
+    """The cost of one list, jump by jump, from the outputs themselves."""
+    weights, times = given.weights(growth), given.times
     level = [given.effects[step:].sum() / given.effects.sum() for step in range(STEPS)]
     computed = sorted([*steps.full, *steps.sparse])
+
+    def share(step, old, new):
+        return (times[step] - times[old]) / (times[new] - times[old])
+
     total = 0.0
     for place, (last, end) in enumerate(itertools.pairwise([*computed, STEPS])):
         before = computed[place - 1] if place else None
         corrected = reuse.correct and end < STEPS
-
-        def share(step, last=last, end=end):
-            return (given.times[step] - given.times[last]) / (given.times[end] - given.times[last])
-
         gap, off_line = np.zeros((2, values.shape[1]))
-        for step in range(last + 1, end):
+        inner = range(last + 1, end)
+        for step in inner:
             made = values[last].copy()
             if before is not None and step >= reuse.forecast_after * STEPS:
-                reach = (given.times[step] - given.times[last]) / (
-                    given.times[last] - given.times[before]
-                )
+                reach = share(step, before, last) - 1
                 made += reuse.forecast * reach * (values[last] - values[before])
             gap += weights[step] * (values[step] - made)
             if corrected:
-                line = values[last] + share(step) * (values[end] - values[last])
+                line = values[last] + share(step, last, end) * (values[end] - values[last])
                 off_line += weights[step] * (values[step] - line)
         cost, reach = np.sum(gap**2), weights[last:end].sum() ** 2
         if corrected:
             cost = cost / 2 + np.sum(off_line**2)
-            inner = range(last + 1, end)
-            lines = weights[last] + sum(weights[step] * (1 - share(step)) for step in inner)
+            lines = weights[last] + sum(weights[n] * (1 - share(n, last, end)) for n in inner)
             if before is not None:
-                lines += sum(
-                    weights[step] * share(step, before, last) for step in range(before + 1, last)
-                )
+                behind = range(before + 1, last)
+                lines += sum(weights[n] * share(n, before, last) for n in behind)
             reach = reach / 2 + lines**2
         if last in steps.sparse:
             missed = error + (1 - error) * level[last] ** 8
