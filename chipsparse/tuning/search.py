@@ -114,8 +114,8 @@ class Search:
         form = self._best_form(form, limit)
         start = self._fitting(form, limit)
         if wants_quality(self.target):
-            count = self._count_for_quality(form, self.calibrating, start or usual)
-            return self._verified(form, count or start or self.steps - 1)
+            start = self._count_for_quality(form, self.calibrating, start or usual) or start
+            return self._verified(form, start or self.steps - 1)
         return self._verified(form, start or LEAST_FULL_STEPS)
 
     @property

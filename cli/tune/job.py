@@ -107,12 +107,14 @@ def run(options: TuneOptions) -> None:
         except Unreachable as error:
             raise UserError(_unreachable_text(options, error)) from error
         candidate, measured = best.candidate, measurement(best.pairs)
-        chosen = Chosen(
-            config=config_digest(candidate.config),
-            form=candidate.describe,
-            density=candidate.form.density,
-            actions=best.pairs[0].actions,
-            measured=measured,
+        chosen = Chosen.model_validate(
+            {
+                "config": config_digest(candidate.config),
+                "form": candidate.describe,
+                "density": candidate.form.density,
+                "actions": best.pairs[0].actions,
+                "measured": measured,
+            }
         )
         store.note(name, {**note, "chosen": chosen.model_dump(mode="json")})
         if not rank.writes:
