@@ -30,7 +30,7 @@ target_option = partial(option, panel=TARGET, shown=False)
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(GenerationOptions):
-    """What the user typed for `tune`; None where an option was left out."""
+    """The options that the user typed; None where one was left out."""
 
     output: Path = output_option(
         "-o",

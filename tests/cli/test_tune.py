@@ -366,7 +366,7 @@ def test_bad_input(tune, arguments, message, monkeypatch):
 
 
 def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypatch):
-    """As of MiniMax-H3, whose scheduler counts the end."""
+    """MiniMax-H3 has one such step: its scheduler counts the end."""
     asked = []
 
     def search(lab, _, steps, *__, **___):

@@ -40,7 +40,7 @@ def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
 
 @pytest.mark.parametrize("reuse", [Reuse(0.5, correct=False), Reuse(0.5)])
 def test_between_equal_timesteps_there_is_no_line_and_the_output_is_held(reuse):
-    """As schedulers of whole timesteps have where the noise levels are close."""
+    """Schedulers of whole timesteps have equal ones where the noise levels are close."""
     given, full_steps = trajectory(STEPS), [0, 3, 4, 9]
     times = given.times.copy()
     times[4:7] = times[3]

@@ -66,7 +66,7 @@ def all_lists():
         taken = ["f", *kinds]
         full = tuple(n for n, kind in enumerate(taken) if kind == "f")
         sparse = tuple(n for n, kind in enumerate(taken) if kind == "s")
-        refreshed = [max(step for step in full if step < each) for each in sparse]
+        refreshed = [max(step for step in full if step < thin) for thin in sparse]
         if 0 not in refreshed and len(set(refreshed)) == len(refreshed):
             yield Steps(full, sparse)
 

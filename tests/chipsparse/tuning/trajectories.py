@@ -14,7 +14,7 @@ def outputs(steps, *, seed=0, width=12):
 
 
 def trajectory(steps, *, seed=0):
-    """Of those outputs, with uneven times and effects."""
+    """The trajectory of those outputs, with uneven times and effects."""
     values = outputs(steps, seed=seed)
     generator = np.random.default_rng(seed + 1)
     times = 1000 - np.cumsum(generator.uniform(5, 30, steps))
