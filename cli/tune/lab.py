@@ -141,48 +141,43 @@ class TuneLab:
 
     def _timed(self, density: float, *, sparse_mlp: bool = False) -> dict[str, float]:
         """Return the median time of each kind of step, and the time of measuring it."""
+        maker, count = self._maker, len(TIMED_ACTIONS)
         name = f"times, {density:g} of the columns{', sparse MLPs' * sparse_mlp}"
-        self._prepare(name, len(TIMED_ACTIONS) / (self._maker.steps - self.uncalled_steps))
+        title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
+        self._prepare(name, count / (maker.steps - self.uncalled_steps))
         if name not in self._store.measured:
-            with self._maker.progress.working(name):
-                made = self._time_steps(density, sparse_mlp)
+            first_dense = self.config.schedule.first_dense_layers
+            schedule = {"actions": list(TIMED_ACTIONS), "first_dense_layers": first_dense}
+            config = with_sparse_mlp(self.config, sparse_mlp).override(
+                {
+                    "schedule": schedule,
+                    "attention.density": density,
+                    "cuda_graphs": self.cuda_graphs,
+                }
+            )
+            sample = self.experiment.samples[0]
+            arguments = maker.arguments(sample.prompt)
+            arguments["num_inference_steps"] = count + self.uncalled_steps
+            with (
+                maker.progress.working(name),
+                patched(self.pipe, config, parallel=self._parallel) as report,
+                maker.progress.denoising(title, count, plain_lines=1) as display,
+            ):
+                steps = time_steps(
+                    self.pipe, arguments, seed=sample.seed, display=display, report=report
+                )
+            made = {"seconds": sum(step.seconds for step in steps)}
+            for kind in ("refresh", "sparse", "skip"):
+                made[kind] = statistics.median(
+                    step.seconds
+                    for place, step in enumerate(steps[:-1])
+                    if TIMED_ACTIONS[place] == TIMED_ACTIONS[place - 1] == kind
+                )
             self._store.keep(name, lambda: made)
         timed: dict[str, float] = self._store.measured[name]
         dense = self._clip(self.experiment.dense_way, 0)
         self._used[name] = timed["seconds"] / dense.total_seconds
         return timed
-
-    def _time_steps(self, density: float, sparse_mlp: bool) -> dict[str, float]:
-        config = with_sparse_mlp(self.config, sparse_mlp).override(
-            {
-                "schedule": {
-                    "actions": list(TIMED_ACTIONS),
-                    "first_dense_layers": self.config.schedule.first_dense_layers,
-                },
-                "attention.density": density,
-                "cuda_graphs": self.cuda_graphs,
-            }
-        )
-        maker, sample, count = self._maker, self.experiment.samples[0], len(TIMED_ACTIONS)
-        arguments = maker.arguments(sample.prompt)
-        arguments["num_inference_steps"] = count + self.uncalled_steps
-        title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
-        with (
-            patched(self.pipe, config, parallel=self._parallel) as report,
-            maker.progress.denoising(title, count, plain_lines=1) as display,
-        ):
-            timed = time_steps(
-                self.pipe, arguments, seed=sample.seed, display=display, report=report
-            )
-        medians = {
-            kind: statistics.median(
-                step.seconds
-                for place, step in enumerate(timed[:-1])
-                if TIMED_ACTIONS[place] == TIMED_ACTIONS[place - 1] == kind
-            )
-            for kind in ("refresh", "sparse", "skip")
-        }
-        return {**medians, "seconds": sum(step.seconds for step in timed)}
 
 
 def calibrated(parallel: Any) -> Way:
