@@ -1,8 +1,9 @@
 """The work behind the page: the same bits as `generate`, previews, stops that hold, refusals."""
 
-import dataclasses
 import importlib.util
 import json
+import time
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,6 @@ from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview, arrange
 from chipsparse.cli.studio.run import KEPT, STOPPED, Live, Studio
-from chipsparse.cli.studio.view import shown
 from chipsparse.experiments import clips
 from tests.cli.conftest import command
 from tests.cli.html_reader import PageReader
@@ -29,7 +29,7 @@ ACTIONS = ["dense", "refresh", "sparse", "sparse"]
 @pytest.fixture(scope="module")
 def studio(flux_folder, tmp_path_factory):
     options = StudioOptions(model=str(flux_folder), device="cpu")
-    with Studio(options, tmp_path_factory.mktemp("studio")) as studio:
+    with closing(Studio(options, tmp_path_factory.mktemp("studio"))) as studio:
         yield studio
 
 
@@ -45,9 +45,10 @@ def make(studio, flux_folder):
 
 
 def ended(live):
+    end = time.monotonic() + SECONDS
     while not live.ended:
-        assert live.changed.wait(SECONDS)
-        live.changed.clear()
+        assert time.monotonic() < end
+        time.sleep(0.01)
     return live
 
 
@@ -83,12 +84,12 @@ def stop_at(studio, monkeypatch):
 
 
 def test_clips_are_those_of_generate(made, generate, flux_folder, workdir):
-    result, seen = made[0].result, made[1]
+    result, seen = made
     words = ("--compare", "--seed", "3", "-o", "out.png", "--json", "--device", "cpu")
     comparison = json.loads(generate(*words, model=flux_folder).stdout)["comparison"]
     for way, name in (("sparse", "out.png"), ("dense", "out-dense.png")):
         pixels = read_clip(workdir / name).frames
-        assert np.array_equal(getattr(result, way).frames, pixels)
+        assert np.array_equal(result.made[way].frames, pixels)
         assert np.array_equal(read_clip(result.clips[way]).frames, pixels)
     for name in ("psnr_db", "ssim"):
         assert getattr(result.quality, name) == comparison[name]
@@ -108,34 +109,34 @@ def test_clips_are_those_of_generate(made, generate, flux_folder, workdir):
     assert yaml.safe_load(result.profile.read_text())["generation"]["height"] == 32
     words = ("--config", str(result.profile), "--seed", "3", "-o", "again.png", "--device", "cpu")
     generate(*words, model=flux_folder)
-    assert np.array_equal(read_clip(workdir / "again.png").frames, result.sparse.frames)
+    assert np.array_equal(read_clip(workdir / "again.png").frames, result.made["sparse"].frames)
 
 
 def test_a_dense_clip_is_made_once(made, make):
     again = make()
-    assert again.result.dense is made[0].result.dense
+    assert again.made["dense"] is made[0].made["dense"]
     assert [run.way for run in again.runs] == ["sparse"]
-    assert KEPT in again.result.notes
-    other = make(seed=4, compare=False).result
-    assert (other.dense, other.quality, KEPT in other.notes) == (None, None, False)
+    assert KEPT in again.notes
+    other = make(seed=4, compare=False)
+    assert ([*other.made], other.quality, KEPT in other.notes) == (["sparse"], None, False)
 
 
 def test_stopping(made, make, stop_at, studio, flux_folder, monkeypatch):
     with monkeypatch.context():
         stop_at(1, 3)
         end = make()
-        assert (end.doing, end.result, end.error) == ("stopped", None, "")
+        assert (end.doing, end.clips, end.error) == ("stopped", {}, "")
         assert end.runs[0].actions == ACTIONS[:3]
         stop_at(2, 2)  # what is sparse stays
         end = make(seed=5)
-        assert end.result.dense is None
-        assert STOPPED in end.result.notes
-        assert "stopped" in shown(end)
+        assert [*end.clips] == ["sparse"]
+        assert STOPPED in end.notes
+        assert "stopped" in end.html()
     stop_at(9, 9)
     first = studio.start({"model": str(flux_folder), "seed": 6, "compare": True})
-    after = make().result  # a new generation takes the place of the last one
+    after = make()  # a new generation takes the place of the last one
     assert ended(first).doing == "stopped"
-    assert np.array_equal(after.sparse.frames, made[0].result.sparse.frames)
+    assert np.array_equal(after.made["sparse"].frames, made[0].made["sparse"].frames)
     asked = []
 
     def stop(pipe, arguments, *, check, **_):
@@ -160,24 +161,25 @@ def test_stopping(made, make, stop_at, studio, flux_folder, monkeypatch):
 def test_what_does_not_fit_is_one_sentence(make, fields, sentence):
     end = make(**fields)
     assert sentence in end.error
-    assert sentence.partition(";")[0] in shown(end)
+    assert sentence.partition(";")[0] in end.html()
 
 
 def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
-    live, result = made[0], made[0].result
-    step, page = result.sparse.steps[2], PageReader(shown(live))
+    live = made[0]
+    sparse, dense = live.made["sparse"], live.made["dense"]
+    step, page = sparse.steps[2], PageReader(live.html())
     assert page.problems == []
-    assert f"{result.quality.psnr_db:.2f} dB" in page.texts
-    assert f"{result.quality.ssim:.4f}" in page.texts
-    times = result.dense.denoising_seconds / result.sparse.denoising_seconds
+    assert f"{live.quality.psnr_db:.2f} dB" in page.texts
+    assert f"{live.quality.ssim:.4f}" in page.texts
+    times = dense.denoising_seconds / sparse.denoising_seconds
     assert f"{times:.2f}\N{MULTIPLICATION SIGN}" in page.texts
     (third,) = (given["title"] for _, given in page.elements if "step 3: s" in str(given))
     assert third.startswith(f"step 3: sparse, {step.attention_kept:.1%} of attention, ")
     letters = [text for text in page.texts if text in ("D", "R", "S")]
     assert letters == [*"DRSS", *"DDDD", *"DRS"]  # both runs, and the legend
     evil = Live("<b>x</b>")
-    evil.result = dataclasses.replace(result, notes=["<b>y</b>"])
-    assert PageReader(shown(evil)).text.count("<b>") == 2
+    evil.doing = "<b>y</b>"
+    assert PageReader(evil.html()).text.count("<b>") == 2
 
 
 def test_gradio_that_is_not_installed(monkeypatch):
@@ -224,18 +226,19 @@ def test_the_noise_is_taken_off_and_colours_are_those_of_the_vae(rising):
     request = SimpleNamespace(model=SimpleNamespace(vae_config=config), planned=None)
     scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=rising)
     scheduler.set_timesteps(sigmas=[1.0, 0.8, 0.5, 0.25])
+    pipe = SimpleNamespace(scheduler=scheduler)
     preview, matrix = Preview(), np.array([[9, -5, 3], [2, 8, -4], [-6, 1, 7], [0, 3, 2]])
     pixels = np.rint((EXPECTED.numpy() @ matrix + 120).clip(0, 255)).astype(np.uint8)
     for expected_error in (range(2, 256), range(2)):
         for step, after in enumerate([0.8, 0.5, 0.25, 0.0]):
             noisy = ((1 - after) * EXPECTED + after * noise).permute(3, 0, 1, 2)
             batch = torch.stack([noisy, torch.full_like(noisy, torch.nan)])
-            pictures = preview.pictures(batch, step, request=request, scheduler=scheduler)
+            pictures = preview.pictures(batch, step, request, pipe)
             assert pictures.shape == pixels.shape
             error = np.abs(pictures.astype(int) - pixels).max()
             assert step == 0 or error in expected_error
         preview.learn(pixels.repeat(4, axis=1).repeat(4, axis=2))
-    assert preview.pictures(None, 0, request=request, scheduler=scheduler) is None
+    assert preview.pictures(None, 0, request, pipe) is None
 
 
 def test_false_colours_show_what_differs_and_stay_the_same():
