@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 import typer
 
-from chipsparse.cli.batch.entries import Entry, find_entries
-from chipsparse.cli.batch.maker import Maker
+from chipsparse.cli.batch.entries import Entry, Maker, find_entries
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.record import (
     MANIFEST,
     PAGE,
+    THUMBNAILS,
     BatchClip,
     BatchResult,
     State,
@@ -53,12 +53,13 @@ def run(options: BatchOptions) -> None:
         entries = find_entries(options, model, device, dtype, display)
         todo = [entry for entry in entries if not (folder / entry.name).is_file()]
         try:
-            if todo and actors is not None:
-                _fill(todo, actors.make(todo, display), states, display, actors.count)
-            elif todo:
-                maker = stack.enter_context(Maker(display))
+            if actors is not None:
+                clips, workers = actors.make(todo, display), actors.count
+            else:
+                maker, workers = stack.enter_context(Maker(display)), 1
                 clips = (maker.tried(entry, folder, options.tries) for entry in todo)
-                _fill(todo, clips, states, display)
+            if todo:
+                _fill(options, clips, states, display, count=len(todo), workers=workers)
         finally:  # what was finished of a batch that is broken off
             if folder.is_dir():
                 known = read_manifest(folder)
@@ -79,41 +80,42 @@ def run(options: BatchOptions) -> None:
 
 
 def _fill(
-    entries: Sequence[Entry],
+    options: BatchOptions,
     clips: Iterable[BatchClip],
     states: dict[str, State],
     display: ProgressDisplay,
-    workers: int = 1,
+    *,
+    count: int,
+    workers: int,
 ) -> None:
-    """Note and tell what becomes of each file; ``states`` gets it, by the files' names."""
-    start, seconds, folder = time.monotonic(), list[float](), entries[0].folder
-    labels = {entry.name: entry.item(folder).label for entry in entries}
+    """Note and tell what becomes of each of ``count`` files; ``states`` gets it by their names."""
+    start, seconds = time.monotonic(), list[float]()
     for done, clip in enumerate(clips, start=1):
         if clip.seconds is None:
+            label = f"line {clip.lines[0]}, seed {clip.request.seed}"
             often = f" (tried {clip.tries} times)" if clip.tries != 1 else ""
-            display.tell(f"chipsparse: error: {labels[clip.file]}: {clip.error}{often}")
+            display.tell(f"chipsparse: error: {label}: {clip.error}{often}")
         else:
             seconds.append(clip.seconds)
-            left = statistics.fmean(seconds) * (len(entries) - done) / workers
+            left = statistics.fmean(seconds) * (count - done) / workers
             clock = clock_text(time.monotonic() - start, left)
             prompt = shortened(clip.request.prompt, ROW_PROMPT)
-            took = f"{done} of {len(entries)}: {clip.file} in {duration(clip.seconds)}"
+            took = f"{done} of {count}: {clip.file} in {duration(clip.seconds)}"
             display.tell(f"chipsparse: {took}: {prompt} ({clock})")
         states[clip.file] = clip.state
-        folder.mkdir(exist_ok=True)
+        options.output.mkdir(exist_ok=True)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        note(folder, clip.model_copy(update={"time": now}))
+        note(options.output, clip.model_copy(update={"time": now}))
 
 
 def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> BatchClip:
     """Return what became of a file; one that the manifest does not know is noted."""
-    folder = entry.folder
-    there = (folder / entry.name).is_file()
+    there = (entry.folder / entry.name).is_file()
     state = states.get(entry.name, "already there" if there else "missing")
-    if known is None or state == "missing" or (known.state == "made") != there:
+    if known is None or known.state != ("made" if there else state):
         known = entry.clip("made" if there else state)
         if there:
-            note(folder, known)
-    small = entry.thumbnail(folder)
-    shown = small.relative_to(folder).as_posix() if there and small.is_file() else None
+            note(entry.folder, known)
+    small = entry.thumbnail(entry.folder)
+    shown = f"{THUMBNAILS}/{small.name}" if there and small.is_file() else None
     return known.model_copy(update={"state": state, "lines": entry.lines, "thumbnail": shown})

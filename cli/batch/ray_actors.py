@@ -14,8 +14,7 @@ import ray
 import torch
 
 import chipsparse
-from chipsparse.cli.batch.entries import Entry
-from chipsparse.cli.batch.maker import Maker
+from chipsparse.cli.batch.entries import Entry, Maker
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.record import BatchClip
 from chipsparse.cli.errors import UserError, user_errors

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from chipsparse.cli.batch.maker import Maker
+from chipsparse.cli.batch.entries import Maker
 from chipsparse.cli.batch.ray_actors import _Actor
 from chipsparse.cli.progress import silent_display
 

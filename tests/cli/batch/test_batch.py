@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
-from chipsparse.cli.batch import maker
-from chipsparse.cli.batch.entries import digest
+from chipsparse.cli.batch import entries
 from chipsparse.cli.batch.record import BatchClip, note, read_manifest
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import pipeline
@@ -156,9 +155,11 @@ def test_a_folder_whose_name_is_no_utf_8(batch, workdir):
 
 def test_the_digest_is_of_prompt_seed_and_settings():
     facts = {"prompt": "a", "seed": 0, "settings": {"steps": 3, "size": [32, 48]}}
-    assert digest(facts) == digest(dict(reversed(facts.items()))) == "a245e746a381bc1e"
+    assert (
+        entries.digest(facts) == entries.digest(dict(reversed(facts.items()))) == "a245e746a381bc1e"
+    )
     others = [{**facts, **other} for other in ({"prompt": "b"}, {"seed": 1}, {"settings": {}})]
-    assert len({digest(facts), *map(digest, others)}) == 4
+    assert len({entries.digest(facts), *map(entries.digest, others)}) == 4
 
 
 @pytest.mark.parametrize("change", ["profile", "weights", "scheduler", "lora", "flow shift"])
@@ -167,7 +168,7 @@ def test_all_that_decides_about_a_result_is_in_its_name(
 ):
     """The profile; a byte of the first tensor, as where a LoRA was fused; a config; a LoRA."""
     monkeypatch.setattr(Request, "load", lambda _: None)
-    monkeypatch.setattr(maker.Maker, "make", lambda _, entry, __: entry.clip("made", seconds=1.0))
+    monkeypatch.setattr(entries.Maker, "make", lambda _, entry, __: entry.clip("made", seconds=1.0))
     (workdir / "prompts.csv").write_text("prompt\na\n")
     lora = workdir / "lora.safetensors"
     save_file({f"{name}.lora_A.weight": np.zeros(200_000, np.uint8) for name in "ab"}, lora)
@@ -289,7 +290,7 @@ def test_a_prompt_that_fails(batch, workdir, manifest, breaks_at, loads):
 
 def test_a_prompt_that_fails_before_there_is_a_folder(batch, workdir, monkeypatch):
     (workdir / "prompts.csv").write_text("prompt\na red circle\n")
-    monkeypatch.setattr(maker, "prompt_warnings", Mock(side_effect=UserError("no such token")))
+    monkeypatch.setattr(entries, "prompt_warnings", Mock(side_effect=UserError("no such token")))
     ran = batch(*GIF)
     assert (ran.exit_code, states(json.loads(ran.stdout))) == (1, ["failed"])
 

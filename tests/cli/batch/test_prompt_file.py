@@ -14,7 +14,7 @@ def lines(tmp_path):
 
     def read(name, content):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        lines, problems = read_lines(tmp_path / name)
+        lines, problems = read_lines(tmp_path / name, print)
         assert not problems
         return [(line.number, line.prompt, dict(line.settings)) for line in lines]
 
@@ -49,10 +49,12 @@ def test_csv_has_settings(lines, tmp_path):
 
 @pytest.mark.parametrize(("separator", "name"), [(";", "p.csv"), ("\t", "p.tsv")])
 def test_tables_of_other_countries_and_with_columns_of_their_own(lines, tmp_path, separator, name):
-    rows = ["prompt;Guidance-Scale;fps;Note;;", "a, b;2,5;30000/1001;mine;;", ";;;;;"]
+    rows = ["prompt;Guidance-Scale;fps;Note;;", "a, b;2.5;30000/1001;mine;;", ";;;;;"]
     settings = {"guidance_scale": "2.5", "fps": "30000/1001"}
     assert lines(name, "\r\n".join(rows).replace(";", separator)) == [(2, "a, b", settings)]
-    assert [line.ignored for line in read_lines(tmp_path / name)[0]] == [["note"]]
+    said = []
+    read_lines(tmp_path / name, said.append)
+    assert said == [f"{tmp_path / name}: no setting, and ignored: note"]
 
 
 def test_json_lines_have_settings(lines):
@@ -86,7 +88,7 @@ def test_json_lines_have_settings(lines):
 )
 def test_bad_lines_are_told(tmp_path, name, line, sentence):
     (tmp_path / name).write_text(line + "\n")
-    lines, problems = read_lines(tmp_path / name)
+    lines, problems = read_lines(tmp_path / name, print)
     assert lines == []
     (told,) = problems.values()
     assert told.startswith(sentence)
@@ -111,7 +113,7 @@ def test_files_that_cannot_be_read(tmp_path, name, content, sentence):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        read_lines(tmp_path / name)
+        read_lines(tmp_path / name, print)
 
 
 def test_all_bad_lines_are_named_as_far_as_there_is_room():
