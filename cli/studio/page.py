@@ -90,9 +90,11 @@ def page(studio: Studio) -> gr.Blocks:
                 return {view: Live(described(error)).html()}
             return {view: "", **{fields[name]: gr.update(**fitted[name]) for name in fitted}}
 
-        def still(number: int) -> list[Any]:
-            """Return a frame of both clips."""
+        def still(number: int) -> list[Any] | None:
+            """Return a frame of both clips, dense and sparse."""
             made = studio.live.made
+            if "dense" not in made or "sparse" not in made:
+                return None
             number = min(int(number), len(made["sparse"].frames) - 1)
             return [made["dense"].frames[number], made["sparse"].frames[number]]
 
@@ -113,7 +115,7 @@ def page(studio: Studio) -> gr.Blocks:
             last = len(live.made["sparse"].frames) - 1 if pair else 0
             yield {
                 view: live.html(),
-                slider: gr.update(value=still(worst) if pair else None, visible=pair),
+                slider: gr.update(value=still(worst), visible=pair),
                 frame: gr.update(value=worst, maximum=max(1, last), visible=last > 0),
                 command: gr.update(value=shlex.join(live.command), visible=bool(live.clips)),
                 generate: gr.update(interactive=True),
