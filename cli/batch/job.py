@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import typer
 
@@ -46,20 +44,27 @@ def run(options: BatchOptions) -> None:
         if options.on_ray:
             from chipsparse.cli.batch.ray_actors import RayActors
 
-            actors = stack.enter_context(RayActors(options))
+            actors = stack.enter_context(closing(RayActors(options)))
         device = choose_device(options.device) if actors is None else actors.device
         options.check_vram(device)
         dtype, model = choose_dtype(options.dtype, device), look_up(options, display)
         entries = find_entries(options, model, device, dtype, display)
         todo = [entry for entry in entries if not (folder / entry.name).is_file()]
+        if actors is not None:
+            clips = actors.make(todo, display)
+        else:
+            maker = stack.enter_context(Maker(display))
+            clips = (maker.tried(entry, folder, options.tries) for entry in todo)
+        begun = time.monotonic()
         try:
-            if actors is not None:
-                clips, workers = actors.make(todo, display), actors.count
-            else:
-                maker, workers = stack.enter_context(Maker(display)), 1
-                clips = (maker.tried(entry, folder, options.tries) for entry in todo)
-            if todo:
-                _fill(options, clips, states, display, count=len(todo), workers=workers)
+            for done, clip in enumerate(clips if todo else (), start=1):
+                elapsed = time.monotonic() - begun
+                clock = clock_text(elapsed, elapsed / done * (len(todo) - done))
+                display.tell(f"chipsparse: {_outcome(clip)} ({done} of {len(todo)}, {clock})")
+                states[clip.file] = clip.state
+                folder.mkdir(exist_ok=True)
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                note(folder, clip.model_copy(update={"time": now}))
         finally:  # what was finished of a batch that is broken off
             if folder.is_dir():
                 known = read_manifest(folder)
@@ -79,33 +84,13 @@ def run(options: BatchOptions) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _fill(
-    options: BatchOptions,
-    clips: Iterable[BatchClip],
-    states: dict[str, State],
-    display: ProgressDisplay,
-    *,
-    count: int,
-    workers: int,
-) -> None:
-    """Note and tell what becomes of each of ``count`` files; ``states`` gets it by their names."""
-    start, seconds = time.monotonic(), list[float]()
-    for done, clip in enumerate(clips, start=1):
-        if clip.seconds is None:
-            label = f"line {clip.lines[0]}, seed {clip.request.seed}"
-            often = f" (tried {clip.tries} times)" if clip.tries != 1 else ""
-            display.tell(f"chipsparse: error: {label}: {clip.error}{often}")
-        else:
-            seconds.append(clip.seconds)
-            left = statistics.fmean(seconds) * (count - done) / workers
-            clock = clock_text(time.monotonic() - start, left)
-            prompt = shortened(clip.request.prompt, ROW_PROMPT)
-            took = f"{done} of {count}: {clip.file} in {duration(clip.seconds)}"
-            display.tell(f"chipsparse: {took}: {prompt} ({clock})")
-        states[clip.file] = clip.state
-        options.output.mkdir(exist_ok=True)
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        note(options.output, clip.model_copy(update={"time": now}))
+def _outcome(clip: BatchClip) -> str:
+    """Return what became of a file, in words."""
+    if clip.seconds is not None:
+        prompt = shortened(clip.request.prompt, ROW_PROMPT)
+        return f"{clip.file} in {duration(clip.seconds)}: {prompt}"
+    often = f" (tried {clip.tries} times)" if clip.tries != 1 else ""
+    return f"error: line {clip.lines[0]}, seed {clip.request.seed}: {clip.error}{often}"
 
 
 def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> BatchClip:

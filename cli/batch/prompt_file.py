@@ -5,34 +5,30 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from typing import Any, NamedTuple
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.options import GenerateOptions, read_value
 from chipsparse.cli.prompts import read_text
 
 # Options of `generate` that a line can have; the others are about the model, which is loaded once.
-Setting = Literal[
+SETTINGS = (
     "seed", "num", "negative_prompt", "height", "width", "frames", "steps", "guidance_scale",
     "quality", "config", "image", "strength", "dense", "fps", "crf",
-]  # fmt: skip
+)  # fmt: skip
 SEPARATORS = ",;\t"  # Excel's are those of the country
 MOST_NAMED = 20  # bad lines
-OBJECT = TypeAdapter(dict[str, Any])
 
 
-class Line(BaseModel):
-    """A prompt of a file, the number of its line, from 1, and its own settings, as typed."""
-
-    model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
+class Line(NamedTuple):
+    """A prompt of a file, the number of its line, from 1, and its own settings, unchecked."""
 
     number: int
     prompt: str
-    settings: Mapping[Setting, str | int | float]
+    settings: dict[str, Any]
 
 
 def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dict[int, str]]:
@@ -61,12 +57,10 @@ def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dic
     lines, problems = list[Line](), dict[int, str]()
     for number, record in records:
         try:
-            values = OBJECT.validate_json(record) if isinstance(record, str) else record
+            values = json.loads(record) if isinstance(record, str) else record
             lines.append(_line(path.parent, number, values))
-        except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            place = next((f"{part}: " for part in wrong["loc"] if part != "settings"), "")
-            problems[number] = place + wrong["msg"].replace("Input should", "it must")
+        except json.JSONDecodeError as error:
+            problems[number] = f"it is no JSON: {error}"
         except UserError as error:
             problems[number] = str(error)
     if not lines and not problems:
@@ -113,20 +107,23 @@ def _name(given: str) -> str:
     return "_".join(given.lower().replace("-", " ").split())
 
 
-def _line(folder: Path, number: int, record: Mapping[Any, Any]) -> Line:
+def _line(folder: Path, number: int, record: Any) -> Line:
     """Return a line; a path counts from the folder of the file."""
+    if not isinstance(record, dict):
+        raise UserError("it is no JSON object")
     values: dict[str, Any] = {}
     for given, value in record.items():
         if given is None:
             raise UserError(f"it has more cells than columns: {value}")
         name = _name(given)
+        if name not in ("prompt", *SETTINGS):
+            raise UserError(f"{name} is no setting of a line, which has {', '.join(SETTINGS)}")
         if values.get(name):
             raise UserError(f"{name} stands twice")
-        if isinstance(value, bool):  # no number
-            value = str(value).lower()
+        values[name] = value.strip() if isinstance(value, str) else value
         if name in ("config", "image") and isinstance(value, str):
-            value = str(folder / Path(value).expanduser())
-        if value is not None:
-            values[name] = value
-    prompt = {"prompt": values.pop("prompt")} if "prompt" in values else {}
-    return Line(number=number, settings=values, **prompt)  # type: ignore[arg-type]
+            values[name] = str(folder / Path(values[name]).expanduser())
+    if values.get("prompt") is None:
+        raise UserError("it has no prompt")
+    prompt = read_value(GenerateOptions, "prompt", values.pop("prompt"))
+    return Line(number, prompt, {name: v for name, v in values.items() if v is not None})

@@ -64,7 +64,7 @@ def test_json_lines_have_settings(lines):
         '{"seed": 18446744073709551615, "prompt": "", "negative_prompt": "b"}'
     )
     assert lines("p.jsonl", content) == [
-        (1, "a", {"height": 32, "guidance_scale": 3, "dense": "true"}),
+        (1, "a", {"height": 32, "guidance_scale": 3, "dense": True}),
         (3, "", {"seed": 2**64 - 1, "negative_prompt": "b"}),
     ]
 
@@ -72,18 +72,19 @@ def test_json_lines_have_settings(lines):
 @pytest.mark.parametrize(
     ("name", "line", "sentence"),
     [
-        ("p.jsonl", '{"prompt": "a"', "Invalid JSON: "),
-        ("p.jsonl", '["a"]', "it must be an object"),
-        ("p.jsonl", '{"seed": 1}', "prompt: Field required"),
-        ("p.jsonl", '{"prompt": 3}', "prompt: it must be a valid string"),
-        ("p.jsonl", '{"prompt": "a", "seed": [1]}', "seed: it must be a valid string"),
-        ("p.jsonl", '{"prompt": "\\ud800"}', "Invalid JSON: "),
-        ("p.jsonl", '{"prompt": "a", "hight": 3}', "hight: it must be 'seed', 'num', "),
-        ("p.jsonl", '{"prompt": "a", "model": "m"}', "model: it must be 'seed', 'num', "),
+        ("p.jsonl", '{"prompt": "a"', "it is no JSON: "),
+        ("p.jsonl", '["a"]', "it is no JSON object"),
+        ("p.jsonl", '{"seed": 1}', "it has no prompt"),
+        ("p.jsonl", '{"prompt": 3}', "--prompt 3 must be a valid string"),
+        ("p.jsonl", '{"prompt": "\\ud800"}', "the prompt holds bytes that are no text"),
+        (
+            "p.jsonl",
+            '{"prompt": "a", "hight": 3}',
+            "hight is no setting of a line, which has seed, num, ",
+        ),
         ("p.jsonl", '{"prompt": "a", "fps": 24, "FPS": 1}', "fps stands twice"),
         ("p.csv", "prompt,seed\na,1,2", "it has more cells than columns: ['2']"),
-        ("p.csv", "prompt,lora\na,b", "lora: it must be 'seed', 'num', "),
-        ("p.csv", "prompt,seed,Seed\na,1,2", "seed stands twice"),
+        ("p.csv", "prompt,lora\na,b", "lora is no setting of a line, which has seed, num, "),
     ],
 )
 def test_bad_lines_are_told(tmp_path, name, line, sentence):
@@ -100,10 +101,8 @@ def test_bad_lines_are_told(tmp_path, name, line, sentence):
     [
         ("p.csv", b"text,seed\na,1\n", "has no column prompt; its columns are: text, seed"),
         ("p.csv", b"", "has no column prompt; its columns are: none"),
-        ("p.csv", b"prompt\n", "has no prompt"),
         ("p.csv", b'prompt\n"a\n', "is no CSV behind line 1: unexpected end"),
         ("p.txt", b"\xff\xfe\xfa", "it is no text in UTF-8"),
-        ("p.txt", "é".encode("latin-1"), "it is no text in UTF-8"),
         ("p.txt", b"# none\n", "has no prompt"),
         ("p.json", b"[]", r"p\.json is JSON; write JSON lines"),
         ("p.txt", None, "could not be read: No such file"),
