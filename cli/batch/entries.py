@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,8 @@ def find_entries(
         check_count(str(options.prompts), total)
         for own_seed in range(seed, seed + number):
             facts = {"prompt": line.prompt, "seed": own_seed, "settings": decisive}
-            name = f"{digest(facts)}.{suffix}"
+            text = json.dumps(facts, sort_keys=True, allow_nan=False)
+            name = f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.{suffix}"
             asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
             entries[name] = Entry(name, asked, line.prompt, own_seed, request, options.output)
     check_lines(options.prompts, problems, count=count)
@@ -129,12 +130,6 @@ def find_entries(
     for warning in dict.fromkeys(warnings):
         display.tell(WARNING + warning)
     return list(entries.values())
-
-
-def digest(facts: Mapping[str, Any]) -> str:
-    """Return the name of a file, without a suffix, of all that decides about it."""
-    text = json.dumps(facts, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def _decisive(request: Request) -> dict[str, Any]:

@@ -156,8 +156,6 @@ def test_stopping(made, make, watched, studio, flux_folder, monkeypatch):
     ("fields", "sentence"),
     [
         ({"height": 33}, "--height 33 does not fit this model"),
-        ({"seed": -1}, "--seed -1 is too small"),
-        ({"frames": 5}, "has no num_frames; leave --frames out"),
         ({"model": "/nowhere"}, "the model folder /nowhere does not exist"),
     ],
 )
@@ -240,10 +238,9 @@ def test_the_noise_is_taken_off_and_colours_are_those_of_the_vae(rising):
     assert preview.pictures(None, 0, request, pipe) is None
 
 
-def test_false_colours_show_what_differs_and_stay_the_same():
+def test_false_colours_show_what_differs():
     latents = np.zeros((1, 6, 6, CHANNELS), np.float32)
     latents[0, 2:4, 2:4, 1] = 5
-    first, again = Preview().colours(latents), Preview().colours(latents)
-    assert np.array_equal(first, again)
-    assert (first[0, 2:4, 2:4] == first[0, 2, 2]).all()
-    assert (first[0, 0, 0] != first[0, 2, 2]).any()
+    (colours,) = Preview().colours(latents)
+    assert (colours[2:4, 2:4] == colours[2, 2]).all()
+    assert (colours[0, 0] != colours[2, 2]).any()
