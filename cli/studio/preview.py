@@ -12,7 +12,7 @@ from chipsparse.cli.request import Request
 from chipsparse.layout import Grid
 
 MOST_FRAMES = 3  # of a video: the first, the middle and the last
-RIDGE = 1e-3  # keeps the map of channels that hardly vary small
+LEAST = 0.03  # of the largest variation: directions with less are left out of the map
 CONTRAST = 50  # of false colours: steps of 255 for a standard deviation
 
 
@@ -54,12 +54,11 @@ class Preview:
         """Fit the colours to what the VAE made of the last latents, uint8 ``[F, H, W, 3]``."""
         if self._latents is None:
             return
-        times, rows, columns, channels = self._latents.shape
+        times, rows, columns, _ = self._latents.shape
         pixels = torch.from_numpy(frames[_spread(len(frames), times)]).permute(0, 3, 1, 2).double()
         small = torch.nn.functional.adaptive_avg_pool2d(pixels, (rows, columns))
-        colours, inputs = small.permute(0, 2, 3, 1).reshape(-1, 3), _with_one(self._latents)
-        ridge = RIDGE * len(inputs) * np.eye(channels + 1)
-        self._map = np.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ colours.numpy())
+        colours = small.permute(0, 2, 3, 1).reshape(-1, 3).numpy()
+        self._map = np.linalg.lstsq(_with_one(self._latents), colours, rcond=LEAST)[0]
 
     def colours(self, latents: np.ndarray) -> np.ndarray:
         """Return pictures uint8 ``[T, H, W, 3]`` of latents ``[T, H, W, C]``."""
@@ -71,7 +70,7 @@ class Preview:
             largest = directions[:, -3:]
             # A direction and its opposite are one; the same picture is to have the same colours.
             signs = np.sign(largest[np.abs(largest).argmax(axis=0), range(3)])
-            scale = CONTRAST * signs / np.sqrt(variances[-3:] + 1e-12)
+            scale = CONTRAST * signs / np.sqrt(np.maximum(variances[-3:], 1e-6))
             colours = 128 + (flat - flat.mean(axis=0)) @ largest * scale
         return np.rint(colours.clip(0, 255)).astype(np.uint8).reshape(*latents.shape[:3], 3)
 
@@ -103,6 +102,5 @@ def _spread(count: int, few: int) -> np.ndarray:
 
 
 def _with_one(latents: np.ndarray) -> np.ndarray:
-    return np.concatenate([latents, np.ones_like(latents[..., :1])], axis=3).reshape(
-        -1, latents.shape[3] + 1
-    )
+    """Return the channels of each place and a one, ``[T * H * W, C + 1]``."""
+    return np.pad(latents.reshape(-1, latents.shape[3]), ((0, 0), (0, 1)), constant_values=1)
