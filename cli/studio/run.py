@@ -92,7 +92,8 @@ class Live(ProgressDisplay):
         template = Template(
             source, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        return template.render(live=self, letters=LETTERS, units=units, picture=picture)
+        shown = {"live": self, "preview": self.preview}  # which another thread may change
+        return template.render(shown, letters=LETTERS, units=units, picture=picture)
 
     def check(self) -> None:
         """Raise `Stopped` where that is wished."""
