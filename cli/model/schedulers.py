@@ -39,15 +39,16 @@ def choose_scheduler(
     if name is None and flow_shift is None and not sparse:
         return None
     own, chosen = _own(model), None
-    if own is None and (name is not None or flow_shift is not None):
+    if own is None:
+        if name is None and flow_shift is None:
+            return None
         option = "--scheduler" if name is not None else "--flow-shift"
         raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave {option} out")
-    if name is None:
-        if sparse and own is not None:
-            with user_errors(ValueError):
-                check_scheduler(own)
-    else:
+    if name is not None:
         chosen = _of_name(name, own, sparse=sparse)
+    elif sparse:
+        with user_errors(ValueError):
+            check_scheduler(own)
     if flow_shift is None:
         return chosen
     with user_errors(ValueError, what=f"--flow-shift {flow_shift:g} does not go with this model"):

@@ -110,9 +110,9 @@ def test_hub_name_without_network(fails_early, monkeypatch):
         (None, "is not a diffusers model folder: it has no model_index.json"),
         ('{"_class_name": "Wan', "model_index.json is not valid JSON"),
         ("[1, 2]", "model_index.json must hold a JSON object, not a list"),
-        ("{}", "does not name a pipeline"),
-        ('{"_class_name": "NoSuchPipeline"}', "needs the pipeline class NoSuchPipeline, which"),
-        ('{"_class_name": "WanTransformer3DModel"}', "needs the pipeline class WanTransformer3D"),
+        ("{}", "is None, which is no DiffusionPipeline of diffusers"),
+        ('{"_class_name": "NoSuchPipeline"}', "is NoSuchPipeline, which is no"),
+        ('{"_class_name": "WanTransformer3DModel"}', "is WanTransformer3DModel, which"),
         ('{"_class_name": "WanPipeline"}', "has no diffusion transformer"),
     ],
 )
