@@ -57,11 +57,13 @@ def _changed(config: SparsityConfig) -> dict[str, Any]:
                 for field, number in value.items()
                 if number != defaults[name][field] or field in CHOSEN
             }
+        elif value == defaults[name]:
+            continue
         elif name == "layers":  # a budget leaves out what it leaves to the others
             value = [
                 {field: number for field, number in budget.items() if number is not None}
                 for budget in value
             ]
-        if value and value != defaults[name]:
+        if value:
             changed[name] = value
     return changed

@@ -9,13 +9,6 @@ from pathlib import Path
 
 import torch
 
-from chipsparse.common.byte_sizes import parse_bytes
-
-# Left to the system and to what the process itself still asks for: a share of what is free, at
-# least so much, but not most of what a small machine has.
-HOST_RESERVE_SHARE, HOST_RESERVE_MOST_SHARE = 0.1, 0.25
-HOST_RESERVE_LEAST = parse_bytes("1G")
-
 ROOT = Path("/")
 
 
@@ -84,9 +77,12 @@ def host_free_bytes(root: Path = ROOT) -> int | None:
 
 
 def host_budget(free: int) -> int:
-    """Return the free host memory that caches may take unless a budget says otherwise."""
-    reserve = max(HOST_RESERVE_LEAST, round(free * HOST_RESERVE_SHARE))
-    return free - min(reserve, round(free * HOST_RESERVE_MOST_SHARE))
+    """Return the free host memory that caches may take unless a budget says otherwise.
+
+    A tenth is left to the system and the process itself, or 1 GiB, but never more than a quarter.
+    """
+    reserve = max(1 << 30, round(free * 0.1))
+    return free - min(reserve, round(free * 0.25))
 
 
 def _free_in_groups(root: Path) -> list[int]:
