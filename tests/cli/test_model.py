@@ -166,11 +166,14 @@ def test_short_names_of_schedulers(unipc_model, name):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nonsense", "--scheduler nonsense is none of diffusers' schedulers; for this model there"),
+        ("nonsense", "--scheduler nonsense is none of diffusers' schedulers that take this model"),
         ("", "--scheduler is empty; leave it out for the model's own"),
         ("DPMSolver", "--scheduler DPMSolver may be DPMSolver"),
         ("DDIM", "--scheduler DDIMScheduler does not work here: prediction_type given"),
-        ("FlowMatchEulerDiscrete", "--scheduler FlowMatchEulerDiscreteScheduler takes another con"),
+        (
+            "FlowMatchEulerDiscrete",
+            "--scheduler FlowMatchEulerDiscrete is none of diffusers' schedulers that take this",
+        ),
         ("Heun", "--scheduler HeunDiscreteScheduler does not work here: "),
     ],
 )
