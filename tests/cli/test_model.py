@@ -200,29 +200,22 @@ def test_the_command_runs_with_another_scheduler(generate, unipc_model):
 # LoRAs.
 
 
-def save_lora(path, model_folder, layer):
-    """A LoRA of one linear of the first block, large enough to be seen."""
-    transformer = WanPipeline.from_pretrained(model_folder).transformer
-    linear = transformer.get_submodule(f"blocks.0.{layer}")
-    generator = torch.Generator().manual_seed(3)
-    tensors = {
-        "A": torch.randn(2, linear.in_features, generator=generator),
-        "B": torch.randn(linear.out_features, 2, generator=generator),
-    }
-    prefix = f"transformer.blocks.0.{layer}.lora_"
-    save_file({f"{prefix}{name}.weight": tensor for name, tensor in tensors.items()}, path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def loras(model_folder, tmp_path_factory):
-    """The file of one of attention, and of one of an MLP."""
-    layers = ("attn1.to_q", "ffn.net.2")
-    folders = [tmp_path_factory.mktemp("lora") for _ in layers]
-    return [
-        save_lora(folder / "style.safetensors", model_folder, layer)
-        for folder, layer in zip(folders, layers, strict=True)
-    ]
+    """The file of one of attention, and of one of an MLP, large enough to be seen."""
+    transformer = WanPipeline.from_pretrained(model_folder).transformer
+    generator = torch.Generator().manual_seed(3)
+    files = []
+    for layer in ("attn1.to_q", "ffn.net.2"):
+        linear = transformer.get_submodule(f"blocks.0.{layer}")
+        name = f"transformer.blocks.0.{layer}.lora_{{}}.weight"
+        tensors = {
+            name.format("A"): torch.randn(2, linear.in_features, generator=generator),
+            name.format("B"): torch.randn(linear.out_features, 2, generator=generator),
+        }
+        files.append(tmp_path_factory.mktemp("lora") / "style.safetensors")
+        save_file(tensors, files[-1])
+    return files
 
 
 def test_a_lora_changes_the_image_by_its_scale(generate, loras):
