@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
@@ -32,7 +31,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.signal = signal.Signals(number)
+        self.signal = number
 
 
 @contextmanager
@@ -52,17 +51,43 @@ def reported_errors(
                 sys.stdout.flush()
     except typer.Exit:
         raise
-    except UserError as error:
-        _end(f"error: {described(error)}", EXIT_USER_ERROR, error, debug)
-    except KeyboardInterrupt as error:
-        _end(f"{_verb(error)}, {kept()}", exit_code(error), error, debug)
     except BrokenPipeError as error:
         with suppress(OSError, ValueError):  # else Python complains of what is left, as it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILED) from error
-    except Exception as error:
-        hint = "" if debug or _is_out_of_memory(error) else " (--debug shows the traceback)"
-        _end(f"error: {described(error)}{hint}", EXIT_FAILED, error, debug)
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt):
+            verb = f"ended by {error}" if isinstance(error, Stopped) else "interrupted"
+            line, code = f"{verb}, {kept()}", exit_code(error)
+        else:
+            line, code = f"error: {described(error)}", EXIT_FAILED
+            if isinstance(error, UserError):
+                code = EXIT_USER_ERROR
+            elif not debug and not _is_out_of_memory(error):
+                line += " (--debug shows the traceback)"
+        with suppress(OSError):  # the terminal may be gone
+            if debug:
+                traceback.print_exception(error)
+            say(line)
+        raise typer.Exit(code) from error
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Raise `Stopped` for SIGTERM and SIGHUP; signals that were ignored stay ignored."""
+
+    def stop(number: int, _: object) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    try:
+        for number in before:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -89,33 +114,13 @@ def described(error: Exception) -> str:
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     if _is_out_of_memory(error):
-        where, also = "GPU", ", or use --dtype bfloat16"
-        if type(error).__name__ != "OutOfMemoryError":
-            where, also = "machine", ""
+        on_gpu = type(error).__name__ == "OutOfMemoryError"
+        where, also = ("GPU", ", or use --dtype bfloat16") if on_gpu else ("machine", "")
         return (
             f"the {where} ran out of memory; ask for fewer --frames or a smaller --height and "
             f"--width{also}"
         )
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """Return what shells expect of a program that was stopped: 130 for Ctrl-C, 143, 129."""
-    return 128 + getattr(interrupt, "signal", signal.SIGINT)
-
-
-def results_alone() -> AbstractContextManager[object]:
-    """While something works: what it prints is no result, and goes to stderr."""
-    return redirect_stdout(sys.stderr)
-
-
-def say(line: str) -> None:
-    """Print a line for the user, which starts with what kind of line it is."""
-    print(f"chipsparse: {line}", file=sys.stderr, flush=True)
-
-
-def _verb(interrupt: KeyboardInterrupt) -> str:
-    return f"ended by {interrupt}" if isinstance(interrupt, Stopped) else "interrupted"
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -125,30 +130,16 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
 
 
-def _end(line: str, code: int, error: BaseException, debug: bool) -> NoReturn:
-    with suppress(OSError):  # the terminal may be gone
-        if debug:
-            traceback.print_exception(error)
-        say(line)
-    raise typer.Exit(code) from error
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """Return the code that shells expect of a stopped program: 130 for Ctrl-C, 143, 129."""
+    return 128 + getattr(interrupt, "signal", signal.SIGINT)
 
 
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Raise `Stopped` in the main thread for SIGTERM and SIGHUP; ignored signals stay ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def results_alone() -> AbstractContextManager[object]:
+    """Return a context in which all that is printed goes to stderr, as it is no result."""
+    return redirect_stdout(sys.stderr)
 
-    def stop(number: int, _: object) -> None:
-        raise Stopped(number)
 
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    before = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-    try:
-        for number in before:
-            signal.signal(number, stop)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def say(line: str) -> None:
+    """Print a line for the user, which starts with what kind of line it is."""
+    print(f"chipsparse: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Profiles that commands write: like any other, of `tune` with what they were tuned for."""
+"""Profiles that commands write; those of `tune` say what they were tuned for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import yaml
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles.profile import (
-    load_profile,
-)
+from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedFor
 
 # Fields that a search chooses, which are written even where they are at their defaults.
@@ -31,7 +29,7 @@ def write_profile(
     config: SparsityConfig,
     tuned: TunedFor | None = None,
 ) -> None:
-    """Writes all of the profile or nothing; raises `UserError` where that fails."""
+    """Write all of the profile or nothing; raise `UserError` where that fails."""
     content = {
         "model_class": model_class,
         "description": description,
@@ -39,7 +37,7 @@ def write_profile(
         "sparsity": _changed(config),
     }
     if tuned is not None:
-        content["tuned"] = _plain(tuned.to_dict())
+        content["tuned"] = _plain(dataclasses.asdict(tuned))
     text = HEADER.format(command) + yaml.safe_dump(
         content, sort_keys=False, allow_unicode=True, width=100
     )
@@ -49,29 +47,23 @@ def write_profile(
 
 
 def _changed(config: SparsityConfig) -> dict[str, Any]:
-    """The fields that are not at their defaults, and always what tuning chooses."""
-    values, defaults = (_plain(dataclasses.asdict(c)) for c in (config, SparsityConfig()))
+    """Return the fields that are not at their defaults, and always what tuning chooses."""
+    values, defaults = (dataclasses.asdict(c) for c in (config, SparsityConfig()))
     changed: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
             value = {
-                field: each
-                for field, each in value.items()
-                if each != defaults[name][field] or field in CHOSEN
+                field: number
+                for field, number in value.items()
+                if number != defaults[name][field] or field in CHOSEN
             }
         elif value == defaults[name]:
             continue
+        elif name == "layers":  # a budget leaves out what it leaves to the others
+            value = [
+                {field: number for field, number in budget.items() if number is not None}
+                for budget in value
+            ]
         if value:
             changed[name] = value
     return changed
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, as YAML has them; budgets without what they leave to the others."""
-    if isinstance(value, dict):
-        if "layers" in value and isinstance(value["layers"], str):
-            return {name: _plain(each) for name, each in value.items() if each is not None}
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, RenderableColumn, SpinnerColumn, TextColumn
 
 from chipsparse.experiments import progress as experiments
 
@@ -35,17 +34,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-class _ClockColumn(TextColumn):
-    """The time of the whole command, whatever task it stands beside."""
-
-    def __init__(self, clock: Callable[[], str]) -> None:
-        super().__init__("")
-        self._clock = clock
-
-    def render(self, task: Task) -> Text:
-        return Text(self._clock())
-
-
 def silent_display() -> ProgressDisplay:
     """Return a display that shows nothing, such as that of a process beside the first."""
     return ProgressDisplay(Console(quiet=True, force_terminal=False))
@@ -67,7 +55,7 @@ class ProgressDisplay(experiments.Progress):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}"),
-            _ClockColumn(self.clock_text),
+            RenderableColumn(self),  # see `__rich__`
             console=self._console,
             transient=True,
             speed_estimate_period=math.inf,
@@ -104,7 +92,7 @@ class ProgressDisplay(experiments.Progress):
             yield
             return
         self._open, total = cost, sum(step_costs)
-        self._step_costs = [cost * each / total for each in step_costs]
+        self._step_costs = [cost * part / total for part in step_costs]
         self._bar.advance(self._whole, 0)  # the rate counts from here on
         try:
             yield
@@ -116,6 +104,10 @@ class ProgressDisplay(experiments.Progress):
         """Return an estimate; None before anything was done."""
         rate = self._bar.tasks[0].speed
         return (self._open + sum(self._planned.values())) / rate if rate else None
+
+    def __rich__(self) -> str:
+        """Return the text behind every bar: the clock of the whole command."""
+        return self.clock_text()
 
     def clock_text(self) -> str:
         """Return the time of the whole command and, where known, of its rest."""
@@ -139,7 +131,7 @@ class ProgressDisplay(experiments.Progress):
         """Show the steps of one denoising loop, in at most so many lines where there is no bar."""
         task = self._bar.add_task(title, total=steps, note=f"step 1 of {steps}")
         count = min(plain_lines, steps)
-        told = {round(steps * (line + 1) / count) for line in range(count)}
+        printed = {round(steps * (line + 1) / count) for line in range(count)}
 
         def done(step: int, action: str) -> None:
             costs = self._step_costs
@@ -149,7 +141,7 @@ class ProgressDisplay(experiments.Progress):
             number = step + 1
             note = f"step {number} of {steps} ({action})"
             self._bar.update(task, completed=number, note=note if number < steps else "decoding")
-            if number in told and not self._live:
+            if number in printed and not self._live:
                 self.tell(f"{title}: {note}, {self.clock_text()}")
 
         try:

@@ -20,9 +20,9 @@ from chipsparse.cli.model.description import (
     choose_dtype,
     describe_model,
     is_local,
-    load_pipeline,
     quiet_libraries,
 )
+from chipsparse.cli.model.loading import load_pipeline
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.options import GenerateOptions, GenerationOptions

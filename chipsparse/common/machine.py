@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-
-from chipsparse.common.byte_sizes import parse_bytes
-
-# Left to the system and to what the process itself still asks for: a share of what is free, at
-# least so much, but not most of what a small machine has.
-HOST_RESERVE_SHARE, HOST_RESERVE_MOST_SHARE = 0.1, 0.25
-HOST_RESERVE_LEAST = parse_bytes("1G")
 
 ROOT = Path("/")
 
@@ -84,9 +78,12 @@ def host_free_bytes(root: Path = ROOT) -> int | None:
 
 
 def host_budget(free: int) -> int:
-    """Return the free host memory that caches may take unless a budget says otherwise."""
-    reserve = max(HOST_RESERVE_LEAST, round(free * HOST_RESERVE_SHARE))
-    return free - min(reserve, round(free * HOST_RESERVE_MOST_SHARE))
+    """Return the free host memory that caches may take unless a budget says otherwise.
+
+    A tenth is left to the system and the process itself, or 1 GiB, but never more than a quarter.
+    """
+    reserve = max(1 << 30, round(free * 0.1))
+    return free - min(reserve, round(free * 0.25))
 
 
 def _free_in_groups(root: Path) -> list[int]:
@@ -95,37 +92,24 @@ def _free_in_groups(root: Path) -> list[int]:
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+            base, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
         elif "memory" in controllers.split(","):
             base = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
         # In a container the path may be the host's; its own limit then stands at the base.
         here = base / path.strip("/")
-        folders = [here, *here.parents] if here.is_dir() else [base]
-        for folder in folders:
-            limit, used = _number(folder / names[0]), _number(folder / names[1])
-            if limit is not None and used is not None:
-                free.append(max(0, limit - used + _droppable(folder)))
+        for folder in [here, *here.parents] if here.is_dir() else [base]:
+            with suppress(OSError, ValueError):  # without such a file, or where the limit is "max"
+                left = int((folder / limit).read_text()) - int((folder / used).read_text())
+                # Pages of files count as used, but are given up for anything else.
+                stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+                pages = stat.get("total_inactive_file") or stat.get("inactive_file") or 0
+                free.append(max(0, left + int(pages)))
             if folder == base:
                 break
     return free
-
-
-def _droppable(folder: Path) -> int:
-    """Return the bytes of file pages that count as used, but are given up for anything else."""
-    for line in _lines(folder / "memory.stat"):
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
-
-
-def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is none, or ``max``."""
-    lines = _lines(path)
-    return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
 def _lines(path: Path) -> list[str]:

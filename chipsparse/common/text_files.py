@@ -8,16 +8,10 @@ import tempfile
 from pathlib import Path
 
 MOST_BYTES = 1 << 28
-MARKS = {  # the marks of 32 bits come first, since they begin with those of 16
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 
 
 def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
-    """Return the text of a file in UTF-8, or by its byte order mark in UTF-16 or UTF-32.
+    """Return the text of a file in UTF-8, or with a byte order mark in UTF-16.
 
     The mark is left out, and every line ends with ``\\n``.
 
@@ -29,8 +23,8 @@ def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(0, f"it has more than {most:,} bytes")
-    coding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8-sig")
-    text = content.decode(coding)
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    text = content.decode("utf-16" if content.startswith(marks) else "utf-8-sig")
     if "\0" in text:  # UTF-16 without a mark, or no text
         raise UnicodeError("it has characters of value 0")
     return text.replace("\r\n", "\n").replace("\r", "\n")

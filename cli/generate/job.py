@@ -25,7 +25,7 @@ from chipsparse.cli.generate.record import (
     Settings,
 )
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.panels import Panel, stack_panels
+from chipsparse.cli.media.panels import stack_panels
 from chipsparse.cli.media.write import generation_metadata
 from chipsparse.cli.options import GenerateOptions, Item, command_words
 from chipsparse.cli.progress import ProgressDisplay
@@ -338,7 +338,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     outputs = {"output": (item.output, made.frames)}
     if comparison is not None:
         panels = [
-            Panel(run.frames, f"{name} {seconds_text(run.denoising_seconds)}")
+            (run.frames, f"{name} {seconds_text(run.denoising_seconds)}")
             for name, run in runs.items()
         ]
         outputs["dense"] = media.beside(item.output, "dense"), runs["dense"].frames

@@ -1,44 +1,29 @@
 """Clips beside and above each other in one clip, each under its label, and their difference.
 
-Frames are `[F, H, W, 3]` uint8 arrays. A heat-map is black where two clips are the same, and white
+Frames are uint8 arrays `[F, H, W, 3]`. A heat-map is black where two clips are the same, and white
 where they differ most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 GAP_PIXELS = 4
-# From no difference to the largest that is told apart; each is lighter than the one before.
+# From no difference to the largest on the scale; each is lighter than the one before.
 COLOURS = ((0, 0, 0), (50, 10, 120), (180, 30, 110), (245, 130, 30), (255, 225, 90), (255,) * 3)
 FACTORS = (64, 32, 16, 8, 4, 2, 1)
 SATURATED_SHARE = 0.005
 
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-Named = tuple[np.ndarray, str]  # uint8 `[F, H, W, 3]`, and its label
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One of several clips in one.
-
-    Attributes:
-        frames: uint8 ``[F, H, W, 3]``.
-        label: stands above it; words that do not fit are left out from the end.
-    """
-
-    frames: np.ndarray
-    label: str
+Panel = tuple[np.ndarray, str]  # the frames of one clip, and the label above them
 
 
 def difference_rows(
-    reference: Named, others: Sequence[Named], *, factor: int | None, in_one_row: bool = False
+    reference: Panel, others: Sequence[Panel], *, factor: int | None, in_one_row: bool = False
 ) -> tuple[list[list[Panel | None]], int]:
-    """Panels of the clips, and of their absolute difference from the reference.
+    """Return panels of the clips, and of their absolute difference from the reference.
 
     Args:
         others: at least one, of its shape.
@@ -50,57 +35,36 @@ def difference_rows(
     """
     differences = [difference(reference[0], frames) for frames, _ in others]
     used = factor or choose_factor(differences)
-    clips: list[Panel | None] = [Panel(*reference), *(Panel(*other) for other in others)]
+    clips: list[Panel | None] = [reference, *others]
     maps: list[Panel | None] = [
-        Panel(heat_map(each, used), heat_map_label(used)) for each in differences
+        (heat_map(values, used), heat_map_label(used)) for values in differences
     ]
     return ([[*clips, *maps]] if in_one_row else [clips, [None, *maps]]), used
 
 
 def stack_panels(rows: Sequence[Sequence[Panel | None]]) -> np.ndarray:
-    """Rows of clips of one shape, from top to bottom; None leaves a place black.
+    """Return rows of clips of one shape, from top to bottom, as one clip; None stays black."""
+    panels = [panel for row in rows for panel in row if panel is not None]
+    count, height, width, _ = panels[0][0].shape
+    font = ImageFont.load_default(size=max(10, min(28, height // 20)))
+    strip = (int(font.getbbox("".join(label for _, label in panels))[3]) + 6) // 2 * 2
+    down, right = strip + height + GAP_PIXELS, width + GAP_PIXELS
+    sides = len(rows) * down - GAP_PIXELS, len(rows[0]) * right - GAP_PIXELS
+    stacked = np.zeros((count, *sides, 3), np.uint8)
+    for row, line in enumerate(rows):
+        for column, panel in enumerate(line):
+            if panel is not None:
+                frames, label = panel
+                place = stacked[:, row * down :, column * right : column * right + width]
+                place[:, :strip] = _label_strip(label, width, strip, font)
+                place[:, strip : strip + height] = frames
+    return stacked
 
-    Raises:
-        ValueError: the clips differ in shape, the rows in length, or there is no clip.
-    """
-    shapes = {panel.frames.shape for row in rows for panel in row if panel is not None}
-    if len(shapes) != 1:
-        raise ValueError(f"the clips differ in shape: {' and '.join(map(str, sorted(shapes)))}")
-    if len({len(row) for row in rows}) != 1:
-        raise ValueError(f"the rows differ in length: {[len(row) for row in rows]}")
-    shape = shapes.pop()
-    font = ImageFont.load_default(size=max(10, min(28, shape[1] // 20)))
-    labels = [panel.label for row in rows for panel in row if panel is not None]
-    height = _strip_height("".join(labels), font)
-    joined = [_row(row, shape, font, height) for row in rows]
-    return np.concatenate(_with_gaps(joined, axis=1), axis=1)
 
-
-def _row(
-    panels: Sequence[Panel | None], shape: tuple[int, ...], font: Font, strip_height: int
+def _label_strip(
+    label: str, width: int, height: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 ) -> np.ndarray:
-    frames, _, width, _ = shape
-    columns = []
-    for panel in panels:
-        shown = Panel(np.zeros(shape, np.uint8), "") if panel is None else panel
-        strip = _strip(shown.label, width, strip_height, font)
-        strips = np.broadcast_to(strip, (frames, *strip.shape))
-        columns.append(np.concatenate([strips, shown.frames], axis=1))
-    return np.concatenate(_with_gaps(columns, axis=2), axis=2)
-
-
-def _with_gaps(clips: list[np.ndarray], *, axis: int) -> list[np.ndarray]:
-    shape = list(clips[0].shape)
-    shape[axis] = GAP_PIXELS
-    gap = np.zeros(shape, np.uint8)
-    return [piece for clip in clips for piece in (gap, clip)][1:]
-
-
-def _strip_height(labels: str, font: Font) -> int:
-    return (int(font.getbbox(labels)[3]) + 6) // 2 * 2
-
-
-def _strip(label: str, width: int, height: int, font: Font) -> np.ndarray:
+    """Return the label on black, ``[height, width, 3]``, without the last words that do not fit."""
     strip = Image.new("RGB", (width, height))
     draw = ImageDraw.Draw(strip)
     words = label.split()
@@ -114,28 +78,26 @@ def _strip(label: str, width: int, height: int, font: Font) -> np.ndarray:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The largest absolute difference of each pixel's channels, uint8 ``[F, H, W]``."""
-    largest = np.empty(a.shape[:3], np.uint8)
-    for index, (x, y) in enumerate(zip(a, b, strict=True)):
-        largest[index] = np.abs(x.astype(np.int16) - y).max(axis=-1)
+    """Return the largest absolute difference of each pixel's channels, uint8 ``[F, H, W]``."""
+    largest: np.ndarray = (np.maximum(a, b) - np.minimum(a, b)).max(axis=-1)
     return largest
 
 
 def choose_factor(differences: list[np.ndarray]) -> int:
-    """The largest power of two, at most 64, with which hardly any pixel leaves the scale.
+    """Return the largest power of two, at most 64, that takes hardly any pixel off the scale.
 
-    So many times is a difference amplified: all but one pixel in two hundred stay on it.
+    A difference is amplified by so much: all but one pixel in two hundred stay on the scale.
     """
-    counts = np.sum([np.bincount(each.ravel(), minlength=256) for each in differences], axis=0)
+    counts = np.sum([np.bincount(values.ravel(), minlength=256) for values in differences], axis=0)
     for factor in FACTORS:
-        beyond = int(counts[255 // factor + 1 :].sum())
-        if beyond <= SATURATED_SHARE * int(counts.sum()):
+        beyond = counts[255 // factor + 1 :].sum()
+        if beyond <= SATURATED_SHARE * counts.sum():
             return factor
     return FACTORS[-1]
 
 
 def heat_map(differences: np.ndarray, factor: int) -> np.ndarray:
-    """Colours of differences uint8 ``[F, H, W]``, amplified; uint8 ``[F, H, W, 3]``."""
+    """Return colours of differences uint8 ``[F, H, W]``, amplified; uint8 ``[F, H, W, 3]``."""
     amplified = np.minimum(np.arange(256) * factor, 255)
     places = np.linspace(0, 255, len(COLOURS))
     channels = [np.interp(amplified, places, channel) for channel in zip(*COLOURS, strict=True)]
@@ -144,5 +106,5 @@ def heat_map(differences: np.ndarray, factor: int) -> np.ndarray:
 
 
 def heat_map_label(factor: int) -> str:
-    """What stands above a heat-map."""
+    """Return the label above a heat-map."""
     return f"difference x{factor}"

@@ -5,6 +5,7 @@ Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -27,22 +28,17 @@ if TYPE_CHECKING:
     from chipsparse.cli.options import Item
     from chipsparse.cli.request import Request
 
-# What others call these; what is not here begins with a capital letter.
-NAMES = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
-TEXTS = ("prompt", "negative_prompt")
 GIF_MAX_FPS = 50
-# Where a PNG of several says which frame it is, from 0, and of how many.
-PLACE = "chipsparse frame"
+# The name of the text in each PNG of a clip that says how many there are.
+FRAME_COUNT = "chipsparse frames"
 LONGEST_TAG = 30_000  # letters: a word of a command line is at most 128 KiB
-SUFFIXES = (".mp4", ".webm", ".gif", ".png")
-
-
 # Of each kind of video: the encoder with its options, the constant rate factor that is visually
 # lossless, and the largest, which is worst.
 CODECS = {
     ".mp4": (("libx264", "-preset", "slow", "-movflags", "+faststart"), 12, 51),
     ".webm": (("libvpx-vp9", "-b:v", "0", "-row-mt", "1", "-cpu-used", "2"), 15, 63),
 }
+SUFFIXES = (*CODECS, ".gif", ".png")
 
 
 # Before anything is computed.
@@ -55,7 +51,7 @@ def check_output(
 
     Args:
         fps: as asked for; None where it is the usual one.
-        crf: likewise.
+        crf: the constant rate factor, likewise.
         also: words of further clips, see `beside`.
     """
     kind = path.suffix.lower()
@@ -96,19 +92,14 @@ def check_writable(option: str, path: Path, longest: Path | None = None) -> None
     Args:
         longest: the longest name that is written, where it is not this one.
     """
-    folder = path.parent
     if os.path.isdir(path):  # which takes any length of a name
         raise UserError(f"{option} {path} is a folder; name a file in it")
-    if not os.path.isdir(folder):
-        above = next(filter(os.path.exists, path.parents), None)
-        if above is not None and not above.is_dir():
-            raise UserError(f"{option} {path} is below {above}, which is no folder")
-        raise UserError(f"the folder {folder} of {option} {path} does not exist; create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"the folder {folder} of {option} {path} cannot be written to")
+    if not os.path.isdir(path.parent):
+        folder = f"the folder {path.parent} of {option} {path}"
+        raise UserError(f"{folder} does not exist; create it first")
     with (
         user_errors(OSError, what=f"{option} {path} cannot be written"),
-        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=folder) as scratch,
+        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch,
     ):
         (Path(scratch) / (longest or path).name).write_bytes(b"0")
 
@@ -176,6 +167,9 @@ def write_media(
     """
     folder = next(iter(clips)).parent
     files = {path: clip_files(path, len(frames)) for path, frames in clips.items()}
+    text, content = "", ""
+    if metadata:
+        text, content = parameters(metadata), json.dumps(dict(metadata), ensure_ascii=False)
     with (
         user_errors(OSError, what=f"{', '.join(map(str, clips))} could not be written"),
         tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=folder) as scratch,
@@ -183,12 +177,12 @@ def write_media(
         for path, frames in clips.items():
             finished, kind = Path(scratch) / path.name, path.suffix.lower()
             if kind == ".png":
-                _write_pngs(finished, frames, metadata or {})
+                _write_pngs(finished, frames, text, content)
             elif kind == ".gif":
-                _write_gif(finished, frames, fps, metadata or {})
+                _write_gif(finished, frames, fps, text)
             else:
-                _write_video(finished, frames, fps, crf, metadata or {})
-        for file in (file for names in files.values() for file in names):
+                _write_video(finished, frames, fps, crf, text, content)
+        for file in itertools.chain(*files.values()):
             os.replace(Path(scratch) / file.name, file)
     return files
 
@@ -221,15 +215,13 @@ def run_ffmpeg(program: str, words: Sequence[str | Path], content: bytes | None 
 
 
 def _write_video(
-    path: Path, frames: np.ndarray, fps: float, crf: int | None, metadata: Mapping[str, str]
+    path: Path, frames: np.ndarray, fps: float, crf: int | None, text: str, content: str
 ) -> None:
     kind = path.suffix.lower()
     (encoder, *options), usual, _ = CODECS[kind]
     # The last row or column is repeated where a side is odd, which yuv420p cannot store.
     odd = [(0, side % 2) for side in frames.shape[1:3]]
     frames = np.pad(frames, ((0, 0), *odd, (0, 0)), mode="edge")
-    tags = {"comment": parameters(metadata), "description": as_json(metadata)} if metadata else {}
-    facts = [f"{name}={text[:LONGEST_TAG]}" for name, text in tags.items()]
     colours = "bt709"
     words: list[str | Path] = [
         *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{frames.shape[2]}x{frames.shape[1]}"),
@@ -237,13 +229,14 @@ def _write_video(
         *("-crf", str(usual if crf is None else crf), "-pix_fmt", "yuv420p"),
         *("-vf", f"scale=out_color_matrix={colours}:out_range=tv", "-colorspace", colours),
         *("-color_primaries", colours, "-color_trc", colours),
-        *(word for fact in facts for word in ("-metadata", fact)),
+        *("-metadata", f"comment={text[:LONGEST_TAG]}"),
+        *("-metadata", f"description={content[:LONGEST_TAG]}"),
         path,
     ]
     run_ffmpeg(ffmpeg("write", kind), words, frames.tobytes())
 
 
-def _write_gif(path: Path, frames: np.ndarray, fps: float, metadata: Mapping[str, str]) -> None:
+def _write_gif(path: Path, frames: np.ndarray, fps: float, text: str) -> None:
     images = [Image.fromarray(frame).quantize(256) for frame in frames]
     # A GIF counts in hundredths of a second: spread the rounding so that the whole length is right.
     ends = [round(100 * (index + 1) / fps) for index in range(len(images))]
@@ -254,44 +247,41 @@ def _write_gif(path: Path, frames: np.ndarray, fps: float, metadata: Mapping[str
         duration=[10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)],
         loop=0,
         disposal=1,
-        comment=parameters(metadata).encode("utf-8"),
+        comment=text.encode("utf-8"),
     )
 
 
-def _write_pngs(path: Path, frames: np.ndarray, metadata: Mapping[str, str]) -> None:
-    files = clip_files(path, len(frames))
-    for index, (file, frame) in enumerate(zip(files, frames, strict=True)):
-        text = PngInfo()
-        text.add_text(PLACE, f"{index} of {len(frames)}")
-        if metadata:
-            text.add_text("parameters", parameters(metadata))
-            text.add_text("chipsparse", as_json(metadata))
-        Image.fromarray(frame).save(file, format="PNG", pnginfo=text)
+def _write_pngs(path: Path, frames: np.ndarray, text: str, content: str) -> None:
+    facts = PngInfo()
+    facts.add_text(FRAME_COUNT, str(len(frames)))
+    if text:
+        facts.add_text("parameters", text)
+        facts.add_text("chipsparse", content)
+    for file, frame in zip(clip_files(path, len(frames)), frames, strict=True):
+        Image.fromarray(frame).save(file, format="PNG", pnginfo=facts)
 
 
-# Facts in the files about how clips were made. `parameters` is the form that viewers and other
-# programs for image generation read: the prompt, the negative prompt, and a line of pairs.
+# Facts in the files about how clips were made.
 
 
 def generation_metadata(request: Request, item: Item) -> dict[str, str]:
-    """Return the facts about a generation, without any folder: a file may be sent to others.
+    """Return the facts about a generation, in the order in which they are to be shown.
 
-    They are in the order in which they are to be shown.
+    They name no folder: a file may be sent to others.
     """
     settings, options = request.settings, request.generate_options
     profile = None if options.dense else request.profile
     guidance = settings.true_cfg_scale
-    sides = (settings.width, settings.height)
     facts = {
         "prompt": item.prompt,
         "negative_prompt": options.negative_prompt,
         "steps": settings.num_inference_steps,
         "guidance_scale": settings.guidance_scale if guidance is None else guidance,
         "seed": item.seed,
-        "size": None if None in sides else "x".join(map(str, sides)),
+        "size": f"{settings.width}x{settings.height}" if settings.width else None,
         "frames": settings.num_frames,
         "model": _without_folder(request.model.location),
-        "lora": ", ".join(f"{_without_folder(e.file)}:{e.scale:g}" for e in options.loras) or None,
+        "lora": ", ".join(f"{lora.file.name}:{lora.scale:g}" for lora in options.loras) or None,
         "scheduler": None if options.scheduler is None else type(request.scheduler).__name__,
         "flow_shift": options.flow_shift,
         "strength": options.strength,
@@ -304,34 +294,28 @@ def generation_metadata(request: Request, item: Item) -> dict[str, str]:
     return {name: readable(str(value)) for name, value in facts.items() if value is not None}
 
 
-def parameters(facts: Mapping[str, str]) -> str:
-    """Return the facts for people and other programs."""
-    lines = [facts["prompt"]] if "prompt" in facts else []
-    if facts.get("negative_prompt"):
-        lines.append(f"Negative prompt: {facts['negative_prompt']}")
-    pairs = (f"{_name(name)}: {_value(name, v)}" for name, v in facts.items() if name not in TEXTS)
-    return "\n".join([*lines, ", ".join(pairs)])
-
-
-def as_json(facts: Mapping[str, str]) -> str:
-    """Return the facts for chipsparse."""
-    return json.dumps(dict(facts), ensure_ascii=False)
-
-
-def _name(name: str) -> str:
-    return NAMES.get(name, name.replace("_", " ").capitalize())
-
-
-def _value(name: str, value: str) -> str:
-    value = f"chipsparse {value}" if name == "chipsparse" else value
-    quoted = any(mark in value for mark in ',:\n"')
-    return json.dumps(value, ensure_ascii=False) if quoted else value
-
-
-def _without_folder(location: Path | str | None) -> str | None:
+def _without_folder(location: str) -> str:
     """Return the name of a model or a profile; that of a model on the hub has no folder."""
-    if location is None:
-        return None
     path = Path(location).expanduser()
     here = path.is_absolute() or path.exists()
-    return os.path.basename(os.path.abspath(path)) if here else str(location)
+    return os.path.basename(os.path.abspath(path)) if here else location
+
+
+def parameters(facts: Mapping[str, str]) -> str:
+    """Return the facts as viewers and other programs for image generation read them.
+
+    These are the prompt, the negative prompt, and a line of pairs, under the names of others.
+    """
+    names = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
+    lines, pairs = [], []
+    for name, value in facts.items():
+        if name == "prompt":
+            lines.append(value)
+        elif name == "negative_prompt":
+            lines.append(f"Negative prompt: {value}")
+        else:
+            text = f"chipsparse {value}" if name == "chipsparse" else value
+            if any(mark in text for mark in ',:\n"'):
+                text = json.dumps(text, ensure_ascii=False)
+            pairs.append(f"{names.get(name, name.replace('_', ' ').capitalize())}: {text}")
+    return "\n".join([*lines, ", ".join(pairs)])

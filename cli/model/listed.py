@@ -14,9 +14,6 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.other_classes import OTHER_CLASSES
 from chipsparse.pipelines.registry import ADAPTERS
 
-# Any size that all models can make; only where its text stands is looked at.
-LATENTS = (4, 64, 64)
-TEXT_TOKENS = 64
 PIPELINES = (
     "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "
     "of its guider"
@@ -64,42 +61,35 @@ class ModelList(Result):
 
 def list_models() -> ModelList:
     """Return the models that the installed diffusers has."""
-    known = [adapter for name, adapter in ADAPTERS.items() if hasattr(diffusers, name)]
     return ModelList(
-        models=[
-            ModelRow(
-                transformer_class=adapter.transformer_class,
-                families=adapter.families,
-                attention=_part(adapter, "attention", adapter.sparse_attention),
-                mlp=_part(adapter, "mlp", adapter.sparse_mlp),
-                text_columns=_text_columns(adapter),
-                guidance=_guidance(adapter),
-            )
-            for adapter in known
-        ],
+        models=[_row(adapter) for name, adapter in ADAPTERS.items() if hasattr(diffusers, name)],
         other_classes={name: f"refused: {reason}" for name, reason in OTHER_CLASSES.items()},
     )
 
 
-def _part(adapter: type[ModelAdapter], part: Part, sparse: str) -> str:
-    reason = adapter.masked_parts.get(part)
-    return sparse if reason is None else f"dense: {reason}"
-
-
-def _text_columns(adapter: type[ModelAdapter]) -> str:
-    """Return where the text stands in a call of the transformer that its class makes by default."""
-    config = default_arguments(getattr(diffusers, adapter.transformer_class))
-    layout = adapter.planned_layout(config, latents=LATENTS, text_tokens=TEXT_TOKENS)
-    if layout.text_tokens == 0:
-        return "none in self-attention"
-    place = f"{'before' if layout.text_first else 'behind'} the image's"
-    kept = "" if "attention" in adapter.masked_parts else ", always kept"
-    return place + kept + ("; their rows are exact" if layout.exact_text else "")
-
-
-def _guidance(adapter: type[ModelAdapter]) -> str:
-    if adapter.guidance_argument is None:
-        return "none; it is distilled into the model"
-    if getattr(adapter, "guides_in_batch", False):
-        return f"{adapter.guidance_argument}: in the same call, as the other half of the batch"
-    return f"{adapter.guidance_argument}: a second call per step"
+def _row(adapter: type[ModelAdapter]) -> ModelRow:
+    parts: dict[Part, str] = {"attention": adapter.sparse_attention, "mlp": adapter.sparse_mlp}
+    dense = {part: f"dense: {reason}" for part, reason in adapter.masked_parts.items()}
+    # Where the text stands does not depend on the size, which all models can make.
+    layout = adapter.planned_layout(
+        default_arguments(getattr(diffusers, adapter.transformer_class)),
+        latents=(4, 64, 64),
+        text_tokens=64,
+    )
+    columns = "none in self-attention"
+    if layout.text_tokens:
+        columns = f"{'before' if layout.text_first else 'behind'} the image's"
+        columns += "" if "attention" in dense else ", always kept"
+        columns += "; their rows are exact" if layout.exact_text else ""
+    guidance = "none; it is distilled into the model"
+    if adapter.guidance_argument is not None:
+        in_batch = "in the same call, as the other half of the batch"
+        call = in_batch if adapter.guides_in_batch else "a second call per step"
+        guidance = f"{adapter.guidance_argument}: {call}"
+    return ModelRow(
+        transformer_class=adapter.transformer_class,
+        families=adapter.families,
+        text_columns=columns,
+        guidance=guidance,
+        **{**parts, **dense},
+    )

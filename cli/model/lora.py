@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from chipsparse.cli.errors import UserError, user_errors
 
 SUFFIX = ".safetensors"
@@ -22,7 +24,7 @@ class Lora:
 
 
 def read_lora(text: str) -> Lora:
-    """What ``PATH`` or ``PATH:SCALE`` names: a file, or a folder with one; nothing is loaded.
+    """Return the LoRA of ``PATH`` or ``PATH:SCALE``, a file or a folder with one; load nothing.
 
     Raises:
         UserError: there is no such file, it holds no LoRA, or LoRA needs a package.
@@ -39,27 +41,30 @@ def read_lora(text: str) -> Lora:
     if not math.isfinite(scale):
         raise UserError(f"--lora {text}: the scale must be a finite number")
     file = _file(path)
-    _check_keys(file)
+    with (
+        user_errors(OSError, SafetensorError, what=f"--lora {file} cannot be read"),
+        safe_open(file, framework="numpy") as opened,
+    ):
+        names = list(opened.keys())
+    if not any("lora" in name.lower() for name in names):
+        raise UserError(f"--lora {file} holds no LoRA: none of its tensors is named so")
     if importlib.util.find_spec("peft") is None:
         raise UserError("--lora needs the Python package peft: pip install 'chipsparse[lora]'")
     return Lora(file, scale)
 
 
 def load_loras(pipe: Any, loras: list[Lora]) -> None:
-    """Loads all of them and makes them active; raises `UserError` for one of another model."""
-    if not loras:
-        return
+    """Load all of them and make them active; raise `UserError` for one of another model."""
     if not hasattr(pipe, "load_lora_weights"):
         raise UserError(f"{type(pipe).__name__} takes no LoRA; leave --lora out")
     names = [f"lora_{number}" for number in range(len(loras))]
     for name, lora in zip(names, loras, strict=True):
-        what = f"--lora {lora.file} could not be loaded into this model"
-        with user_errors(Exception, what=what):
+        with user_errors(Exception, what=f"--lora {lora.file} could not be loaded into this model"):
             pipe.load_lora_weights(
                 str(lora.file.parent), weight_name=lora.file.name, adapter_name=name
             )
         # Weights whose names the model does not know are passed over with a warning alone.
-        if not any(name in found for found in pipe.get_list_adapters().values()):
+        if not any(name in loaded for loaded in pipe.get_list_adapters().values()):
             raise UserError(f"--lora {lora.file} is of another model: none of its weights fit")
     pipe.set_adapters(names, [lora.scale for lora in loras])
 
@@ -73,18 +78,6 @@ def _file(path: Path) -> Path:
         return path
     files = sorted(path.glob(f"*{SUFFIX}"))
     if len(files) != 1:
-        found = ", ".join(file.name for file in files) or "none"
-        raise UserError(f"--lora {path} must hold one {SUFFIX} file, or name it; it holds {found}")
+        held = ", ".join(file.name for file in files) or "none"
+        raise UserError(f"--lora {path} must hold one {SUFFIX} file, or name it; it holds {held}")
     return files[0]
-
-
-def _check_keys(file: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    with (
-        user_errors(OSError, SafetensorError, what=f"--lora {file} cannot be read"),
-        safe_open(file, framework="numpy") as opened,
-    ):
-        names = list(opened.keys())
-    if not any("lora" in name.lower() for name in names):
-        raise UserError(f"--lora {file} holds no LoRA: none of its tensors is named so")

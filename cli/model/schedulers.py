@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import diffusers
@@ -39,15 +38,16 @@ def choose_scheduler(
     if name is None and flow_shift is None and not sparse:
         return None
     own, chosen = _own(model), None
-    if own is None and (name is not None or flow_shift is not None):
+    if own is None:
+        if name is None and flow_shift is None:
+            return None
         option = "--scheduler" if name is not None else "--flow-shift"
         raise UserError(f"{model.pipeline_class.__name__} has no scheduler; leave {option} out")
-    if name is None:
-        if sparse and own is not None:
-            with user_errors(ValueError):
-                check_scheduler(own)
-    else:
+    if name is not None:
         chosen = _of_name(name, own, sparse=sparse)
+    elif sparse:
+        with user_errors(ValueError):
+            check_scheduler(own)
     if flow_shift is None:
         return chosen
     with user_errors(ValueError, what=f"--flow-shift {flow_shift:g} does not go with this model"):
@@ -55,25 +55,27 @@ def choose_scheduler(
 
 
 def _of_name(name: str, own: Any, *, sparse: bool) -> Any:
-    if not name.strip():
+    wanted = _letters(name)
+    if not wanted:
         raise UserError("--scheduler is empty; leave it out for the model's own")
-    fitting = {kind.__name__: kind for kind in own.compatibles}
-    choices = f"for this model there are {', '.join(sorted(fitting))}"
-    matches = _matching(name, fitting)
+    kinds = {kind.__name__: kind for kind in own.compatibles}
+    longer = [kind for kind in kinds if _letters(kind).startswith(wanted)]
+    matches = [kind for kind in longer if _letters(kind) == wanted] or longer
+    if not matches:
+        raise UserError(
+            f"--scheduler {name} is none of diffusers' schedulers that take this model's config: "
+            f"{', '.join(sorted(kinds))}"
+        )
     if len(matches) > 1:
         raise UserError(f"--scheduler {name} may be {' or '.join(matches)}; write more of it")
-    if matches:
-        with user_errors(Exception, what=f"--scheduler {matches[0]} does not work here"):
-            made = fitting[matches[0]].from_config(own.config)
-            if sparse:
-                check_scheduler(made)
-            sample = torch.ones(1, 1, 2, 2)
-            made.set_timesteps(2)  # some notice at their first step that the config is not theirs
-            made.step(sample, made.timesteps[0], sample)
-        return fitting[matches[0]].from_config(own.config)
-    for other in _matching(name, [kind for kind in dir(diffusers) if kind.endswith("Scheduler")]):
-        raise UserError(f"--scheduler {other} takes another config than this model has; {choices}")
-    raise UserError(f"--scheduler {name} is none of diffusers' schedulers; {choices}")
+    with user_errors(Exception, what=f"--scheduler {matches[0]} does not work here"):
+        made = kinds[matches[0]].from_config(own.config)
+        if sparse:
+            check_scheduler(made)
+        sample = torch.ones(1, 1, 2, 2)
+        made.set_timesteps(2)  # some notice at their first step that the config is not theirs
+        made.step(sample, made.timesteps[0], sample)
+    return kinds[matches[0]].from_config(own.config)
 
 
 def _own(model: ModelDescription) -> Any | None:
@@ -87,12 +89,5 @@ def _own(model: ModelDescription) -> Any | None:
         return kind.from_pretrained(model.location, subfolder=FOLDER)
 
 
-def _matching(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are meant: one that is the same, else all that begin so."""
-
-    def letters(text: str) -> str:
-        return re.sub(r"[^a-z0-9]", "", text.lower()).removesuffix("scheduler")
-
-    wanted = letters(name)
-    matches = [each for each in names if wanted and letters(each).startswith(wanted)]
-    return [each for each in matches if letters(each) == wanted] or matches
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("scheduler")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,40 +53,36 @@ def fails_early(fails, loads_nothing):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--height", "40"], r"--height 40 does not fit .* a multiple of 16; use 32 or 48"),
-        (["--width", "5"], r"--width 5 does not fit .* a multiple of 16; use 16"),
-        (["--height", "1040"], r"--height 1040 is too large for this model; .* is 1024"),
-        (["--frames", "6"], r"--frames 6 does not fit .* a multiple of 4 plus 1; use 5 or 9"),
-        (["--frames", "260"], r"--frames 260 is too large for this model; .* is 253"),
-        (["--vram", "8G", "--device", "cpu"], r"--vram 8G has no effect on a CPU; use --ram"),
-        (["--device", "cuda"], r"--device cuda needs a CUDA GPU .*; use --device cpu$"),
+        ("--height 40", r"--height 40 does not fit .* a multiple of 16; use 32 or 48"),
+        ("--width 5", r"--width 5 does not fit .* a multiple of 16; use 16"),
+        ("--height 1040", r"--height 1040 is too large for this model; .* is 1024"),
+        ("--frames 6", r"--frames 6 does not fit .* a multiple of 4 plus 1; use 5 or 9"),
+        ("--frames 260", r"--frames 260 is too large for this model; .* is 253"),
+        ("--vram 8G --device cpu", r"--vram 8G has no effect on a CPU; use --ram"),
+        ("--device cuda", r"--device cuda needs a CUDA GPU .*; use --device cpu$"),
+        ("--quality fast", r".*chipsparse.yaml does not say what fast is; it has no qualities"),
+        ("-o out.mp4", r"no ffmpeg was found to write \.mp4"),
         (
-            ["--quality", "fast"],
-            r".*chipsparse.yaml does not say what fast is; it has no qualities",
+            "--model some-owner/some-model",
+            "some-owner/some-model is neither a folder here nor a model that could be fetched from "
+            "the Hugging Face hub: no route to host$",
         ),
     ],
 )
 def test_options_that_do_not_fit(fails_early, monkeypatch, arguments, sentence):
+    def missing(*_, **__):
+        raise RuntimeError("no route to host\nand a long explanation")
+
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert re.match(sentence, fails_early(*arguments))
-
-
-def test_no_ffmpeg_and_a_folder_that_cannot_be_written_to(fails_early, workdir, monkeypatch):
-    def missing():
-        raise RuntimeError("No ffmpeg exe could be found")
-
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", missing)
-    assert "no ffmpeg was found" in fails_early("-o", "out.mp4")
-    (workdir / "locked").mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    sentence = fails_early("-o", "locked/out.gif")
-    assert "the folder locked of --output locked/out.gif cannot be written to" in sentence
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", missing)
+    own = {"model": None} if "--model" in arguments else {}
+    assert re.match(sentence, fails_early(*arguments.split(), **own))
 
 
-def test_more_memory_than_is_free(fails_early, fails, monkeypatch):
+def test_memory_that_is_not_there(fails, loads_nothing, monkeypatch):
     monkeypatch.setattr("chipsparse.cli.plan.host_free_bytes", lambda: 1 << 20)
-    sentence = fails_early()
-    assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", sentence)
+    assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", fails())
 
 
 def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
@@ -97,54 +94,52 @@ def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
 # Model folders and profiles.
 
 
-def test_hub_name_without_network(fails_early, monkeypatch):
-    def offline(*_, **__):
-        raise ConnectionError("no route to host\nand a long explanation")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    assert fails_early(model="some-owner/some-model") == (
-        "some-owner/some-model is neither a folder here nor a model that could be fetched from "
-        "the Hugging Face hub: no route to host"
-    )
-
-
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("file", "text", "sentence"),
     [
-        (None, "is not a diffusers model folder: it has no model_index.json"),
-        ('{"_class_name": "Wan', "model_index.json is not valid JSON"),
-        ("[1, 2]", "model_index.json must hold a JSON object, not a list"),
-        ("{}", "does not name a pipeline"),
-        ('{"_class_name": "NoSuchPipeline"}', "needs the pipeline class NoSuchPipeline, which"),
-        ('{"_class_name": "WanTransformer3DModel"}', "needs the pipeline class WanTransformer3D"),
-        ('{"_class_name": "WanPipeline"}', "has no diffusion transformer"),
+        ("model_index.json", None, "is not a diffusers model folder: it has no model_index.json"),
+        ("model_index.json", '{"_class_name": "Wan', "model_index.json is not valid JSON"),
+        ("model_index.json", "[1, 2]", "model_index.json must hold a JSON object, not a list"),
+        ("model_index.json", "{}", "is None, which is no DiffusionPipeline of diffusers"),
+        ("model_index.json", '{"_class_name": "NoSuchPipeline"}', "is NoSuchPipeline, which is no"),
+        ("model_index.json", '{"_class_name": "VQModel"}', "is VQModel, which is no Diffusion"),
+        ("model_index.json", '{"_class_name": "WanPipeline"}', "has no diffusion transformer"),
+        ("transformer/config.json", "{,}", "config.json is not valid JSON"),
+        ("transformer/config.json", None, "it has no transformer/config.json"),
     ],
 )
-def test_bad_model_index(fails_early, broken_model, text, sentence):
-    index = broken_model / "model_index.json"
-    index.unlink() if text is None else index.write_text(text)
+def test_bad_files(fails_early, broken_model, file, text, sentence):
+    path = broken_model / file
+    path.unlink() if text is None else path.write_text(text)
     assert sentence in fails_early(model=broken_model)
 
 
-def test_bad_components(fails_early, broken_model):
-    heun = "FlowMatchHeunDiscreteScheduler"
-    change_index(broken_model, scheduler=["diffusers", heun])
-    said = fails_early(model=broken_model)
-    assert said.startswith(f"{heun} calls the transformer 2 times per denoising step")
-    change_index(broken_model, transformer=["diffusers", "NoSuchTransformer"])
-    assert "the class diffusers.NoSuchTransformer, which" in fails_early(model=broken_model)
-    config = broken_model / "transformer/config.json"
-    own = config.read_text()
-    config.write_text("{,}")
-    change_index(broken_model, transformer=["diffusers", "AllegroTransformer3DModel"])
-    assert "config.json is not valid JSON" in fails_early(model=broken_model)
-    config.write_text(own)
-    (broken_model / "chipsparse.yaml").unlink()
-    said = fails_early(model=broken_model)
-    assert "no profile for the model class AllegroTransformer3DModel (there is for " in said
-    (broken_model / "vae").rename(broken_model / "elsewhere")
-    said = fails_early(model=broken_model)
-    assert "is incomplete: model_index.json names vae, but there is no folder" in said
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        (
+            {"scheduler": ["diffusers", "FlowMatchHeunDiscreteScheduler"]},
+            "FlowMatchHeunDiscreteScheduler calls the transformer 2 times per denoising step",
+        ),
+        (
+            {"transformer": ["diffusers", "NoSuchTransformer"]},
+            "the class diffusers.NoSuchTransformer, which",
+        ),
+        (
+            {"transformer": ["diffusers", "AllegroTransformer3DModel"]},
+            "no profile for the model class AllegroTransformer3DModel (there is for ",
+        ),
+        (
+            {"vae_2": ["diffusers", "AutoencoderKL"]},
+            "is incomplete: model_index.json names vae_2, but there is no folder",
+        ),
+    ],
+)
+def test_bad_components(fails_early, broken_model, entries, sentence):
+    change_index(broken_model, **entries)
+    if "Allegro" in str(entries):
+        (broken_model / "chipsparse.yaml").unlink()
+    assert sentence in fails_early(model=broken_model)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +183,12 @@ def test_debug_shows_the_traceback(generate):
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
             1,
-            "the GPU ran out of memory; ask for fewer --frames",
+            "the GPU ran out of memory; ask for fewer --frames .*, or use --dtype bfloat16$",
         ),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
             1,
-            "the machine ran out of memory; ask for fewer --frames or a smaller --height and "
-            "--width$",
+            "the machine ran out of memory; ask for .* or a smaller --height and --width$",
         ),
         (ConfigError("density: no number"), 2, "density: no number$"),
     ],
@@ -216,11 +210,9 @@ def test_errors_of_a_generation(fails, monkeypatch, error, code, sentence):
     ],
 )
 def test_values_that_are_not_finite(dtype, advice):
-    class Output:
-        frames = np.full((1, 1, 16, 16, 3), np.nan)
-
+    output = SimpleNamespace(frames=np.full((1, 1, 16, 16, 3), np.nan))
     with pytest.raises(UserError, match=f"not finite; {advice}"):
-        clips._as_frames(Output(), dtype)
+        clips._as_frames(output, dtype)
 
 
 # Signals.
@@ -283,27 +275,15 @@ def test_signals_that_were_ignored_stay_ignored(hangup_counts):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (BrokenPipeError(32, "Broken pipe"), 1, ""),  # as of `head`
-        (
-            FileNotFoundError(2, "No such file", "x"),
-            1,
-            "chipsparse: error: FileNotFoundError: [Errno 2] No such file: 'x' (--debug shows the "
-            "traceback)",
-        ),
-    ],
-)
-def test_errors_of_the_output_and_of_files(capsys, monkeypatch, error, code, said):
+def test_a_reader_that_went_away_hears_nothing(capsys, monkeypatch):
     def run():
         with reported_errors(debug=False):
-            raise error
+            raise BrokenPipeError(32, "Broken pipe")  # as of `head`
 
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # the output of this process is fine
     with pytest.raises(typer.Exit) as end:
         run()
-    assert (end.value.exit_code, capsys.readouterr().err.strip()) == (code, said)
+    assert (end.value.exit_code, capsys.readouterr().err) == (1, "")
 
 
 # Ways to start the command.
@@ -350,13 +330,10 @@ def test_a_process_that_is_refused_says_one_sentence(workdir, arguments, options
     assert ran.stderr.count(b"\n") == 1
 
 
-def test_the_command_alone_shows_its_help():
+def test_help_and_version(monkeypatch):
     ran = start()
     assert (ran.returncode, ran.stderr) == (2, b"")
     assert ran.stdout.decode().strip() == start("--help").stdout.decode().strip()
-
-
-def test_help_and_version(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("", "generate", "explain", "compare"):
         shown = command(*name.split(), "--help").fine().stdout
@@ -381,15 +358,11 @@ def test_what_is_printed_in_other_encodings(monkeypatch, encoding, printed):
     assert sys.stdout.buffer.getvalue() == printed
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [("chipsparse ge", "generate"), ("chipsparse generate --sch", "--scheduler")],
-)
-def test_completion(words, offered):
+def test_completion():
     environment = {
         "_CHIPSPARSE_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(words.count(" ")),
+        "COMP_WORDS": "chipsparse generate --sch",
+        "COMP_CWORD": "2",
     }
     result = CliRunner().invoke(main.app, [], prog_name="chipsparse", env=environment)
-    assert offered in result.stdout.split()
+    assert "--scheduler" in result.stdout.split()

@@ -5,23 +5,21 @@ import json
 import os
 import re
 import resource
-import struct
 import subprocess
-import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import imageio.v3 as iio
 import imageio_ffmpeg
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import (
     COLOURS,
     GAP_PIXELS,
-    Panel,
     choose_factor,
     difference,
     difference_rows,
@@ -32,12 +30,11 @@ from chipsparse.cli.media.read import read_clip, read_image
 from tests.cli.conftest import command, names
 from tests.tiny_models import PROMPT
 
-VIDEOS = (".mp4", ".webm")
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128), (20, 60, 200)]
 
 
 def noise(frames=5, height=32, width=48):
-    """What no encoder makes small."""
+    """Return frames that no encoder makes small."""
     return np.random.default_rng(0).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
@@ -49,34 +46,26 @@ def written(name, frames, **options):
 # Writing.
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_colours_survive(tmp_path, suffix):
-    path = tmp_path / f"bars{suffix}"
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
+def test_colours_survive(workdir, name):
     bars = np.repeat(np.array(BARS, dtype=np.uint8), 16, axis=0)
-    frames = np.broadcast_to(bars, (3, 32, *bars.shape)).copy()
-    assert media.write_media({path: frames}, fps=16) == {path: [path]}
-    centres = iio.imread(path)[:, 16, 8::16, :3].astype(int)
+    written(name, np.broadcast_to(bars, (3, 32, *bars.shape)).copy())
+    centres = iio.imread(name)[:, 16, 8::16, :3].astype(int)
     np.testing.assert_allclose(centres, [BARS] * len(centres), atol=4)
-
-
-def test_odd_sides_of_a_video_are_filled_up(workdir):
-    frames = read_clip(written("a.mp4", noise(3, 31, 95))).frames
-    assert frames.shape == (3, 32, 96, 3)
 
 
 @pytest.mark.parametrize(("fps", "total_ms"), [(16, 1000), (30, 530), (7, 2290)])
 def test_gif_lasts_as_long_as_the_clip(workdir, fps, total_ms):
     media.write_media({Path("a.gif"): noise(16, 16, 16)}, fps=fps)
     with Image.open("a.gif") as image:
-        durations = []
-        for index in range(image.n_frames):
-            image.seek(index)
-            durations.append(image.info["duration"])
+        durations = [frame.info["duration"] for frame in ImageSequence.Iterator(image)]
     assert (len(durations), sum(durations)) == (16, total_ms)
     assert max(durations) - min(durations) <= 10
+    assert read_clip(Path("a.gif")).fps == pytest.approx(16_000 / total_ms)
 
 
-def test_a_larger_crf_makes_a_smaller_file(workdir):
+def test_videos_have_even_sides_and_a_larger_crf_makes_them_smaller(workdir):
+    assert read_clip(written("a.mp4", noise(3, 31, 95))).frames.shape == (3, 32, 96, 3)
     for suffix, most in ((".mp4", 51), (".webm", 63)):
         name = f"a{suffix}"
         sizes = [written(name, noise(8), crf=crf).stat().st_size for crf in (0, None, most)]
@@ -87,23 +76,19 @@ def test_frames_in_png_files(workdir):
     many = np.zeros((1001, 2, 2, 3), dtype=np.uint8)
     files = media.write_media({Path("many.png"): many}, fps=1)[Path("many.png")]
     assert (files[0].name, files[-1].name) == ("many-0000.png", "many-1000.png")
-    frames = noise(7)
-    written("a.png", frames)
-    np.testing.assert_array_equal(read_clip(Path("a.png")).frames, frames)
-    # Of a longer clip of before, the frames beyond those of this one are not read.
-    shorter = frames[::-1][:5]
-    written("a.png", shorter)
-    np.testing.assert_array_equal(read_clip(Path("a.png")).frames, shorter)
-    Path("a-002.png").unlink()
+    for frames in (noise(7), noise(7)[::-1][:5]):  # those that a longer clip left are not read
+        written("a.png", frames)
+        np.testing.assert_array_equal(read_clip(Path("a.png")).frames, frames)
+    for number in (2, 5, 6):
+        Path(f"a-00{number}.png").unlink()
     with pytest.raises(UserError, match=r"a\.png has 4 of its 5 frames; the others are missing"):
         read_clip(Path("a.png"))
 
 
-FULL = "[out#0/mp4 @ 0x5] Error muxing a packet: No space left on device"
 # What stands in place of ffmpeg, and what is said of it.
 ENCODERS = {
-    f'cat > /dev/null; echo half > "$out"; echo "{FULL}" >&2; exit 228': (
-        "Error muxing a packet: No space left on device"
+    'cat > /dev/null; echo half > "$out"; echo "[out#0/mp4 @ 0x5] No space left" >&2; exit 228': (
+        "No space left"
     ),
     'echo half > "$out"; exit 8': "ffmpeg ended with exit code 8",
     "kill -9 $$": "ffmpeg ended with exit code -9",
@@ -121,7 +106,7 @@ def test_what_cannot_be_written_leaves_what_was_there(workdir, tmp_path_factory,
         return str(failed.value)
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for suffix in (".mp4", ".webm", ".gif", ".png"):  # `ulimit -f` ends ffmpeg by its signal
+    for suffix in media.SUFFIXES:  # `ulimit -f` ends ffmpeg by its signal
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
         try:
             said = loses(f"out{suffix}", noise(1))
@@ -144,23 +129,24 @@ def test_what_cannot_be_written_leaves_what_was_there(workdir, tmp_path_factory,
     assert names(workdir) == []
 
 
-def test_a_text_file_is_written_whole_or_not_at_all(workdir):
+@pytest.mark.parametrize(
+    ("name", "raised", "said", "content"),
+    [
+        ("a.json", None, "", "new"),
+        ("a.json", ZeroDivisionError, "on the way", "older"),
+        ("no/a.json", UserError, "--report no/a.json could not be written: No such", "older"),
+    ],
+)
+def test_a_text_file_is_written_whole_or_not_at_all(workdir, name, raised, said, content):
     Path("a.json").write_text("older")
-
-    def fail():
-        with media.written_whole("--report", Path("a.json")) as file:
-            file.write_text("half")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert (names(workdir), Path("a.json").read_text()) == (["a.json"], "older")
-    with media.written_whole("--report", Path("a.json")) as file:
+    with (
+        pytest.raises(raised, match=said) if raised else nullcontext(),
+        media.written_whole("--report", Path(name)) as file,
+    ):
         file.write_text("new")
-    assert (names(workdir), Path("a.json").read_text()) == (["a.json"], "new")
-    missing = Path("no/a.json")
-    with pytest.raises(UserError, match=r"--report no/a\.json could not be written: No such file"):
-        media.written_whole("--report", missing).__enter__()
+        if raised:
+            raise raised("on the way")
+    assert (names(workdir), Path("a.json").read_text()) == (["a.json"], content)
 
 
 # Facts in the files.
@@ -170,22 +156,20 @@ FACTS = {
     "negative_prompt": "blur",
     "steps": "4",
     "guidance_scale": "3.0",
-    "seed": "5",
-    "size": "48x32",
     "model": "tiny, wan",
     "chipsparse": "0.1.0",
 }
 TEXT = (
     "a cat = x; #1\nand \\ a dög\nNegative prompt: blur\n"
-    'Steps: 4, CFG scale: 3.0, Seed: 5, Size: 48x32, Model: "tiny, wan", Version: chipsparse 0.1.0'
+    'Steps: 4, CFG scale: 3.0, Model: "tiny, wan", Version: chipsparse 0.1.0'
 )
 
 
 def tags(file):
-    """What ffmpeg finds in a video."""
+    """Return what ffmpeg finds in a video."""
     words = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", file, "-f", "ffmetadata", "-"]
     text = subprocess.run(words, capture_output=True, check=True).stdout.decode()
-    return text.replace("\\\n", "\n").replace("\\=", "=").replace("\\;", ";").replace("\\#", "#")
+    return re.sub(r"\\([\n=;#\\])", r"\1", text)
 
 
 def test_files_say_how_they_were_made(workdir):
@@ -196,14 +180,10 @@ def test_files_say_how_they_were_made(workdir):
         assert json.loads(image.info["chipsparse"]) == FACTS
     with Image.open("a.gif") as image:
         assert image.info["comment"].decode() == TEXT
-    for suffix in VIDEOS:
-        found = tags(f"a{suffix}").replace("COMMENT", "comment").replace("DESCRIPTION", "descript")
-        assert "a cat = x; #1\nand \\\\ a dög\nNegative prompt: blur\nSteps: 4" in found
-        assert '={"prompt": "a cat = x; #1' in found
-
-
-def test_a_prompt_may_be_longer_than_a_command_line(workdir):
-    long = {"prompt": "a very long prompt " * 20_000}
+    for name in ("a.mp4", "a.webm"):
+        assert f"comment={TEXT}" in tags(name).replace("COMMENT", "comment")
+        assert '={"prompt": "a cat = x; #1' in tags(name)
+    long = {"prompt": "a very long prompt " * 20_000}  # longer than a command line may be
     written("a.webm", noise(1), metadata=long)
     assert long["prompt"][: media.LONGEST_TAG - 100] in tags("a.webm")
 
@@ -232,7 +212,12 @@ def test_no_folder_is_named(generate, model_folder, workdir):
 # Reading.
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
-TURNS = {1: (RED, BLUE), 2: (BLUE, RED), 3: (BLUE, RED), 6: (RED, BLUE), 8: (BLUE, RED)}
+
+
+def turned(by):
+    exif = Image.Exif()
+    exif[0x0112] = by
+    return {"exif": exif}
 
 
 @pytest.mark.parametrize("read", [read_image, lambda path: read_clip(path).frames[0]])
@@ -240,76 +225,42 @@ def test_every_reader_shows_what_a_viewer_does(tmp_path, read, recwarn):
     """Red at the left, blue at the right; in files that say so in other ways."""
     left = Image.new("RGB", (12, 8), RED)
     left.paste(BLUE, (6, 0, 12, 8))
-    first, path = left.quantize(4), tmp_path / "a.png"
-    red = first.getpixel((0, 0))
+    indexed, path = left.quantize(4), tmp_path / "a.png"
+    red = indexed.getpixel((0, 0))
     half = bytes(255 - 127 * (index == red) for index in range(4))
+    sixteen = np.repeat(np.array([[0, 129], [65406, 65535]], np.uint16), 4, axis=0)
     for image, words, expected in (
-        (first, {"transparency": red}, (WHITE, BLUE)),
-        (first, {"transparency": half}, ((255, 127, 127), BLUE)),
+        (indexed, {"transparency": red}, (WHITE, BLUE)),
+        (indexed, {"transparency": half}, ((255, 127, 127), BLUE)),
         (left, {"transparency": RED}, (WHITE, BLUE)),
         (left.convert("P"), {}, (RED, BLUE)),
         (Image.new("LA", (12, 8), (100, 128)), {}, ((177,) * 3, (177,) * 3)),
         (Image.new("1", (12, 8), 1), {}, (WHITE, WHITE)),
+        (Image.fromarray(sixteen), {}, ((1,) * 3, (254,) * 3)),
+        (Image.fromarray(sixteen), turned(3), ((254,) * 3, (1,) * 3)),
+        (left, turned(1), (RED, BLUE)),
+        (left, turned(2), (BLUE, RED)),
+        (left, turned(6), (RED, BLUE)),
+        (left, turned(8), (BLUE, RED)),
     ):
         image.save(path, **words)
         pixels = np.asarray(read(path))
         assert (tuple(pixels[1, 1]), tuple(pixels[-2, -2])) == expected
-    for turn, expected in TURNS.items():
-        exif = Image.Exif()
-        exif[0x0112] = turn
-        left.save(path, exif=exif)
-        pixels = np.asarray(read(path))
-        assert pixels.shape == ((12, 8, 3) if turn > 4 else (8, 12, 3))
-        assert (tuple(pixels[1, 1]), tuple(pixels[-2, -2])) == expected
+    assert pixels.shape == (12, 8, 3)
     assert recwarn.list == []
 
 
-SIXTEEN = np.array([[0, 128, 129], [32639, 65406, 65407], [65535, 257, 514]], np.uint16)
-EIGHT = [[0, 0, 1], [127, 254, 255], [255, 1, 2]]
-
-
-def test_images_of_other_depths(tmp_path):
-    for name in ("a.png", "a.tif", "a.pgm"):
-        Image.fromarray(SIXTEEN).save(tmp_path / name)
-    swapped = Image.frombytes("I;16B", (3, 3), SIXTEEN.astype(">u2").tobytes())
-    swapped.save(tmp_path / "b.tif")
-    for name in ("a.png", "a.tif", "a.pgm", "b.tif"):
-        assert np.asarray(read_image(tmp_path / name))[..., 0].tolist() == EIGHT
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    Image.fromarray(SIXTEEN).save(tmp_path / "a.png", exif=turned)
-    found = np.asarray(read_image(tmp_path / "a.png"))[..., 0]
-    assert found.tolist() == np.rot90(EIGHT, -1).tolist()
-    for kind, mode in ((np.int32, "I"), (np.float32, "F")):
-        Image.fromarray(SIXTEEN.astype(kind)).save(tmp_path / "a.tif")
-        said = rf"--image .*a\.tif does not have 8 bits per channel \(its mode: {mode}\)$"
-        with pytest.raises(UserError, match=said):
-            read_image(tmp_path / "a.tif")
-    Image.new("RGB", (8, 8), RED).convert("CMYK").save(tmp_path / "a.jpg")
-    assert np.abs(np.asarray(read_image(tmp_path / "a.jpg")) - np.int64(RED)).max() <= 3
-
-
-def huge():
-    """A PNG whose header alone says so: its pixels would take 10 GiB."""
-
-    def chunk(kind, content):
-        crc = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
-
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"")), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def test_files_that_cannot_be_read(workdir):
+def test_files_that_cannot_be_read(workdir, monkeypatch):
     """By the reader of clips, of `--image`, and by commands: a sentence, and no waiting."""
     Path("text.png").write_text("text")
-    Path("huge.png").write_bytes(huge())
+    written("huge.png", noise(1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     Path("a.gif").write_bytes(b"GIF89a" + bytes(range(200)))
-    Path("b.gif").write_bytes(b"GIF89a\xff" * 9)
+    Image.fromarray(np.ones((3, 3), np.float32)).save("float.tif")
     os.mkfifo("pipe.png")
     for name, said in {
-        "text.png": "--image text.png is no image that can be read",
+        "text.png": "--image text.png could not be read: cannot identify image file",
+        "float.tif": "--image float.tif could not be read: it has 32 bits per channel",
         "b.png": "--image b.png does not exist",
         ".": "--image . is a folder; name a file",
         "pipe.png": "--image pipe.png is no regular file",
@@ -317,18 +268,17 @@ def test_files_that_cannot_be_read(workdir):
         with pytest.raises(UserError, match=f"^{re.escape(said)}"):
             read_image(Path(name))
     for name, said in {
-        "huge.png": "huge.png could not be read: Image size (3600000000 pixels) exceeds",
+        "huge.png": "huge.png could not be read: Image size (1536 pixels) exceeds",
         "a.gif": "a.gif could not be read: ",
-        "b.gif": "b.gif could not be read: ",
         "pipe.png": "pipe.png is no regular file",
     }.items():
         assert command("compare", name, name).sentence().startswith(said)
     assert command("report", "pipe.png", "-o", "g.html").sentence() == "pipe.png is no regular file"
-    for suffix in VIDEOS:
-        content = written(f"a{suffix}", noise(9)).read_bytes()
-        Path(f"cut{suffix}").write_bytes(content[: len(content) * 3 // 4])
-        with pytest.raises(UserError, match=f"cut{suffix} could not be read: "):
-            read_clip(Path(f"cut{suffix}"))
+    for name in ("a.mp4", "a.webm"):
+        content = written(name, noise(9)).read_bytes()
+        Path(f"cut-{name}").write_bytes(content[: len(content) * 3 // 4])
+        with pytest.raises(UserError, match=f"cut-{name} could not be read: "):
+            read_clip(Path(f"cut-{name}"))
 
 
 # Panels and heat-maps.
@@ -336,16 +286,6 @@ def test_files_that_cannot_be_read(workdir):
 
 def clip(value, frames=2, height=20, width=60):
     return np.full((frames, height, width, 3), value, np.uint8)
-
-
-@pytest.mark.parametrize("width", [16, 48, 832])
-def test_side_by_side(width):
-    left, right = (clip(value, height=32, width=width) for value in (10, 200))
-    joined = stack_panels([[Panel(left, "dense 12.3 s"), Panel(right, "sparse 4.5 s")]])
-    assert joined.shape[::2] == (2, 2 * width + GAP_PIXELS)
-    assert joined.shape[1] % 2 == 0
-    np.testing.assert_array_equal(joined[:, -32:, :width], left)
-    np.testing.assert_array_equal(joined[:, -32:, -width:], right)
 
 
 def test_differences_and_their_colours():
@@ -368,8 +308,6 @@ def test_differences_and_their_colours():
     ("largest", "factor"), [(0, 64), (3, 64), (4, 32), (31, 8), (32, 4), (127, 2), (128, 1)]
 )
 def test_the_factor_is_the_largest_that_leaves_the_scale_to_hardly_any_pixel(largest, factor):
-    zeros = np.zeros((1, 4, 4), np.uint8)
-    assert choose_factor([zeros, np.full((1, 4, 4), largest, np.uint8)]) == factor
     # One pixel in two hundred does not matter, two do.
     differences = np.full((1, 10, 20), largest, np.uint8)
     differences[0, 0, 0] = 255
@@ -378,35 +316,29 @@ def test_the_factor_is_the_largest_that_leaves_the_scale_to_hardly_any_pixel(lar
     assert choose_factor([differences]) == 1
 
 
-def test_rows_of_a_reference_and_two_clips():
-    others = [(clip(101), "A"), (clip(104), "B")]
-    rows, factor = difference_rows((clip(100), "dense"), others, factor=None)
+@pytest.mark.parametrize("width", [16, 60, 832])
+def test_rows_of_a_reference_and_two_clips(width):
+    others = [(clip(101, width=width), "A"), (clip(104, width=width), "B")]
+    rows, factor = difference_rows((clip(100, width=width), "dense"), others, factor=None)
     assert factor == 32
-    joined = stack_panels(rows)
-    strip = (joined.shape[1] - 2 * 20 - GAP_PIXELS) // 2
-    assert joined.shape == (2, 2 * (strip + 20) + GAP_PIXELS, 3 * 60 + 2 * GAP_PIXELS, 3)
-
-    def at(row, column):
-        top, left = strip + row * (strip + 20 + GAP_PIXELS), column * (60 + GAP_PIXELS)
-        part = joined[:, top : top + 20, left : left + 60]
-        assert len(np.unique(part.reshape(-1, 3), axis=0)) == 1
-        return part[0, 0, 0].tolist()
-
-    assert [at(0, column) for column in range(3)] == [[100] * 3, [101] * 3, [104] * 3]
-    colours = heat_map(np.array([[[0, 1, 4]]], np.uint8), 32)[0, 0].tolist()
-    assert [at(1, column) for column in range(3)] == colours
-    assert joined[:, :strip, :60].max() > 200  # a label
-    in_one_row = difference_rows((clip(9), "a"), [(clip(12), "b")], factor=5, in_one_row=True)
-    assert [panel.label for panel in in_one_row[0][0]] == ["a", "b", "difference x5"]
+    stacked = stack_panels(rows)
+    strip = (stacked.shape[1] - 2 * 20 - GAP_PIXELS) // 2
+    assert stacked.shape == (2, 2 * (strip + 20) + GAP_PIXELS, 3 * width + 2 * GAP_PIXELS, 3)
+    assert strip % 2 == 0
+    heat = heat_map(np.array([[[0, 1, 4]]], np.uint8), 32)[0, 0]
+    for row, colours in enumerate(([[100] * 3, [101] * 3, [104] * 3], heat)):
+        for column, colour in enumerate(colours):
+            top, left = strip + row * (strip + 20 + GAP_PIXELS), column * (width + GAP_PIXELS)
+            part = stacked[:, top : top + 20, left : left + width]
+            assert (part == np.asarray(colour)).all()
+    assert stacked[:, :strip, :width].max() > 200  # a label
+    in_one_row, _ = difference_rows((clip(9), "a"), [(clip(12), "b")], factor=5, in_one_row=True)
+    assert [label for _, label in in_one_row[0]] == ["a", "b", "difference x5"]
 
 
 def test_a_label_that_does_not_fit_loses_its_last_words():
     def strip(label):
-        return stack_panels([[Panel(clip(50), label)]])[0, :-20]
+        return stack_panels([[(clip(50), label)]])[0, :-20]
 
     np.testing.assert_array_equal(strip("flow of manner free floors"), strip("flow of"))
     assert (strip("flow of") != strip("flow")).any()
-    with pytest.raises(ValueError, match="differ in shape"):
-        stack_panels([[Panel(clip(1), ""), Panel(clip(1, frames=1), "")]])
-    with pytest.raises(ValueError, match="differ in length"):
-        stack_panels([[Panel(clip(1), "")], []])

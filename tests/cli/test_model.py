@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from safetensors.torch import save_file
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import describe_model
-from chipsparse.cli.model.lora import read_lora
+from chipsparse.cli.model.loading import load_pipeline
+from chipsparse.cli.model.lora import Lora, read_lora
 from chipsparse.cli.model.schedulers import choose_scheduler
-from chipsparse.cli.model.weights import check_weight_files, files_digest, weights_digest
+from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.pipelines.registry import ADAPTERS
 from tests.cli.conftest import change_index, command, nothing_written
 
@@ -33,64 +35,45 @@ def change_config(folder, **entries):
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
 
-def weights(folder):
-    (file,) = (folder / "transformer").glob("*.safetensors")
-    return file
-
-
-def check(folder):
-    check_weight_files(describe_model(str(folder)), folder)
-
-
-def test_sound_models(model_folder, broken_model):
-    check(model_folder)
-    change_config(broken_model, num_layers=2, quantization_config={"quant_method": "other"})
-    check(broken_model)  # whose tensors have other names and shapes
+def load(folder):
+    model = describe_model(str(folder))
+    return load_pipeline(model, device=torch.device("cpu"), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"num_layers": 2}, r"does not fit the weights .* has no place for \d+ tensors that are"),
-        ({"num_layers": 4}, r"it asks for \d+ tensors more than are there, such as blocks\.3\."),
-        ({"num_layers": -1}, "num_layers must be a whole number from 0 to 1000, got -1"),
-        ({"num_layers": 10**6}, "num_layers must be a whole number from 0 to 1000, got 1000000"),
-        ({"num_layers": "ten"}, "num_layers must be a whole number from 0 to 1000, got 'ten'"),
-        ({"ffn_dim": 96}, r"asks for other shapes of \d+ tensors, such as blocks"),
-        ({"attention_head_dim": "wide"}, r"config\.json makes no WanTransformer3DModel: "),
+        ({"num_layers": 2}, r"does not fit the weights .* has no place for 27 tensors that are"),
+        ({"num_layers": 4}, r"it asks for 27 tensors more than are there, such as blocks\.3\."),
+        ({"num_layers": "ten"}, "the transformer of the model .* cannot be loaded: 'str' object"),
+        ({"ffn_dim": 96}, r"blocks\.0\.ffn.* expected shape torch\.Size\(\[96\]\), but got"),
     ],
 )
 def test_configs_of_another_model(broken_model, entries, sentence):
     change_config(broken_model, **entries)
     with pytest.raises(UserError, match=sentence):
-        check(broken_model)
+        load(broken_model)
 
 
-def test_downloads_that_broke_off(broken_model):
-    file = weights(broken_model)
+@pytest.mark.parametrize("component", ["transformer", "text_encoder"])
+def test_downloads_that_broke_off(broken_model, component):
+    (file,) = (broken_model / component).glob("*.safetensors")
     whole = file.read_bytes()
     lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
-    for content in (*(whole[:keep] for keep in (0, 4, 100, -1)), lfs):
+    for content in (*(whole[:keep] for keep in (0, 100, -1)), lfs):
         file.write_bytes(content)
-        with pytest.raises(UserError, match=r"safetensors is damaged \(incomplete download\?\)"):
-            check(broken_model)
-    index = file.with_name("diffusion_pytorch_model.safetensors.index.json")
-    for content, said in (
-        ('{"weight_map": {"a": "b-2.safetensors"}}', r"has no b-2\.safetensors, which .*json nam"),
-        ("{}", r"index\.json is damaged"),
-    ):
-        index.write_text(content)
-        with pytest.raises(UserError, match=said):
-            check(broken_model)
-    index.unlink()
+        with pytest.raises(UserError, match=rf"{file} is damaged \(incomplete download\?\)"):
+            load(broken_model)
     file.unlink()
-    with pytest.raises(UserError, match=r"the transformer of the model .* has no weights: "):
-        check(broken_model)
+    with pytest.raises(UserError, match=f"could not be loaded|{component} .* cannot be loaded"):
+        load(broken_model)
 
 
 def test_the_command_refuses_before_anything_is_made(generate, broken_model, workdir):
     change_config(broken_model, num_layers=2)
     assert "does not fit the weights beside it" in generate(model=broken_model).sentence()
+    change_config(broken_model, attention_head_dim="wide")
+    assert "makes no WanTransformer3DModel: " in generate(model=broken_model).sentence()
     assert list(workdir.iterdir()) == []
 
 
@@ -107,12 +90,17 @@ def test_every_tensor_and_its_name_count(tmp_path):
         return files_digest({"": tmp_path / "a.safetensors"})
 
     own = {"a": torch.zeros(3, 4, dtype=torch.bfloat16), "b": torch.zeros(())}
-    found = [saved(**own), saved(a=own["a"], c=own["b"]), saved(**{**own, "b": torch.ones(())})]
     changed = own["a"].clone()
     changed[0, 2] = 1
-    found += [saved(**{**own, "a": changed}), saved(**{**own, "a": own["a"].reshape(4, 3)})]
-    assert len(set(found)) == 5
-    assert saved(**own) == found[0]
+    others = [
+        {"a": own["a"], "c": own["b"]},
+        {**own, "b": torch.ones(())},
+        {**own, "a": changed},
+        {**own, "a": own["a"].reshape(4, 3)},
+    ]
+    digests = [saved(**tensors) for tensors in (own, *others)]
+    assert len(set(digests)) == 5
+    assert saved(**own) == digests[0]
 
 
 def test_other_files_are_read_whole(tmp_path):
@@ -122,16 +110,18 @@ def test_other_files_are_read_whole(tmp_path):
         file.write_bytes(b"\xff" * 1_500_000 + bytes([byte]) + b"\xff" * 1_500_000)
         digests.add(files_digest({"": file}))
     assert len(digests) == 2
-    for name, said in (
-        ("no.bin", "cannot be read: No such file"),
-        ("", "cannot be read: Is a direc"),
-    ):
-        with pytest.raises(UserError, match=f"{name}.* {said}"):
-            files_digest({"": tmp_path / name})
+    with pytest.raises(UserError, match=r"no\.bin cannot be read: No such file"):
+        files_digest({"": tmp_path / "no.bin"})
 
 
-def test_configs_and_tokenizers_count(broken_model):
+def test_the_digest_of_a_folder(model_folder, broken_model):
+    for file in broken_model.rglob("*"):
+        os.utime(file, (0, 0))
+    (broken_model / "chipsparse.yaml").unlink()  # whose settings count by themselves
+    (broken_model / "README.md").write_text("tiny")
+    (broken_model / "transformer/.DS_Store").write_text("seen")
     digests = [digest(broken_model)]
+    assert digests == [digest(model_folder)]
     for name in (
         "model_index.json",
         "scheduler/scheduler_config.json",
@@ -143,15 +133,6 @@ def test_configs_and_tokenizers_count(broken_model):
             file.write(" ")
         digests.append(digest(broken_model))
     assert len(set(digests)) == 6
-
-
-def test_the_same_content_in_another_folder(model_folder, broken_model):
-    for file in broken_model.rglob("*"):
-        os.utime(file, (0, 0))
-    (broken_model / "chipsparse.yaml").unlink()  # whose settings count by themselves
-    (broken_model / "README.md").write_text("tiny")
-    (broken_model / "transformer/.DS_Store").write_text("seen")
-    assert digest(broken_model) == digest(model_folder)
     model = dataclasses.replace(describe_model(str(model_folder)), location="owner/tiny")
     assert weights_digest(model) is None  # a hub model is told by its name
 
@@ -173,22 +154,26 @@ def choose(folder, name, *, sparse=True):
     return choose_scheduler(describe_model(str(folder)), name, sparse=sparse)
 
 
-def test_short_names_of_schedulers(unipc_model):
-    assert choose(unipc_model, None) is None
-    for name in ("DPMSolverMultistepScheduler", "DPMSolverMultistep", "dpm-solver-multistep"):
-        made = choose(unipc_model, name)
-        assert type(made).__name__ == "DPMSolverMultistepScheduler"
-        assert {key: made.config[key] for key in FLOW} == FLOW
+@pytest.mark.parametrize(
+    "name", ["DPMSolverMultistepScheduler", "DPMSolverMultistep", "dpm-solver-multistep"]
+)
+def test_short_names_of_schedulers(unipc_model, name):
+    made = choose(unipc_model, name)
+    assert type(made).__name__ == "DPMSolverMultistepScheduler"
+    assert {key: made.config[key] for key in FLOW} == FLOW
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nonsense", "--scheduler nonsense is none of diffusers' schedulers; for this model there"),
+        ("nonsense", "--scheduler nonsense is none of diffusers' schedulers that take this model"),
         ("", "--scheduler is empty; leave it out for the model's own"),
         ("DPMSolver", "--scheduler DPMSolver may be DPMSolver"),
         ("DDIM", "--scheduler DDIMScheduler does not work here: prediction_type given"),
-        ("FlowMatchEulerDiscrete", "--scheduler FlowMatchEulerDiscreteScheduler takes another con"),
+        (
+            "FlowMatchEulerDiscrete",
+            "--scheduler FlowMatchEulerDiscrete is none of diffusers' schedulers that take this",
+        ),
         ("Heun", "--scheduler HeunDiscreteScheduler does not work here: "),
     ],
 )
@@ -200,6 +185,7 @@ def test_schedulers_that_do_not_go_with_the_model(unipc_model, name, sentence):
 
 def test_schedulers_that_call_the_model_twice_are_for_dense_runs(unipc_model):
     UniPCMultistepScheduler().save_pretrained(unipc_model / "scheduler")  # epsilon: Heun can
+    assert choose(unipc_model, None) is None
     with pytest.raises(UserError, match="calls the transformer 2 times per denoising step"):
         choose(unipc_model, "HeunDiscrete")
     assert type(choose(unipc_model, "HeunDiscrete", sparse=False)).__name__.startswith("Heun")
@@ -214,41 +200,33 @@ def test_the_command_runs_with_another_scheduler(generate, unipc_model):
 # LoRAs.
 
 
-def save_lora(path, model_folder, layer):
-    """A LoRA of one linear of the first block, large enough to be seen."""
-    transformer = WanPipeline.from_pretrained(model_folder).transformer
-    linear = transformer.get_submodule(f"blocks.0.{layer}")
-    generator = torch.Generator().manual_seed(3)
-    tensors = {
-        "A": torch.randn(2, linear.in_features, generator=generator),
-        "B": torch.randn(linear.out_features, 2, generator=generator),
-    }
-    prefix = f"transformer.blocks.0.{layer}.lora_"
-    save_file({f"{prefix}{name}.weight": tensor for name, tensor in tensors.items()}, path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def loras(model_folder, tmp_path_factory):
-    """The file of one of attention, and of one of an MLP."""
-    layers = ("attn1.to_q", "ffn.net.2")
-    folders = [tmp_path_factory.mktemp("lora") for _ in layers]
-    return [
-        save_lora(folder / "style.safetensors", model_folder, layer)
-        for folder, layer in zip(folders, layers, strict=True)
-    ]
+    """The file of one of attention, and of one of an MLP, large enough to be seen."""
+    transformer = WanPipeline.from_pretrained(model_folder).transformer
+    generator = torch.Generator().manual_seed(3)
+    files = []
+    for layer in ("attn1.to_q", "ffn.net.2"):
+        linear = transformer.get_submodule(f"blocks.0.{layer}")
+        name = f"transformer.blocks.0.{layer}.lora_{{}}.weight"
+        tensors = {
+            name.format("A"): torch.randn(2, linear.in_features, generator=generator),
+            name.format("B"): torch.randn(linear.out_features, 2, generator=generator),
+        }
+        files.append(tmp_path_factory.mktemp("lora") / "style.safetensors")
+        save_file(tensors, files[-1])
+    return files
 
 
 def test_a_lora_changes_the_image_by_its_scale(generate, loras):
     pictures = {}
-    for scale in (None, 0, 1, 2):
+    for scale in (None, 0, 1):
         given = () if scale is None else ("--lora", f"{loras[0]}:{scale}")
         made = generate(*ONE, *given).json()
         pictures[scale] = np.asarray(Image.open("o.png"))
     assert (pictures[0] == pictures[None]).all()
     assert (pictures[1] != pictures[None]).any()
-    assert (pictures[2] != pictures[1]).any()
-    assert made["request"]["loras"] == [{"file": str(loras[0]), "scale": 2.0}]
+    assert made["request"]["loras"] == [{"file": str(loras[0]), "scale": 1.0}]
     assert made["sparse"]["fallbacks"] == []
 
 
@@ -287,9 +265,8 @@ def test_what_is_no_lora(workdir, text, sentence):
 
 def test_names_of_loras_with_colons_and_a_missing_package(workdir, loras, monkeypatch):
     (workdir / "a:1.safetensors").write_bytes(loras[0].read_bytes())
-    found = read_lora("a:1.safetensors")
-    assert (found.file.name, found.scale) == ("a:1.safetensors", 1.0)
-    assert read_lora("a:1.safetensors:-0.5").scale == -0.5
+    for text, scale in (("a:1.safetensors", 1.0), ("a:1.safetensors:-0.5", -0.5)):
+        assert read_lora(text) == Lora(Path("a:1.safetensors"), scale)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'chipsparse\[lora\]'"):
         read_lora(str(loras[0]))
@@ -330,7 +307,6 @@ def test_every_adapter_is_listed_with_what_it_says(monkeypatch):
         ("FluxTransformer2DModel", "text_columns", "before the image's, always kept"),
         ("ChromaTransformer2DModel", "text_columns", "before the image's"),
         ("ChromaTransformer2DModel", "attention", "dense: the pipeline passes an attention mask"),
-        ("WanTransformer3DModel", "guidance", "guidance_scale: a second call per step"),
         ("FluxTransformer2DModel", "guidance", "true_cfg_scale: a second call per step"),
         (
             "LTXVideoTransformer3DModel",

@@ -71,10 +71,10 @@ def test_generate_writes_what_the_patched_pipeline_makes(generate, folder, workd
     assert names(workdir) == ["out.png"]
 
 
-def test_compare_warms_up_and_makes_both(generate, folder, workdir, capfd):
+def test_compare_makes_both_without_bars_of_the_pipelines_own(generate, folder, workdir, capfd):
     generate("-o", "out.png", "--compare", model=folder).fine()
     assert names(workdir) == ["out-compare.png", "out-dense.png", "out.png"]
-    assert "it/s" not in capfd.readouterr().err  # bars of the pipeline's own
+    assert "it/s" not in capfd.readouterr().err
 
 
 def test_explain_reads_configs_alone(folder, monkeypatch):
@@ -103,9 +103,9 @@ def test_the_branches_of_a_guider_are_calls_where_plain_pipelines_make_one_batch
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"_class_name": "Flux9ModularPipeline"}, "Flux9ModularPipeline (_class_name), which"),
-        ({"_blocks_class_name": "Flux9Blocks"}, "Flux9Blocks (_blocks_class_name), which"),
-        ({"_blocks_class_name": "FluxTextEncoderStep"}, "FluxTextEncoderStep (_blocks_class_name"),
+        ({"_class_name": "Flux9ModularPipeline"}, "is Flux9ModularPipeline, which is no Modular"),
+        ({"_blocks_class_name": "Flux9Blocks"}, "_blocks_class_name of the model"),
+        ({"_blocks_class_name": "FluxTextEncoderStep"}, "is FluxTextEncoderStep, which is no"),
         ({"transformer": None}, "has no diffusion transformer"),
         ({"transformer": ["diffusers", "FluxNo", {}]}, "diffusers.FluxNo, which"),
     ],
@@ -118,9 +118,12 @@ def test_models_between_versions_are_refused_in_a_sentence(
     assert list(workdir.iterdir()) == []
 
 
-def test_weights_that_are_not_there_are_named(generate, broken, workdir):
+def test_weights_that_do_not_fit_or_are_not_there(generate, broken, workdir):
+    config = broken / "transformer/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_layers": 9}))
+    assert "does not fit the weights beside it" in generate("-o", "o.png", model=broken).refused()
     (broken / "transformer/diffusion_pytorch_model.safetensors").unlink()
-    assert "the transformer of the model" in generate("-o", "out.png", model=broken).refused()
+    assert "the transformer of the model" in generate("-o", "o.png", model=broken).refused()
 
 
 def test_an_error_in_the_loop_is_a_sentence(generate, folder, workdir, monkeypatch, capfd):
@@ -140,15 +143,12 @@ def test_a_guidance_scale_is_given_to_the_guiders():
     family = FAMILIES["qwen-image"]
     pipe = family.modular()
     known = {name: value for name, value in family.call.items() if name != "true_cfg_scale"}
-    calls, ends, inputs = [], [], []
-
-    def called(_, arguments, named):
-        calls.append(1)
-        inputs.append(named["hidden_states"].shape)
-
-    hook = pipe.transformer.register_forward_pre_hook(called, with_kwargs=True)
-    for scale, each in ((3.0, 2), (1.0, 1)):
-        calls.clear()
+    inputs, ends = [], []
+    hook = pipe.transformer.register_forward_pre_hook(
+        lambda _, arguments, named: inputs.append(named["hidden_states"].shape), with_kwargs=True
+    )
+    for scale, calls in ((3.0, 2), (1.0, 1)):
+        inputs.clear()
         call_pipeline(
             pipe,
             {**known, "guidance_scale": scale, "num_inference_steps": 4},
@@ -156,9 +156,8 @@ def test_a_guidance_scale_is_given_to_the_guiders():
             output_type="np",
             on_step_end=lambda step, latents: ends.append((step, latents.shape)) or step == 2,
         )
-        assert len(calls) == 3 * each  # it is ended before the fourth
-    assert [step for step, _ in ends] == [0, 1, 2, 0, 1, 2]
-    (shape,) = {shape for _, shape in ends}  # the latents, packed into tokens
-    assert shape == inputs[0]
+        assert len(inputs) == 3 * calls  # it is ended before the fourth
+    # The latents are packed into tokens.
+    assert ends == [(step, inputs[0]) for step in (0, 1, 2, 0, 1, 2)]
     assert "step" not in vars(pipe.scheduler)
     hook.remove()

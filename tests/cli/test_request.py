@@ -12,6 +12,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+import yaml
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from PIL import Image
 
@@ -99,7 +100,10 @@ def test_what_was_tuned_for_many_steps_is_not_used_for_few(chosen):
 
 @pytest.mark.parametrize("shift", [None, 6.0])
 def test_a_written_profile_reads_as_what_was_written(workdir, shift):
-    config = SparsityConfig().override({"attention.density": 0.25, "schedule.warmup_steps": 3})
+    layers = [{"layers": "1-2", "mlp": "dense"}]
+    config = SparsityConfig().override(
+        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers}
+    )
     write_profile(
         workdir / "p.yaml",
         command="tune",
@@ -109,7 +113,19 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
         config=config,
         tuned=TunedFor(model="tiny", flow_shift=shift),
     )
-    assert ("flow_shift" in (workdir / "p.yaml").read_text()) == (shift is not None)
+    content = yaml.safe_load((workdir / "p.yaml").read_text())
+    assert content["sparsity"] == {
+        "attention": {"density": 0.25},
+        "mlp": {"density": 0.3},  # the default, but a search chooses it
+        "schedule": {
+            "warmup_steps": 3,
+            "between": "middle",
+            "forecast": 0.0,
+            "forecast_after": 0.0,
+            "correct": True,
+        },
+        "layers": layers,
+    }
     profile = load_profile(workdir / "p.yaml")
     assert (profile.sparsity, profile.tuned.flow_shift) == (config, shift)
     assert names(workdir) == ["p.yaml"]

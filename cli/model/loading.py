@@ -1,0 +1,101 @@
+"""A model's pipeline, loaded from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from safetensors import safe_open
+
+from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.options import is_here
+from chipsparse.cli.views.units import counted
+from chipsparse.pipelines.denoising_loop import denoising_loops
+
+
+def load_pipeline(
+    model: ModelDescription,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    scheduler: Any | None = None,
+) -> Any:
+    """Return the pipeline on the device; its own progress bars stay off.
+
+    Args:
+        scheduler: that replaces the model's own; None: it stays.
+
+    Raises:
+        UserError: weights are missing, damaged, or of another config.
+    """
+    with user_errors(Exception, what=f"the model {model.location} could not be loaded"):
+        if is_here(model.location):
+            _check_files(model)
+        transformers = {
+            name: _load_transformer(model, name, dtype)
+            for name in model.components
+            if name.startswith("transformer")
+            and (model.blocks is None or (Path(model.location) / name).is_dir())
+        }
+        if model.blocks is None:
+            pipeline_class: Any = model.pipeline_class
+            pipe = pipeline_class.from_pretrained(model.location, dtype=dtype, **transformers)
+            pipe.set_progress_bar_config(disable=True)
+        else:
+            pipe = _load_modular(model, dtype, transformers)
+    if scheduler is not None:
+        pipe.scheduler = scheduler
+    return pipe.to(device)
+
+
+def _check_files(model: ModelDescription) -> None:
+    """Raise `UserError`, which names the file, where a download broke off."""
+    for name in model.components:
+        for file in sorted((Path(model.location) / name).glob("*.safetensors")):
+            with (
+                user_errors(Exception, what=f"{file} is damaged (incomplete download?)"),
+                safe_open(file, framework="numpy"),
+            ):
+                pass
+
+
+def _load_transformer(model: ModelDescription, name: str, dtype: torch.dtype) -> Any:
+    """Return a transformer; raise `UserError` where its config and its weights do not match.
+
+    diffusers loads one whose config names another number of layers than its weights have, and
+    makes a wrong result.
+    """
+    kind: Any = getattr(diffusers, model.components[name][1])
+    with user_errors(Exception, what=f"the {name} of the model {model.location} cannot be loaded"):
+        transformer, keys = kind.from_pretrained(
+            model.location, subfolder=name, dtype=dtype, output_loading_info=True
+        )
+    if "quantization_config" in transformer.config:
+        return transformer  # its tensors have other names
+    for names, fault in (
+        (keys["missing_keys"], "asks for {} more than are there"),
+        (keys["unexpected_keys"], "has no place for {} that are there"),
+    ):
+        if names:
+            raise UserError(
+                f"{name}/config.json of the model {model.location} does not fit the weights beside "
+                f"it: it {fault.format(counted(len(names), 'tensor'))}, such as {min(names)}"
+            )
+    return transformer
+
+
+def _load_modular(model: ModelDescription, dtype: torch.dtype, transformers: dict[str, Any]) -> Any:
+    pipe = diffusers.ModularPipeline.from_pretrained(model.location)
+    pipe.update_components(**transformers)
+    pipe.load_components(dtype=dtype)  # which goes on where one could not be loaded
+    missing = [name for name in model.components if getattr(pipe, name, None) is None]
+    if missing:
+        raise UserError(
+            f"the {' and '.join(missing)} of the model {model.location} could not be loaded"
+        )
+    for block in denoising_loops(pipe._blocks):
+        block.set_progress_bar_config(disable=True)
+    return pipe
