@@ -49,16 +49,16 @@ from benchmarks.step_timing import (
     run_timed,
 )
 from chipsparse import ScheduleConfig, SparsityConfig
-from chipsparse.cache.kinds import with_caches
 from chipsparse.cache.memory_plan import (
     UNLIMITED,
-    Capacity,
     MemoryDemand,
     MemoryPlan,
     plan_memory,
     reserve_share,
     working_bytes,
 )
+from chipsparse.cache.placement import Capacity
+from chipsparse.cache.tensors import with_caches
 from chipsparse.common.machine import host_budget, host_free_bytes
 from chipsparse.config import ActionName, Precision
 from chipsparse.cost_model.layer_times import as_of_many
@@ -170,8 +170,7 @@ def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
 
 def of_steps(config: SparsityConfig) -> SparsityConfig:
     """What is measured for a config: steps of each action that it takes, one behind the other."""
-    schedule = Schedule(config.schedule, STEPS)
-    sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
+    sparse = Action.SPARSE in Schedule(config.schedule, STEPS).actions
     return replace(
         config,
         schedule=ScheduleConfig(
@@ -206,7 +205,7 @@ def in_share(
     """
     config = with_caches(config, in_fp8=whole.in_fp8)
     placement, host = whole.placement, share * whole.host_bytes
-    if placement.host and not placement.recomputed:  # caches move as a whole
+    if placement.host and not placement.dense:  # caches move as a whole
         host += 2 * whole.branches * max(sum(kinds.values()) for kinds in placement.host.values())
     caches = share * whole.branches * placement.device_bytes + placement.slot_bytes
     return config.override({"memory.vram": taken + int(caches), "memory.ram": int(host)})

@@ -28,6 +28,7 @@ OffloadMode = Literal["auto", "always", "never"]
 CachePrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
 Dense = Literal["dense"]
+LayerPart = tuple[int, Part]
 
 
 class ConfigError(ValueError):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from chipsparse.config import PARTS, ConfigError, Part, SparsityConfig
+from chipsparse.config import PARTS, ConfigError, Dense, LayerPart, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
-from chipsparse.schedule.schedule import MANY_STEPS, Schedule
 from chipsparse.schedule.schedule import Action as Action
+from chipsparse.schedule.schedule import Schedule
 from chipsparse.schedule.text import forecast_text, list_text
 from chipsparse.without_effect import without_effect
 
@@ -66,80 +67,75 @@ class SparsityPlan:
         of_prompts = {name: getattr(self.layout, name) for name in names}
         return replace(other, layout=replace(other.layout, **of_prompts)) == self
 
+    @cached_property
+    def step_actions(self) -> tuple[Action, ...]:
+        """The planned action of every step from 0 on, for the layers that may be sparse."""
+        actions = self.schedule.actions
+        if self.has_sparse_layers:
+            return actions
+        return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
+
     def step_action(self, step: int) -> Action:
-        """Return the action of a step (from 0) for the layers that may be sparse."""
-        action = self.schedule.action(step)
-        return action if self.has_sparse_layers or action is Action.SKIP else Action.DENSE
+        """Return the planned action of a step, from 0."""
+        return self.step_actions[min(step, len(self.step_actions) - 1)]
 
-    def action(self, layer: int, step: int, part: Part) -> Action:
-        """Return the action of one layer's attention or MLP at one step."""
-        action = self.step_action(step)
-        if not self.is_sparse(layer, part) and action is not Action.SKIP:
-            return Action.DENSE
-        return action
+    @property
+    def sparse_steps(self) -> int:
+        """The number of sparse steps, as far as they are known before."""
+        return self.step_actions[self.first :].count(Action.SPARSE)
 
-    def density(self, layer: int, part: Part) -> float | None:
-        """Return the share of columns or neurons that a layer keeps by score; None: dense."""
-        return self._densities[part][layer]
+    @cached_property
+    def dense(self) -> Mapping[LayerPart, str]:
+        """Why the config keeps parts of layers dense at every step, by layer and part."""
+        first, reasons = self.config.schedule.first_dense_layers, {}
+        for part in PARTS:
+            sparse = (self.config.attention if part == "attention" else self.config.mlp).is_sparse
+            for layer in range(self.layout.layers):
+                if not sparse:
+                    reasons[layer, part] = f"{part}.density is dense"
+                elif layer < first:
+                    reasons[layer, part] = f"schedule.first_dense_layers is {first}"
+                elif self._shares[layer, part] == "dense":
+                    reasons[layer, part] = "layers names it dense"
+        return reasons
+
+    @cached_property
+    def _shares(self) -> Mapping[LayerPart, float | Dense]:
+        """What the config asks of each part, whatever the first layers do."""
+        layers = range(self.layout.layers)
+        shares: dict[LayerPart, float | Dense] = {
+            **{(layer, "attention"): self.config.attention.density for layer in layers},
+            **{(layer, "mlp"): self.config.mlp.density for layer in layers},
+        }
+        for budget in self.config.layers:
+            for layer in itertools.chain(*budget.ranges):
+                if budget.attention is not None:
+                    shares[layer, "attention"] = budget.attention
+                if budget.mlp is not None:
+                    shares[layer, "mlp"] = budget.mlp
+        return shares
 
     def is_sparse(self, layer: int, part: Part) -> bool:
         """Return True where a layer's attention or MLP runs sparse if the schedule says so."""
-        return self.density(layer, part) is not None
+        return (layer, part) not in self.dense
 
-    def why_dense(self, layer: int, part: Part) -> str | None:
-        """Return what of the config keeps a part dense at every step; None where nothing does."""
-        if self.is_sparse(layer, part):
-            return None
-        config, first = self.config, self.config.schedule.first_dense_layers
-        if not (config.attention if part == "attention" else config.mlp).is_sparse:
-            return f"{part}.density is dense"
-        if layer < first:
-            return f"schedule.first_dense_layers is {first}"
-        return "layers names it dense"
+    def density(self, layer: int, part: Part) -> float | None:
+        """Return the share of columns or neurons that a layer keeps by score; None: dense."""
+        share = self._shares[layer, part]
+        return None if (layer, part) in self.dense or share == "dense" else share
 
-    @cached_property
-    def _densities(self) -> dict[Part, list[float | None]]:
-        return {part: self._resolve(part) for part in PARTS}
-
-    @cached_property
+    @property
     def has_sparse_layers(self) -> bool:
         """True where the attention or MLP of any layer may run sparse."""
-        densities = itertools.chain(*self._densities.values())
-        return any(density is not None for density in densities)
-
-    def _resolve(self, part: Part) -> list[float | None]:
-        config = self.config.attention if part == "attention" else self.config.mlp
-        count = self.layout.layers
-        if config.density == "dense":
-            return [None] * count
-        densities: list[float | None] = [config.density] * count
-        for budget in self.config.layers:
-            share = getattr(budget, part)
-            if share is not None:
-                for layers in budget.ranges:
-                    for layer in layers:
-                        densities[layer] = None if share == "dense" else share
-        first = min(count, self.config.schedule.first_dense_layers)
-        return [None] * first + densities[first:]
+        return len(self.dense) < len(self._shares)
 
     def is_dense(self) -> bool:
         """Return True where no layer ever uses a cache, so that nothing need be recorded."""
-        return not self._has_sparse_steps
-
-    @cached_property
-    def _has_sparse_steps(self) -> bool:
-        return self.has_sparse_layers and any(
-            self.step_action(step) is Action.SPARSE for step in self.schedule.known_steps
-        )
+        return self.sparse_steps == 0
 
     def captures_steps(self) -> bool:
         """Return True where sparse steps can be captured as CUDA graphs if the device has them."""
         return self.config.cuda_graphs != "never" and not self.is_dense()
-
-    def sparse_steps_from(self, step: int) -> int:
-        """Return the number of sparse steps from a step on, as far as they are known before."""
-        steps = self.schedule.known_steps[step:]
-        return [self.step_action(step) for step in steps].count(Action.SPARSE)
 
     def taken(self, step: int, recorded: Action | None) -> Action:
         """Return the action that a guidance branch takes at a step.
@@ -167,8 +163,7 @@ class SparsityPlan:
         """True where a sparse step comes before the next planned refresh."""
         if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
             return True
-        end = step + MANY_STEPS if self.steps is None else self.steps
-        later = map(self.step_action, range(step + 1, end))
+        later = self.step_actions[step + 1 :]
         readers = (action for action in later if action in (Action.SPARSE, Action.REFRESH))
         return next(readers, None) is Action.SPARSE
 

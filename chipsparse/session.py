@@ -345,7 +345,7 @@ class Session:
     ) -> None:
         """Makes room for the caches of a branch, and says which layers run dense without any."""
         generation, branch = self._generation, self._generation.branches[name]
-        plan, layers = branch.plan, range(branch.plan.layout.layers)
+        plan = branch.plan
         self.report.dtype = demand.dtype
         rates = self._rates_of(device, demand.dtype)
         branch.captures = demand.captures and captures(plan, demand.dtype, rates)
@@ -361,21 +361,14 @@ class Session:
                 fp8_mlps=demand.fp8_mlps,
             )
             slower = slower_parts(times, rates)
-        notes = dense_notes(slower, len(layers))
+        notes = dense_notes(slower, plan.layout.layers)
         for note in notes:
             self.report.note(note)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
-        parts = [(layer, part) for layer in layers for part in PARTS]
-        reasons = {
-            (layer, part): plan.why_dense(layer, part)
-            or slower.get((layer, part))
-            or self._caches.why_recomputed(name, layer, part)
-            for layer, part in parts
-        }
-        branch.dense = {part: reason for part, reason in reasons.items() if reason is not None}
-        can_be_sparse = set(parts) - branch.dense.keys() - demand.dense
-        if is_first and not can_be_sparse and not plan.schedule.skips_any:
+        branch.dense = {**self._caches.dense(name), **slower, **plan.dense}
+        all_dense = len(branch.dense.keys() | demand.dense) == len(PARTS) * plan.layout.layers
+        if is_first and all_dense and not plan.schedule.skips_any:
             generation.all_dense = notes
 
     def say_if_all_dense(self) -> None:

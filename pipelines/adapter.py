@@ -22,10 +22,9 @@ import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.conditioning import Conditioning
-from chipsparse.config import Part
+from chipsparse.config import PARTS, Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.kernels.dense_attention import faster_than_the_library

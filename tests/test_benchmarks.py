@@ -23,7 +23,8 @@ from benchmarks.kernel_cases import KERNELS, Inputs, Settings
 from benchmarks.kernel_checks import WrongResultError, check_selection, samples
 from benchmarks.models import FAMILIES, MODELS, STEPS, last_blocks_only, without_useless_masks
 from benchmarks.records import Run, read, table, write, write_compact
-from chipsparse.cache.memory_plan import Capacity, MemoryDemand, plan_memory
+from chipsparse.cache.memory_plan import MemoryDemand, plan_memory
+from chipsparse.cache.placement import Capacity
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layers.mlp_weights import fp8_form

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
 
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.kinds import (
+from chipsparse.cache.placement import SLOTS, Capacity, PartNeed, Placement, Sizes, place
+from chipsparse.cache.tensors import (
+    CAPACITY_MULTIPLE,
+    COLUMN_SUMS_BYTES,
+    KINDS,
+    LISTS_BYTES,
     kept_kinds,
     kind_bytes,
-    read_kinds,
-    saved_work,
     with_caches,
-    written_kinds,
 )
-from chipsparse.cache.placement import PartNeed, Placement, Sizes, place
-from chipsparse.cache.tensors import CAPACITY_MULTIPLE, COLUMN_SUMS_BYTES, LISTS_BYTES
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
-from chipsparse.config import PARTS, ConfigError, MemoryConfig, Part
+from chipsparse.config import PARTS, ConfigError, LayerPart, MemoryConfig, Part
 from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
-from chipsparse.layout import Fp8Form
+from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.dense_layers import dense_notes
 
 UNLIMITED = 1 << 62
 INDEX_BYTES = 4
@@ -57,28 +56,6 @@ class BudgetError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """Bytes that caches may take.
-
-    Attributes:
-        device: on the device, slots included.
-        host: in host memory besides; 0 where nothing may or need go there.
-        one_memory: whether the host's are the device's own, as on a CPU: they are there once.
-    """
-
-    device: int
-    host: int
-    one_memory: bool = False
-
-    def __str__(self) -> str:
-        """The text for messages."""
-        device = format_bytes(max(0, self.device))
-        if self.one_memory:
-            return f"{device} of memory"
-        return f"{device} on the device and {format_bytes(max(0, self.host))} of host memory"
-
-
-@dataclass(frozen=True)
 class MemoryDemand:
     """The demand of a generation on the memory, besides its sizes.
 
@@ -96,7 +73,7 @@ class MemoryDemand:
     dtype: torch.dtype = torch.float32
     branches: int = 1
     pending_bytes: int = 0
-    dense: frozenset[tuple[int, Part]] = frozenset()
+    dense: frozenset[LayerPart] = frozenset()
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
     captures: bool = True
 
@@ -134,7 +111,7 @@ class MemoryPlan:
     @property
     def needs_host(self) -> bool:
         """True where caches live in host memory, or would if there were more of it."""
-        return bool(self.placement.host or self.placement.recomputed)
+        return bool(self.placement.host or self.placement.dense)
 
     def is_better_than(self, other: MemoryPlan) -> bool:
         """Return True where more is kept, or the same without host memory."""
@@ -149,17 +126,12 @@ class MemoryPlan:
 
     def check(self) -> None:
         """Raises `BudgetError` where caches are wanted and none fits."""
-        if self.placement.recomputed and not (self.placement.device or self.placement.host):
+        if self.placement.dense and not (self.placement.device or self.placement.host):
             raise BudgetError(
                 f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
                 f"besides weights and working memory there are {self.capacity} for them; raise "
                 "the budgets, make a smaller image or video, or run dense"
             )
-
-    def fallbacks(self, layers: int) -> list[str]:
-        """One sentence for each part of the model that is not kept."""
-        why = self.placement.why_recomputed
-        return dense_notes({key: why(*key) for key in self.placement.recomputed}, layers)
 
 
 def plan_memory(
@@ -183,10 +155,8 @@ def plan_memory(
         needs = cache_needs(replace(plan, config=config), dtype=demand.dtype, dense=demand.dense)
         placement = place(
             needs,
-            device_bytes=capacity.device,
-            host_bytes=capacity.host,
+            capacity,
             branches=demand.branches,
-            one_memory=capacity.one_memory,
             open_slots=open_slots,
             prefer_host=config.memory.offload == "always" and capacity.host > 0,
         )
@@ -195,7 +165,7 @@ def plan_memory(
             demand.branches,
             capacity,
             wanted=demand.branches * sum(need.nbytes for need in needs),
-            lost=sum(need.saved for need in needs if need.key in placement.recomputed),
+            lost=sum(need.saved for need in needs if need.key in placement.dense),
             in_fp8=in_fp8,
         )
 
@@ -208,34 +178,43 @@ def plan_memory(
 
 
 def cache_needs(
-    plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[tuple[int, Part]] = ()
+    plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[LayerPart] = ()
 ) -> list[PartNeed]:
     """Return the wish of each layer part for one branch; none of parts that are dense anyway."""
     config, layout = plan.config, plan.layout
     needs = []
     for layer in range(layout.layers):
-        sparse = [
-            part for part in PARTS if plan.is_sparse(layer, part) and (layer, part) not in dense
-        ]
         sizes: dict[Part, dict[str, int]] = {
             part: {
                 kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
                 for kind in kept_kinds(config, part)
             }
-            for part in sparse
+            for part in PARTS
+            if plan.is_sparse(layer, part) and (layer, part) not in dense
         }
         movable = worth_moving(layer, sizes, plan=plan, dtype=dtype)
         needs += [
-            PartNeed(
-                layer, part, sizes[part], saved_work(part, layer, plan), movable=part in movable
-            )
-            for part in sparse
+            PartNeed(layer, part, sizes[part], saved_work(part, layer, plan), part in movable)
+            for part in sizes
         ]
     return needs
 
 
+def saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
+    """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
+    kept, layout = plan.density(layer, part), plan.layout
+    if kept is None:
+        return 0.0
+    if part == "attention":
+        kept = min(1.0, kept + plan.config.attention.random_fraction)
+        whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
+    else:
+        whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
+    return layout.batch * whole * (1 - kept)
+
+
 def worth_moving(
-    layer: int, sizes: Mapping[Part, Mapping[str, int]], *, plan: SparsityPlan, dtype: torch.dtype
+    layer: int, sizes: Mapping[Part, Sizes], *, plan: SparsityPlan, dtype: torch.dtype
 ) -> frozenset[Part]:
     """The parts of a layer that are faster with caches in host memory than dense.
 
@@ -245,17 +224,11 @@ def worth_moving(
     """
     rates = Rates()
 
-    def moved_bytes(parts: Iterable[Part], kinds_of: Callable[..., frozenset[str]]) -> int:
-        return sum(
-            sizes[part][kind]
-            for part in parts
-            for kind in kinds_of(plan.config, part, Action.SPARSE) & sizes[part].keys()
-        )
-
-    def seconds(moved: Iterable[Part]) -> float:
-        moved = frozenset(moved)
+    def seconds(moved: tuple[Part, ...]) -> float:
+        placement = Placement(host={(layer, part): sizes[part] for part in moved})
+        bytes_of = [placement.moved(plan.config, layer, part, Action.SPARSE) for part in moved]
+        to_device, to_host = (sum(counts) for counts in zip((0, 0), *bytes_of, strict=True))
         dense = [part for part in PARTS if part not in moved]
-        to_device, to_host = moved_bytes(moved, read_kinds), moved_bytes(moved, written_kinds)
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )
@@ -264,6 +237,46 @@ def worth_moving(
     counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
     choices = [chosen for count in counts for chosen in combinations(sizes, count)]
     return frozenset(min(choices, key=seconds))
+
+
+@dataclass(frozen=True)
+class KindBytes:
+    """The bytes of one kind of tensor, all layers and guidance branches together.
+
+    Attributes:
+        layer: bytes in one layer of each kind of layer.
+        total: bytes of all that are kept.
+        device: how many of them are on the device.
+        host: how many of them are in host memory beside it.
+        slots: bytes on the device that those in host memory pass through.
+    """
+
+    layer: Mapping[str, int]
+    total: int
+    device: int
+    host: int
+    slots: int
+
+
+def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:
+    """The table of a plan, without the kinds that it keeps nowhere."""
+    placement, table = memory.placement, {}
+    slots = {kind: size for sizes in placement.slots.values() for kind, size in sizes.items()}
+    for kind in KINDS:
+        on_device, on_host = (
+            {layer: sizes[kind] for (layer, _), sizes in home.items() if kind in sizes}
+            for home in (placement.device, placement.host)
+        )
+        sizes = on_device | on_host
+        if sizes:
+            table[kind] = KindBytes(
+                layer={layout.kind(layer).name: sizes[layer] for layer in sorted(sizes)},
+                total=memory.branches * sum(sizes.values()),
+                device=memory.branches * sum(on_device.values()),
+                host=memory.branches * sum(on_host.values()),
+                slots=SLOTS * slots.get(kind, 0),
+            )
+    return table
 
 
 def working_bytes(

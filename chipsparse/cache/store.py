@@ -7,14 +7,13 @@ layer that borrows it, and kept again when the layer is done; the layer sees no 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from chipsparse.cache.kinds import KINDS, PARTS, read_kinds, with_caches
 from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -24,9 +23,10 @@ from chipsparse.cache.memory_plan import (
     working_bytes,
 )
 from chipsparse.cache.offload import OffloadPool
-from chipsparse.cache.tensors import LayerCache, PartCache
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.cache.tensors import KINDS, LayerCache, PartCache, read_and_written, with_caches
+from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report.dense_layers import dense_notes
 
 IN_FP8 = (
     "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
@@ -125,8 +125,8 @@ class CacheStore:
         if memory.in_fp8 and plan.config.memory.cache_precision == "auto":
             self._note(IN_FP8)
         of_branch = "" if first is None or memory == first.memory else f"in branch {branch}, "
-        for each in memory.fallbacks(plan.layout.layers):
-            self._fall_back(of_branch + each)
+        for note in dense_notes(memory.placement.dense, plan.layout.layers):
+            self._fall_back(of_branch + note)
 
     def _plan(
         self,
@@ -205,12 +205,9 @@ class CacheStore:
         """Return True where none of the caches of a branch lives in host memory."""
         return not self._branches[branch].memory.placement.host
 
-    def why_recomputed(self, branch: str, layer: int, part: Part) -> str | None:
-        """Return why a layer's part has no caches, so that it runs dense; None where it has."""
-        placement = self._branches[branch].memory.placement
-        if (layer, part) not in placement.recomputed:
-            return None
-        return placement.why_recomputed(layer, part)
+    def dense(self, branch: str) -> Mapping[LayerPart, str]:
+        """Return why each (layer, part) of a branch that has no caches runs dense."""
+        return self._branches[branch].memory.placement.dense
 
     # What is there.
 
@@ -247,9 +244,9 @@ class CacheStore:
     # What layers borrow.
 
     def reads(self, part: Part, action: Action) -> frozenset[str]:
-        """Return the tensors that a layer reads; see `read_kinds`."""
+        """Return the tensors that a layer reads; see `read_and_written`."""
         if (part, action) not in self._reads:
-            self._reads[part, action] = read_kinds(self._config, part, action)
+            self._reads[part, action], _ = read_and_written(self._config, part, action)
         return self._reads[part, action]
 
     def start(self, branch: str, action: Action) -> None:

@@ -366,7 +366,7 @@ def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None)
     host = len(layers) * rates.host_seconds
     times = (layer_time(n, Action.SPARSE, plan=plan, rates=rates, dtype=dtype) for n in layers)
     waits = host - sum(time.total for time in times)
-    return waits * (plan.sparse_steps_from(0) - CALLS_BEFORE) > CAPTURE_CALLS * host
+    return waits * (plan.sparse_steps - CALLS_BEFORE) > CAPTURE_CALLS * host
 
 
 def as_of_many(config: SparsityConfig, plan: SparsityPlan, dtype: torch.dtype) -> SparsityConfig:

@@ -420,7 +420,7 @@ def record_residual(
         kept_lse,
         cache.lse,
         delta_rule=config.attention.delta_rule,
-        fp8=cache.residual_in_fp8,
+        fp8=cache.in_fp8,
         backend=inputs.backend,
     )
     cache.residual = residual.values

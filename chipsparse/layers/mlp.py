@@ -204,7 +204,7 @@ def dense_step(
     if cache is not None:
         read = weights.read(hidden.dtype, backend=backend)
         cache.mean = _means(hidden, read, block_size=block_size, backend=backend)
-        if cache.activation_in_fp8:
+        if cache.in_fp8:
             rounded = fp8_activations(activation, backend=backend)
             activation, cache.token_scale = rounded
         elif read is not weights:  # computed by the model's linears, not for the kernels

@@ -134,7 +134,7 @@ class CallRecorder:
         known = seen | left.keys()
         for layer in range(plan.layout.layers):
             for part, other in (PARTS, PARTS[::-1]):
-                why = left.get((layer, part)) or plan.why_dense(layer, part)
+                why = left.get((layer, part)) or plan.dense.get((layer, part))
                 if why is not None and (layer, part) not in seen and (layer, other) in known:
                     record.layers.append(LayerRecord(layer, part, Action.DENSE, reason=why))
         if len(record.layers) > len(seen):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
-from bisect import bisect_right
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from chipsparse.config import Between, ScheduleConfig
+from chipsparse.config import ActionName, Between, ScheduleConfig
 
 # The number of steps that is assumed where it is not known.
 MANY_STEPS = 1000
@@ -81,12 +80,12 @@ class Schedule:
         None where none are listed: the schedule has the published form, or gives a share of a
         number of steps that is not known.
         """
-        config, steps, run = self.config, self.steps, self.run
+        config, run = self.config, self.run
         if not config.lists_full:
             return None
         if config.full_steps is not None:
-            reached = (step for step in config.full_steps if steps is None or step < steps)
-            return tuple(sorted({self.first, *(step for step in reached if step > self.first)}))
+            reached = range(self.first, self.end)
+            return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
         if run is None:
             return None
         assert config.full_share is not None
@@ -94,44 +93,29 @@ class Schedule:
         return tuple(self.first + step for step in spread(run, count))
 
     @property
-    def known_steps(self) -> range:
-        """The steps, or many of them."""
-        return range(self.first, MANY_STEPS if self.steps is None else self.steps)
-
-    def action(self, step: int) -> Action:
-        """Return the action of a step, from 0."""
-        config = self.config
-        if config.actions:
-            return Action(config.actions[min(step, len(config.actions) - 1)])
-        if self.full_steps is not None:
-            return self._listed_action(step, self.full_steps)
-        if config.lists_full:  # a share of a number that is not known
-            return Action.DENSE
-        since_warmup = step - (config.warmup_steps - 1)
-        end = MANY_STEPS if self.steps is None else self.steps - config.warmup_steps // 3
-        if since_warmup < 0 or step >= end:
-            return Action.DENSE
-        return Action.SPARSE if since_warmup % config.refresh_every else Action.REFRESH
-
-    def _listed_action(self, step: int, full_steps: tuple[int, ...]) -> Action:
-        following = bisect_right(full_steps, step)
-        full, between = full_steps[following - 1], self.config.between
-        if following < len(full_steps):
-            end = full_steps[following]
-        elif self.steps is not None:
-            end = self.steps
-        else:
-            end = sys.maxsize
-            between = "every_other" if between == "middle" else between
-        sparse = sparse_between(full, end, between)
-        if step == full:
-            return Action.REFRESH if sparse and step > self.first else Action.DENSE
-        return Action.SPARSE if step in sparse else Action.SKIP
+    def end(self) -> int:
+        """The number of steps, or many of them."""
+        return MANY_STEPS if self.steps is None else self.steps
 
     @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """The action of every step from 0 on; the last one stands for all that may follow."""
+        config = self.config
+        if config.actions:
+            return listed(config.actions, self.end)
+        if self.full_steps is not None:
+            return around_full(
+                self.full_steps, self.end, config.between, known=self.steps is not None
+            )
+        if config.lists_full:  # a share of a number that is not known
+            return (Action.DENSE,) * self.end
+        last = 0 if self.steps is None else config.warmup_steps // 3
+        return periodic(self.end, config.warmup_steps, config.refresh_every, last)
+
+    @property
     def skips_any(self) -> bool:
         """True where any step is skipped."""
-        return any(self.action(step) is Action.SKIP for step in self.known_steps)
+        return Action.SKIP in self.actions[self.first :]
 
     def forecast_share(self, step: int) -> float:
         """Return the share of a forecast in the output of a skipped step; 0: it is held."""
@@ -142,11 +126,11 @@ class Schedule:
     @property
     def forecasts_any(self) -> bool:
         """True where skipped outputs may be forecast."""
-        return self.skips_any and any(map(self.forecast_share, self.known_steps))
+        return self.skips_any and self.forecast_share(self.end - 1) > 0
 
     def why_not_corrected(self, shift: float) -> str | None:
         """Return why correction would lose at a flow shift; None where it gains."""
-        actions = [self.action(step) for step in self.known_steps] if self.run else []
+        actions = () if self.steps is None else self.actions[self.first :]
         computed = len(actions) - actions.count(Action.SKIP)
         least = next((share for above, share in LEAST_CORRECTED if shift > above), 0.0)
         if Action.SPARSE in actions or computed >= least * len(actions):
@@ -173,6 +157,52 @@ class Schedule:
             "shares are made for some 50 steps; list more with full_steps, a larger full_share or "
             "least_full"
         ]
+
+
+def listed(names: Sequence[ActionName], end: int) -> tuple[Action, ...]:
+    """Return the actions that are named, the last of them for all steps that are left."""
+    return tuple(Action(names[min(step, len(names) - 1)]) for step in range(end))
+
+
+def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
+    """Return the schedule as published: refreshes at equal distances, sparse steps between them.
+
+    Args:
+        end: the number of steps.
+        first: how many are computed in full at the start; the last of them is a refresh.
+        every: distance of the refreshes.
+        last: how many are dense at the end.
+    """
+    actions = [Action.DENSE] * end
+    for step in range(first - 1, end - last):
+        actions[step] = Action.SPARSE if (step - first + 1) % every else Action.REFRESH
+    return tuple(actions)
+
+
+def around_full(
+    full_steps: Sequence[int], end: int, between: Between | tuple[int, ...], *, known: bool
+) -> tuple[Action, ...]:
+    """Return full steps, refreshes where sparse ones come behind them, and the rest skipped.
+
+    Args:
+        full_steps: in order; the first of them is the first step that runs.
+        end: the number of steps.
+        between: see `sparse_between`.
+        known: False where ``end`` stands for a number that is not known, so that there is no middle
+            behind the last full step.
+    """
+    actions = [Action.DENSE] * end
+    for full, following in itertools.pairwise((*full_steps, end)):
+        is_open = following == end and not known
+        sparse = sparse_between(
+            full, following, "every_other" if is_open and between == "middle" else between
+        )
+        for step in range(full, following):
+            if step > full:
+                actions[step] = Action.SPARSE if step in sparse else Action.SKIP
+            elif sparse and full > full_steps[0]:
+                actions[step] = Action.REFRESH
+    return tuple(actions)
 
 
 @functools.lru_cache(maxsize=64)

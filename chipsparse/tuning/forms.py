@@ -83,10 +83,9 @@ class Candidate:
     steps: int
 
     @cached_property
-    def actions(self) -> list[Action]:
+    def actions(self) -> tuple[Action, ...]:
         """The action of each step."""
-        schedule = Schedule(self.config.schedule, self.steps)
-        return [schedule.action(step) for step in range(self.steps)]
+        return Schedule(self.config.schedule, self.steps).actions
 
     @property
     def describe(self) -> str:

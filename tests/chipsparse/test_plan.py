@@ -6,9 +6,8 @@ import re
 import pytest
 
 from chipsparse import ConfigError, SparsityConfig
-from chipsparse.cache.kinds import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 from tests import schedules
 
@@ -100,16 +99,6 @@ def test_the_last_listed_action_is_repeated():
     assert listed(None, actions=["dense"]).is_dense()
 
 
-def test_first_layers_stay_dense_but_are_skipped_too():
-    config = SparsityConfig().override(
-        {**schedules.listed("DRSSSKS"), "schedule.first_dense_layers": 2}
-    )
-    plan = SparsityPlan(config, LAYOUT, 12)
-    for part in PARTS:
-        assert letters(plan.action(layer, 3, part) for layer in range(4)) == "DDSS"
-        assert plan.action(0, 5, part) is Action.SKIP
-
-
 def test_layers_have_budgets_of_their_own():
     config = SparsityConfig().override(
         {
@@ -130,10 +119,11 @@ def test_layers_have_budgets_of_their_own():
     assert [plan.attention_keep_count(layer) for layer in range(4)] == [60, 6, 60, 30]
     assert plan.attention_random_count() == 3
     assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
-    assert plan.action(3, 5, "attention") is Action.SPARSE
-    assert plan.action(3, 5, "mlp") is Action.DENSE
+    first = dict.fromkeys([(0, "attention"), (0, "mlp")], "schedule.first_dense_layers is 1")
+    assert plan.dense == first | dict.fromkeys([(2, "attention"), (3, "mlp")], NAMED)
     off = SparsityPlan(config.override({"attention.density": "dense"}), LAYOUT, 12)
-    assert not any(off.is_sparse(layer, "attention") for layer in range(4))
+    never = {(layer, "attention"): "attention.density is dense" for layer in range(4)}
+    assert off.dense == {(0, "mlp"): first[0, "mlp"], (3, "mlp"): NAMED, **never}
     with pytest.raises(ConfigError) as error:
         SparsityPlan(config, dataclasses.replace(LAYOUT, kinds=(LayerKind("block", 3, 8),)), 12)
     assert str(error.value) == (
@@ -141,6 +131,7 @@ def test_layers_have_budgets_of_their_own():
     )
 
 
+NAMED = "layers names it dense"
 REST = "the rest skipped, then corrected"
 MIDDLE = f"one sparse step in each gap of 3 and more, {REST}"
 # Steps, schedule, how it is described, and the beginning of its note, if it has one.

@@ -7,9 +7,10 @@ import torch
 
 import chipsparse.cache.store
 from chipsparse.cache import memory_plan
-from chipsparse.cache.kinds import KINDS, PARTS, kept_kinds, kind_bytes
-from chipsparse.cache.memory_plan import Capacity, cache_needs, working_bytes
-from chipsparse.cache.placement import SLOTS
+from chipsparse.cache.memory_plan import cache_needs, working_bytes
+from chipsparse.cache.placement import SLOTS, Capacity
+from chipsparse.cache.tensors import KINDS, kept_kinds, kind_bytes
+from chipsparse.config import PARTS
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
 from tests.chipsparse.cache.races import TracedCopies, WatchComputation

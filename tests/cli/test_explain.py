@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.kinds import KINDS
+from chipsparse.cache.tensors import KINDS
 from chipsparse.cli.explain import explanation
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.profiles.profile import ASSETS, load_profile
@@ -203,7 +203,7 @@ def test_caches_beyond_the_gpu_pass_through_two_slots(wan):
         assert sizes["slots"] == (2 * sizes["layer"]["block"] if sizes["host"] else 0)
     on_gpu = sum(sizes["device"] + sizes["slots"] for sizes in caches.values())
     assert memory["device"] == memory["weights"] + memory["working"] + on_gpu
-    assert 89 * GIB < memory["device"] <= 90 * GIB
+    assert 88 * GIB < memory["device"] <= 90 * GIB
     assert sum(sizes["total"] for sizes in caches.values()) == memory["caches_wanted"]
     read = [sizes["host"] for name, sizes in caches.items() if name != "lse"]
     back = [sizes["host"] for name, sizes in caches.items() if KINDS[name].rewritten]

@@ -5,8 +5,7 @@ import copy
 import torch
 
 from chipsparse import SparsityConfig
-from chipsparse.cache.kinds import KINDS, kept_kinds
-from chipsparse.cache.tensors import AttentionCache, LayerCache
+from chipsparse.cache.tensors import KINDS, AttentionCache, LayerCache, kept_kinds
 
 
 def test_a_copy_keeps_what_it_had():

@@ -65,7 +65,7 @@ def refreshed(
     rule="merge", *, budget=BUDGET, seed=0, in_fp8=False, tensors=None, rows=ROWS, **config
 ):
     """The cache, the config and the output of a refresh behind a dense step."""
-    cache, tensors = AttentionCache(residual_in_fp8=in_fp8), tensors or given(seed)
+    cache, tensors = AttentionCache(in_fp8=in_fp8), tensors or given(seed)
     attention = AttentionConfig(delta_rule=rule, **config)
     settings = SparsityConfig(attention=attention, block_size=rows)
     dense_step(cache, tensors, precision=attention.precision)
