@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,6 @@ from chipsparse.cli.generate.record import (
     RequestRecord,
     Run,
     SeriesResult,
-    Settings,
 )
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, stack_panels
@@ -122,7 +120,7 @@ def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> Req
         dtype=str(request.dtype).removeprefix("torch."),
         seed=item.seed,
         fps=options.fps,
-        settings=Settings(**dataclasses.asdict(request.settings)),
+        settings=request.settings,
         command=_command(request, options, item),
     )
 
@@ -154,13 +152,7 @@ def opened(
     request: Request, progress: ProgressDisplay, load: Callable[[], Any], rank: Rank | None = None
 ) -> Iterator[Runner]:
     """Give what makes the images or clips of a request; the pipeline is restored at the end."""
-    negative = request.options.negative_prompt
-
-    def arguments(prompt: str) -> dict[str, Any]:
-        call = request.settings.pipeline_call(prompt, negative_prompt=negative)
-        return {**call, **request.image_arguments}
-
-    generator = ClipMaker(load, arguments, request.steps, progress)
+    generator = ClipMaker(load, request.pipeline_call, request.steps, progress)
     _ = generator.pipe  # loaded before anything is timed
     runner = Runner(request, generator, rank or Rank())
     with ExitStack() as stack:

@@ -105,7 +105,9 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
         command="tune",
         model_class="WanTransformer3DModel",
         description="",
-        settings=settings.GenerationSettings(32, 48, 5, 4, 3.0, None, 16),
+        settings=settings.GenerationSettings(
+            height=32, width=48, num_frames=5, num_inference_steps=4, guidance_scale=3.0
+        ),
         config=config,
         tuned=TunedFor(model="tiny", flow_shift=shift),
     )
