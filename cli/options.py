@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
 from typing import (
@@ -67,17 +66,14 @@ class Check:
     Attributes:
         function: returns the value; raises `ValueError` with the words that follow the option and
             its value in the error, or `UserError` with a whole sentence.
-        before: whether it gets what was typed, in place of a value of the field's type.
     """
 
     function: Callable[[Any], Any]
-    before: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic import AfterValidator, BeforeValidator
+        from pydantic import AfterValidator
 
-        validator = (BeforeValidator if self.before else AfterValidator)(self.function)
-        return validator.__get_pydantic_core_schema__(source, handler)
+        return AfterValidator(self.function).__get_pydantic_core_schema__(source, handler)
 
 
 @dataclass(frozen=True)
@@ -127,15 +123,6 @@ def seed_option() -> Any:
 # Types of values, with their checks.
 
 
-def read_fps(text: str | float) -> float:
-    """Return the rate of ``24``, ``23.976`` or ``24000/1001``; whole ones as a whole number."""
-    try:
-        rate = Fraction(text)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise ValueError("is no rate; give a number such as 24 or 23.976, or 24000/1001") from None
-    return rate.numerator if rate.denominator == 1 else float(rate)
-
-
 def _check_model(location: str) -> str:
     if not location.strip():
         raise UserError("--model is empty; leave it out for the bundled tiny model")
@@ -173,7 +160,7 @@ def _check_quality(name: str) -> str:
 Positive = Annotated[int, Interval(ge=1)]
 Seed = Annotated[int, Interval(ge=0, le=SEEDS - 1)]
 # Beyond the largest rate timestamps fall together.
-Fps = Annotated[float, Check(read_fps, before=True), Interval(ge=1, le=1000)]
+Fps = Annotated[float, Interval(ge=1, le=1000)]
 Prompt = Annotated[str, Check(typed_prompt)]
 Model = Annotated[str, Check(_check_model)]
 Device = Annotated[str, Check(_check_device)]
@@ -433,6 +420,11 @@ class GenerateOptions(GenerationOptions):
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
     @property
+    def ways(self) -> tuple[Literal["dense", "sparse"], ...]:
+        """The generations of each clip, in their order; the last one is the result."""
+        return ("dense", "sparse") if self.compare else ("dense",) if self.dense else ("sparse",)
+
+    @property
     def many(self) -> bool:
         """Whether a series is asked for, be it one of a single clip."""
         return self.prompts is not None or self.num is not None
@@ -592,14 +584,14 @@ def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:
 
 
 def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
-    types, checked = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+    types = get_type_hints(kind)
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     parameters = []
     for name, item in _declared(kind).items():
         names = (option_name(name), *item.names) if item.make is typer.Option else ()
         typed, default = types[name], defaults[name]
-        if _takes_text(checked[name]):
-            typed = str | None if default is None else str
+        if any(get_origin(part) is Literal for part in (typed, *get_args(typed))):
+            typed = str | None if default is None else str  # `read_value` knows the choices
         parameters.append(
             inspect.Parameter(
                 name,
@@ -609,10 +601,3 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
             )
         )
     return parameters
-
-
-def _takes_text(hint: Any) -> bool:
-    """Return True where typer is to take any text, because the check tells what is wrong."""
-    if get_origin(hint) is Literal:
-        return True
-    return any(getattr(part, "before", False) or _takes_text(part) for part in get_args(hint))

@@ -9,8 +9,7 @@ from PIL import Image
 from chipsparse.cli.batch.entries import Entry
 from chipsparse.cli.batch.record import BatchClip
 from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate.job import WARNING, make, prompt_warnings
-from chipsparse.cli.generate.pipeline import KeptPipeline
+from chipsparse.cli.generate.job import WARNING, KeptPipeline, make, prompt_warnings
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.progress import ProgressDisplay
 

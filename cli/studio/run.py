@@ -19,8 +19,7 @@ import torch
 from rich.console import Console
 
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.job import planned, prompt_warnings, record_of
-from chipsparse.cli.generate.pipeline import KeptPipeline
+from chipsparse.cli.generate.job import KeptPipeline, planned, prompt_warnings, record_of
 from chipsparse.cli.media.write import beside, generation_metadata, write_media
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile

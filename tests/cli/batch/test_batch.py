@@ -14,7 +14,7 @@ from chipsparse.cli.batch import maker
 from chipsparse.cli.batch.entries import digest
 from chipsparse.cli.batch.record import BatchClip, note, read_manifest
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate import pipeline
+from chipsparse.cli.generate.job import KeptPipeline
 from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.request import Request
@@ -53,7 +53,7 @@ def breaks_at(monkeypatch):
 @pytest.fixture
 def loads(monkeypatch):
     """How often a pipeline is loaded, and how often it is patched for other settings."""
-    counts = {"load": 0, "opened": 0}
+    counts = {"load": 0, "_opened": 0}
 
     def count(place, name):
         function = getattr(place, name)
@@ -65,7 +65,7 @@ def loads(monkeypatch):
         monkeypatch.setattr(place, name, counting)
 
     count(Request, "load")
-    count(pipeline, "opened")
+    count(KeptPipeline, "_opened")
     return counts
 
 
@@ -79,7 +79,7 @@ def test_what_a_batch_makes_and_that_it_makes_it_once(
     (workdir / "prompts.csv").write_text(TWO + "a red circle,7,\n")
     result = batch(*GIF).json()
     assert result["counts"] == {"made": 2, "already there": 0, "failed": 0, "missing": 0}
-    assert loads == {"load": 1, "opened": 2}
+    assert loads == {"load": 1, "_opened": 2}
     circle, square = result["clips"]
     assert (circle["lines"], circle["request"]["seed"]) == ([2, 4], 7)
     assert (square["lines"], square["request"]["seed"]) == ([3], 0)
