@@ -24,6 +24,8 @@ from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
 from chipsparse.config import ConfigError
 from chipsparse.layers.mlp_weights import Fp8Form
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.profiles.profile import MOST_STEPS, Profile
@@ -163,3 +165,35 @@ def check_memory(
             f"{format_bytes(pixels)}), and {format_bytes(free)} are free; ask for a smaller "
             "--height and --width or fewer --frames"
         )
+
+
+def check_sharing(
+    model: ModelDescription, planned: PlannedGeneration | None, parallel: Parallel | None
+) -> None:
+    """Raise `UserError` where so many processes cannot share the generation.
+
+    Args:
+        planned: what the configs tell of it; None where the model's own code decides.
+        parallel: the processes; None for one.
+    """
+    if parallel is None:
+        return
+    name, adapter = model.transformer_class, ADAPTERS.get(model.transformer_class)
+    if adapter is None:
+        raise UserError(f"a {name} has no adapter, so several processes cannot share it")
+    if parallel.guidance > 1:
+        reason = adapter.why_guidance_stays()
+        if reason is None and planned is not None and planned.branches == 1:
+            reason = "this generation has no guidance; raise --guidance-scale, or leave it out"
+        if reason is not None:
+            raise UserError(f"--guidance-parallel {parallel.guidance}: {reason}")
+    if parallel.ulysses == 1:
+        return
+    reason = adapter.why_not_split(model.transformer_config)
+    if reason is not None:
+        raise UserError(f"a {name} cannot run on several processes: {reason}")
+    if planned is not None:
+        layout, config = planned.plan.layout, planned.plan.config
+        with user_errors(ValueError):
+            check_heads(layout, parallel.ulysses)
+            cut_sequence(layout, parallel.ulysses, config.block_size if config.mlp.is_sparse else 1)

@@ -29,11 +29,12 @@ from chipsparse.cli.plan import (
     PlannedGeneration,
     called_steps,
     check_memory,
+    check_sharing,
     plan_generation,
     too_few_steps,
 )
 from chipsparse.cli.progress import ProgressDisplay, silent_display
-from chipsparse.cli.ranks import Rank, check_sharing
+from chipsparse.cli.ranks import Rank
 from chipsparse.cli.settings import (
     GenerationSettings,
     resolve_settings,
