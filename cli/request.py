@@ -127,7 +127,8 @@ class Request:
         pipe = load_pipeline(
             self.model, device=self.device, dtype=self.dtype, scheduler=self.scheduler
         )
-        load_loras(pipe, self.options.loras)
+        if self.options.loras:
+            load_loras(pipe, self.options.loras)
         return pipe
 
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
@@ -85,6 +88,20 @@ def command(*words: object) -> Ran:
 def names(folder: Path | str, pattern: str = "*") -> list[str]:
     """Those of the files in a folder, in order."""
     return sorted(path.name for path in Path(folder).glob(pattern))
+
+
+def by_hand(pipe: Any, *, seed: int, **call: Any) -> np.ndarray:
+    """What a pipeline makes when it is called without the command, uint8 ``[F, H, W, 3]``."""
+    pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    made = pipe(prompt=PROMPT, generator=generator, output_type="np", **call)
+    frames = made.frames[0] if hasattr(made, "frames") else made.images
+    return np.rint(np.clip(frames, 0, 1) * 255).astype(np.uint8)
+
+
+def pictures(pattern: str) -> np.ndarray:
+    """The images of the current folder that a pattern names, ``[F, H, W, 3]``."""
+    return np.stack([np.asarray(Image.open(name)) for name in names(".", pattern)])
 
 
 def change_index(folder: Path, **entries: object) -> None:
