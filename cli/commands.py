@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
@@ -162,7 +164,7 @@ def models(options: PrintOptions) -> None:
 
 
 # Each command with the words behind `chipsparse` of its example.
-COMMANDS = {
+COMMANDS: dict[Callable[[Any], None], str] = {
     generate: 'generate "a red circle moves left" -o out.mp4 --compare',
     batch: "batch prompts.csv -o out --gpus 4",
     explain: "explain --model Wan-AI/Wan2.1-T2V-1.3B-Diffusers --vram 24G",

@@ -6,7 +6,7 @@ import codecs
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,7 @@ from chipsparse.cli.options import as_command
 NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
 
 
-def _example(command: Callable[..., None]) -> str:
+def _example(command: Callable[[Any], None]) -> str:
     return f"Example: [bold]chipsparse {COMMANDS[command]}[/bold]"
 
 

@@ -426,7 +426,7 @@ class GenerateOptions(GenerationOptions):
 
     @property
     def many(self) -> bool:
-        """Whether a series is asked for, be it one of a single clip."""
+        """True for a series, be it one of a single clip."""
         return self.prompts is not None or self.num is not None
 
     @cached_property

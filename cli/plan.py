@@ -91,8 +91,8 @@ def plan_generation(
     if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
         never["mlp"] = "its weights are quantized"
     never |= adapter.masked_parts
-    for part, config in (("attention", plan.config.attention), ("mlp", plan.config.mlp)):
-        if not config.is_sparse:
+    for part in PARTS:
+        if not getattr(plan.config, part).is_sparse:
             never[part] = f"{part}.density is dense in the profile"
     if plan.is_dense():
         never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}

@@ -61,7 +61,7 @@ class Rank(Ranks):
 
     @property
     def writes(self) -> bool:
-        """Whether it writes files and tells what was done."""
+        """True for the process that writes files and tells what was done."""
         return self.rank == 0 and not self.starts
 
     @property
@@ -126,10 +126,11 @@ def launched() -> Rank:
     if len(values) < len(LAUNCHED):
         return Rank()
     try:
-        return Rank(*map(int, values.values()))
+        rank, ranks, local_rank = (int(value) for value in values.values())
     except ValueError:
         said = ", ".join(f"{name}={value}" for name, value in values.items())
         raise UserError(f"the launcher's variables are no numbers: {said}") from None
+    return Rank(rank, ranks, local_rank)
 
 
 def check_alone(what: str) -> None:

@@ -380,12 +380,14 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}
     if item.report is not None:
         files["report"] = [str(item.report)]
+    records = {way: Run.model_validate(run) for way, run in runs.items()}
     result = GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
+        sparse=records.get("sparse"),
+        dense=records.get("dense"),
         comparison=comparison,
         peak_process_bytes=peak_process_bytes(),
-        **{way: Run.model_validate(run) for way, run in runs.items()},
     )
     _write_report(item.report, result, runner.report)
     return result, made.frames

@@ -34,6 +34,8 @@ generation:
 sparsity:
   schedule: {warmup_steps: 2, refresh_every: 10}
 """
+# The arguments of a pipeline's call that both profiles have in common.
+CALL = {"height": 32, "width": 48, "num_inference_steps": 4, "max_sequence_length": 16}
 IMAGE_PROFILE = """\
 model_class: FluxTransformer2DModel
 description: for tests
@@ -63,7 +65,7 @@ class Ran:
         return self
 
     def refused(self) -> str:
-        """What it said, as it ended with what the user can put right."""
+        """Return its errors, having ended with what the user can put right."""
         assert self.exit_code == 2, self.stderr
         return self.stderr
 
@@ -75,7 +77,7 @@ class Ran:
         return self.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
 
     def json(self) -> Any:
-        """What it printed, having succeeded."""
+        """Return its result, having succeeded."""
         return json.loads(self.fine().stdout)
 
 
@@ -91,10 +93,10 @@ def names(folder: Path | str, pattern: str = "*") -> list[str]:
 
 
 def by_hand(pipe: Any, *, seed: int, **call: Any) -> np.ndarray:
-    """What a pipeline makes when it is called without the command, uint8 ``[F, H, W, 3]``."""
+    """Return what a pipeline makes without the command, uint8 ``[F, H, W, 3]``; see `CALL`."""
     pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator("cpu").manual_seed(seed)
-    made = pipe(prompt=PROMPT, generator=generator, output_type="np", **call)
+    made = pipe(prompt=PROMPT, generator=generator, output_type="np", **{**CALL, **call})
     frames = made.frames[0] if hasattr(made, "frames") else made.images
     return np.rint(np.clip(frames, 0, 1) * 255).astype(np.uint8)
 
@@ -112,7 +114,7 @@ def change_index(folder: Path, **entries: object) -> None:
 
 @contextmanager
 def nothing_written(folder: Path) -> Iterator[None]:
-    """What runs within leaves every file of a folder as it was, and adds none."""
+    """The block leaves every file of a folder as it was, and adds none."""
 
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

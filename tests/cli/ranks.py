@@ -1,4 +1,4 @@
-"""What the ranks of `test_shared_commands` run: commands, as under torchrun."""
+"""The commands that the processes of `test_ranks` run, as under torchrun."""
 
 import os
 from pathlib import Path

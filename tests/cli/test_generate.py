@@ -24,7 +24,7 @@ from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.cli.prompts import read_prompts
 from chipsparse.experiments import clips
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import by_hand, command, names, pictures
+from tests.cli.conftest import CALL, by_hand, command, names, pictures
 from tests.tiny_models import PROMPT, WORDS, tiny_flux_pipeline, tiny_tokenizer
 from tests.variants import slow
 
@@ -78,18 +78,9 @@ def test_an_image_has_ordinary_permissions(generate, workdir):
 def test_dense_is_what_the_pipeline_alone_makes(generate, workdir, model_folder):
     generate("-o", "out.png", "--dense", "--seed", "7", "--negative-prompt", "blue").fine()
     assert names(workdir) == [f"out-00{index}.png" for index in range(5)]
-    expected = by_hand(
-        WanPipeline.from_pretrained(model_folder),
-        seed=7,
-        negative_prompt="blue",
-        height=32,
-        width=48,
-        num_frames=5,
-        num_inference_steps=4,
-        guidance_scale=3.0,
-        max_sequence_length=16,
-    )
-    np.testing.assert_array_equal(pictures("out-*.png"), expected)
+    pipe = WanPipeline.from_pretrained(model_folder)
+    call = {"negative_prompt": "blue", "num_frames": 5, "guidance_scale": 3.0}
+    np.testing.assert_array_equal(pictures("out-*.png"), by_hand(pipe, seed=7, **call))
 
 
 def test_compare_writes_three_clips_and_measures_them(generate, workdir):
@@ -187,15 +178,7 @@ def test_json_is_the_only_thing_on_stdout(generate):
         "device": "cpu",
         "dtype": "float32",
         "transformer_class": "WanTransformer3DModel",
-        "settings": {
-            "height": 32,
-            "width": 48,
-            "num_frames": 5,
-            "num_inference_steps": 4,
-            "guidance_scale": 3.0,
-            "true_cfg_scale": None,
-            "max_sequence_length": 16,
-        },
+        "settings": {**CALL, "num_frames": 5, "guidance_scale": 3.0, "true_cfg_scale": None},
     }.items() <= asked.items()
     assert (result["kind"], result["files"]) == ("generation", {"output": ["out.gif"]})
     assert (result["dense"], result["comparison"]) == (None, None)
@@ -369,10 +352,10 @@ def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir, mod
     settings = result["request"]["settings"]
     assert (settings["num_frames"], settings["true_cfg_scale"]) == (None, 3.0)
     assert names(workdir) == ["out.png"]
-    pipe, call = tiny_flux_pipeline(), {"negative_prompt": "", "true_cfg_scale": 3.0}
-    call |= {"height": 32, "width": 48, "num_inference_steps": 4, "max_sequence_length": 16}
+    pipe = tiny_flux_pipeline()
     with nullcontext() if mode else chipsparse.enable(pipe, flux_folder / "chipsparse.yaml"):
-        np.testing.assert_array_equal(pictures("out.png"), by_hand(pipe, seed=3, **call))
+        expected = by_hand(pipe, seed=3, negative_prompt="", true_cfg_scale=3.0)
+    np.testing.assert_array_equal(pictures("out.png"), expected)
 
 
 def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(
@@ -421,10 +404,12 @@ def test_prompts_of_a_file(tmp_path):
 def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, recorded):
     loads = recorded(request, "load_pipeline", lambda *_, **__: "loaded")
     patches = recorded(job, "patched", lambda *_, **__: "patched")
+    plans = recorded(job.ProgressDisplay, "plan", lambda _, work: dict(work))
     (workdir / "p.txt").write_text("a red circle\na blue square\n")
     given = ("--prompts", "p.txt", "--num", "2", "-o", "o.png", "--report", "r.json", "--json")
     series = generate(*SMALL, *given, "--seed", "7", prompt=None).json()
     assert (loads, patches) == (["loaded"], ["patched"])
+    assert plans == [{f"sparse, o-00{i}.png": 1.0 for i in range(4)}]
     made = series["clips"]
     assert [(clip["request"]["prompt"], clip["request"]["seed"]) for clip in made] == [
         (prompt, seed) for prompt in ("a red circle", "a blue square") for seed in (7, 8)
@@ -547,11 +532,3 @@ def test_what_a_text_encoder_does_not_read():
     long = cut(words(200), 16, own)
     assert long.endswith(' ..."')
     assert len(long) < 200
-
-
-def test_the_work_of_a_command_is_planned(generate, monkeypatch):
-    planned = []
-    progress = job.ProgressDisplay
-    monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
-    generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
-    assert planned == [{"dense, o-000.png": 1.0, "dense, o-001.png": 1.0}]

@@ -136,6 +136,8 @@ HUNYUAN = described(
     {"patch_size": 2, "patch_size_t": 1},
     {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4},
 )
+LTX = {"spatio_temporal_scaling": [True] * 3 + [False]}
+AXES = {"spatial": 32, "temporal": 8}
 NOTHING = GenerationDefaults()
 
 
@@ -208,35 +210,27 @@ def test_sizes_that_do_not_fit_a_family():
 
 
 @pytest.mark.parametrize(
-    ("config", "factors"),
+    ("measure", "config", "expected"),
     [
-        ({"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
-        ({"temperal_downsample": [False, True, True]}, (8, 4)),
-        ({"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}, (32, 8)),
+        ("vae_factors", {"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
+        ("vae_factors", {"temperal_downsample": [False, True, True]}, (8, 4)),
+        ("vae_factors", {f"{axis}_compression_ratio": n for axis, n in AXES.items()}, (32, 8)),
+        ("vae_factors", {**LTX, "patch_size": 4, "patch_size_t": 1}, (32, 8)),
+        ("vae_factors", {"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
         (
-            {"spatio_temporal_scaling": [True] * 3 + [False], "patch_size": 4, "patch_size_t": 1},
-            (32, 8),
+            "vae_factors",
+            {"spatial_expansions": [2, 2, 2], "temporal_expansions": [1, 2, 3]},
+            (8, 6),
         ),
-        ({"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
-        ({"spatial_expansions": [2, 2, 2], "temporal_expansions": [1, 2, 3]}, (8, 6)),
-        ({}, (1, 1)),
+        ("vae_factors", {}, (1, 1)),
+        ("patch_sizes", {"patch_size": [1, 2, 2]}, (1, 2, 2)),
+        ("patch_sizes", {"patch_size": 2, "patch_size_t": 1}, (1, 2, 2)),
+        ("patch_sizes", {"patch_size": [2, 4]}, (1, 2, 4)),
+        ("patch_sizes", {}, (1, 1, 1)),
     ],
 )
-def test_vae_factors(config, factors):
-    assert settings.vae_factors(config) == factors
-
-
-@pytest.mark.parametrize(
-    ("config", "patch"),
-    [
-        ({"patch_size": [1, 2, 2]}, (1, 2, 2)),
-        ({"patch_size": 2, "patch_size_t": 1}, (1, 2, 2)),
-        ({"patch_size": [2, 4]}, (1, 2, 4)),
-        ({}, (1, 1, 1)),
-    ],
-)
-def test_patch_sizes(config, patch):
-    assert settings.patch_sizes(config) == patch
+def test_what_configs_say_of_sizes(measure, config, expected):
+    assert getattr(settings, measure)(config) == expected
 
 
 # An image to start from.
@@ -298,16 +292,9 @@ def test_image_to_video(generate, wan_folder, workdir, monkeypatch):
     actions = [step["action"] for step in result["sparse"]["steps"]]
     assert actions == ["dense", "refresh", "sparse", "sparse"]
     generate(*given, "--dense", model=wan_folder).fine()
-    expected = by_hand(
-        diffusers.WanImageToVideoPipeline.from_pretrained(wan_folder),
-        seed=3,
-        image=picture(96, 64).resize((48, 32), Image.Resampling.LANCZOS),
-        height=32,
-        width=48,
-        num_frames=5,
-        num_inference_steps=4,
-        max_sequence_length=16,
-    )
+    pipe = diffusers.WanImageToVideoPipeline.from_pretrained(wan_folder)
+    image = picture(96, 64).resize((48, 32), Image.Resampling.LANCZOS)
+    expected = by_hand(pipe, seed=3, image=image, num_frames=5)
     np.testing.assert_array_equal(pictures("out-*.png"), expected)
 
 
@@ -336,16 +323,8 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     result = generate(*given, "--dense", "--guidance-scale", "1", model=flux_folder).json()
     assert result["request"]["pipeline_class"] == "FluxImg2ImgPipeline"
     assert (result["request"]["strength"], len(result["dense"]["steps"])) == (0.6, 3)
-    expected = by_hand(
-        tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline),
-        seed=0,
-        image=picture(),
-        strength=0.6,
-        height=32,
-        width=48,
-        num_inference_steps=5,
-        max_sequence_length=16,
-    )
+    pipe = tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline)
+    expected = by_hand(pipe, seed=0, image=picture(), strength=0.6, num_inference_steps=5)
     np.testing.assert_array_equal(pictures("out.png"), expected)
     few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).refused()
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
@@ -460,8 +439,7 @@ def test_the_flow_shift_reaches_the_scheduler_and_the_record(workdir):
     assert "Flow shift: 6.0" in Image.open("o.png").text["parameters"]
     made = pictures("o.png")
     pipe = diffusers.WanPipeline.from_pretrained(bundled_model(), dtype=torch.float32)
-    call = {"height": 32, "width": 32, "num_frames": 1, "num_inference_steps": 4}
-    call |= {"guidance_scale": 4.0, "max_sequence_length": 64}
+    call = {"width": 32, "num_frames": 1, "guidance_scale": 4.0, "max_sequence_length": 64}
     assert not np.array_equal(made, by_hand(pipe, seed=3, **call))
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
     np.testing.assert_array_equal(made, by_hand(pipe, seed=3, **call))
@@ -500,7 +478,7 @@ def test_the_scheduler_is_made_or_refused_before_anything_is_loaded(
 
 # The way through the house.
 
-MOST_MODULES = 14
+MOST_MODULES = 15
 
 
 def test_few_modules_are_on_the_way_from_the_parser_to_the_file(model_folder, workdir):
