@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -41,7 +42,6 @@ from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
 SHOWN = 80  # letters of what a text encoder does not read
-NO_LIMIT = 1_000_000  # a tokenizer without a limit of its own says a number like 1e30
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 Way = Literal["dense", "sparse"]
@@ -308,27 +308,24 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
     """
     from transformers import PreTrainedTokenizerBase
 
-    longest: tuple[int, str] | None = None
+    cuts: list[tuple[int, str]] = []
     for tokenizer in pipe.components.values():
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             continue
-        limits = [getattr(tokenizer, "model_max_length", None), max_sequence_length]
-        limit = min((number for number in limits if number and number < NO_LIMIT), default=None)
-        if limit is None:
-            return None
+        # A tokenizer without a limit of its own says a number like 1e30.
+        limit = min(tokenizer.model_max_length, max_sequence_length or math.inf)
         words = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
         read = limit - tokenizer.num_special_tokens_to_add()
         if len(words) <= read:
             return None
         lost = tokenizer.decode(words[read:], skip_special_tokens=True).strip()
-        if longest is None or limit > longest[0]:
-            longest = limit, lost or counted(len(words) - read, "unknown word")
-    if longest is None:
+        cuts.append((limit, lost or counted(len(words) - read, "unknown word")))
+    if not cuts:
         return None
-    shown = textwrap.shorten(longest[1], SHOWN, placeholder=" ...")
+    limit, lost = max(cuts)
+    shown = textwrap.shorten(lost, SHOWN, placeholder=" ...")
     return (
-        f"the prompt is longer than the {longest[0]} tokens that the text encoder reads; cut: "
-        f'"{shown}"'
+        f'the prompt is longer than the {limit} tokens that the text encoder reads; cut: "{shown}"'
     )
 
 
