@@ -72,13 +72,18 @@ def plan_generation(
             f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
-    latents = latent_sizes(settings, model)
+    frames, rows, columns = latent_sizes(settings, model)
+    if rows is None or columns is None:
+        option = "--height" if rows is None else "--width"
+        raise UserError(
+            f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
+        )
     argument = guiding_argument(model)
     guided = argument is not None and (getattr(settings, argument) or 0) > 1
     in_batch = adapter.guides_in_batch and not model.has_guider
     layout = adapter.planned_layout(
         model.transformer_config,
-        latents=latents,
+        latents=(frames, rows, columns),
         text_tokens=settings.max_sequence_length or 0,
         batch=2 if guided and in_batch else 1,
     )
@@ -97,7 +102,7 @@ def plan_generation(
     if plan.is_dense():
         never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}
     space, _ = vae_factors(model.vae_config)
-    return PlannedGeneration(plan, (latents[1] * space, latents[2] * space), branches, never)
+    return PlannedGeneration(plan, (rows * space, columns * space), branches, never)
 
 
 def fp8_weights(model: ModelDescription) -> Fp8Form | None:

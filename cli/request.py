@@ -37,9 +37,9 @@ from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.settings import (
     GenerationSettings,
+    latent_sizes,
     resolve_settings,
     unused_defaults,
-    usual_size,
 )
 from chipsparse.common.machine import device_name
 from chipsparse.experiments.clips import step_costs
@@ -210,8 +210,8 @@ def resolve(
         return int(max(steps - min(steps * strength, steps), 0))  # as diffusers has it
 
     planned = too_few = None
-    supported = model.transformer_class in ADAPTERS
-    if profile is not None and supported and usual_size(settings, model) is not None:
+    known = model.transformer_class in ADAPTERS and None not in latent_sizes(settings, model)
+    if profile is not None and known:
         planned = plan_generation(settings, model, profile)
     check_sharing(model, planned, parallel)
     if planned is not None and not options.dense:

@@ -15,7 +15,6 @@ from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.common.bounded import Index
-from chipsparse.layout import Grid
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 
@@ -81,11 +80,14 @@ def resolve_settings(
         raise UserError(f"{pipeline} has no default for --steps; give --steps")
     settings = GenerationSettings.model_construct(**values)
     if image is not None:
+        space, _ = vae_factors(model.vae_config)
+        _, rows, columns = latent_sizes(settings, model)
+        usual = image.height, image.width
+        if rows is not None and columns is not None:
+            usual = rows * space, columns * space
+        asked_size = options.height, options.width
         height, width = size_like(
-            image,
-            asked=(options.height, options.width),
-            usual=usual_size(settings, model) or (image.height, image.width),
-            multiples=size_multiples(model),
+            image, asked=asked_size, usual=usual, multiples=size_multiples(model)
         )
         settings = settings.model_copy(update={"height": height, "width": width})
     if options.negative_prompt is not None:
@@ -225,35 +227,18 @@ def pixels_of_patch(model: ModelDescription) -> tuple[int, int, int]:
     return time, (1 + packs) * space * height, (1 + packs) * space * width
 
 
-def latent_sizes(settings: GenerationSettings, model: ModelDescription) -> Grid:
-    """Return the frames, rows and columns of the latents; raise `UserError`."""
-    rows, columns = _latent_sides(settings, model)
-    if rows is None or columns is None:
-        option = "--height" if rows is None else "--width"
-        raise UserError(
-            f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
-        )
-    usual = model.transformer_config.get("sample_frames", 1) if model.accepts("num_frames") else 1
-    frames = frame_chunks(model.vae_config).latents_of(settings.num_frames or usual)
-    return frames, rows, columns
-
-
-def usual_size(settings: GenerationSettings, model: ModelDescription) -> tuple[int, int] | None:
-    """Return the height and width in pixels; None where only the pipeline's code says."""
-    space, _ = vae_factors(model.vae_config)
-    rows, columns = _latent_sides(settings, model)
-    return None if rows is None or columns is None else (rows * space, columns * space)
-
-
-def _latent_sides(
+def latent_sizes(
     settings: GenerationSettings, model: ModelDescription
-) -> tuple[int | None, int | None]:
-    space, _ = vae_factors(model.vae_config)
+) -> tuple[int, int | None, int | None]:
+    """Return frames, rows and columns of the latents; None where only the pipeline's code says."""
     config = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
+    space, _ = vae_factors(model.vae_config)
     adapter = ADAPTERS.get(model.transformer_class)
     default = None if adapter is None else adapter.default_latents
+    usual = config.get("sample_frames", 1) if model.accepts("num_frames") else 1
     height, width = settings.height, settings.width
     return (
+        frame_chunks(model.vae_config).latents_of(settings.num_frames or usual),
         config.get("sample_height", default) if height is None else height // space,
         config.get("sample_width", default) if width is None else width // space,
     )
