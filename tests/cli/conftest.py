@@ -129,11 +129,11 @@ def modules_without_memory():
     """Models are made on the meta device once for each config, as nothing but shapes is read."""
     made_from, made = weights.made_from, {}
 
-    def once(found, config):
-        key = found, json.dumps(config, sort_keys=True)
+    def once(kind, config):
+        key = kind, json.dumps(config, sort_keys=True)
         if key not in made:
-            made[key] = made_from(found, config)
-            assert {each.device.type for each in made[key].parameters()} <= {"meta"}
+            made[key] = made_from(kind, config)
+            assert {weight.device.type for weight in made[key].parameters()} <= {"meta"}
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:

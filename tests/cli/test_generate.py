@@ -285,7 +285,7 @@ def test_a_folder_whose_name_is_no_utf_8(generate, workdir):
     given = ("-o", f"{folder}/c.png", "--frames", "1", "--report", f"{folder}/r.json", "--json")
     printed = generate(*given).json()
     assert names(folder) == ["c.png", "r.json"]
-    assert [each[1:] for each in printed["files"]["output"]] == ["\ufffd/c.png"]
+    assert [file[1:] for file in printed["files"]["output"]] == ["\ufffd/c.png"]
 
 
 def test_layers_are_timed_for_a_report_alone(generate, recorded):
@@ -505,7 +505,7 @@ def test_prompts_that_are_warned_of(generate, prompt, sentence):
 
 def test_what_a_text_encoder_does_not_read():
     def cut(prompt, limit, *tokenizers):
-        components = {f"tokenizer_{i}": each for i, each in enumerate(tokenizers)}
+        components = {f"tokenizer_{i}": tokenizer for i, tokenizer in enumerate(tokenizers)}
         pipe = SimpleNamespace(components={"vae": object(), "text_encoder": None, **components})
         return cut_text(pipe, prompt, limit)
 

@@ -270,7 +270,7 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
         ["tune", *given, *few, *TARGET, "--budget", "12"],
         folder=tmp_path_factory.mktemp("ranks"),
     )
-    first, other = (each.result for each in ended)
+    first, other = (rank.result for rank in ended)
     for ran in (first.pop(0), other.pop(0)):
         assert (ran["exit"], ran["made"]) == (2, [])
         assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(ran["stderr"])
@@ -280,11 +280,11 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     # The results are those of one process, dense ones too.
     assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
     metrics = ("way", "seed", "psnr_db", "ssim")
-    found, expected = (
+    shared, expected = (
         [[clip[metric] for metric in metrics] for row in result["rows"] for clip in row["clips"]]
         for result in (compared, json.loads(alone.stdout))
     )
-    assert found == expected != []
+    assert shared == expected != []
     assert compared["sharing"].startswith("2, which share")
     assert {"p.yaml", "p.tune.json"} <= set(first[1]["made"])
 

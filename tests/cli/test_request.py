@@ -72,9 +72,9 @@ def test_a_profile_for_another_class_is_refused(chosen, tmp_path):
 
 def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
     text = "qualities: {fast: {tile: null}}"
-    found = chosen(text, quality="fast")
-    assert (found.quality, found.sparsity.tile) == ("fast", None)
-    assert found.sparsity.memory.vram == found.qualities["fast"].memory.vram == 1 << 30
+    profile = chosen(text, quality="fast")
+    assert (profile.quality, profile.sparsity.tile) == ("fast", None)
+    assert profile.sparsity.memory.vram == profile.qualities["fast"].memory.vram == 1 << 30
     with pytest.raises(UserError, match=r"mine.yaml does not say what faithful is; it has fast"):
         chosen(text, quality="faithful")
     assert chosen().quality == "balanced"
@@ -85,8 +85,8 @@ def test_a_model_without_a_profile_takes_a_quality_that_is_asked_for(chosen):
     with pytest.raises(UserError, match=r"class NewTransformer3DModel .* --quality balanced"):
         chosen(model=OTHER)
     assert chosen(model=OTHER, optional=True) is None
-    found = chosen(model=OTHER, quality="fast")
-    assert (found.is_general, found.quality) == (True, "fast")
+    profile = chosen(model=OTHER, quality="fast")
+    assert (profile.is_general, profile.quality) == (True, "fast")
 
 
 def test_what_was_tuned_for_many_steps_is_not_used_for_few(chosen):
@@ -146,9 +146,9 @@ def resolved(model, defaults=NOTHING, **options):
 
 
 def test_option_then_profile_then_pipeline():
-    found = resolved(HUNYUAN, GenerationDefaults(height=96, width=128), height=64)
-    assert (found.height, found.width, found.num_frames) == (64, 128, 129)
-    assert found.num_inference_steps == 50
+    values = resolved(HUNYUAN, GenerationDefaults(height=96, width=128), height=64)
+    assert (values.height, values.width, values.num_frames) == (64, 128, 129)
+    assert values.num_inference_steps == 50
     image = resolved(FLUX, GenerationDefaults(num_frames=9))
     assert "num_frames" not in image.call_arguments()
     assert image.height is None  # the pipeline decides
@@ -164,8 +164,8 @@ def test_guidance_of_a_model_that_takes_no_scale():
         (free, None, (3.5, 4.0)),
         (free, 2.0, (3.5, 2.0)),
     ]:
-        found = resolved(model, defaults, guidance_scale=scale)
-        assert (found.guidance_scale, found.true_cfg_scale) == expected
+        values = resolved(model, defaults, guidance_scale=scale)
+        assert (values.guidance_scale, values.true_cfg_scale) == expected
     resolved(scaled, defaults, negative_prompt="fog")
     wan = described("WanPipeline", {}, {}, "WanTransformer3DModel")
     resolved(wan, negative_prompt="fog", guidance_scale=1.5)
@@ -249,8 +249,8 @@ def test_what_configs_say_of_sizes(measure, config, expected):
 )
 def test_the_size_has_the_shape_of_the_image(shape, asked, expected):
     image = Image.new("RGB", shape)
-    found = settings.size_like(image, asked=asked, usual=(320, 307), multiples=(16, 32))
-    assert found == expected
+    size = settings.size_like(image, asked=asked, usual=(320, 307), multiples=(16, 32))
+    assert size == expected
 
 
 WAN_PROFILE = """\
