@@ -28,7 +28,7 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model, load_profile
 from chipsparse.profiles.tuned_range import TunedFor
-from tests.cli.conftest import by_hand, change_index, command, names, pictures
+from tests.cli.conftest import PROFILE, by_hand, change_index, command, names, pictures
 from tests.pipelines.families.wan import image_to_video
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -253,15 +253,6 @@ def test_the_size_has_the_shape_of_the_image(shape, asked, expected):
     assert size == expected
 
 
-WAN_PROFILE = """\
-model_class: WanTransformer3DModel
-generation:
-  {height: 32, width: 48, num_frames: 5, num_inference_steps: 4, max_sequence_length: 16}
-sparsity:
-  schedule: {warmup_steps: 2, refresh_every: 10}
-"""
-
-
 def picture(width=48, height=32):
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
     return Image.fromarray(pixels)
@@ -271,7 +262,7 @@ def picture(width=48, height=32):
 def wan_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny"
     image_to_video(expand_timesteps=True).save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(WAN_PROFILE)
+    (folder / "chipsparse.yaml").write_text(PROFILE)
     return folder
 
 
@@ -294,7 +285,7 @@ def test_image_to_video(generate, wan_folder, workdir, monkeypatch):
     generate(*given, "--dense", model=wan_folder).fine()
     pipe = diffusers.WanImageToVideoPipeline.from_pretrained(wan_folder)
     image = picture(96, 64).resize((48, 32), Image.Resampling.LANCZOS)
-    expected = by_hand(pipe, seed=3, image=image, num_frames=5)
+    expected = by_hand(pipe, seed=3, image=image, num_frames=5, guidance_scale=3.0)
     np.testing.assert_array_equal(pictures("out-*.png"), expected)
 
 
