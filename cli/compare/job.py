@@ -29,7 +29,6 @@ from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, 
 from chipsparse.cli.request import (
     Request,
     choose_profile,
-    device_name,
     out_of_range_text,
     required_profile,
     resolve,
@@ -41,7 +40,7 @@ from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import counted, sharing_text
-from chipsparse.common.machine import package_version
+from chipsparse.common.machine import device_name, package_version
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.records import ClipRecord
@@ -168,8 +167,8 @@ def compare_configs(options: CompareOptions) -> None:
 
 def _check_settings(a: Request, b: Request) -> None:
     """Raise `UserError` where both configs ask for other settings."""
-    others = dataclasses.asdict(b.settings)
-    for name, value in dataclasses.asdict(a.settings).items():
+    others = b.settings.model_dump()
+    for name, value in a.settings.model_dump().items():
         if value != others[name]:
             option = OPTION_OF.get(name)
             way = f"give {option}" if option else "make them the same in both files"
@@ -336,9 +335,8 @@ def _to_send(result: Comparison, *, with_prompts: bool, files: Mapping[str, str]
 
 
 def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
-    settings = request.settings
-    steps = settings.num_inference_steps
-    return ClipMaker(request.load, settings.pipeline_call, steps, display, plain_lines)
+    steps = request.settings.num_inference_steps
+    return ClipMaker(request.load, request.pipeline_call, steps, display, plain_lines)
 
 
 def _lowest(clips: Sequence[ClipRecord]) -> float:
@@ -353,7 +351,7 @@ def _environment(request: Request, options: CompareOptions) -> dict[str, Any]:
         "pipeline_class": model.pipeline_class.__name__,
         "transformer_class": model.transformer_class,
         "transformer_config": digest(model.transformer_config),
-        "settings": dataclasses.asdict(request.settings),
+        "settings": request.settings.model_dump(),
         "flow_shift": options.flow_shift,
         "device": device_name(request.device),
         "dtype": str(request.dtype).removeprefix("torch."),
