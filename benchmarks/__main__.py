@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import equal_work, figures, kernels, parallel, steps
+from benchmarks import equal_work, figures, kernels, steps
 from benchmarks.records import Run, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,7 +35,7 @@ COMMANDS = {
     "curve": Command(kernels.run_curve, kernels, kernels.COLUMNS),
     "steps": Command(steps.run, steps, steps.COLUMNS),
     "offload": Command(steps.run_offload, steps, steps.OFFLOAD_COLUMNS),
-    "parallel": Command(parallel.run, parallel, dtypes=("bfloat16", "float32")),
+    "parallel": Command(steps.run_parallel, steps, dtypes=("bfloat16", "float32")),
     "figure": Command(figures.run, figures),
     "equal-work": Command(equal_work.run, equal_work, dtypes=("float16", "float32")),
 }

@@ -1,12 +1,12 @@
 """Feed-forward weights in FP8 compute what the model does, and are read as their numbers."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.fp8_linears import rounded
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_rows import fp8_rows
@@ -130,9 +130,14 @@ def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
 def by_rows(*shape, seed):
     """A weight whose linear rounds its input by rows as well."""
     generator = torch.Generator().manual_seed(seed)
-    return rounded(
-        (torch.randn(*shape, generator=generator) / shape[1] ** 0.5).bfloat16(), torchao.PerRow()
+    linear = torch.nn.Linear(shape[1], shape[0], dtype=torch.bfloat16)
+    linear.weight.data = (torch.randn(*shape, generator=generator) / shape[1] ** 0.5).bfloat16()
+    config = torchao.Float8DynamicActivationFloat8WeightConfig(
+        granularity=torchao.PerRow(), set_inductor_config=False
     )
+    with mock.patch("torchao.quantization.quant_api._check_hardware_support"):  # looks for a GPU
+        torchao.quantize_(linear, config)
+    return linear.weight
 
 
 @pytest.fixture
