@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MultipleLocator, PercentFormatter
 
 from benchmarks import curves
-from benchmarks.curves import by_workload, on_gpu
+from benchmarks.curves import by_workload
 from benchmarks.records import Record, read
 from benchmarks.step_timing import PARTS
 
@@ -174,15 +174,9 @@ def equal_work(records: Sequence[Record]) -> Figure:
     A model, a size and a number of steps together have a panel of their own.
 
     Raises:
-        ValueError: no record is of a clip that is compared.
+        ValueError: there is no record.
     """
-    compared = curves.compared(curves.joined(records))
-    panels = [
-        (name, clips, axis)
-        for name, clips in by_workload(compared).items()
-        for axis in AXES
-        if axis == "work" or on_gpu(clips)
-    ]
+    panels = [(name, clips, axis) for name, clips in by_workload(records).items() for axis in AXES]
     if not panels:
         raise ValueError("no records of equal work")
     columns = min(2, len(panels))
@@ -205,7 +199,7 @@ def equal_work(records: Sequence[Record]) -> Figure:
     methods = [method for method in METHODS if method in handles]
     lines = [handles[method] for method in methods]
     figure.legend(lines, methods, loc="outside right upper", frameon=False)
-    devices = ", ".join(dict.fromkeys(clip["device"] for clip in compared))
+    devices = ", ".join(dict.fromkeys(clip["device"] for clip in records))
     figure.supxlabel(devices, color=NOTE, fontsize=9)
     return figure
 
