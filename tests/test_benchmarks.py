@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import chipsparse.kernels
-from benchmarks import cases, figures, kernels, step_timing, steps
+from benchmarks import cases, kernels, step_timing, steps
 from benchmarks.__main__ import main, parse
 from benchmarks.cases import CASES, WrongResultError, samples
 from benchmarks.kernel_cases import KERNELS, Inputs, Settings, check_selection
@@ -24,6 +24,7 @@ from chipsparse.kernels.dispatch import Backend
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines import bridge
 from chipsparse.profiles.qualities import QUALITIES
+from docs.tables import figures
 from tests.variants import slow, slow_unless
 
 CPU = torch.device("cpu")
@@ -351,7 +352,7 @@ def test_the_curve_is_measured_and_drawn(tmp_path, monkeypatch):
     assert [record["curve"] for record in made] == ["keep"] * 4 + ["tokens"] * 2
     assert [record["tokens"] for record in made] == [300] * 4 + [100, 200]
     out = tmp_path / "curve.png"
-    assert main(["figure", "curve", str(tmp_path / "records.json"), "-o", str(out)]) == 0
+    figures.main(["curve", str(tmp_path / "records.json"), "-o", str(out)])
     with Image.open(out) as image:
         assert image.size == (1200, 500)
     keep, tokens = figures.curve(made).axes

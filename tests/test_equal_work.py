@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import curves, equal_work, figures
+from benchmarks import curves, equal_work
 from benchmarks.__main__ import main
 from benchmarks.curves import OURS, SKIPS, at_share, lead, qualities, quality_rows
 from benchmarks.records import read
@@ -16,6 +16,7 @@ from benchmarks.work import DenseWork, blocks_of
 from chipsparse.api import attach
 from chipsparse.pipelines.diffusers_caches import CacheRun
 from chipsparse.session import Session
+from docs.tables import figures
 from tests.pipelines.test_wan import SPARSE
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow

@@ -1,4 +1,4 @@
-"""``python -m benchmarks figure KIND RECORDS... -o FIGURE``: the docs' figures, from records alone.
+"""``python -m docs.tables.figures KIND RECORDS... -o FIGURE``: figures from records alone.
 
 Kinds: ``curve`` (speed-up over the keep fraction, time over the tokens), ``parts`` (where a sparse
 step's time goes) and ``equal_work`` (quality over work and over time).
@@ -6,7 +6,7 @@ step's time goes) and ``equal_work`` (quality over work and over time).
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,13 @@ AXES: dict[curves.Axis, str] = {
 LEAST_LABEL = 0.025  # of a bar: what a share needs to be written on it
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draws a figure of the docs from records."""
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=DRAWN)
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True, help=".png or .webp")
-
-
-def run(args: Namespace, *_: Any) -> None:
-    """Draws a figure of the docs from records."""
+    args = parser.parse_args(arguments)
     options = {"lossless": True} if args.output.suffix == ".webp" else {}
     DRAWN[args.kind](read(*args.records)).savefig(args.output, pil_kwargs=options)
 
@@ -205,3 +203,6 @@ def equal_work(records: Sequence[Record]) -> Figure:
 
 
 DRAWN = {"curve": curve, "parts": parts, "equal_work": equal_work}
+
+if __name__ == "__main__":
+    main()
