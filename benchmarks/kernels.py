@@ -38,7 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(CASES)}")
     parser.add_argument("--backend", help="comma-separated, default all but the reference")
     parser.add_argument("--block-size", default="128", help="comma-separated")
-    parser.add_argument("--keep", type=float, help="keep fraction in place of the cases' own")
     rules = ("none", "merge", "difference")
     parser.add_argument("--delta-rule", choices=rules, default="none")
 
@@ -56,7 +55,7 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             inputs = Inputs(_cut(CASES[name], args.tiny), device, dtype)
             for op in ops:
                 for rows in sizes[: 1 if op in WITHOUT_BLOCKS else None]:
-                    settings = Settings(rows, args.keep, args.delta_rule)
+                    settings = Settings(rows, delta_rule=args.delta_rule)
                     measure_backends(op, inputs, settings, args.backend, to)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what one shape leaves may not fit the next one

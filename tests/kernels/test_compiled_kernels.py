@@ -4,7 +4,6 @@ They are compiled in other processes, which have no TRITON_INTERPRET to replace 
 """
 
 import inspect
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.compile_report import SHARED_BYTES, Instruction, hot_loops, instructions
 from benchmarks.compiled_cases import cases
+from benchmarks.records import read
 
 ROOT = Path(__file__).parents[2]
 PRODUCTS_OF_8_BITS = {
@@ -58,12 +58,12 @@ def compiled(path, *options):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     if done.returncode == 2:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-4000:]
-    reports = json.loads(path.read_text(encoding="utf-8"))
+    reports = read(path)
     assert reports
     return {" ".join(str(value) for value in [*item.values()][:5]): item for item in reports}
 
