@@ -220,7 +220,7 @@ def dense(head_dim: int) -> None:
 def sums(backend: str, head_dim: int, rows: int = 128, dtype: Any = BF16) -> None:
     """`dense_attention_column_sums`."""
     query, lse = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
-    options = {"block_size_q": rows, "backend": backend}
+    options: dict[str, Any] = {"block_size_q": rows, "backend": backend}
     dense_attention_column_sums(query, query, query, lse, **options)
 
 

@@ -130,7 +130,11 @@ def rivals(steps: int) -> Iterator[Entry]:
         yield Entry("FirstBlockCache", "", f"threshold {threshold:g}", cache=fields)
     for (kept, order), every in product(((3, 1), (sixth, 1), (sixth, 2)), INTERVALS):
         variant = f"whole steps, first {kept}, order {order}"
-        taylor = {"disable_cache_before_step": kept, "max_order": order, "use_lite_mode": True}
+        taylor: dict[str, Any] = {
+            "disable_cache_before_step": kept,
+            "max_order": order,
+            "use_lite_mode": True,
+        }
         taylor |= {"cache_interval": every, "taylor_factors_dtype": torch.float32}
         yield Entry("TaylorSeer", variant, f"every {every}", cache=taylor)
     for method, timesteps in (("PAB", PYRAMID_TIMESTEPS), ("FasterCache", FASTER_TIMESTEPS)):

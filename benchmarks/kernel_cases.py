@@ -288,7 +288,8 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
         lists = recorded.pop("indices"), recorded.pop("counts")
         options: dict[str, Any] = {"block_size_q": rows, "backend": name, **recorded}
         options["delta_rule"] = None if rule == "none" else rule
-        return column_sparse_attention(*qkv, *lists, **options)
+        query, key, value = qkv
+        return column_sparse_attention(query, key, value, *lists, **options)
 
     fields = {
         **{"density": count / case.tokens, "ideal": case.tokens / count},

@@ -236,7 +236,8 @@ def hunyuan(tensors: Tensors) -> Step:
     """256 text tokens that all count."""
     text = tensors.text(256, "text_embed_dim")
     return tensors.call(
-        *("in_channels", *tensors.grid),
+        "in_channels",
+        *tensors.grid,
         encoder_hidden_states=text,
         encoder_attention_mask=torch.ones(text.shape[:2], dtype=tensors.dtype),
         pooled_projections=tensors.normal(1, "pooled_projection_dim"),
@@ -292,7 +293,8 @@ def framepack(tensors: Tensors) -> Step:
     text = tensors.text(256, "text_embed_dim")
     names = ("latents_history_4x", "latents_history_2x", "latents_clean", "latents")
     return tensors.call(
-        *("in_channels", *tensors.grid),
+        "in_channels",
+        *tensors.grid,
         encoder_hidden_states=text,
         encoder_attention_mask=torch.ones(text.shape[:2]),
         pooled_projections=tensors.normal(1, "pooled_projection_dim"),
@@ -429,7 +431,8 @@ def kandinsky(tensors: Tensors) -> Step:
 def hidream(tensors: Tensors) -> Step:
     """128 tokens of T5 and of each layer of Llama."""
     return tensors.call(
-        *("in_channels", *tensors.grid[1:]),
+        "in_channels",
+        *tensors.grid[1:],
         names=("hidden_states", "timesteps"),
         encoder_hidden_states_t5=tensors.text(128, 4096),
         encoder_hidden_states_llama3=tensors.text(128, 4096).expand(32, 1, -1, -1),
@@ -446,7 +449,8 @@ def cosmos3(tensors: Tensors) -> Step:
     ids[0] += text + tensors.config.unified_3d_mrope_temporal_modality_margin
     prompt, video = torch.arange(text + tokens).split([text, tokens])
     return tensors.call(
-        *("latent_channel", frames, *size),
+        "latent_channel",
+        *(frames, *size),
         names=("vision_tokens", "vision_timesteps"),
         rows=tokens,
         position_ids=torch.cat([prompt.expand(3, -1), ids], dim=1),

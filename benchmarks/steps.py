@@ -400,7 +400,7 @@ class Steps:
     def _compared(self, config: SparsityConfig, expected: dict[int, torch.Tensor]) -> Timed:
         """Measured steps of a config, with their errors among the facts."""
         of_it = of_steps(config)
-        if "sparse" in of_it.schedule.actions:
+        if "sparse" in (of_it.schedule.actions or ()):
             with self._enabled(config) as handle:
                 self._step(0, STEPS)
                 plan = handle._adapters[0].session.plan
