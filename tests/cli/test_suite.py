@@ -285,9 +285,9 @@ def test_a_machine_that_was_not_quiet_is_noted(again, workdir, seconds):
         (("--suite", "{}", "-o", "three.txt"), "three.txt is a file; a suite fills a folder"),
         (("--suite", "{}", "-o", "no/where"), "the folder no of .* does not exist"),
         (("--suite", "{}", "--height", 33), "--height 33 does not fit this model"),
-        (("dense", "--suite", "{}"), "compares what it compares; leave A out"),
-        (("--suite", "{}", "--model", "{}"), "leave --model out"),
-        (("--suite", "{}", "--amplify", 2), "leave --amplify out"),
+        (("dense", "--suite", "{}"), "A is not for a suite, which compares what it compares"),
+        (("--suite", "{}", "--model", "{}"), "--model is not for a suite"),
+        (("--suite", "{}", "--amplify", 2), "--amplify is not for a suite"),
         (("--suite", "{}", "--gpus", 2), "--suite compares methods that one GPU runs; leave --g"),
     ],
 )
