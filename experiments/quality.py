@@ -57,8 +57,11 @@ def flicker(a: Video) -> float:
     a = _video(a)
     if len(a) < 3:
         raise ValueError(f"flicker needs at least 3 frames, got {len(a)}")
-    triples = zip(a[:-2].double(), a[1:-1].double(), a[2:].double(), strict=True)
-    return _mean([float((x - 2 * y + z).abs().mean()) for x, y, z in triples])
+    changes = [
+        float((before.double() - 2 * now.double() + after.double()).abs().mean())
+        for before, now, after in zip(a[:-2], a[1:-1], a[2:], strict=True)
+    ]
+    return _mean(changes)
 
 
 def compare_clips(
