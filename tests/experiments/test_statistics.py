@@ -32,12 +32,7 @@ def test_many_draws_come_to_the_interval_of_all_possible_ones(statistic):
     values = [1.0, 2.0, 4.0, 8.0, 16.0]
     every = np.array(list(itertools.product(range(5), repeat=5)))
     assert interval(values, statistic, draws(5)) == interval(values, statistic, every)
-
-
-def test_draws_are_the_same_each_time_and_hit_every_value_equally():
-    np.testing.assert_array_equal(draws(7), draws(7))
-    assert draws(7).shape == (10_000, 7)
-    np.testing.assert_allclose(np.bincount(draws(7).ravel()) / 10_000, 1.0, atol=0.05)
+    np.testing.assert_array_equal(draws(5), draws(5))
 
 
 def test_identical_clips_have_an_infinite_psnr():
@@ -48,16 +43,11 @@ def test_identical_clips_have_an_infinite_psnr():
     assert not Estimate().includes_zero
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([1.0, math.nan], "that can be added up"),
-        ([1.0, -math.inf], "that can be added up"),
-        ([1.0, 2.0, 3.0], r"values \(3,\) and draws \(10000, 2\) do not fit"),
-    ],
-)
-def test_refuses(values, message):
-    with pytest.raises(ValueError, match=message):
-        interval(values, "mean", draws(2))
+def test_refuses():
+    for values in ([1.0, math.nan], [1.0, -math.inf]):
+        with pytest.raises(ValueError, match="that can be added up"):
+            interval(values, "mean", draws(2))
+    with pytest.raises(ValueError, match=r"values \(3,\) and draws \(10000, 2\) do not fit"):
+        interval([1.0, 2.0, 3.0], "mean", draws(2))
     with pytest.raises(ValueError, match="at least 2 values, got 1"):
         draws(1)
