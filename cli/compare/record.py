@@ -132,7 +132,8 @@ class Comparison(Result):
         if pair:
             zeros = Facts([("B - A", zeros_text(self.difference))])
             intervals += [intervals_table("B - A", self.difference, sign=True), zeros]
-        bounds = ", ".join(f"{metric.name} {metric.bound:g}" for metric in QUALITY.values())
+        psnr, ssim, lpips = (metric.bound for metric in QUALITY.values())
+        bounds = f"PSNR {psnr:g} dB, SSIM {ssim:g}, LPIPS {lpips:g}"
         groups = {row.name: [clip.per_frame for clip in row.clips] for row in rows}
         prompts = {
             clip.seed: clip.prompt or f"prompt {place + 1}"
