@@ -17,7 +17,7 @@ import torch
 import chipsparse
 from chipsparse.common.errors import UserError, user_errors
 from chipsparse.config import PARTS, ConfigError, SparsityConfig
-from chipsparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.experiments.progress import Progress, StepsShown
 from chipsparse.parallel.degrees import Parallel
@@ -411,24 +411,21 @@ def work_share(report: GenerationReport) -> float | None:
     for record in report.steps:
         if record.plan is None:
             return None
-        dense = [
-            layer_time(layer, Action.DENSE, plan=record.plan, rates=OPERATIONS, dtype=torch.float32)
-            for layer in range(record.plan.layout.layers)
-        ]
+        dense = _layer_costs(record.plan, Action.DENSE, {})
         step = sum(layer.total for layer in dense)
         whole += step
         if record.action is not Action.SKIP:
             done += step - sum(
-                (1.0 - each.kept) * getattr(dense[each.layer], each.part)
-                for each in record.layers
-                if each.action is Action.SPARSE
+                (1.0 - layer.kept) * getattr(dense[layer.layer], layer.part)
+                for layer in record.layers
+                if layer.action is Action.SPARSE
             )
     return done / whole if whole else None
 
 
 def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
     """Operations of each step of a plan from ``first`` on, as far as known beforehand."""
-    costs = _action_costs(plan, {part: {} for part in PARTS})
+    costs = _action_costs(plan, {})
     return [costs[action] for action in plan.actions(first)]
 
 
@@ -440,13 +437,21 @@ def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
 
 def _action_costs(plan: SparsityPlan, dense: DenseParts) -> dict[Action, float]:
     """Operations of a step of each action."""
+    return {
+        action: sum(layer.total for layer in _layer_costs(plan, action, dense)) for action in Action
+    }
 
-    def cost(layer: int, action: Action) -> float:
-        parts = [part for part in PARTS if layer in dense[part]]
-        time = layer_time(
-            layer, action, plan=plan, rates=OPERATIONS, dtype=torch.float32, dense_parts=parts
+
+def _layer_costs(plan: SparsityPlan, action: Action, dense: DenseParts) -> list[LayerTime]:
+    """Operations of each layer; ``dense`` has those that run dense whatever the plan says."""
+    return [
+        layer_time(
+            layer,
+            action,
+            plan=plan,
+            rates=OPERATIONS,
+            dtype=torch.float32,
+            dense_parts=[part for part in PARTS if layer in dense.get(part, {})],
         )
-        return time.total
-
-    layers = range(plan.layout.layers)
-    return {action: sum(cost(layer, action) for layer in layers) for action in Action}
+        for layer in range(plan.layout.layers)
+    ]

@@ -68,18 +68,13 @@ class Clip:
     """A clip of a way, made now or before.
 
     Attributes:
-        generation: the frames and times; None where it was made before, or refused.
+        generation: its frames and times; None where it was made before, or refused.
     """
 
     way: Way
     sample: Sample
     record: ClipRecord
     generation: Generation | None = None
-
-    @property
-    def frames(self) -> np.ndarray | None:
-        """The frames, uint8 ``[F, H, W, 3]``; None where it was made before, or refused."""
-        return None if self.generation is None else self.generation.frames
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -35,6 +35,13 @@ class Estimate(BaseModel):
     def includes_zero(self) -> bool:
         """Whether zero lies between the bounds, or on one of them."""
         return self.low is not None and self.low <= 0 and (self.high is None or self.high >= 0)
+
+    @property
+    def numbers(self) -> tuple[float, float, float] | None:
+        """The value and both bounds; None where one is infinite."""
+        if self.value is None or self.low is None or self.high is None:
+            return None
+        return self.value, self.low, self.high
 
 
 def draws(count: int, *, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
@@ -71,7 +78,7 @@ def interval(
     reduce = np.mean if statistic == "mean" else np.median
     resampled = np.sort(reduce(series[drawn], axis=1))
 
-    def finite(value: float) -> float | None:
+    def finite(value: Any) -> float | None:
         return float(value) if math.isfinite(value) else None
 
     def at(share: float) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.compare.record import FilesComparison, ShownClip
 from chipsparse.cli.errors import UserError, results_alone
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.panels import difference_rows, stack_panels
+from chipsparse.cli.media.panels import Named, difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, numbered, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.views.terminal import print_result
@@ -34,12 +35,8 @@ def compare_files(options: CompareOptions) -> None:
             quality = compare_clips(a.frames, b.frames, perceptual=lpips.measure)
         if output is not None:
             with display.stage(f"writing {output}"):
-                others = [(b.frames, b.path.name)]
-                rows, factor = difference_rows(
-                    (a.frames, a.path.name), others, factor=options.amplify, in_one_row=True
-                )
-                written = media.write_media({output: stack_panels(rows)}, fps=rate)
-            shown = ShownClip(files=[str(file) for file in written[output]], amplified=factor)
+                pair = (a.frames, a.path.name), [(b.frames, b.path.name)]
+                shown = write_clip(output, *pair, options, fps=rate, in_one_row=True)
     result = FilesComparison(
         a=str(a.path),
         b=str(b.path),
@@ -52,6 +49,21 @@ def compare_files(options: CompareOptions) -> None:
         **quality.model_dump(),
     )
     print_result(result, as_json=options.json)
+
+
+def write_clip(
+    output: Path,
+    reference: Named,
+    others: Sequence[Named],
+    options: CompareOptions,
+    *,
+    fps: float,
+    in_one_row: bool = False,
+) -> ShownClip:
+    """Write clips beside each other, with heat-maps of the difference from the reference."""
+    rows, factor = difference_rows(reference, others, factor=options.amplify, in_one_row=in_one_row)
+    written = media.write_media({output: stack_panels(rows)}, fps=fps)
+    return ShownClip(files=[str(file) for file in written[output]], amplified=factor)
 
 
 def _check(a: Clip, b: Clip, output: Path | None, fps: float | None) -> None:

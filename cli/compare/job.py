@@ -16,12 +16,13 @@ import typer
 from rich.console import Console
 
 import chipsparse
+from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import MEASURED, CompareOptions
-from chipsparse.cli.compare.record import Comparison, ShownClip
+from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.rows import OURS, Row, differences
 from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.panels import difference_rows, stack_panels
+from chipsparse.cli.media.panels import Named
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import first_prompts, shapes
@@ -114,7 +115,8 @@ def compare_configs(options: CompareOptions) -> None:
         experiment = Experiment(_maker(first, display), samples, store, per_frame=True)
         experiment.plan(ways)
         common = _environment(first, options, rank)
-        result, frames = None, dict[str, Any]()  # of the prompt that is farthest from dense
+        names = [DENSE, *requests]
+        result, shown = None, list[Named]()  # of the prompt that is farthest from dense
         for sample in samples:
             try:
                 clips = list(experiment.run(ways, [sample]))
@@ -125,15 +127,17 @@ def compare_configs(options: CompareOptions) -> None:
                 break
             result = _result(common, experiment, ways, remarks)
             if result.seed == sample.seed:
-                frames = {clip.way.name: clip.frames for clip in clips}
+                made = {clip.way.name: clip.generation for clip in clips}
+                shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
         if not rank.writes or result is None:
             return None
         clips_of = {row.name: row.clips for row in result.rows}
         sides = [clips_of.get(name, clips_of[DENSE]) for name in options.configs]
-        update = {"sides": [*options.configs], "difference": differences(*sides)}
+        update: dict[str, Any] = {"sides": [*options.configs], "difference": differences(*sides)}
     try:
         if options.output is not None:
-            update["clip"] = _write_clip(options.output, frames, options)
+            dense, *others = shown
+            update["clip"] = write_clip(options.output, dense, others, options, fps=options.rate)
     finally:  # the numbers took longer than the clip
         print_result(result.model_copy(update=update), as_json=options.json)
     if code:
@@ -151,15 +155,6 @@ def _check_settings(a: Request, b: Request) -> None:
                 f"A generates with {name} {value} and B with {others[name]}; clips of other "
                 f"settings do not compare: {way}"
             )
-
-
-def _write_clip(
-    output: Path, frames: Mapping[str, np.ndarray], options: CompareOptions
-) -> ShownClip:
-    others = [(own, name) for name, own in sorted(frames.items()) if name != DENSE]
-    rows, factor = difference_rows((frames[DENSE], DENSE), others, factor=options.amplify)
-    written = media.write_media({output: stack_panels(rows)}, fps=options.rate)
-    return ShownClip(files=[str(file) for file in written[output]], amplified=factor)
 
 
 # A suite.
@@ -313,10 +308,10 @@ def _result(
             remarks=(remarks or {}).get(way.name, ()),
             method=way.method,
             setting=way.setting,
+            refused=None if refused is None else without_folders(refused),
         )
         missing = next((clip.lpips_missing for clip in clips if clip.lpips_missing), missing)
         update = {
-            "refused": None if refused is None else without_folders(refused),
             "remarks": [without_folders(text) for text in row.remarks],
             "clips": [clip.model_copy(update={**UNSENT, **(hidden or {})}) for clip in clips],
         }

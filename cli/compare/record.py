@@ -140,6 +140,14 @@ class Comparison(Result):
             for place, clip in enumerate(dense.clips)
         }
         unsent = "Their texts are sent with --with-prompts only."
+        by_frame = Section(
+            "Frame by frame",
+            [curves_chart(metric, groups) for metric in FRAME_METRICS],
+            "The median over prompts, and the band from the least to the most, against dense. "
+            "Flicker is how much a frame differs from the mean of its neighbours.",
+            where="page",
+            missing="These are images, of one frame each.",
+        )
         return [
             Section("", self._head(dense)),
             Section(
@@ -169,14 +177,7 @@ class Comparison(Result):
                 "Over prompts, with 95% bootstrap intervals; all rows were resampled together.",
                 where="both" if pair else "page",
             ),
-            Section(
-                "Frame by frame",
-                [curves_chart(metric, groups) for metric in FRAME_METRICS],
-                "The median over prompts, and the band from the least to the most, against dense. "
-                "Flicker is how much a frame differs from the mean of its neighbours.",
-                where="page",
-                missing="These are images, of one frame each." if pair else "",
-            ),
+            *[by_frame] * pair,
             Section(
                 "What there is to say",
                 [Items([note for row in self.rows[1:] for note in row.notes])],

@@ -328,11 +328,11 @@ def _spread_marks(
             if (value := getattr(clip, metric)) is not None
         ]
         canvas.dots(marks, colour, square=square, alpha=0.6)
-    x, y = row.summary.get("speedup"), row.summary.get(metric)
-    if x is None or y is None or None in (x.value, x.low, x.high, y.value, y.low, y.high):
-        return
-    canvas.axes.hlines(y.value, x.low, x.high, color=colour, linewidth=1.6)
-    canvas.axes.vlines(x.value, y.low, y.high, color=colour, linewidth=1.6)
+    missing = Estimate()
+    x, y = (row.summary.get(name, missing).numbers for name in ("speedup", metric))
+    if x is not None and y is not None:
+        canvas.axes.hlines(y[0], x[1], x[2], color=colour, linewidth=1.6)
+        canvas.axes.vlines(x[0], y[1], y[2], color=colour, linewidth=1.6)
 
 
 def curves_chart(metric: str, groups: Mapping[str, Sequence[Curves]]) -> Chart | None:
