@@ -55,7 +55,7 @@ TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
 PACKAGES = ("diffusers", "transformers", "triton")
-# Rows have these texts of their clips among their remarks, without folders.
+# Rows have these texts of their clips among their remarks.
 UNSENT: dict[str, Any] = {"fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
 
 
@@ -208,8 +208,7 @@ def run_suite(options: CompareOptions) -> None:
             shown = [item for item in samples if item.seed == result.seed]
             made = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
             files = {way.name: clip_file(way, item, suffix) for way in made for item in shown}
-            missing = without_folders(result.lpips_missing or "") or None
-            result = result.model_copy(update={"files": files, "lpips_missing": missing})
+            result = result.model_copy(update={"files": files})
             _write(folder / TO_SEND, json.dumps(result.to_json(), indent=1, ensure_ascii=False))
         with display.stage(f"writing {folder / PAGE}"):
             _write(folder / PAGE, page([(folder / TO_SEND, result)]))
@@ -295,9 +294,10 @@ def _result(
 
     Args:
         remarks: further ones of each way.
-        hidden: values in place of those of the clips.
+        hidden: of a result to send, which has no folders: values in place of those of the clips.
     """
     rows, missing = [], None
+    plain = str if hidden is None else without_folders
     for way in (experiment.dense_way, *ways):
         refused = experiment.refusal(way)
         records = [] if refused else [experiment.record(way, item) for item in experiment.samples]
@@ -308,17 +308,17 @@ def _result(
             remarks=(remarks or {}).get(way.name, ()),
             method=way.method,
             setting=way.setting,
-            refused=None if refused is None else without_folders(refused),
+            refused=None if refused is None else plain(refused),
         )
         missing = next((clip.lpips_missing for clip in clips if clip.lpips_missing), missing)
         update = {
-            "remarks": [without_folders(text) for text in row.remarks],
+            "remarks": [plain(text) for text in row.remarks],
             "clips": [clip.model_copy(update={**UNSENT, **(hidden or {})}) for clip in clips],
         }
         rows.append(row.model_copy(update=update))
     return Comparison(
         **common,
-        lpips_missing=missing,
+        lpips_missing=None if missing is None else plain(missing),
         asked=len(experiment.samples),
         rows=rows,
         seed=_farthest(rows),

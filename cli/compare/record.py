@@ -177,7 +177,7 @@ class Comparison(Result):
                 "Over prompts, with 95% bootstrap intervals; all rows were resampled together.",
                 where="both" if pair else "page",
             ),
-            *[by_frame] * pair,
+            *([by_frame] if pair else []),
             Section(
                 "What there is to say",
                 [Items([note for row in self.rows[1:] for note in row.notes])],
