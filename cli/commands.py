@@ -117,7 +117,7 @@ def compare(options: CompareOptions) -> None:
 
     A suite tells in one command whether it holds for your model, and writes a page.
     """
-    if options.suite is None and options.subjects[0].kind == "files":
+    if options.suite is None and not options.configs:
         from chipsparse.cli.compare.files import compare_files
 
         return compare_files(options)
