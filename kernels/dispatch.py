@@ -75,7 +75,11 @@ class Backend:
 
 
 def triton_or_reference(
-    package: str, function: str, unsupported_reason: Callable[..., str | None]
+    package: str,
+    function: str,
+    unsupported_reason: Callable[..., str | None],
+    *,
+    triton_package: str | None = None,
 ) -> tuple[Backend, Backend]:
     """Return the backends of most operations: a Triton kernel and the definition.
 
@@ -83,13 +87,12 @@ def triton_or_reference(
         package: of the operation, with ``triton_kernel`` and ``reference``.
         function: that both have.
         unsupported_reason: of the kernel.
+        triton_package: of the operation whose kernel computes this one, too; None for its own.
     """
-    triton, reference = (
-        imported(f"{package}.{module}", function) for module in ("triton_kernel", "reference")
-    )
+    triton = imported(f"{triton_package or package}.triton_kernel", function)
     return (
         Backend("triton", triton, unsupported_reason, not_auto_reason),
-        Backend("reference", reference),
+        Backend("reference", imported(f"{package}.reference", function)),
     )
 
 

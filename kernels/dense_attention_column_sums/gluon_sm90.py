@@ -1,9 +1,13 @@
-"""`dense_attention_column_sums` and `dense_attention` for Hopper: warp-specialized, persistent.
+"""Full attention for Hopper, in 16 and 8 bits, with column sums or without them.
+
+One warp-specialized, persistent kernel computes `dense_attention_column_sums`, `dense_attention`
+and `fp8_dense_attention`.
 
 In a thread block, two consumer warpgroups own 64 query rows each and compute the softmax of one
 tile under the value product of the tile before; one warp loads the tiles and one finishes the
 column sums (``kernels/gluon_column_sums.py``). Nothing of these feeds back into the output, so
-attention without them is the same bit for bit.
+attention without them is the same bit for bit. ``fp8_dense_attention/gluon_sm90.py`` has the warps
+that load and attend in 8 bits.
 
 The last tile of keys, which may be ragged, comes first: it is the only one that needs a mask.
 """
@@ -11,8 +15,6 @@ The last tile of keys, which may be ragged, comes first: it is the only one that
 # Gluon reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -24,10 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.dense_attention import DenseAttention
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
+from chipsparse.kernels.fp8_dense_attention import Fp8DenseAttention
+from chipsparse.kernels.fp8_dense_attention.gluon_sm90 import attend_8_bits, load_8_bits
 from chipsparse.kernels.gluon_column_sums import (
     first_column,
     locate_rows,
@@ -42,9 +45,11 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 BLOCK_ROWS = 128
 TILE = 128
-# Tiles of keys, and of values, in flight, by head size.
+# Tiles of keys, and of values, in flight, by head size; of half as many bytes in 8 bits.
 STAGES = {128: 2, 64: 4}
-CONSUMER_REGISTERS, HELPER_REGISTERS = 224, 24
+CONSUMER_REGISTERS, CONSUMER_REGISTERS_8_BITS, HELPER_REGISTERS = 224, 240, 24
+
+Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 @gluon.jit
@@ -88,7 +93,7 @@ def _attend(
     TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, SUMS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 query rows over all tiles, and their part of the column sums."""
-    o_ptr, lse_ptr, previous_ptr = pointers
+    o_ptr, lse_ptr, previous_ptr = pointers[:3]
     stride_ob, stride_oh, stride_on = strides
     q_smem, k_smem, v_smem, sums_smem = smem[:4]
     full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s = smem[4:]
@@ -188,22 +193,28 @@ def _attend(
 
 
 @gluon.jit
-def _dense_attention_column_sums_kernel(
+def _attention_kernel(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, previous_ptr, sums_ptr,
+    factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr,
     stride_ob, stride_oh, stride_on, items, row_tiles, H, N, M, parts, stride_g, scale_log2,
     TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, PART_ROWS: gl.constexpr,
-    SUMS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr,
-    num_warps: gl.constexpr,
+    SUMS: gl.constexpr, IN_8_BITS: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+    HELPER_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = q_desc.dtype
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    q_smem = gl.allocate_shared_memory(dtype, [4, 1, 1, 64, D], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, TILE, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, TILE, D], v_desc.layout)
+    # Values in 8 bits come transposed.
+    V_ROWS: gl.constexpr = D if IN_8_BITS else TILE
+    V_COLUMNS: gl.constexpr = TILE if IN_8_BITS else D
+    q_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 1, 1, 64, D], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, TILE, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(
+        v_desc.dtype, [STAGES, 1, 1, V_ROWS, V_COLUMNS], v_desc.layout
+    )
     rows_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     sums_smem = gl.allocate_shared_memory(gl.float32, [2, 8, TILE], rows_layout)
     full_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
     empty_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
+    # In 8 bits keys and values arrive together, and the barriers of values are not used.
     full_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     empty_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     full_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
@@ -222,69 +233,102 @@ def _dense_attention_column_sums_kernel(
         mbarrier.init(empty_s.index(i), count=1)
     partition_barrier()
     descriptors = (q_desc, k_desc, v_desc)
-    results = (o_ptr, lse_ptr, previous_ptr)
+    pointers = (o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr)
     strides = (stride_ob, stride_oh, stride_on)
     sizes = (items, row_tiles, H, N, M)
+    summed = (items if SUMS else 0, row_tiles, H, N, M)
     smem = (
         q_smem, k_smem, v_smem, sums_smem,
         full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s,
     )  # fmt: skip
+    of_sums = (sums_smem, full_s, empty_s)
     # Constants survive only inside these literals, so each partition spells them out.
-    gl.warp_specialize(
-        [
-            (_attend, (results, smem, strides, sizes, scale_log2, TILE, STAGES, D, SUMS, 0)),
-            (_attend, (results, smem, strides, sizes, scale_log2, TILE, STAGES, D, SUMS, 1)),
-            (_load, (descriptors, smem, sizes, TILE, STAGES)),
-            (
-                write_sums,
-                (
-                    sums_ptr,
-                    (sums_smem, full_s, empty_s),
-                    (items if SUMS else 0, row_tiles, H, N, M),
-                    parts,
-                    stride_g,
-                    TILE,
-                    PART_ROWS,
-                ),
-            ),
-        ],
-        [4, 1, 1],
-        [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS],
-    )
+    if IN_8_BITS:
+        gl.warp_specialize(
+            [
+                (attend_8_bits, (pointers, smem, strides, sizes, TILE, STAGES, D, SUMS, 0)),
+                (attend_8_bits, (pointers, smem, strides, sizes, TILE, STAGES, D, SUMS, 1)),
+                (load_8_bits, (descriptors, smem, sizes, TILE, STAGES)),
+                (write_sums, (sums_ptr, of_sums, summed, parts, stride_g, TILE, PART_ROWS)),
+            ],
+            [4, 1, 1],
+            [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend, (pointers, smem, strides, sizes, scale_log2, TILE, STAGES, D, SUMS, 0)),
+                (_attend, (pointers, smem, strides, sizes, scale_log2, TILE, STAGES, D, SUMS, 1)),
+                (_load, (descriptors, smem, sizes, TILE, STAGES)),
+                (write_sums, (sums_ptr, of_sums, summed, parts, stride_g, TILE, PART_ROWS)),
+            ],
+            [4, 1, 1],
+            [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS],
+        )
 
 
-def dense_attention_column_sums(
-    call: DenseAttentionColumnSums,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run a checked `DenseAttentionColumnSums`.
-
-    Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
-    """
-    output, lse, sums = _launch(call, call.lse_previous, call.block_size_q)
-    assert sums is not None
-    return output, lse, sums
+def dense_attention_column_sums(call: DenseAttentionColumnSums) -> Result:
+    """Run a checked `DenseAttentionColumnSums`."""
+    query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
+    return _launch(query, call.key, call.value, call.lse_previous, call.block_size_q, scale=scale)
 
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `DenseAttention`."""
-    output, lse, _ = _launch(call, None, BLOCK_ROWS)
+    query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
+    output, lse, _ = _launch(query, call.key, call.value, None, BLOCK_ROWS, scale=scale)
     return output, lse
 
 
+def fp8_dense_attention(call: Fp8DenseAttention) -> Result:
+    """Run a checked `Fp8DenseAttention`."""
+    tensors = call.tensors
+    factors = (tensors.row_factor, tensors.row_shift, tensors.value_scale, tensors.value_mean)
+    return _launch(
+        tensors.query,
+        tensors.key,
+        tensors.value,
+        call.lse_previous,
+        call.block_size_q,
+        factors=[factor.contiguous() for factor in factors],
+        dtype=tensors.dtype,
+    )
+
+
 def _launch(
-    call: AttentionCall[Any], lse_previous: torch.Tensor | None, block_size_q: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Output and LSE; and column sums, where there is a previous LSE to weigh them with."""
-    query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
-    key, value = call.key, call.value
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lse_previous: torch.Tensor | None,
+    block_size_q: int,
+    *,
+    scale: float = 1.0,
+    factors: list[torch.Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Result:
+    """Return output and LSE; and column sums, where there is a previous LSE to weigh them with.
+
+    Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
+
+    Args:
+        query: ``[B, H, N, D]``, 16-bit or int8.
+        key: ``[B, H, M, D]``, likewise.
+        value: ``[B, H, M, D]``, or e4m3 ``[B, H, D, M']``.
+        lse_previous: ``[B, H, N]``, or None.
+        block_size_q: query rows of a block.
+        scale: positive factor of 16-bit scores.
+        factors: of numbers in 8 bits, contiguous: those of rows with their shifts, and those of
+            the values' channels with their means; see `Fp8Attention`.
+        dtype: of the output; None for the query's.
+    """
     batch, heads, rows, head_dim = query.shape
-    columns = key.shape[2]
-    device = query.device
+    columns, device = key.shape[2], query.device
+    in_8_bits = factors is not None
     part_rows = BLOCK_ROWS if block_size_q % BLOCK_ROWS == 0 else 64
     parts_per_block = block_size_q // part_rows
     blocks = block_count(rows, block_size_q)
     parts = blocks * parts_per_block
-    output = torch.empty_like(query)
+    output = torch.empty_like(query, dtype=dtype)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
     sums, previous = None, lse
     if lse_previous is not None:
@@ -296,15 +340,16 @@ def _launch(
     grid = (min(items, triton_support.multiprocessors(device)),)
     with torch.cuda.device(device):
         launch_changing(
-            _dense_attention_column_sums_kernel,
+            _attention_kernel,
             grid,
             descriptor(query, [1, 1, 64, head_dim]),
             descriptor(key, [1, 1, TILE, head_dim]),
-            descriptor(value, [1, 1, TILE, head_dim]),
+            descriptor(value, [1, 1, *((head_dim, TILE) if in_8_bits else (TILE, head_dim))]),
             output,
             lse,
             previous,
             lse if sums is None else sums,
+            *(factors or [lse] * 4),  # never read of 16-bit numbers
             *output.stride()[:3],
             items,
             row_tiles,
@@ -315,11 +360,12 @@ def _launch(
             columns,
             scale * LOG2_E.value,
             TILE=TILE,
-            STAGES=STAGES[head_dim],
+            STAGES=STAGES[head_dim] * (2 if in_8_bits else 1),
             D=head_dim,
             PART_ROWS=part_rows,
             SUMS=sums is not None,
-            CONSUMER_REGISTERS=CONSUMER_REGISTERS,
+            IN_8_BITS=in_8_bits,
+            CONSUMER_REGISTERS=CONSUMER_REGISTERS_8_BITS if in_8_bits else CONSUMER_REGISTERS,
             HELPER_REGISTERS=HELPER_REGISTERS,
             num_warps=4,
         )

@@ -20,6 +20,8 @@ OP = "fp8_dense_attention"
 WEIGHT_BITS = 8
 # Kernels take weights relative to what is near, where that is not below 2 to minus this power.
 LOWEST_BITS = 32
+# One kernel of each backend computes attention in 16 and in 8 bits.
+IN_16_BITS = "chipsparse.kernels.dense_attention_column_sums"
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,6 @@ class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | No
 fp8_dense_attention = Operation(
     OP,
     Fp8DenseAttention,
-    Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_fp8_unsupported_reason),
-    *triton_or_reference(__name__, OP, fp8_unsupported_reason),
+    Backend("gluon", imported(f"{IN_16_BITS}.gluon_sm90", OP), gluon_fp8_unsupported_reason),
+    *triton_or_reference(__name__, OP, fp8_unsupported_reason, triton_package=IN_16_BITS),
 )

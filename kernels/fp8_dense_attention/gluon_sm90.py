@@ -1,7 +1,7 @@
-"""`fp8_dense_attention` for Hopper: TMA tiles, warp-specialized, persistent.
+"""`fp8_dense_attention` for Hopper: the warps that load and attend in 8 bits.
 
-The plan is that of ``dense_attention_column_sums/gluon_sm90.py``: two consumer warpgroups of 64
-query rows, one warp that loads tiles and one that finishes the column sums. What 8 bits change:
+``dense_attention_column_sums/gluon_sm90.py`` has the kernel around them: two consumer warpgroups of
+64 query rows, one warp that loads tiles and one that finishes the column sums. What 8 bits change:
 
 - Scores come as int32, and start from a number that makes their bits those of an fp32.
 - The product of a tile's weights with its values is issued with the scores of the next tile. Both
@@ -19,7 +19,6 @@ query rows, one warp that loads tiles and one that finishes the column sums. Wha
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -28,18 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from chipsparse.kernels import triton_support
-from chipsparse.kernels.checks import block_count
-from chipsparse.kernels.fp8_dense_attention import LOWEST_BITS, WEIGHT_BITS, Fp8DenseAttention
-from chipsparse.kernels.gluon_column_sums import (
-    first_column,
-    locate_rows,
-    sum_factor,
-    sum_rows,
-    write_sums,
-)
-from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
-from chipsparse.kernels.launch import launch_changing
+from chipsparse.kernels.fp8_dense_attention import LOWEST_BITS, WEIGHT_BITS
+from chipsparse.kernels.gluon_column_sums import first_column, locate_rows, sum_factor, sum_rows
+from chipsparse.kernels.gluon_compat import tma_load
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -50,22 +40,17 @@ OFFSET_BITS = gl.constexpr(0x4B400000)
 NO_SCORE = gl.constexpr(-0x800000)  # the bits of minus infinity
 BITS = gl.constexpr(float(WEIGHT_BITS))
 LOWEST = gl.constexpr(float(LOWEST_BITS))
-BLOCK_ROWS = 128
-TILE = 128
-# Tiles of keys and of values in flight, by head size.
-STAGES = {128: 4, 64: 8}
-CONSUMER_REGISTERS, HELPER_REGISTERS = 240, 24
 
 
 @gluon.jit
-def _load(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
+def load_8_bits(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constexpr):
     """Loads the query rows, then each tile of keys with the transposed values of the one before.
 
     Before the first tile there are no values and behind the last one no keys: what then comes in
     their place, zeros or a tile once more, is not used.
     """
     q_desc, k_desc, v_desc = descriptors
-    q_smem, k_smem, v_smem, _, full_q, empty_q, full, empty, _, _ = smem
+    q_smem, k_smem, v_smem, _, full_q, empty_q, full, empty = smem[:8]
     items, row_tiles, H, _, M = sizes
     tiles = (M + TILE - 1) // TILE
     filled = 0
@@ -171,7 +156,7 @@ def _pass_sums(p, level, previous, summed, smem, TILE: gl.constexpr, WG: gl.cons
 
 
 @gluon.jit
-def _attend(
+def attend_8_bits(
     pointers, smem, strides, sizes,
     TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, SUMS: gl.constexpr,
     WG: gl.constexpr,
@@ -180,7 +165,8 @@ def _attend(
     o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr = pointers
     stride_ob, stride_oh, stride_on = strides
     q_smem, k_smem, v_smem, sums_smem = smem[:4]
-    full_q, empty_q, full, empty, full_s, empty_s = smem[4:]
+    full_q, empty_q, full, empty = smem[4:8]
+    full_s, empty_s = smem[10:]
     of_sums = (sums_smem, full_s, empty_s)
     items, row_tiles, H, N, M = sizes
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 32])
@@ -268,126 +254,3 @@ def _attend(
             o.to(o_ptr.dtype.element_ty),
             mask=(row < N)[:, None],
         )
-
-
-@gluon.jit
-def _fp8_dense_attention_kernel(
-    q_desc, k_desc, v_desc, o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr,
-    v_scale_ptr, v_mean_ptr, sums_ptr,
-    stride_ob, stride_oh, stride_on, items, row_tiles, H, N, M, parts, stride_g,
-    TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr, PART_ROWS: gl.constexpr,
-    SUMS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, HELPER_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
-    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    q_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 1, 1, 64, D], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, TILE, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(v_desc.dtype, [STAGES, 1, 1, D, TILE], v_desc.layout)
-    rows_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    sums_smem = gl.allocate_shared_memory(gl.float32, [2, 8, TILE], rows_layout)
-    full_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
-    empty_q = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    full_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
-    empty_s = gl.allocate_shared_memory(gl.int64, [2, 1], barrier_layout)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(full_q.index(i), count=1)
-        mbarrier.init(empty_q.index(i), count=2)
-        mbarrier.init(full_s.index(i), count=2)
-        mbarrier.init(empty_s.index(i), count=1)
-    partition_barrier()
-    descriptors = (q_desc, k_desc, v_desc)
-    tensors = (o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr)
-    strides = (stride_ob, stride_oh, stride_on)
-    sizes = (items, row_tiles, H, N, M)
-    smem = (
-        q_smem, k_smem, v_smem, sums_smem, full_q, empty_q, full, empty, full_s, empty_s,
-    )  # fmt: skip
-    # Constants survive only inside these literals, so each partition spells them out.
-    gl.warp_specialize(
-        [
-            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, 0)),
-            (_attend, (tensors, smem, strides, sizes, TILE, STAGES, D, SUMS, 1)),
-            (_load, (descriptors, smem, sizes, TILE, STAGES)),
-            (
-                write_sums,
-                (
-                    sums_ptr,
-                    (sums_smem, full_s, empty_s),
-                    (items if SUMS else 0, row_tiles, H, N, M),
-                    parts,
-                    stride_g,
-                    TILE,
-                    PART_ROWS,
-                ),
-            ),
-        ],
-        [4, 1, 1],
-        [CONSUMER_REGISTERS, HELPER_REGISTERS, HELPER_REGISTERS],
-    )
-
-
-def fp8_dense_attention(
-    call: Fp8DenseAttention,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Run a checked `Fp8DenseAttention`.
-
-    Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
-    """
-    tensors, block_size_q = call.tensors, call.block_size_q
-    batch, heads, rows, head_dim = tensors.query.shape
-    columns, device = tensors.columns, tensors.query.device
-    part_rows = BLOCK_ROWS if block_size_q % BLOCK_ROWS == 0 else 64
-    parts_per_block = block_size_q // part_rows
-    blocks = block_count(rows, block_size_q)
-    parts = blocks * parts_per_block
-    output = torch.empty_like(tensors.query, dtype=tensors.dtype)
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
-    sums = None
-    previous = lse
-    if call.lse_previous is not None:
-        shape = (batch, heads, parts, columns)
-        sums = torch.empty(shape, dtype=torch.bfloat16, device=device)
-        previous = call.lse_previous.float().contiguous()
-    row_tiles = block_count(rows if sums is None else parts * part_rows, BLOCK_ROWS)
-    items = batch * heads * row_tiles
-    grid = (min(items, triton_support.multiprocessors(device)),)
-    with torch.cuda.device(device):
-        launch_changing(
-            _fp8_dense_attention_kernel,
-            grid,
-            descriptor(tensors.query, [1, 1, 64, head_dim]),
-            descriptor(tensors.key, [1, 1, TILE, head_dim]),
-            descriptor(tensors.value, [1, 1, head_dim, TILE]),
-            output,
-            lse,
-            previous,
-            tensors.row_factor.contiguous(),
-            tensors.row_shift.contiguous(),
-            tensors.value_scale.contiguous(),
-            tensors.value_mean.contiguous(),
-            lse if sums is None else sums,
-            *output.stride()[:3],
-            items,
-            row_tiles,
-            heads,
-            rows,
-            columns,
-            parts,
-            columns,
-            TILE=TILE,
-            STAGES=STAGES[head_dim],
-            D=head_dim,
-            PART_ROWS=part_rows,
-            SUMS=sums is not None,
-            CONSUMER_REGISTERS=CONSUMER_REGISTERS,
-            HELPER_REGISTERS=HELPER_REGISTERS,
-            num_warps=4,
-        )
-    if sums is not None and parts_per_block > 1:
-        sums = sums.unflatten(2, (blocks, parts_per_block)).sum(3)
-    return output, lse, sums

@@ -77,7 +77,7 @@ def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, device, m
     tensors, _ = quantized((2, 1, rows, 77, 64), device=device)
     skip_unless_on(backend, tensors, block_size_q)
     if backend == "triton":  # block by block
-        module = import_module("chipsparse.kernels.fp8_dense_attention.triton_kernel")
+        module = import_module("chipsparse.kernels.dense_attention_column_sums.triton_kernel")
         monkeypatch.setattr(module, "TRANSIENT_BYTES", 1)
     _, lse, _ = formula(tensors)
     _, _, sums = fp8_dense_attention(
