@@ -1,5 +1,7 @@
 """What the adapters' tests ask of a model and of a report."""
 
+import inspect
+
 
 def actions(handle, branch="cond"):
     """The action of every call of a branch."""
@@ -16,6 +18,19 @@ def calls_begun(handle):
         return begin(context, layout, *args, **kwargs)
 
     session.begin = look
+    return calls
+
+
+def calls_of(model, run):
+    """The arguments, by name, of every call of a model while a function runs."""
+    calls, names = [], [*inspect.signature(model.forward).parameters]
+
+    def look(_module, args, kwargs):
+        calls.append({**dict(zip(names, args, strict=False)), **kwargs})
+
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    run()
+    hook.remove()
     return calls
 
 

@@ -18,9 +18,11 @@ from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.wan import WanAdapter
 from tests.pipelines.changes import add_lora
 from tests.pipelines.model_state import state_of
-from tests.pipelines.test_layer_budgets import CONFIG, generate
+from tests.pipelines.tiny_runs import STILL
 from tests.tiny_models import PROMPT, random, tiny_wan_pipeline
 from tests.variants import slow
+
+CONFIG, wan = STILL.SPARSE, STILL.generate
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +38,6 @@ def pipe(shared):
     assert type(shared) is WanPipeline
     assert not [name for name in vars(shared) if "chipsparse" in name]
     assert state_of(shared.transformer) == before
-
-
-def wan(pipe, **arguments):
-    return generate(pipe, num_frames=1, guidance_scale=1.0, **arguments)
 
 
 # Notebooks.

@@ -81,17 +81,6 @@ def test_gated_and_other_feed_forwards_run_sparse(make):
     assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
 
 
-def test_first_layers_stay_dense(pipe, dense):
-    first = {"schedule.first_dense_layers": FLUX_CONFIG["num_layers"]}
-    with chipsparse.enable(pipe, FLUX.SPARSE.override(first)) as handle:
-        FLUX.generate(pipe)
-    last = handle.report.steps[-1]
-    assert len(last.fractions("mlp")) == len(last.fractions("attention")) == LAYERS - 2
-    every = FLUX.SPARSE.override({"schedule.first_dense_layers": LAYERS})
-    with chipsparse.enable(pipe, every):
-        assert_close(FLUX.generate(pipe), dense["flux"])
-
-
 def test_the_shared_expert_of_a_layer_with_experts_is_sparse():
     pipe = hidream.experts()
     dense = generate(pipe, hidream.IMAGE)

@@ -12,6 +12,7 @@ import chipsparse
 from chipsparse.pipelines.denoising_loop import place_of_call, was_set
 from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.timesteps import value_passed_as
+from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.variants import slow_unless
@@ -221,35 +222,13 @@ def test_another_pipeline_in_a_callback(case):
 @functools.cache
 def first_call(case):
     """What the transformer is called with at first."""
-    pipe, given = made(case), []
-    pipe.transformer.register_forward_pre_hook(
-        lambda _model, _args, kwargs: given.append(kwargs), with_kwargs=True
-    )
-    call(pipe, case)
-    return {**given[0], "return_dict": False}
+    pipe = made(case)
+    return {**calls_of(pipe.transformer, lambda: call(pipe, case))[0], "return_dict": False}
 
 
 def at(given, timestep, **changes):
     """The arguments of a call at another timestep."""
     return {**given, "timestep": timestep.expand(len(given["timestep"])), **changes}
-
-
-@pytest.mark.parametrize("begin", [0, 2])
-@pytest.mark.parametrize("steps", [True, False], ids=["steps", "never steps"])
-@pytest.mark.parametrize("case", ["flux", "cogvideox"])
-def test_a_loop_of_the_users(case, steps, begin):
-    pipe, given = made(case), first_call(case)
-    with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
-        call(pipe, case)
-        for _ in range(2):
-            pipe.scheduler.set_timesteps(STEPS)
-            for time in pipe.scheduler.timesteps[begin:]:
-                pipe.transformer(**at(given, time / 1000 if case == "flux" else time))
-                if steps and case == "flux":
-                    latents = given["hidden_states"]
-                    pipe.scheduler.step(latents, time, latents)
-            assert [each.step for each in handle.report.steps] == list(range(begin, STEPS))
-            assert counts(handle) == {STEPS}
 
 
 ROUNDED = {

@@ -12,7 +12,6 @@ import torch
 from peft import LoraConfig
 
 import chipsparse
-from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.graphs.step_graph import (
@@ -24,17 +23,12 @@ from chipsparse.graphs.step_graph import (
     TensorsInPlace,
 )
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
-from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.plan import SparsityPlan
 from chipsparse.session import Session
 from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.tiny_runs import FLUX
-from tests.schedules import listed
 from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow, slow_unless
-from tests.wrapped_backends import wrap_backends
 
 SPARSE = FLUX.SPARSE.override({"cuda_graphs": "always"})  # there are few sparse steps
 NEVER = SPARSE.override({"cuda_graphs": "never"})
@@ -148,33 +142,6 @@ def test_generations_are_recorded_one_by_one(pipe):
     assert same(wider, generate(pipe, NEVER, width=64)[0])
 
 
-def test_caches_stay_where_a_graph_reads_them(pipe):
-    places = []
-
-    def look(pipe, step, _time, given):
-        if step in (4, 5, 6):
-            (adapter,) = handle._adapters
-            for cache in adapter.session._caches.values():
-                places.append(
-                    (cache.mlp.activation.data_ptr(), cache.attention.residual.data_ptr())
-                )
-        return given
-
-    # One step more than are looked at, since the last one frees the caches.
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        FLUX.generate(pipe, callback_on_step_end=look, num_inference_steps=8)
-    assert len(set(places)) == len(places) / 3
-
-
-def test_skipped_steps_stand_between(pipe):
-    skips = {**listed("DRSSKRS"), "schedule.forecast": 0.5}
-    expected, _ = generate(pipe, NEVER.override(skips))
-    found, report = generate(pipe, SPARSE.override(skips))
-    assert same(found, expected)
-    assert replayed(report) == [3, 6]
-    assert {record.step for record in report.steps if record.forecast} == {4}
-
-
 # What changes between steps.
 
 
@@ -186,11 +153,6 @@ def move_weights(given, _tensors):
     """As `.to()` a device and back does: other memory with the same values."""
     for parameter in given.transformer.parameters():
         parameter.data = parameter.data.clone()
-
-
-def change_weights(given, _tensors):
-    for parameter in given.transformer.parameters():
-        parameter.data.mul_(0.9)
 
 
 def add_lora(given, _tensors=None):
@@ -227,7 +189,6 @@ def preview(given, tensors):
 CHANGES = {
     exchange_prompt: ([3], None),
     move_weights: ([3, 5, 6], "_parameters."),
-    change_weights: ([3, 4, 5, 6], None),
     add_lora: ([3, 5, 6], ""),
     scale_lora: ([3], None),
     hook_a_linear: ([3], "_forward_hooks"),
@@ -290,31 +251,6 @@ def test_hooks_of_others_run_at_every_step(place, pipe):
     assert captures(report) == [f"{NOT_CAPTURED}hooks run with {place or 'the transformer'}"]
 
 
-def test_out_of_memory_while_recording(pipe, monkeypatch):
-    expected, _ = generate(pipe, NEVER)
-    recorder = TapeRecorder if pipe.device.type == "cpu" else CudaCapturer
-    record, recording, said = recorder.capture, [], "CUDA out of memory. Tried to allocate 2 MiB"
-
-    def failing(launch, call):
-        if recording:
-            raise torch.OutOfMemoryError(said)
-        return launch(call)
-
-    def watched(self, call):
-        recording.append(1)
-        try:
-            return record(self, call)
-        finally:
-            recording.pop()
-
-    wrap_backends(monkeypatch, sparse_mlp_up, failing)
-    monkeypatch.setattr(recorder, "capture", watched)
-    found, report = generate(pipe)
-    assert same(found, expected)
-    assert replayed(report) == []
-    assert captures(report) == [NOT_CAPTURED + said]
-
-
 def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
     expected, _ = generate(pipe, NEVER)
     forward, calls = pipe.transformer.time_text_embed.forward, []
@@ -360,22 +296,6 @@ def test_steps_are_recorded_where_the_plan_says_that_it_pays(pays, expected, pip
     assert replayed(report) == expected
     assert same(output, usual)
     assert not report.notes
-
-
-def test_a_plan_says_whether_steps_can_be_recorded():
-    layout = ModelLayout((LayerKind("block", 2, 64),), 4, 16, 1, ((1, 128, 128),))
-
-    def records(**settings):
-        return SparsityPlan(FLUX.SPARSE.override(settings), layout, 30).captures_steps()
-
-    assert records()
-    assert not records(cuda_graphs="never")
-    assert not records(**{"attention.density": "dense", "mlp.density": "dense"})
-    plan = SparsityPlan(SPARSE, layout, 7)
-    once, twice = (
-        working_bytes(plan, dtype=torch.bfloat16, captured=captured) for captured in (False, True)
-    )
-    assert 1.5 * once < twice <= 2 * once
 
 
 # GPUs.
