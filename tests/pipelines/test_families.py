@@ -23,7 +23,7 @@ from chipsparse.cli.settings import frame_chunks, vae_factors
 from chipsparse.kernels.mask_packing import unpack_mask
 from tests import variants
 from tests.pipelines import small_sparse
-from tests.pipelines.model_state import actions, calls_of, state_of
+from tests.pipelines.model_state import calls_of, state_of
 from tests.pipelines.small_sparse import EXACT, STEPS
 from tests.schedules import listed
 
@@ -251,25 +251,6 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
         batch=layouts[0].batch,
     )
     assert set(layouts) == {planned}
-
-
-@each_model
-@pytest.mark.parametrize("last_action", [variants.slow("sparse"), "dense"])
-def test_the_four_steps_of_a_distilled_model(name, last_action):
-    pipe = FAMILIES[name].make()
-    schedule = {"full_steps": [1, 3] if last_action == "dense" else [1], "between": "all"}
-    with chipsparse.enable(pipe, EXACT.override({"schedule": schedule})) as handle:
-        found = generate(pipe, name, steps=4)
-    for branch in {record.branch for record in handle.report.steps}:
-        first, *between, last = actions(handle, branch)
-        assert first == "dense"
-        # Where the second call is the first that records, as of a second expert, one more is left
-        # for a refresh and its reader.
-        second = name == "wan 2.2 two experts" or FAMILIES[name].unpatched_steps == 1
-        late = second and last_action == "dense"
-        assert ("refresh" in between) is not late
-        assert last == last_action
-    assert_close(found, dense(name, steps=4))
 
 
 @pytest.mark.parametrize(

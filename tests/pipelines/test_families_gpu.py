@@ -8,7 +8,6 @@ from torch.utils._pytree import tree_map
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.kernels.dense_attention.measure import FastestKernel
 from tests.pipelines import test_families
 from tests.pipelines.test_families import (
     BASE,
@@ -20,7 +19,7 @@ from tests.pipelines.test_families import (
     assert_expected,
 )
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_dense_kernel")]
 
 # Of these every call is made with recorded steps, of the others one.
 OFTEN = (
@@ -38,12 +37,6 @@ each_family = pytest.mark.parametrize("name", FAMILIES)
 # Two steps in a row are sparse, so that the second can be recorded, and the one after a refresh.
 STEPS = 8
 UNSKIPPED = SPARSE.override({"schedule": {"refresh_every": 4}})
-
-
-@pytest.fixture(autouse=True)
-def first_dense_kernel(monkeypatch):
-    """Two sessions may find another dense kernel the fastest, and so round otherwise."""
-    monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
 
 
 def make(name, dtype=torch.bfloat16):

@@ -183,18 +183,6 @@ def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, befo
         assert torch.equal(call(pipe, case), expected)
 
 
-@pytest.mark.parametrize("case", ["flux unnamed", "hunyuan video", "cogvideox"])
-def test_timesteps_that_were_set_for_another_loop_are_noticed(case):
-    """The first timestep is that of most schedules."""
-    pipe = made(case)
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        other = sharing(pipe)
-        pipe.scheduler.set_timesteps(2 * STEPS + 1)
-        with pytest.warns(chipsparse.DenseWarning):
-            assert_close(call(other, case), stock(case))
-        assert runs_dense(handle)
-
-
 @pytest.mark.parametrize("case", ["flux", "cogvideox"])
 def test_another_pipeline_in_a_callback(case):
     pipe, inner = made(case), []

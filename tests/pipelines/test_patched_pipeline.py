@@ -123,9 +123,6 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
         block.attn1(hidden, None, None, None)
 
 
-# What a call leaves behind.
-
-
 # Threads.
 
 

@@ -6,7 +6,6 @@ The stand-in runs none of the model's Python at a launch; see `tests/graph_stand
 import gc
 import threading
 
-import accelerate
 import pytest
 import torch
 from peft import LoraConfig
@@ -19,13 +18,9 @@ from chipsparse.graphs.step_graph import (
     MOST_CAPTURES,
     Arguments,
     ModelCall,
-    StepGraphs,
     TensorsInPlace,
 )
-from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.session import Session
 from tests.devices import DEVICES
-from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow, slow_unless
@@ -44,26 +39,10 @@ def device(request):
 
 
 @pytest.fixture
-def pipe(device, monkeypatch):
+def pipe(device, request):
     """A pipeline on the device, whose steps a stand-in records on a CPU."""
-    pipe = tiny_flux_pipeline().to(device)
-    if device == "cuda":
-        first_dense_kernel(monkeypatch)
-        yield pipe.to(torch.bfloat16)
-        return
-    stand_in = TapeRecorder()
-
-    def session(*args, **kwargs):
-        return Session(*args, **kwargs, graphs=StepGraphs(stand_in))
-
-    monkeypatch.setattr("chipsparse.api.Session", session)
-    yield pipe
-    assert (stand_in.dangling, stand_in.held) == (0, 0)
-
-
-def first_dense_kernel(monkeypatch):
-    """Two sessions may find another dense kernel the fastest, and so round otherwise."""
-    monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
+    request.getfixturevalue("recorder" if device == "cpu" else "first_dense_kernel")
+    return tiny_flux_pipeline().to(device, torch.float32 if device == "cpu" else torch.bfloat16)
 
 
 def generate(pipe, config=SPARSE, *, between=None, **arguments):
@@ -171,18 +150,6 @@ def hook_a_linear(given, _tensors):
     )
 
 
-def replace_processors(given, _tensors):
-    for block in given.transformer.transformer_blocks:
-        block.attn.processor = type(block.attn.processor)()
-
-
-def preview(given, tensors):
-    """Under model offload the VAE's hook moves the transformer away; its call brings it back."""
-    latents = given._unpack_latents(tensors["latents"], 32, 48, given.vae_scale_factor)
-    move_weights(given, tensors)
-    given.vae.decode(latents)
-
-
 # What a callback may do after a step was recorded: the steps that are launched then (a branch that
 # starts anew has no sparse step to record), and the first name that the report says has changed;
 # None where a launch sees the change anyway, or the branch starts anew.
@@ -192,8 +159,6 @@ CHANGES = {
     add_lora: ([3, 5, 6], ""),
     scale_lora: ([3], None),
     hook_a_linear: ([3], "_forward_hooks"),
-    replace_processors: ([3, 5, 6], "processor"),
-    preview: ([3, 5, 6], ""),
 }
 
 
@@ -212,8 +177,6 @@ def test_what_changes_after_the_recording_counts(change, device, pipe, monkeypat
         fresh = tiny_flux_pipeline().to(device, pipe.dtype)
         if change is scale_lora:
             add_lora(fresh)
-        if change is preview:
-            accelerate.cpu_offload_with_hook(fresh.transformer, fresh.device)
         tensors = ["latents", "prompt_embeds"]
         options = {"between": between, "callback_on_step_end_tensor_inputs": tensors}
         return generate(fresh, config, **options)
@@ -302,9 +265,9 @@ def test_steps_are_recorded_where_the_plan_says_that_it_pays(pays, expected, pip
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("first_dense_kernel")
 @pytest.mark.parametrize("beside", ["compiled blocks", "model offload"])
-def test_beside_what_others_do(beside, monkeypatch):
-    first_dense_kernel(monkeypatch)
+def test_beside_what_others_do(beside):
     pipe = tiny_flux_pipeline().to(torch.bfloat16)
     if beside == "model offload":
         pipe.enable_model_cpu_offload()
@@ -317,9 +280,9 @@ def test_beside_what_others_do(beside, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("first_dense_kernel")
 @pytest.mark.parametrize("breaks", [False, True])
 def test_recordings_leave_no_memory_behind(breaks, monkeypatch):
-    first_dense_kernel(monkeypatch)
     pipe = tiny_flux_pipeline().to("cuda", torch.bfloat16)
     if breaks:
         embed = pipe.transformer.time_text_embed

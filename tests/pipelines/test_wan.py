@@ -90,19 +90,6 @@ def test_group_offload_by_block(pipe, sparse):
     assert handle.report.fallbacks == []
 
 
-def test_group_offload_by_leaf_runs_the_mlp_dense_and_says_so(pipe):
-    with chipsparse.enable(pipe, SPARSE.override({"mlp.density": "dense"})):
-        attention_only = generate(pipe)
-    options = {"offload_type": "leaf_level"}
-    apply_group_offloading(pipe.transformer, onload_device=CPU, offload_device=CPU, **options)
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        assert torch.equal(generate(pipe), attention_only)
-    assert handle.report.fallbacks == [
-        "MLP runs dense in 3 of 3 layers (first: layer 0): "
-        "its first linear has hooks of its own (offloading or casting)"
-    ]
-
-
 @pytest.mark.parametrize("enable_first", [True, slow(False)])
 def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
     """What `enable_model_cpu_offload` does, with the CPU in the place of the accelerator."""

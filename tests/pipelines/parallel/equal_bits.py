@@ -104,25 +104,25 @@ GUIDED = [
     "wan animate, announced",
     "wan vace",
 ]
-# Families whose tokens cannot be shared.
-WHOLE = [
-    "bria-fibo2",
-    "chroma",
-    "cosmos 3",
-    "flux3",
-    "framepack",
-    "helios",
-    "hidream",
-    "hunyuan video image to video, tokens replaced",
-    "kandinsky 6",
-    "ltx-2",
-    "minimax h3",
-    "ovis-image",
-    "qwen-image 2.1",
-    "sd3.5 medium",
-    "wan animate",
-    "z-image",
-]
+# Families whose tokens cannot be shared, and why.
+REASONS = {
+    "bria-fibo2": "blocks before the main ones see the image or the text alone",
+    "chroma": "the pipeline passes an attention mask",
+    "cosmos 3": "it finds rows of text, sound and video by their places",
+    "flux3": "blocks before the joint ones see the image or the text alone",
+    "framepack": "its blocks tell earlier frames from present ones",
+    "helios": "its blocks tell earlier frames from present ones",
+    "hidream": "it cuts images into tokens itself",
+    "hunyuan video image to video, tokens replaced": "it modulates the tokens of the first frame",
+    "kandinsky 6": "its sound attends to all tokens of the video",
+    "ltx-2": "its sound attends to all tokens of the video",
+    "minimax h3": "it finds rows of text, sound and video by their places",
+    "ovis-image": "its tokens cannot be shared yet",
+    "qwen-image 2.1": "its first step, which keeps keys of the prompt",
+    "sd3.5 medium": "its second attention (attn2, in dual layers) is not exchanged",
+    "wan animate": "its blocks see faces frame by frame",
+    "z-image": "layers before the joint ones see the image or the text alone",
+}
 # Where processes share the query rows; of every way to have text in the sequence, and none.
 RING = [
     "cogvideox 2b, guided",
@@ -164,7 +164,7 @@ def everything(names):
         **together(names),
         "guidance": together(GUIDED, guidance=2),
         "ring": together(RING, ring=2),
-        "whole": {name: said_of(FAMILIES[name].make()) for name in WHOLE},
+        "whole": {name: said_of(FAMILIES[name].make()) for name in REASONS},
         "forced": said_of(
             skyreels(forced_arguments, inject_sample_info=True), FAMILIES["skyreels v2"].call
         ),
