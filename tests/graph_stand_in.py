@@ -295,7 +295,7 @@ _one_recording = threading.Lock()
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """Of the tensor's memory."""
+    """The number of the tensor's memory."""
     return tensor.untyped_storage()._cdata
 
 

@@ -1,4 +1,4 @@
-"""What the adapters' tests ask of a model and of a report."""
+"""Questions of the adapters' tests to a model and a report."""
 
 import inspect
 

@@ -190,7 +190,7 @@ def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
     ],
 )
 def test_how_a_step_of_two_branches_came_about(taken, kind):
-    """Where one of them was skipped and the other one computed, it is no part of a gap."""
+    """A step of which one branch was skipped and the other computed is no part of a gap."""
     report, plan = GenerationReport(), SimpleNamespace(corrects_any=True)
     for branch, action in zip(("cond", "uncond"), taken, strict=True):
         report.steps.append(StepRecord(3, 9, branch, Action(action), generation=1, plan=plan))

@@ -1,4 +1,4 @@
-"""What every adapter must do, on tiny pipelines of all model families.
+"""The duties of every adapter, on tiny pipelines of all model families.
 
 A module in ``families/`` adds the families that it lists in ``FAMILIES``.
 """
@@ -312,7 +312,7 @@ JOINT = {
 
 @slow_unless({"cogvideox 2b", "flux", "minimax h3", "mochi"}, JOINT)
 def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
-    """Where there is room for no others; in every branch, whose prompts may differ in length."""
+    """No others fit; in every branch, whose prompts may differ in length."""
     pipe, columns, neurons, layouts = FAMILIES[name].make(), {}, {}, {}
     config = SPARSE.override({"attention.density": 0.01, "attention.random_fraction": 0.0})
     with chipsparse.enable(pipe, config) as handle:
@@ -497,7 +497,7 @@ def test_hooks_on_modules_outlive_the_patches(name, removed):
 
 
 def compile_blocks(model):
-    """As `compile_repeated_blocks`, also for models that do not name their blocks."""
+    """Does what `compile_repeated_blocks` does, also for models that do not name their blocks."""
     options = {"backend": "eager", "fullgraph": True}
     if getattr(model, "_repeated_blocks", None):
         model.compile_repeated_blocks(**options)

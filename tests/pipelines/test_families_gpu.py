@@ -54,7 +54,7 @@ def make(name, dtype=torch.bfloat16):
 
 
 def generate(pipe, *args, **options):
-    """As for all families, with all tensors of the call on the GPU."""
+    """A generation with all tensors of the call on the GPU."""
 
     def moved(field, value):
         if not isinstance(value, torch.Tensor):

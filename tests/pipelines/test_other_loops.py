@@ -91,14 +91,14 @@ def counts(handle):
 
 
 def corrections(handle):
-    """What the report notes of correction, and the steps that are corrected."""
+    """The report's notes on correction, and the steps that are corrected."""
     steps = [each.step for each in handle.report.steps if each.corrected]
     return [note for note in handle.report.notes if "corrected" in note], steps
 
 
 @functools.cache
 def own(case):
-    """What an enabled pipeline gives itself: the latents, and its records."""
+    """The latents and records of an enabled pipeline's own call."""
     pipe = made(case)
     with chipsparse.enable(pipe, SPARSE) as handle:
         return call(pipe, case), records(handle)
@@ -110,7 +110,7 @@ def stock(case):
 
 
 def runs_dense(handle):
-    """Whether all calls ran dense, and the report and a warning say so and what would help."""
+    """True if all calls ran dense, and the report and a warning say so and what would help."""
     (fallback,) = handle.report.fallbacks
     sentences = fallback, handle.report.nothing_sparse
     assert all(NOT_PLACED in each and SAY_IT in each for each in sentences)
@@ -209,7 +209,7 @@ def test_another_pipeline_in_a_callback(case):
 
 @functools.cache
 def first_call(case):
-    """What the transformer is called with at first."""
+    """The arguments of the first call of the transformer."""
     pipe = made(case)
     return {**calls_of(pipe.transformer, lambda: call(pipe, case))[0], "return_dict": False}
 
@@ -263,7 +263,7 @@ def test_a_loop_by_no_scheduler(sparse):
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided):
-    """Of a pipeline that is another loop's matter: what it says is of its own last call."""
+    """A pipeline that is another loop's matter tells only of its own last call."""
     pipe = made("wan")
     call(pipe, "wan", num_inference_steps=1)
     assert pipe.do_classifier_free_guidance
@@ -417,7 +417,7 @@ def test_the_place_of_a_call(timesteps, told, timestep, options, place):
 
 
 def test_values_that_are_one_in_half_precision():
-    """As of many steps with a large shift."""
+    """Many steps with a large shift have such values."""
     values = [1000.0, 999.0, 998.0, 500.0]
     for step, value in enumerate(values):
         scheduler = SimpleNamespace(timesteps=torch.tensor(values), step_index=step)

@@ -127,7 +127,7 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
 
 
 def in_a_thread(call):
-    """What a call raises in a thread of its own."""
+    """The errors that a call raises in a thread of its own."""
     raised = []
 
     def run():

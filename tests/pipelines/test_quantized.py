@@ -77,7 +77,7 @@ def by_torchao(config):
 
 
 def by_torchao_with_activations(transformer, ends=None):
-    """As ``Float8DynamicActivationFloat8WeightConfig`` does, which itself wants a GPU."""
+    """Does what ``Float8DynamicActivationFloat8WeightConfig`` does, which itself wants a GPU."""
     tensors = importlib.import_module(
         "torchao.quantization.quantize_.workflows.float8.float8_tensor"
     )
@@ -94,7 +94,7 @@ def by_torchao_with_activations(transformer, ends=None):
 
 
 def by_bitsandbytes(transformer, ends=None):
-    """As diffusers replaces linears, which wants a GPU; the library itself runs without."""
+    """Replaces linears like diffusers, which wants a GPU; the library itself runs without."""
     nn = importlib.import_module("bitsandbytes").nn
     for block, name, linear in linears(transformer, ends):
         made = nn.Linear4bit(
@@ -112,7 +112,7 @@ def by_bitsandbytes(transformer, ends=None):
 
 
 def by_gguf(transformer, ends=None):
-    """As a GGUF file is loaded."""
+    """Loads linears like those of a GGUF file."""
     gguf = importlib.import_module("gguf")
     from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
 
@@ -178,7 +178,7 @@ def add_lora(transformer, *more):
 
 
 def offload_model(pipe, _folder):
-    """What ``enable_model_cpu_offload`` does, with the CPU in the place of the accelerator."""
+    """``enable_model_cpu_offload`` with the CPU in the place of the accelerator."""
     cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
 
 
@@ -369,7 +369,7 @@ def test_compiled_blocks_of_fp8_weights(model):
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize("quantizer", IN_FP8)
 def test_recorded_steps_of_fp8_weights_give_the_same(quantizer, where, request):
-    """As CUDA graphs, or as a CPU's stand-in for them."""
+    """Recorded as CUDA graphs, or by a CPU's stand-in for them."""
     pipe, call = quantized("flux", quantizer, where=where), {**CALLS["flux"], **LONGER}
     with chipsparse.enable(pipe, SPARSE.override({"cuda_graphs": "never"})):
         expected = generate(pipe, call)

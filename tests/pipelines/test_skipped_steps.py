@@ -80,7 +80,7 @@ def test_a_controlnet_that_ran_for_skipped_steps_is_noted_in_each_generation():
 
 
 def streams(output):
-    """What a transformer returns, as a tuple."""
+    """The output of a transformer, as a tuple."""
     if isinstance(output, tuple):
         return output
     return tuple(getattr(output, field.name) for field in dataclasses.fields(output))

@@ -129,7 +129,7 @@ def exchange_prompt(given, tensors):
 
 
 def move_weights(given, _tensors):
-    """As `.to()` a device and back does: other memory with the same values."""
+    """Other memory with the same values, like `.to()` a device and back."""
     for parameter in given.transformer.parameters():
         parameter.data = parameter.data.clone()
 
@@ -382,7 +382,7 @@ def test_what_is_kept_in_place_is_what_was_recorded():
 
 
 def test_longer_lists_of_columns_need_another_recording():
-    """Where the lists are made of the columns in every step, their length is the recorded one."""
+    """Lists that are made of the columns in every step have the length that was recorded."""
     cache = AttentionCache()
     cache.columns, cache.capacity = torch.zeros(2, dtype=torch.uint8), 32
     before = TensorsInPlace(cache, {"columns"})

@@ -1,4 +1,4 @@
-"""Where tokens are, and that what belongs to a token follows it into the tile order."""
+"""Grids of tokens; what belongs to a token follows it into the tile order."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def ids_of(*grids, axes=3, times=None, dtype=torch.float32):
 
 
 def coordinates(*grids, begin=(), size=8):
-    """As `LTXConditionPipeline` makes them: seconds, and rows and columns in pixels; [3, N]."""
+    """Coordinates ``[3, N]`` of `LTXConditionPipeline`: seconds, rows and columns in pixels."""
     parts = []
     for index, grid in enumerate(grids):
         frame, row, column = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")

@@ -92,7 +92,7 @@ def test_group_offload_by_block(pipe, sparse):
 
 @pytest.mark.parametrize("enable_first", [True, slow(False)])
 def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
-    """What `enable_model_cpu_offload` does, with the CPU in the place of the accelerator."""
+    """`enable_model_cpu_offload` with the CPU in the place of the accelerator."""
     handle = chipsparse.enable(pipe, SPARSE) if enable_first else None
     for _ in range(2):
         cpu_offload_with_hook(pipe.transformer, CPU)

@@ -33,7 +33,7 @@ IMAGE = {"image": FIRST, "strength": 0.8}
 
 
 def guidance_distilled():
-    """As FLUX.1-dev, which is given its guidance scale."""
+    """FLUX.1-dev, which is given its guidance scale."""
     return tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=True))
 
 

@@ -40,7 +40,7 @@ def position_ids(rows, columns, image=0):
 def arguments(
     latents, timestep, branch, *, height, width, references=(), jumps=False, shorter=0, **_
 ):
-    """As the denoise block passes them; references are pairs of rows and columns."""
+    """The arguments of the denoise block; references are pairs of rows and columns."""
     batch = len(latents)
     text = {"cond": TEXT, "uncond": TEXT - shorter}[branch]
     found = {

@@ -101,7 +101,7 @@ def prompts(*lengths, prefix="", seed=1):
 
 
 def negative_prompts(*lengths):
-    """What makes each step call the transformer once more."""
+    """Negative prompts, for which each step calls the transformer once more."""
     return prompts(*lengths, prefix="negative_", seed=2) | {"true_cfg_scale": 3.0}
 
 
@@ -185,7 +185,7 @@ def image_to_video15():
 
 
 def prompts15(*lengths, glyphs=None, prefix="", tokens=PADDED, seed=1):
-    """What both text encoders make of prompts of these lengths, with so many glyphs each."""
+    """The output of both text encoders for prompts of these lengths, with so many glyphs each."""
     embeds, mask = padded(*lengths, tokens=tokens, seed=seed)
     glyphs = [0] * len(lengths) if glyphs is None else glyphs
     glyph_embeds, glyph_mask = padded(
@@ -200,7 +200,7 @@ def prompts15(*lengths, glyphs=None, prefix="", tokens=PADDED, seed=1):
 
 
 def both15(*lengths, **kwargs):
-    """As `prompts15`, and a negative prompt as long."""
+    """The output of `prompts15`, and a negative prompt as long."""
     return prompts15(*lengths, **kwargs) | prompts15(*lengths, **kwargs, prefix="negative_", seed=2)
 
 

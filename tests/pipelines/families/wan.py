@@ -49,7 +49,7 @@ LONG_PROMPTS = {
 
 
 def image_to_video(**overrides):
-    """As `tiny_wan_pipeline`, for the pipeline that begins with a picture."""
+    """The pipeline that begins with a picture; `overrides` replace components."""
     components = {
         "tokenizer": tiny_tokenizer(),
         "text_encoder": tiny_text_encoder(),

@@ -1,4 +1,4 @@
-"""What the ranks of the tests run: whole tiny generations, alone and together."""
+"""Whole tiny generations that the ranks of the tests run, alone and together."""
 
 from functools import partial
 
@@ -140,7 +140,7 @@ RING = [
 
 
 def case(name):
-    """What makes a pipeline, its call, and changes of the config."""
+    """The function that makes a pipeline, its call, and changes of the config."""
     if name in OTHERS:
         return OTHERS[name]
     family, _, variant = (name, "", "") if name in FAMILIES else name.partition(", ")
@@ -159,7 +159,7 @@ def generate(pipe, call, seed=0):
 
 
 def everything(names):
-    """What `together` finds, also of guidance branches, and a pipeline that diffusers shared."""
+    """The findings of `together`, also of guidance branches, and of what diffusers shared."""
     return {
         **together(names),
         "guidance": together(GUIDED, guidance=2),
@@ -200,7 +200,7 @@ def said_of_an_unguided_pipeline():
 
 
 def said_of(pipe, call=None):
-    """What is said of a pipeline that shares tokens, at once or before the first step of a call."""
+    """The refusal of a pipeline that shares tokens, at once or before the first step of a call."""
     try:
         parallel = chipsparse.Parallel(ulysses=dist.get_world_size())
         with torch.no_grad(), chipsparse.enable(pipe, SPARSE, parallel=parallel):
@@ -230,7 +230,7 @@ def run(pipe, call, config, parallel):
 
 
 def report_of_layers(report):
-    """How often layers took each action."""
+    """The number of times that layers took each action."""
     counts = {}
     for step in report.steps:
         for entry in step.layers:
@@ -277,7 +277,7 @@ def stock(name):
 
 
 def tried(pipe, call):
-    """What a generation gives, or the error where diffusers has no ring attention for CPUs."""
+    """The result, or the error where diffusers has no ring attention for CPUs."""
     try:
         return generate(pipe, call)
     except (NotImplementedError, RuntimeError, ValueError) as error:

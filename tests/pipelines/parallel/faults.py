@@ -86,7 +86,7 @@ def refreshes_alone():
 
 
 def seen():
-    """How far each mistake is from one process, and the errors of ranks that differ."""
+    """The distance of each mistake from one process, and the errors of ranks that differ."""
     with torch.no_grad():
         alone, _ = run(wan_of(4), CALL, SPARSE, None)
         found = {"right": largest_difference(run(wan_of(4), CALL, SPARSE, BOTH)[0], alone)}

@@ -65,7 +65,7 @@ def check(name, results):
 
 
 def check_guided(name, results):
-    """As `check`; each rank takes part in the calls of one branch alone."""
+    """Like `check`; each rank takes part in the calls of one branch alone."""
     assert all(each["ranks agree"] for each in results), name
     (judged,) = (each for each in results if "difference" in each)
     assert judged["difference"] == 0, (name, judged)
