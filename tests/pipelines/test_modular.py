@@ -32,7 +32,7 @@ SCORES = LayerSkipConfig([1], skip_attention=False, skip_attention_scores=True, 
 
 
 class CountedEnergyGuidance(SmoothedEnergyGuidance):
-    """As it was meant: that of diffusers 0.42 does not count its branches, and never hooks."""
+    """The guider as it was meant: in diffusers 0.42 it counts no branches, and never hooks."""
 
     def prepare_models(self, denoiser):
         self._count_prepared += 1
