@@ -203,7 +203,7 @@ class SparsityPlan:
                 for step, action in enumerate(self.actions())
                 if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
             ]
-        if self.config.attention.precision == "fp8" and self.layout.tokens < FP8_PAYS_TOKENS:
+        if self.config.attention.in_fp8 and self.layout.tokens < FP8_PAYS_TOKENS:
             notes.append(
                 f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
                 f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -150,6 +150,7 @@ class Session:
         state: the open call, which its layers are handed; None where there is none.
         attention: by number of the block, what computes its self-attention; see `AttentionLayer`.
         mlp: likewise its feed-forward layer; see `MLPLayer`.
+        recorder: notes what layers do in the open call.
     """
 
     def __init__(
@@ -173,14 +174,14 @@ class Session:
         self._caches = CacheStore(
             config, self._pool, report.note, report.fall_back, self._agreement.capacity
         )
-        self._recorder = CallRecorder(report)
+        self.recorder = CallRecorder(report)
         self._graphs = StepGraphs() if graphs is None else graphs
         self._sparse_calls = SparseCalls(self._graphs, self._caches, report)
         self._static_bits = static_bits
         shared = Shared(
             config,
             report,
-            self._recorder,
+            self.recorder,
             self._caches,
             self._graphs,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
@@ -201,8 +202,8 @@ class Session:
 
     def reset(self) -> None:
         """Forgets everything and frees the caches: the next call starts a generation."""
-        self._recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
-        self._recorder.reset()
+        self.recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
+        self.recorder.reset()
         self._sparse_calls.reset()
         self._caches.reset()
         self.attention.clear()
@@ -296,7 +297,7 @@ class Session:
             restarted=restarted or changed is not None,
         )
         self.report.begin(context.generation, record)
-        self._recorder.begin(record, plan, device)
+        self.recorder.begin(record, plan, device)
         if changed is not None and action is not plan.step_action(context.step):
             self.report.fall_back(
                 f"calls run in full where {changed} changes: what was kept before is not used"
@@ -330,7 +331,7 @@ class Session:
 
     def _replaces_attention(self, plan: SparsityPlan, is_faster: bool) -> bool:
         differs = self._generation.caching or plan.schedule.skips_any
-        return self.config.attention.precision == "fp8" or (is_faster and differs)
+        return self.config.attention.in_fp8 or (is_faster and differs)
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching, order, tile = not plan.is_dense(), None, self.config.tile
@@ -383,7 +384,7 @@ class Session:
         self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
     ) -> Any:
         """Return the output of the model's own forward in the open call; see `SparseCalls.run`."""
-        state, device = self._open_call(), self._recorder.device
+        state, device = self._open_call(), self.recorder.device
         return self._sparse_calls.run(call, state, device, not_captured_reason)
 
     def model_changed(self, what: str) -> None:
@@ -402,7 +403,7 @@ class Session:
         plan, context, record = state.plan, state.context, state.record
         if record.timer is not None:
             record.timer.stop()
-        self._recorder.end(self._pool.take_traffic())
+        self.recorder.end(self._pool.take_traffic())
         branch = generation.branches[context.branch]
         branch.recorded = plan.recorded_after(context.step, record.action, branch.recorded)
         self._count_memory(record, output.device)
@@ -467,7 +468,7 @@ class Session:
     @property
     def wants_attention(self) -> bool:
         """True where the config asks for attention of ours in the open call: sparse, or in FP8."""
-        return self.caching or (self.attends and self.config.attention.precision == "fp8")
+        return self.caching or (self.attends and self.config.attention.in_fp8)
 
     @property
     def attends(self) -> bool:
@@ -485,17 +486,6 @@ class Session:
     def tile_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
         return self._generation.order if self.caching else None
-
-    def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
-        """Notes for the open call that the model computes a part of these layers by itself.
-
-        To report that as a fallback is left to the caller.
-        """
-        self._recorder.leave_dense(part, layers, reason)
-
-    def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
-        """Notes the same of all layers in which that is so until it is said anew."""
-        self._recorder.leave_modules_dense(part, reasons)
 
     def kept_columns(self, layers: frozenset[int] | None = None) -> list[KeptColumns]:
         """Return the columns that layers (None: all) keep now; the host waits for each layer.

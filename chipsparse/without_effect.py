@@ -87,7 +87,7 @@ def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
         "memory.ram": dense or never,
         "memory.offload": dense,
         "cuda_graphs": dense or cpu,
-        "backend": None if config.attention.precision == "fp8" else dense,
+        "backend": None if config.attention.in_fp8 else dense,
     }
 
 

@@ -311,7 +311,7 @@ def working_bytes(
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
         if layout.own_query_rows < len(layout.all_query_rows):
             attention += RING_TENSORS * heads * tokens * layout.head_dim * dtype.itemsize
-    if config.attention.precision == "fp8":
+    if config.attention.in_fp8:
         attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:

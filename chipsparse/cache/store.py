@@ -74,8 +74,12 @@ class CacheStore:
         agree: Callable[[int, int, torch.device], tuple[int, int]] = lambda *own: own[:2],
     ) -> None:
         self._agree = agree
-        self._config = config
-        self._reads: dict[tuple[Part, Action], frozenset[str]] = {}
+        # The tensors that a layer's part reads at each action; see `read_and_written`.
+        self.reads = {
+            (part, action): read_and_written(config, part, action)[0]
+            for part in PARTS
+            for action in Action
+        }
         self._pool = pool
         self._note = note
         self._fall_back = fall_back
@@ -243,16 +247,10 @@ class CacheStore:
 
     # What layers borrow.
 
-    def reads(self, part: Part, action: Action) -> frozenset[str]:
-        """Return the tensors that a layer reads; see `read_and_written`."""
-        if (part, action) not in self._reads:
-            self._reads[part, action], _ = read_and_written(self._config, part, action)
-        return self._reads[part, action]
-
     def start(self, branch: str, action: Action) -> None:
         """Begin to fetch what the first layers of a call will read."""
         for part in PARTS:
-            self._fetch_next(branch, -1, part, self.reads(part, action))
+            self._fetch_next(branch, -1, part, self.reads[part, action])
 
     @contextlib.contextmanager
     def acquire(

@@ -213,9 +213,7 @@ def layer_time(
     attention = column * layout.own_query_rows
     sixteen_bit = attention
     sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
-    refreshes = "attention" in sparse and action is Action.REFRESH
-    in_full = Action.REFRESH if refreshes else Action.DENSE
-    if plan.config.attention.precision_of(in_full) == "fp8":
+    if plan.config.attention.in_fp8:
         rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
         attention *= 1 / rates.fp8_attention + rates.fp8_tokens / layout.tokens
         attention += rounding

@@ -7,15 +7,36 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from chipsparse.cache.store import CacheStore
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.layout import ModelLayout
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.step import StepContext
+
+
+def split_exact_rows(
+    tensor: torch.Tensor, layout: ModelLayout, dim: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the rows that may run sparse and those before them that never do, as views.
+
+    Args:
+        tensor: has the rows of the sequence along ``dim``; of those that never run sparse, the ones
+            farthest from the others may be missing.
+        layout: of the call.
+        dim: not negative.
+    """
+    rows = len(layout.query_rows) if layout.exact_rows else tensor.shape[dim]
+    exact = tensor.shape[dim] - rows
+    if exact == 0:
+        return tensor, None
+    return tensor.narrow(dim, exact, rows), tensor.narrow(dim, 0, exact)
 
 
 class CapturedSteps(Protocol):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
-from chipsparse.config import PARTS, Part
+from chipsparse.config import PARTS, LayerPart, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import part_name
@@ -33,8 +33,8 @@ class CallRecorder:
         """Forget the call and what was chosen in its generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
-        self._dense_modules: dict[Part, dict[int, str]] = {}
-        self._dense_now: dict[Part, dict[int, str]] = {}
+        self._left: dict[LayerPart, str] = {}
+        self._left_now: dict[LayerPart, str] = {}
         self._behind: set[Part] = set()
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class CallRecorder:
         self._report.plans[record.transformer], self._report.device = plan, device
         record.plan = plan
         self._call = record, plan, device
-        self._dense_now = {}
+        self._left_now = {}
 
     @property
     def device(self) -> torch.device:
@@ -50,18 +50,25 @@ class CallRecorder:
         assert self._call is not None
         return self._call[2]
 
-    def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
-        """Note that the model computes a part of these layers by itself in the open call."""
-        self._dense_now[part] = dict.fromkeys(layers, reason)
+    @property
+    def left_dense(self) -> dict[LayerPart, str]:
+        """Why the model computes parts of layers by itself in the open call; see `leave_dense`."""
+        return self._left | self._left_now
 
-    def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
-        """Note the layers whose part the model computes by itself until their modules change.
+    def leave_dense(self, part: Part, reasons: Mapping[int, str], *, once: bool = False) -> None:
+        """Note the layers whose part the model computes by itself, whatever the plan says.
 
         Args:
             part: of the layers.
             reasons: of all these layers; replaces what was noted of the part before.
+            once: True for the open call alone; else until it is noted anew.
         """
-        self._dense_modules[part] = dict(reasons)
+        own = {(layer, part): reason for layer, reason in reasons.items()}
+        if once:
+            self._left_now = own
+        else:
+            others = {place: why for place, why in self._left.items() if place[1] != part}
+            self._left = others | own
 
     @contextlib.contextmanager
     def watch(self, layer: int, part: Part, reason: str | None) -> Iterator[LayerRecord]:
@@ -125,18 +132,12 @@ class CallRecorder:
         A layer of which nothing is known may have been passed over by a block cache.
         """
         seen = {(entry.layer, entry.part) for entry in record.layers}
-        left = {
-            (layer, part): reason
-            for reasons in (self._dense_modules, self._dense_now)
-            for part in PARTS
-            for layer, reason in reasons.get(part, {}).items()
-        }
+        left = self.left_dense
         known = seen | left.keys()
-        for layer in range(plan.layout.layers):
-            for part, other in (PARTS, PARTS[::-1]):
-                why = left.get((layer, part)) or plan.dense.get((layer, part))
-                if why is not None and (layer, part) not in seen and (layer, other) in known:
-                    record.layers.append(LayerRecord(layer, part, Action.DENSE, reason=why))
+        for (layer, part), why in {**plan.dense, **left}.items():
+            other = PARTS[1 - PARTS.index(part)]
+            if (layer, part) not in seen and (layer, other) in known:
+                record.layers.append(LayerRecord(layer, part, Action.DENSE, reason=why))
         if len(record.layers) > len(seen):
             record.layers.sort(key=lambda entry: (entry.layer, PARTS.index(entry.part)))
 
