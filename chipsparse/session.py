@@ -18,8 +18,7 @@ from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
 from chipsparse.config import PARTS, Part, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
-from chipsparse.graphs.sparse_calls import SparseCalls
-from chipsparse.graphs.step_graph import ModelCall, StepGraphs
+from chipsparse.graphs.step_graph import Capturer, ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
@@ -139,7 +138,7 @@ class Session:
         pool: holds the caches that live in host memory, for this session alone; by default one
             with memory of its own.
         name: the pipeline's name for the transformer.
-        graphs: the captured sparse steps of this session alone; by default those of a GPU.
+        capturer: captures sparse steps; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
         agreement: with other processes that run the same calls; by default there are none.
@@ -159,7 +158,7 @@ class Session:
         report: GenerationReport,
         pool: OffloadPool | None = None,
         name: str = "transformer",
-        graphs: StepGraphs | None = None,
+        capturer: Capturer | None = None,
         static_bits: frozenbitarray | None = None,
         observer: LayerObserver | None = None,
         agreement: Agreement | None = None,
@@ -175,8 +174,7 @@ class Session:
             config, self._pool, report.note, report.fall_back, self._agreement.capacity
         )
         self.recorder = CallRecorder(report)
-        self._graphs = StepGraphs() if graphs is None else graphs
-        self._sparse_calls = SparseCalls(self._graphs, self._caches, report)
+        self._graphs = StepGraphs(self._caches, report, capturer)
         self._static_bits = static_bits
         shared = Shared(
             config,
@@ -204,7 +202,7 @@ class Session:
         """Forgets everything and frees the caches: the next call starts a generation."""
         self.recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
         self.recorder.reset()
-        self._sparse_calls.reset()
+        self._graphs.reset()
         self._caches.reset()
         self.attention.clear()
         self.mlp.clear()
@@ -383,13 +381,13 @@ class Session:
     def run(
         self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
     ) -> Any:
-        """Return the output of the model's own forward in the open call; see `SparseCalls.run`."""
+        """Return the output of the model's own forward in the open call; see `StepGraphs.run`."""
         state, device = self._open_call(), self.recorder.device
-        return self._sparse_calls.run(call, state, device, not_captured_reason)
+        return self._graphs.run(call, state, device, not_captured_reason)
 
     def model_changed(self, what: str) -> None:
         """Drop captured calls: a part of the model changed."""
-        self._sparse_calls.model_changed(what)
+        self._graphs.model_changed(what)
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call with the transformer's output tensor.
