@@ -48,12 +48,7 @@ class _Seen(NamedTuple):
 
 
 class Conditioning:
-    """The conditions of one call.
-
-    Args:
-        arguments: of the transformer, by name; only `CONDITIONS` are looked at.
-        others: what else counts.
-    """
+    """The conditions of one call."""
 
     def __init__(self, arguments: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         watched = {name: value for name, value in arguments.items() if CONDITIONS.search(name)}

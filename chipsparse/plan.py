@@ -190,11 +190,7 @@ class SparsityPlan:
         return actions
 
     def notes(self, *, on_cpu: bool = False) -> list[str]:
-        """Return a sentence for whatever of the config cannot be done.
-
-        Args:
-            on_cpu: True where the generation runs on a CPU.
-        """
+        """Return a sentence for whatever of the config cannot be done."""
         notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
         if self.steps is not None and self.schedule.full_steps is not None:
             notes += [

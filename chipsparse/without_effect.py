@@ -28,10 +28,6 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
 
     A field asks for something where it has neither its default nor what the named quality gives it
     (`SparsityConfig.usual`).
-
-    Args:
-        plan: of the generation.
-        on_cpu: True where the generation runs on a CPU.
     """
     config, rules, usual = plan.config, plan.config.schedule, plan.config.usual
     fields: dict[str, list[str]] = {}

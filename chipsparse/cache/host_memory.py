@@ -85,11 +85,6 @@ class HostMemory:
     def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
         """A block of so many bytes, or of up to `WASTE` times as many.
 
-        Args:
-            nbytes: at least 1.
-            pin: whether a GPU will copy from and to it.
-            notify: gets a sentence where it could not be pinned.
-
         Raises:
             MemoryError: if the system gives no more memory.
         """

@@ -141,14 +141,7 @@ def plan_memory(
     *,
     open_slots: Mapping[Part, Sizes] | None = None,
 ) -> MemoryPlan:
-    """Place the caches of one generation.
-
-    Args:
-        plan: what is sparse, for which sizes.
-        capacity: what there is.
-        demand: what the generation asks for.
-        open_slots: bytes by kind of slots that are there already, by part.
-    """
+    """Place the caches of one generation."""
 
     def planned(*, in_fp8: bool) -> MemoryPlan:
         config = with_caches(plan.config, in_fp8=in_fp8)
@@ -336,11 +329,6 @@ def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:
 
     Without a budget for the GPU everything fits there; without one for the host, what this
     machine has counts.
-
-    Args:
-        config: the budgets.
-        working: bytes that a transformer call needs for itself.
-        pending: bytes of weights.
     """
     device = UNLIMITED if config.vram is None else config.vram - working - pending
     free = host_free_bytes()

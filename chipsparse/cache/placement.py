@@ -132,11 +132,7 @@ def _total(home: Mapping[Any, Sizes]) -> int:
 
 
 def slot_sizes(host: Mapping[Any, Sizes]) -> dict[Part, dict[str, int]]:
-    """Return the bytes by kind of one slot of each part: those of its largest tensors.
-
-    Args:
-        host: bytes by kind; the last item of a key is the part.
-    """
+    """Return the bytes by kind of one slot of each part: those of its largest tensors."""
     slots: dict[Part, dict[str, int]] = {}
     for (*_, part), sizes in host.items():
         slot = slots.setdefault(part, {})

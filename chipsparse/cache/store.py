@@ -263,13 +263,6 @@ class CacheStore:
     ) -> Iterator[Any]:
         """Lend one layer's cache of a part, with the kinds that it reads, while it computes.
 
-        Args:
-            branch: guidance branch.
-            layer: number of the transformer block.
-            part: which cache of the layer.
-            kinds: what the layer reads; of the others nothing need be brought to the device.
-            ahead: what the next layer will read, by default the same kinds.
-
         Yields:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
 

@@ -233,15 +233,7 @@ def read_and_written(
 def kind_bytes(
     kind: str, layer: int, *, layout: ModelLayout, config: SparsityConfig, dtype: torch.dtype
 ) -> int:
-    """Bytes of one layer's tensor of a kind, for one guidance branch.
-
-    Args:
-        kind: one of `KINDS`.
-        layer: number of the transformer block.
-        layout: sizes of the model and of one call; has the batch.
-        config: has the block size; caches are in FP8 where it says ``fp8``.
-        dtype: of the hidden states.
-    """
+    """Bytes of one layer's tensor of a kind, for one guidance branch."""
     rows, tokens = layout.own_query_rows, layout.mlp_tokens(layer)
     sizes = {
         "heads": layout.own_heads,

@@ -201,13 +201,7 @@ class StepGraphs:
 
     @contextlib.contextmanager
     def kept_in_place(self, branch: str, cache: Any, kinds: Collection[str]) -> Iterator[None]:
-        """Leaves what a layer records anew where the captured call, if there is one, reads it.
-
-        Args:
-            branch: guidance branch.
-            cache: of the layer.
-            kinds: what of it a sparse step reads and writes.
-        """
+        """Leaves what a layer records anew where the captured call, if there is one, reads it."""
         if branch not in self._graphs:
             yield
             return
@@ -335,12 +329,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class TensorsInPlace:
-    """The memory of a layer's cache that a captured call reads and writes.
-
-    Args:
-        cache: of the layer.
-        kinds: the kinds of tensors; the lists of columns are among them anyway.
-    """
+    """The memory of a layer's cache that a captured call reads and writes."""
 
     def __init__(self, cache: Any, kinds: Collection[str]) -> None:
         self._memory = {

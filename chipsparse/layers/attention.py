@@ -67,10 +67,6 @@ class AttentionLayer:
     The guidance branches that refresh at a step keep the same columns: guidance multiplies what
     they differ in, and so what each misses alone. Where each is a call of its own, these are the
     columns that the first of them chose.
-
-    Args:
-        number: of the transformer block, from 0.
-        shared: what it has in common with the other layers of its session.
     """
 
     def __init__(self, number: int, shared: Shared) -> None:

@@ -70,13 +70,6 @@ def static_columns(
 ) -> torch.Tensor | None:
     """Return the columns that every query block keeps whatever their score.
 
-    Args:
-        tokens: length of the sequence, text included.
-        text_tokens: text tokens of the sequence, which are all kept.
-        text_first: whether they are the first or the last ones.
-        always: further columns that the user keeps, bool ``[N]``, or None.
-        device: of the result.
-
     Returns:
         bool ``[1, N]``, or None where there are none.
     """
@@ -88,13 +81,7 @@ def static_columns(
 
 
 class ColumnBudgets:
-    """The budgets of one generation's refreshes.
-
-    Args:
-        config: what to compute.
-        static_bits: the columns that the user always keeps, see `static_mask`; None for none.
-        order: of the video or image tokens, int64 ``[N]``; None for raster order.
-    """
+    """The budgets of one generation's refreshes."""
 
     def __init__(
         self,

@@ -27,12 +27,7 @@ from chipsparse.plan import Action
 
 
 class MLPLayer:
-    """The feed-forward layer of one transformer block: what it does at a step, from which cache.
-
-    Args:
-        number: of the transformer block, from 0.
-        shared: what it has in common with the other layers of its session.
-    """
+    """The feed-forward layer of one transformer block: what it does at a step, from which cache."""
 
     def __init__(self, number: int, shared: Shared) -> None:
         self.number = number

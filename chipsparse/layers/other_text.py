@@ -75,13 +75,7 @@ def _first_row(layout: ModelLayout) -> int:
 
 
 def budget_of(budget: AttentionBudget, most_columns: int, text_tokens: int) -> AttentionBudget:
-    """The budget with room for what `columns_of` makes.
-
-    Args:
-        budget: of the branch that gets the columns.
-        most_columns: of the one that chose.
-        text_tokens: of the same, in each of its lists.
-    """
+    """The budget with room for what `columns_of` makes."""
     most = most_columns - text_tokens + budget.static_count
     return replace(budget, keep_count=most - budget.random_count)
 

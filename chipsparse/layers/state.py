@@ -46,11 +46,6 @@ class CapturedSteps(Protocol):
         self, branch: str, cache: Any, kinds: Collection[str]
     ) -> AbstractContextManager[None]:
         """Around what records a layer's cache anew, which stays where the captured step reads it.
-
-        Args:
-            branch: guidance branch.
-            cache: of the layer.
-            kinds: what of it a sparse step reads and writes.
         """
 
 

@@ -73,12 +73,6 @@ def static_mask(
 ) -> torch.Tensor:
     """The columns of attention that these bits mean.
 
-    Args:
-        bits: one for each video or image token in raster order, of one grid behind the other.
-        layout: of the call.
-        order: that of the session's tokens, int64 ``[N]``, or None for raster order.
-        device: of the result.
-
     Returns:
         bool ``[N]``; False for text columns.
     """

@@ -26,11 +26,6 @@ class Agreement:
         """Return the bytes for caches, on the device and on the host, that every process has.
 
         The least of all, since they wait for the slowest. A machine's memory is shared.
-
-        Args:
-            on_device: of this process.
-            on_host: of this process.
-            device: where it computes.
         """
         if self.peers is None:
             return on_device, on_host

@@ -13,12 +13,7 @@ from chipsparse.plan import Action
 
 
 class BranchColumns:
-    """Hands the columns that the first branch chose to the others, layer by layer.
-
-    Args:
-        group: the processes of the branches, with the same heads.
-        peers: the same.
-    """
+    """Hands the columns that the first branch chose to the others, layer by layer."""
 
     def __init__(self, group: Any, peers: Peers) -> None:
         self._group = group

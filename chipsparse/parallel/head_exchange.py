@@ -64,10 +64,6 @@ class HeadExchange:
 
     Every process makes the same ones in the same order.
 
-    Args:
-        groups: the process groups.
-        peers: all processes that share the tokens.
-
     Attributes:
         ranks: how many share the tokens.
         rank: place of this one.

@@ -96,11 +96,7 @@ class Peers:
         return tuple(map(min, zip(*self.tell(numbers), strict=True)))
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raises `PeerError` where they differ in a fact, with the ranks and what each says.
-
-        Args:
-            facts: what must be equal, by its name in words.
-        """
+        """Raises `PeerError` where they differ in a fact, with the ranks and what each says."""
         said = self.tell(dict(facts))
         for rank, other in enumerate(said):
             for name, value in said[0].items():

@@ -16,12 +16,7 @@ SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 
 
 def list_text(schedule: Schedule, *, sparse: bool) -> str:
-    """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``.
-
-    Args:
-        schedule: has ``full_steps``.
-        sparse: whether any layer is sparse at sparse steps.
-    """
+    """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``."""
     config, full = schedule.config, schedule.full_steps
     assert full is not None
     if len(full) == schedule.run:
