@@ -54,12 +54,18 @@ class LayerObserver(Protocol):
 class Layers(dict[int, Callable[..., torch.Tensor]]):
     """Layers of one kind by number, made when they are first asked for."""
 
-    def __init__(self, make: Callable[[int], Callable[..., torch.Tensor]]) -> None:
-        self._make = make
+    def __init__(
+        self,
+        kind: type[AttentionLayer | MLPLayer],
+        shared: Shared,
+        observe: Callable[..., torch.Tensor] | None,
+    ) -> None:
+        self._kind, self._shared, self._observe = kind, shared, observe
 
-    def __missing__(self, layer: int) -> Callable[..., torch.Tensor]:
-        self[layer] = made = self._make(layer)
-        return made
+    def __missing__(self, number: int) -> Callable[..., torch.Tensor]:
+        layer = self._kind(number, self._shared)
+        self[number] = layer if self._observe is None else partial(self._observe, layer)
+        return self[number]
 
 
 @dataclass
@@ -187,15 +193,8 @@ class Session:
             self._agreement.columns,
         )
 
-        def attention(layer: int) -> Callable[..., torch.Tensor]:
-            made = AttentionLayer(layer, shared)
-            return made if observer is None else partial(observer.attention, made)
-
-        def mlp(layer: int) -> Callable[..., torch.Tensor]:
-            made = MLPLayer(layer, shared)
-            return made if observer is None else partial(observer.mlp, made)
-
-        self.attention, self.mlp = Layers(attention), Layers(mlp)
+        self.attention = Layers(AttentionLayer, shared, observer and observer.attention)
+        self.mlp = Layers(MLPLayer, shared, observer and observer.mlp)
         self.reset()
 
     def reset(self) -> None:
@@ -309,6 +308,8 @@ class Session:
                 self.report.note(note)
         if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)
+        differs = generation.caching or plan.schedule.skips_any
+        ours = self.config.attention.in_fp8 or (has_faster_attention and differs)
         self.state = StepState(
             plan,
             context,
@@ -318,7 +319,7 @@ class Session:
             branch.dense,
             generation.budgets,
             branch.captures,
-            why_not_cached is None and self._replaces_attention(plan, has_faster_attention),
+            replaces_attention=ours and why_not_cached is None,
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(context.step, action, plan.layout)
@@ -326,10 +327,6 @@ class Session:
             record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
         return self.state
-
-    def _replaces_attention(self, plan: SparsityPlan, is_faster: bool) -> bool:
-        differs = self._generation.caching or plan.schedule.skips_any
-        return self.config.attention.in_fp8 or (is_faster and differs)
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching, order, tile = not plan.is_dense(), None, self.config.tile

@@ -17,9 +17,6 @@ from chipsparse.plan import SparsityPlan
 from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.step import StepContext
 
-# Frames, rows and columns of a region of kept columns where tokens have no tiles.
-REGION = (4, 4, 8)
-
 
 @dataclass(frozen=True)
 class AttentionBudget:
@@ -134,9 +131,8 @@ class ColumnBudgets:
         return read_kept_columns(
             packed,
             layout,
-            block_size_q=self._config.block_size,
+            self._config,
             static=self.static_mask(layout, packed.device),
             order=self._order,
-            tile=self._config.tile or REGION,
             where=where,
         )

@@ -45,8 +45,7 @@ class CapturedSteps(Protocol):
     def kept_in_place(
         self, branch: str, cache: Any, kinds: Collection[str]
     ) -> AbstractContextManager[None]:
-        """Around what records a layer's cache anew, which stays where the captured step reads it.
-        """
+        """Around what records a layer's cache anew, which stays where the captured step reads it."""
 
 
 @dataclass(frozen=True)
