@@ -10,8 +10,7 @@ from functools import cached_property
 from chipsparse.config import PARTS, ConfigError, Dense, LayerPart, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
 from chipsparse.schedule.schedule import Action as Action
-from chipsparse.schedule.schedule import Schedule
-from chipsparse.schedule.text import forecast_text, list_text
+from chipsparse.schedule.schedule import Schedule, forecast_text, list_text
 from chipsparse.without_effect import without_effect
 
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
@@ -25,22 +24,15 @@ CACHED = (Action.SPARSE, Action.SKIP)
 class SparsityPlan:
     """The meaning of a config for one model and number of steps.
 
-    Attributes:
-        config: what the user asked for.
-        layout: the model's sizes.
-        steps: number of denoising steps, or None where the pipeline does not say.
-        first: the first of them that runs.
-        corrects: see `Schedule`.
-
     Raises:
         ConfigError: if the config names a layer that the model does not have.
     """
 
-    config: SparsityConfig
-    layout: ModelLayout
-    steps: int | None = None
-    first: int = 0
-    corrects: bool = True
+    config: SparsityConfig  # what the user asked for
+    layout: ModelLayout  # the model's sizes
+    steps: int | None = None  # number of denoising steps, or None where the pipeline does not say
+    first: int = 0  # the first of them that runs
+    corrects: bool = True  # see `Schedule`
 
     def __post_init__(self) -> None:
         count = self.layout.layers

@@ -16,7 +16,7 @@ from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
-from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.config import PARTS, LayerPart, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
 from chipsparse.graphs.step_graph import Capturer, ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
@@ -70,56 +70,36 @@ class Layers(dict[int, Callable[..., torch.Tensor]]):
 
 @dataclass
 class _Branch:
-    """The progress of one guidance branch in a generation.
-
-    Attributes:
-        plan: of its calls.
-        recorded: see `SparsityPlan.taken`.
-        last_step: at which it was called.
-        refreshed_at: step of its last refresh; -1 before the first.
-        dense: see `StepState`.
-        captures: likewise.
-        conditioning: of its last call, where that is known.
-    """
+    """The progress of one guidance branch in a generation."""
 
     plan: SparsityPlan
-    recorded: Action | None = None
-    last_step: int = -1
-    refreshed_at: int = -1
-    dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
-    captures: bool = False
-    conditioning: Conditioning | None = None
+    recorded: Action | None = None  # see `SparsityPlan.taken`
+    last_step: int = -1  # at which it was called
+    refreshed_at: int = -1  # step of its last refresh
+    dense: Mapping[LayerPart, str] = field(default_factory=dict)  # see `StepState`
+    captures: bool = False  # likewise
+    conditioning: Conditioning | None = None  # of its last call, where that is known
 
 
 @dataclass
 class _Generation:
-    """The generation in progress.
-
-    Attributes:
-        budgets: which columns refreshes keep.
-        number: its own, from 1; 0 before the first.
-        caching: whether anything is sparse, so that layers record for later.
-        branches: its guidance branches so far, by name.
-        plan: of the branch that was called last.
-        order: of the video or image tokens and its inverse, int64 ``[N]``; None: unchanged.
-        held: outputs that skipped calls are made from.
-        all_dense: notes on why no layer can run sparse, until that is said; None where some can.
-        held_bytes: of the caches when they were last counted: all, and those in host memory.
-    """
+    """The generation in progress."""
 
     budgets: ColumnBudgets
-    number: int = 0
-    caching: bool = False
+    number: int = 0  # from 1; 0 before the first
+    caching: bool = False  # anything is sparse, so that layers record for later
     branches: dict[str, _Branch] = field(default_factory=dict)
-    plan: SparsityPlan | None = None
+    plan: SparsityPlan | None = None  # of the branch that was called last
+    # Of the video or image tokens and its inverse, int64 [N]; None: unchanged.
     order: tuple[torch.Tensor, torch.Tensor] | None = None
-    held: HeldOutputs = field(default_factory=HeldOutputs)
+    held: HeldOutputs = field(default_factory=HeldOutputs)  # that skipped calls are made from
+    # Notes on why no layer can run sparse, until that is said; None where some can.
     all_dense: list[str] | None = None
-    held_bytes: tuple[int, int] = (0, 0)
+    held_bytes: tuple[int, int] = (0, 0)  # of the caches when last counted: all, and on the host
 
     def aligned(self, layout: ModelLayout, config: SparsityConfig) -> ModelLayout:
         """A branch's layout, with query blocks that lie as those of the first branch."""
-        first = next((each.plan.layout for each in self.branches.values()), layout)
+        first = next((branch.plan.layout for branch in self.branches.values()), layout)
         return aligned(layout, first, config) if self.caching else layout
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
@@ -128,7 +108,7 @@ class _Generation:
         return (
             context.generation == self.number
             and (known is None or known.plan == plan)
-            and all(each.plan.differs_in_prompts_only(plan) for each in self.branches.values())
+            and all(own.plan.differs_in_prompts_only(plan) for own in self.branches.values())
         )
 
 
@@ -346,7 +326,7 @@ class Session:
         rates = self._rates_of(device, demand.dtype)
         branch.captures = demand.captures and captures(plan, demand.dtype, rates)
         demand = replace(demand, captures=branch.captures)
-        slower: dict[tuple[int, Part], str] = {}
+        slower: dict[LayerPart, str] = {}
         if rates is not None:
             times = part_times(
                 plan,
@@ -487,11 +467,11 @@ class Session:
 
         Empty before the first refresh and after the last step, which frees the caches.
         """
-        found, caches, generation = [], self._caches, self._generation
+        kept, caches, generation = [], self._caches, self._generation
         read, ahead = frozenset({"columns"}), frozenset[str]()
         for branch, layer in list(caches):
             if (layers is None or layer in layers) and caches.has(branch, layer, "columns"):
                 layout, place = generation.branches[branch].plan.layout, (self.name, branch, layer)
                 with caches.acquire(branch, layer, "attention", read, ahead) as cache:
-                    found.append(generation.budgets.kept(cache.columns, layout, place))
-        return found
+                    kept.append(generation.budgets.kept(cache.columns, layout, place))
+        return kept

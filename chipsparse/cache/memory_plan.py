@@ -57,46 +57,31 @@ class BudgetError(ConfigError):
 
 @dataclass(frozen=True)
 class MemoryDemand:
-    """The demand of a generation on the memory, besides its sizes.
+    """The demand of a generation on the memory, besides its sizes."""
 
-    Attributes:
-        dtype: of the hidden states.
-        branches: guidance branches that the generation is known to have.
-        pending_bytes: weights that come to the device during a call, less those that leave it.
-        dense: (layer, part) of what cannot run sparse, so that nothing need be kept for it.
-        fp8_mlps: layers whose feed-forward weights are in FP8, and what their linears round.
-        captures: whether sparse steps may be captured as CUDA graphs, for which there must be room:
-            where the plan may gain by it, and not on several processes, since a replay would
-            exchange nothing.
-    """
-
-    dtype: torch.dtype = torch.float32
-    branches: int = 1
+    dtype: torch.dtype = torch.float32  # of the hidden states
+    branches: int = 1  # guidance branches that the generation is known to have
+    # Weights that come to the device during a call, less those that leave it.
     pending_bytes: int = 0
+    # (layer, part) of what cannot run sparse, so that nothing need be kept for it.
     dense: frozenset[LayerPart] = frozenset()
+    # Layers whose feed-forward weights are in FP8, and what their linears round.
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
+    # Whether sparse steps may be captured as CUDA graphs, for which there must be room: where the
+    # plan may gain by it, and not on several processes, since a replay would exchange nothing.
     captures: bool = True
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The homes of the caches of a branch, and the figures behind the decision.
+    """The homes of the caches of a branch, and the figures behind the decision."""
 
-    Attributes:
-        placement: the decision, the same for all branches.
-        branches: guidance branches that it was made for.
-        capacity: what there was.
-        wanted: bytes of all that the config wants kept, for all branches.
-        lost: work that sparse steps would save in what is recomputed.
-        in_fp8: whether caches are kept in FP8 and not in the model's precision.
-    """
-
-    placement: Placement
-    branches: int
-    capacity: Capacity
-    wanted: int
-    lost: float = 0.0
-    in_fp8: bool = False
+    placement: Placement  # the decision, the same for all branches
+    branches: int  # guidance branches that it was made for
+    capacity: Capacity  # what there was
+    wanted: int  # bytes of all that the config wants kept, for all branches
+    lost: float = 0.0  # work that sparse steps would save in what is recomputed
+    in_fp8: bool = False  # whether caches are kept in FP8 and not in the model's precision
 
     @property
     def device_bytes(self) -> int:
@@ -234,21 +219,13 @@ def worth_moving(
 
 @dataclass(frozen=True)
 class KindBytes:
-    """The bytes of one kind of tensor, all layers and guidance branches together.
+    """The bytes of one kind of tensor, all layers and guidance branches together."""
 
-    Attributes:
-        layer: bytes in one layer of each kind of layer.
-        total: bytes of all that are kept.
-        device: how many of them are on the device.
-        host: how many of them are in host memory beside it.
-        slots: bytes on the device that those in host memory pass through.
-    """
-
-    layer: Mapping[str, int]
-    total: int
-    device: int
-    host: int
-    slots: int
+    layer: Mapping[str, int]  # bytes in one layer of each kind of layer
+    total: int  # bytes of all that are kept
+    device: int  # how many of them are on the device
+    host: int  # how many of them are in host memory beside it
+    slots: int  # bytes on the device that those in host memory pass through
 
 
 def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:

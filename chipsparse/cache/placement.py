@@ -32,16 +32,11 @@ TOO_SLOW_TO_MOVE = (
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes that caches may take.
+    """Bytes that caches may take."""
 
-    Attributes:
-        device: on the device, slots included.
-        host: in host memory besides; 0 where nothing may or need go there.
-        one_memory: True where the host's are the device's own, as on a CPU: they are there once.
-    """
-
-    device: int
-    host: int
+    device: int  # on the device, slots included
+    host: int  # in host memory besides; 0 where nothing may or need go there
+    # True where the host's are the device's own, as on a CPU: they are there once.
     one_memory: bool = False
 
     def __str__(self) -> str:
@@ -54,21 +49,13 @@ class Capacity:
 
 @dataclass(frozen=True)
 class PartNeed:
-    """The wish of one layer part.
+    """The wish of one layer part."""
 
-    Attributes:
-        layer: number of the transformer block.
-        part: attention or feed-forward layer.
-        sizes: bytes of each kind of tensor.
-        saved: work that a sparse step of it saves, in any unit that all parts share.
-        movable: False where moving it between host and device takes longer than it saves.
-    """
-
-    layer: int
-    part: Part
-    sizes: Sizes
-    saved: float
-    movable: bool = True
+    layer: int  # number of the transformer block
+    part: Part  # attention or feed-forward layer
+    sizes: Sizes  # bytes of each kind of tensor
+    saved: float  # work that a sparse step of it saves, in any unit that all parts share
+    movable: bool = True  # False where moving it between host and device takes longer than it saves
 
     @property
     def key(self) -> LayerPart:
@@ -83,16 +70,13 @@ class PartNeed:
 
 @dataclass(frozen=True)
 class Placement:
-    """The decision for one guidance branch.
+    """The decision for one guidance branch."""
 
-    Attributes:
-        device: bytes by kind of each (layer, part) that stays on the device.
-        host: the same of those that live in host memory.
-        dense: why each (layer, part) that is kept nowhere runs dense.
-    """
-
+    # Bytes by kind of each (layer, part) that stays on the device.
     device: Mapping[LayerPart, Sizes] = field(default_factory=dict)
+    # The same of those that live in host memory.
     host: Mapping[LayerPart, Sizes] = field(default_factory=dict)
+    # Why each (layer, part) that is kept nowhere runs dense.
     dense: Mapping[LayerPart, str] = field(default_factory=dict)
 
     @property

@@ -35,22 +35,14 @@ CAPACITY_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Kept:
-    """The declaration of a tensor that a layer keeps between steps.
+    """The declaration of a tensor that a layer keeps between steps."""
 
-    Attributes:
-        name: the field of the cache that holds it.
-        part: the part of the layer whose cache it is.
-        sizes: names of its dimensions behind the batch; see `kind_bytes`.
-        numbers: its dtype.
-        wanted: returns True for a config that needs it.
-        rewritten: True where a sparse step changes the tensor in place, so that it moves both ways.
-    """
-
-    name: str
-    part: Part
-    sizes: tuple[str, ...]
-    numbers: Numbers
-    wanted: Callable[[SparsityConfig], bool]
+    name: str  # the field of the cache that holds it
+    part: Part  # the part of the layer whose cache it is
+    sizes: tuple[str, ...]  # names of its dimensions behind the batch; see `kind_bytes`
+    numbers: Numbers  # its dtype
+    wanted: Callable[[SparsityConfig], bool]  # returns True for a config that needs it
+    # True where a sparse step changes the tensor in place, so that it moves both ways.
     rewritten: bool
 
 
@@ -106,37 +98,33 @@ def rounds(config: SparsityConfig) -> bool:
 
 @dataclass(eq=False)
 class AttentionCache(PartCache):
-    """The memory of self-attention between dense, refresh and sparse steps.
-
-    Attributes:
-        lse: log-sum-exp of the last dense or refresh step, float32 ``[B, H, N]``.
-        lse_dense: (merge) log-sum-exp of the refresh, float32 ``[B, H, N]``.
-        kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
-        columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
-        residual: (merge, difference) what is added to the kept columns, ``[B, H, N, D]``.
-        residual_scale: (e4m3) by which its rows are multiplied, float32 ``[B, H, N]``.
-        lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
-            are small; else they are made of ``columns`` at every step. They are part of the working
-            memory, wherever the cache lives.
-        capacity: entries of the lists of kept columns, known to the host since the refresh so that
-            no sparse step need wait for it; None before the columns are chosen.
-        longest: the most columns that any query block keeps, where the capacity was not read from
-            the columns themselves, so that lists may have been cut off there; None once it is known
-            that none was.
-        kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
-    """
+    """The memory of self-attention between dense, refresh and sparse steps."""
 
     part = "attention"
 
+    # Log-sum-exp of the last dense or refresh step, float32 `[B, H, N]`.
     lse: torch.Tensor | None = kept("heads", "rows")
+    # (merge) log-sum-exp of the refresh, float32 `[B, H, N]`.
     lse_dense: torch.Tensor | None = kept("heads", "rows", wanted=merges)
+    # (merge) softmax mass of the kept columns at the refresh, float32 `[B, H, N]`.
     kept_mass: torch.Tensor | None = kept("heads", "rows", wanted=merges)
+    # Packed bits of the kept columns, uint8 `[B, H, G, ceil(N / 8)]`.
     columns: torch.Tensor | None = kept("heads", "row blocks", "column bytes", numbers="uint8")
+    # (merge, difference) what is added to the kept columns, `[B, H, N, D]`.
     residual: torch.Tensor | None = kept("heads", "rows", "head channels", numbers="cache")
+    # (e4m3) by which its rows are multiplied, float32 `[B, H, N]`.
     residual_scale: torch.Tensor | None = kept("heads", "rows", wanted=rounds)
+    # The kept columns as lists, with their lengths (see `packed_to_indices`), where they are small;
+    # else they are made of `columns` at every step. They are part of the working memory, wherever
+    # the cache lives.
     lists: tuple[torch.Tensor, torch.Tensor] | None = None
+    # Entries of the lists of kept columns, known to the host since the refresh so that no sparse
+    # step need wait for it; None before the columns are chosen.
     capacity: int | None = None
+    # The most columns that any query block keeps, where the capacity was not read from the columns
+    # themselves, so that lists may have been cut off there; None once it is known that none was.
     longest: DeviceNumber | None = None
+    # Mean share of the columns that is kept, as a number or 0-d tensor.
     kept_fraction: torch.Tensor | float = 0.0
 
     def lists_were_cut(self) -> bool:
@@ -155,23 +143,20 @@ class AttentionCache(PartCache):
 
 @dataclass(eq=False)
 class MLPCache(PartCache):
-    """The memory of a feed-forward layer between steps.
-
-    Attributes:
-        mean: mean pre-activation of every token block when its neuron was last computed,
-            float32 ``[B, G, F]``.
-        output: the layer's output, ``[B, N, C]``.
-        activation: neurons after the activation function, ``[B, N, F]``.
-        token_scale: (e4m3) by which those of a token are multiplied, float32 ``[B, N, 1]``.
-    """
+    """The memory of a feed-forward layer between steps."""
 
     part = "mlp"
 
+    # Mean pre-activation of every token block when its neuron was last computed, float32 `[B, G,
+    # F]`.
     mean: torch.Tensor | None = kept("token blocks", "neurons", rewritten=True)
+    # The layer's output, `[B, N, C]`.
     output: torch.Tensor | None = kept("tokens", "channels", numbers="model", rewritten=True)
+    # Neurons after the activation function, `[B, N, F]`.
     activation: torch.Tensor | None = kept(
         "padded tokens", "neurons", numbers="cache", rewritten=True
     )
+    # (e4m3) by which those of a token are multiplied, float32 `[B, N, 1]`.
     token_scale: torch.Tensor | None = kept("tokens", wanted=rounds)
 
 

@@ -139,23 +139,16 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A captured call.
+    """A captured call."""
 
-    Attributes:
-        inputs: the arguments that it reads.
-        copied: places of the tensors among them that the values of each call are copied to. The
-            others are those that the pipeline passes at every step, and are read where they are:
-            what is known of them by their identity, such as the length of a prompt, stays known.
-        result: what it writes, as the model returned it.
-        layers: what its layers do.
-        capture: runs it.
-    """
-
-    inputs: Arguments
+    inputs: Arguments  # the arguments that it reads
+    # Places of the tensors among them that the values of each call are copied to. The others are
+    # those that the pipeline passes at every step, and are read where they are: what is known of
+    # them by their identity, such as the length of a prompt, stays known.
     copied: frozenset[int]
-    result: Any
-    layers: tuple[LayerRecord, ...]
-    capture: Capture
+    result: Any  # what it writes, as the model returned it
+    layers: tuple[LayerRecord, ...]  # what its layers do
+    capture: Capture  # runs it
 
     def fits(self, arguments: Arguments) -> bool:
         """Return True where it computes the call with these arguments."""

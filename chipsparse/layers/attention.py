@@ -30,7 +30,7 @@ from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layers.full_attention import AttentionInputs, fp8_choices
-from chipsparse.layers.other_text import budget_of, columns_of, fits, with_rows_before
+from chipsparse.layers.other_text import columns_of, fits, with_rows_before
 from chipsparse.layers.state import Shared, StepState, split_exact_rows
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import LayerRecord
@@ -234,7 +234,9 @@ class AttentionLayer:
                 return cache.columns.clone(), budget  # stored and freed by itself
             layout, static = chosen.plan.layout, budget.static_columns
             columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
-        return columns, budget_of(budget, chosen.most_columns, layout.text_tokens)
+        # Room for the columns of the other, with this branch's text in the place of the other's.
+        most = chosen.most_columns - layout.text_tokens + budget.static_count
+        return columns, replace(budget, keep_count=most - budget.random_count)
 
     def _refresh(
         self,

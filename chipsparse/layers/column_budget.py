@@ -20,30 +20,19 @@ from chipsparse.step import StepContext
 
 @dataclass(frozen=True)
 class AttentionBudget:
-    """The number of columns that a refresh keeps for each query block.
+    """The number of columns that a refresh keeps for each query block."""
 
-    Attributes:
-        keep_count: columns kept by score, static ones included.
-        random_count: further random columns.
-        static_columns: bool ``[1, N]`` of columns that are always kept, or None.
-        seed: seed of the random columns, below 2**32.
-        static_count: how many static columns there are.
-        capacity: entries that the lists of columns get; None for as many as the longest needs, for
-            which the host waits.
-        first_head: number of the first head, where these are not all of the layer's.
-        first_block: number of the first query block, where these are not all of a head's.
-        branches: guidance branches that the batch holds, which keep the same columns.
-    """
-
-    keep_count: int
-    random_count: int
-    static_columns: torch.Tensor | None
-    seed: int
-    static_count: int = 0
+    keep_count: int  # columns kept by score, static ones included
+    random_count: int  # further random columns
+    static_columns: torch.Tensor | None  # bool `[1, N]` of columns that are always kept, or None
+    seed: int  # seed of the random columns, below 2**32
+    static_count: int = 0  # how many static columns there are
+    # Entries that the lists of columns get; None for as many as the longest needs, for which the
+    # host waits.
     capacity: int | None = None
-    first_head: int = 0
-    first_block: int = 0
-    branches: int = 1
+    first_head: int = 0  # number of the first head, where these are not all of the layer's
+    first_block: int = 0  # number of the first query block, where these are not all of a head's
+    branches: int = 1  # guidance branches that the batch holds, which keep the same columns
 
     @property
     def most_columns(self) -> int:

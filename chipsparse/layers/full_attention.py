@@ -16,22 +16,14 @@ from chipsparse.kernels.fp8_quantization import Fp8Attention, fp8_quantization
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Query, key and value of a layer, and how its attention is computed.
+    """Query, key and value of a layer, and how its attention is computed."""
 
-    Attributes:
-        query: ``[B, H, N, D]``.
-        key: ``[B, H, M, D]``, as is value.
-        value: as key.
-        scale: factor of the scores, None for ``D ** -0.5``.
-        backend: the kernel backend that is forced, or None.
-        kernels: chooses the fastest library kernel for dense attention; None: PyTorch does.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    scale: float | None = None
-    backend: str | None = None
+    query: torch.Tensor  # `[B, H, N, D]`
+    key: torch.Tensor  # `[B, H, M, D]`, as is value
+    value: torch.Tensor  # as key
+    scale: float | None = None  # factor of the scores, None for `D ** -0.5`
+    backend: str | None = None  # the kernel backend that is forced, or None
+    # Chooses the fastest library kernel for dense attention; None: PyTorch does.
     kernels: FastestKernel | None = None
 
     @property

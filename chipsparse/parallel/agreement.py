@@ -12,14 +12,10 @@ from chipsparse.parallel.peers import Peers
 
 @dataclass(frozen=True)
 class Agreement:
-    """Decisions that must be the same on all processes.
+    """Decisions that must be the same on all processes."""
 
-    Attributes:
-        peers: the processes; None for a single one, which agrees with itself.
-        columns: that guidance branches on other processes keep, too; None where there are none.
-    """
-
-    peers: Peers | None = None
+    peers: Peers | None = None  # the processes; None for a single one, which agrees with itself
+    # That guidance branches on other processes keep, too; None where there are none.
     columns: BranchColumns | None = None
 
     def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:

@@ -17,16 +17,12 @@ class SequenceCut:
     on the rank at its end of the sequence, which has the fewer video or image tokens for it. Were
     it on every rank, each would spend time on it, and its copies would drift apart where the rows
     of a block share a choice of neurons.
-
-    Attributes:
-        grid: video or image tokens of each rank.
-        text: text tokens of each rank.
-        ring: runs of ranks with query rows of their own in attention, those of their tokens; within
-            a run, each rank has some of the heads.
     """
 
-    grid: tuple[int, ...]
-    text: tuple[int, ...]
+    grid: tuple[int, ...]  # video or image tokens of each rank
+    text: tuple[int, ...]  # text tokens of each rank
+    # Runs of ranks with query rows of their own in attention, those of their tokens; within a run,
+    # each rank has some of the heads.
     ring: int = 1
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,13 @@ EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
 # Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
 # too much for it.
 LEAST_GAP = 3
+BETWEEN = {
+    "none": "",
+    "middle": f", one {{}} step in each gap of {LEAST_GAP} and more",
+    "every_other": ", every other step of a gap {}",
+    "all": ", all others {}",
+}
+SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: all "
     "steps are computed in full"
@@ -54,19 +62,12 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The meaning of a schedule's config for a number of steps.
+    """The meaning of a schedule's config for a number of steps."""
 
-    Attributes:
-        config: what the user asked for.
-        steps: number of denoising steps, or None where the pipeline does not say.
-        first: the first step that runs: not 0 where the generation starts from an image.
-        corrects: True where the scheduler lets skipped steps be put right.
-    """
-
-    config: ScheduleConfig
-    steps: int | None
-    first: int = 0
-    corrects: bool = True
+    config: ScheduleConfig  # what the user asked for
+    steps: int | None  # number of denoising steps, or None where the pipeline does not say
+    first: int = 0  # the first step that runs: not 0 where the generation starts from an image
+    corrects: bool = True  # True where the scheduler lets skipped steps be put right
 
     @property
     def run(self) -> int | None:
@@ -255,3 +256,37 @@ def sparse_between(full: int, end: int, between: Between | tuple[int, ...]) -> S
         return gap[1::2]
     middle = len(gap) // 2
     return gap[middle : middle + 1] if between == "middle" and len(gap) >= LEAST_GAP else gap[:0]
+
+
+def list_text(schedule: Schedule, *, sparse: bool) -> str:
+    """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``."""
+    config, full = schedule.config, schedule.full_steps
+    assert full is not None
+    if len(full) == schedule.run:
+        return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
+    of = "" if schedule.run is None else f" of {schedule.run}"
+    form = "as listed" if config.full_share is None else "close at the start"
+    what = "sparse" if sparse else "dense"
+    if isinstance(config.between, str):
+        between, rest = BETWEEN[config.between].format(what), config.between != "all"
+    else:
+        listed = len(config.between)
+        between, rest = f", {listed} {what}, likewise" if listed else "", True
+    corrects = config.correct and schedule.corrects and len(full) > 1
+    corrected = ", then corrected" if corrects else ""
+    skipped = f", the rest skipped{forecast_text(schedule)}{corrected}" if rest else ""
+    return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
+
+
+def forecast_text(schedule: Schedule) -> str:
+    """Return how skipped outputs are forecast, as the end of a phrase; empty: held."""
+    config = schedule.config
+    if not config.forecast:
+        return ""
+    share = SHARES.get(config.forecast, f"{config.forecast:g} of a forecast")
+    if not config.forecast_after:
+        return f" with {share}"
+    if schedule.steps is None:
+        return f" with {share} after {100 * config.forecast_after:g}% of the steps"
+    begun = schedule.first + math.ceil(config.forecast_after * (schedule.steps - schedule.first))
+    return f" with {share} from step {begun} on"

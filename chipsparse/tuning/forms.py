@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
-from chipsparse.schedule.schedule import Action, Schedule
-from chipsparse.schedule.text import list_text
+from chipsparse.schedule.schedule import Action, Schedule, list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift
 from chipsparse.tuning.placed_steps import Placed, Steps
 
