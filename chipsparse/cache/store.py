@@ -159,8 +159,8 @@ class CacheStore:
                 fp8_mlps=demand.fp8_mlps.keys(),
             ),
             pending=demand.pending_bytes,
-            promised=sum(each.promised_bytes() for each in self._branches.values()),
-            held=sum(each.device_bytes() for each in self._branches.values()),
+            promised=sum(branch.promised_bytes() for branch in self._branches.values()),
+            held=sum(branch.device_bytes() for branch in self._branches.values()),
             memory=self._pool.host,
         )
         last = self._last.get(branch)
@@ -202,7 +202,7 @@ class CacheStore:
         for part in PARTS:
             for layer in self._hosted.pop((branch, part), []):
                 self._pool.drop((branch, layer, part))
-        if all(each.finished for each in self._branches.values()):
+        if all(branch.finished for branch in self._branches.values()):
             self.reset()
 
     def stay_on_device(self, branch: str) -> bool:
@@ -224,14 +224,14 @@ class CacheStore:
         return owner.caches[layer]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        return ((name, layer) for name, each in self._branches.items() for layer in each.caches)
+        return ((name, layer) for name, branch in self._branches.items() for layer in branch.caches)
 
     def __len__(self) -> int:
-        return sum(len(each.caches) for each in self._branches.values())
+        return sum(len(branch.caches) for branch in self._branches.values())
 
     def values(self) -> Iterable[LayerCache]:
         """All caches, with what lives on the device."""
-        return [cache for each in self._branches.values() for cache in each.caches.values()]
+        return [cache for branch in self._branches.values() for cache in branch.caches.values()]
 
     def has(self, branch: str, layer: int, kind: str) -> bool:
         """Return True where a tensor of this kind was recorded, wherever it lives."""
@@ -242,7 +242,7 @@ class CacheStore:
 
     def nbytes(self) -> int:
         """Bytes of all caches, on the device and on the host, without slots."""
-        on_device = sum(each.device_bytes() for each in self._branches.values())
+        on_device = sum(branch.device_bytes() for branch in self._branches.values())
         return on_device + self._pool.stored_bytes
 
     # What layers borrow.

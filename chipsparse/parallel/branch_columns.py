@@ -27,7 +27,7 @@ class BranchColumns:
         Raises:
             PeerError: they do not do the same.
         """
-        said = self._peers.tell([step, action.value, str(layout)])
+        said = self._peers.gather([step, action.value, str(layout)])
         for rank, (other_step, other_action, _) in enumerate(said):
             if [other_step, other_action] != said[0][:2]:
                 raise PeerError(

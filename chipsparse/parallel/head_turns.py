@@ -59,8 +59,8 @@ class HeadTurns:
         self._own = within[self._place]  # this process's heads of each part, among its own
         self._of_all = [  # by part, those of each process among all heads
             [
-                range(heads.start + each[part].start, heads.start + each[part].stop)
-                for heads, each in zip(_ranges(counts), within, strict=True)
+                range(heads.start + own[part].start, heads.start + own[part].stop)
+                for heads, own in zip(_ranges(counts), within, strict=True)
             ]
             for part in range(parts)
         ]
@@ -71,7 +71,7 @@ class HeadTurns:
                 states = self._swap(states)
             if cut.ring > 1:
                 states = self._gather(states)
-        self.query, self.key, self.value = (each.transpose(1, 2) for each in states)
+        self.query, self.key, self.value = (state.transpose(1, 2) for state in states)
 
     def receive(self) -> None:
         """Wait until all parts are there."""
@@ -116,10 +116,10 @@ class HeadTurns:
         for part, mine in zip(self._of_all, self._own, strict=True):
             pending = self._exchange.start_swap(
                 pack_pieces(states, part, dim=HEADS),
-                [unit * own * len(each) for each in part],
-                [unit * len(mine) * len(each) for each in self._tokens],
+                [unit * own * len(heads) for heads in part],
+                [unit * len(mine) * len(tokens) for tokens in self._tokens],
             )
-            places = tuple(each[:, :, mine.start : mine.stop] for each in whole)
+            places = tuple(tensor[:, :, mine.start : mine.stop] for tensor in whole)
             self._receipts.append(partial(self._unpack, pending, places, self._tokens))
         return whole
 
@@ -133,12 +133,12 @@ class HeadTurns:
         for mine in self._own:
             if before:
                 before.popleft()()
-            own = tuple(each[:, :, mine.start : mine.stop] for each in both)
+            own = tuple(tensor[:, :, mine.start : mine.stop] for tensor in both)
             sent = pack_pieces(own, [range(self._rows)], dim=TOKENS)
             spare = 2 * batch * (most - self._rows) * len(mine) * width
             sent = F.pad(sent, (0, spare)) if spare else sent  # all send as much
             pending = self._exchange.start_gather(sent, self._exchange.groups.rows)
-            places = tuple(each[:, :, mine.start : mine.stop] for each in whole)
+            places = tuple(tensor[:, :, mine.start : mine.stop] for tensor in whole)
             self._receipts.append(
                 partial(self._unpack, pending, places, _ranges(all_rows), room=most)
             )
@@ -162,8 +162,8 @@ class HeadTurns:
             self._sent.append(
                 self._exchange.start_swap(
                     pack_pieces((output.transpose(1, 2),), self._tokens, dim=TOKENS),
-                    [unit * len(each) * heads for each in self._tokens],
-                    [unit * own * len(each) for each in self._of_all[part]],
+                    [unit * len(tokens) * heads for tokens in self._tokens],
+                    [unit * own * len(heads) for heads in self._of_all[part]],
                 )
             )
 
