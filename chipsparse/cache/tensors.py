@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import CachePrecision, Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import FP8
@@ -121,24 +120,8 @@ class AttentionCache(PartCache):
     # Entries of the lists of kept columns, known to the host since the refresh so that no sparse
     # step need wait for it; None before the columns are chosen.
     capacity: int | None = None
-    # The most columns that any query block keeps, where the capacity was not read from the columns
-    # themselves, so that lists may have been cut off there; None once it is known that none was.
-    longest: DeviceNumber | None = None
     # Mean share of the columns that is kept, as a number or 0-d tensor.
     kept_fraction: torch.Tensor | float = 0.0
-
-    def lists_were_cut(self) -> bool:
-        """Return True where the last refresh kept more columns than it made room for.
-
-        The host waits for that number where the host does not know it yet.
-        """
-        if self.longest is None:
-            return False
-        assert self.capacity is not None
-        if float(self.longest) >= self.capacity:
-            return True
-        self.longest = None
-        return False
 
 
 @dataclass(eq=False)

@@ -252,10 +252,6 @@ class StepGraphs:
             return False
         if not self._caches.stay_on_device(state.branch):
             return False
-        layers = range(state.plan.layout.layers)
-        if any(self._caches[state.branch, n].attention.lists_were_cut() for n in layers):
-            self.drop(state.branch)  # those layers refresh
-            return False
         if self._not_captured_reason is UNKNOWN:
             self._not_captured_reason = not_captured_reason()
             if self._not_captured_reason is not None:

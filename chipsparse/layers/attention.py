@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from chipsparse.cache.tensors import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionCache
-from chipsparse.common.device_number import DeviceNumber
 from chipsparse.config import SparsityConfig
 from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.checks import block_count, ranges
@@ -74,8 +73,6 @@ class AttentionLayer:
         self._shared = shared
         self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
         self._chosen: _Choice | None = None
-        self._waits_for_lists = False
-        self._overfull = False
 
     def __call__(
         self,
@@ -196,14 +193,6 @@ class AttentionLayer:
         behind = self._refreshed_at.get(branch, -1) < state.refreshed_at
         if behind or not caches.has(branch, self.number, "columns"):
             return recorder.catch_up(self.number, "attention", Action.REFRESH)
-        if caches[branch, self.number].attention.lists_were_cut():
-            self._waits_for_lists = True
-            shared.report.fall_back(
-                f"attention of layer {self.number} runs in full once more at step "
-                f"{state.context.step}: column sums were NaN at its refresh, which made its lists "
-                "longer than any choice does"
-            )
-            return Action.REFRESH
         return Action.SPARSE
 
     def _columns_of_another_branch(
@@ -247,39 +236,20 @@ class AttentionLayer:
         columns: torch.Tensor | None,
     ) -> torch.Tensor:
         shared, step, key = self._shared, state.context.step, inputs.key
-        # Column sums that are NaN make lists longer than that, which is seen when the layer is
-        # reached again; it then refreshes once more, and reads the lengths from then on.
-        if key.device.type not in READY_DEVICES and not self._waits_for_lists:
+        if key.device.type not in READY_DEVICES:
             budget = budget.without_waiting(key.shape[2])
         kinds = shared.caches.reads["attention", Action.SPARSE]
         with shared.graphs.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
-                cache,
-                inputs,
-                config=shared.config,
-                budget=budget,
-                columns=columns,
+                cache, inputs, config=shared.config, budget=budget, columns=columns
             )
         if columns is None:
             self._chosen = _Choice(step, state.branch, state.plan, budget.most_columns)
             if shared.columns is not None and state.action is Action.REFRESH:
                 assert cache.columns is not None
                 shared.columns.give(cache.columns)
-        if budget.capacity is None:
-            self._report_overfull_lists(cache.capacity, budget.most_columns, step)
         self._refreshed_at[state.branch] = step
         return output
-
-    def _report_overfull_lists(self, longest: int | None, most_columns: int, step: int) -> None:
-        """Reports, once, a list of columns that is longer than any choice makes it."""
-        if longest is None or longest <= most_columns or self._overfull:
-            return
-        self._overfull = True
-        self._shared.report.fall_back(
-            f"attention of layer {self.number} keeps up to {longest} columns from step {step} on "
-            f"instead of {most_columns} at most: column sums were NaN, and their query blocks keep "
-            "every column"
-        )
 
 
 def _receive(turns: HeadTurns | None) -> None:
@@ -342,7 +312,8 @@ def refresh_step(
 
     The column sums are weighed with the LSE of the previous dense step (``cache.lse``). Where the
     budget has no capacity, the host waits once for the length of the longest list
-    (``cache.capacity``); where it has one, ``cache.longest`` tells later whether that was enough.
+    (``cache.capacity``). Where it has one, lists end there: those of blocks whose column sums are
+    NaN, which keep every column.
     """
     if columns is None:
         output = _choose_columns(cache, inputs, config=config, budget=budget)
@@ -350,19 +321,16 @@ def refresh_step(
         output = dense_step(cache, inputs, in_fp8=config.attention.in_fp8)
         cache.columns = columns
     cache.capacity = budget.capacity
-    counts = record_residual(cache, output, inputs, config=config)
-    roomy = budget.capacity is None or budget.capacity >= inputs.key.shape[2]
-    cache.longest = None if roomy else DeviceNumber(counts.max())
+    record_residual(cache, output, inputs, config=config)
     return output
 
 
 def record_residual(
     cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: SparsityConfig
-) -> torch.Tensor:
+) -> None:
     """Fills the residual cache of the delta rule and makes lists of the columns.
 
-    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
-    many columns each query block has in its list, int32 ``[B, H, G]``.
+    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``.
     """
     assert cache.columns is not None
     assert cache.lse is not None
@@ -395,7 +363,6 @@ def record_residual(
         cache.residual_scale = residual.scale
     if residual.kept_mass is not None:
         cache.lse_dense, cache.kept_mass = cache.lse, residual.kept_mass
-    return counts
 
 
 def _choose_columns(

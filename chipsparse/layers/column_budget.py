@@ -40,9 +40,8 @@ class AttentionBudget:
         return max(self.keep_count, self.static_count) + self.random_count
 
     def without_waiting(self, tokens: int) -> AttentionBudget:
-        """The same with lists for `most_columns` and a little more, so that longer ones show."""
-        longer = self.most_columns + 1
-        rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        """The same with room for `most_columns`, known without reading the lists' lengths."""
+        rounded = -(-self.most_columns // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         return replace(self, capacity=min(tokens, rounded))
 
 
