@@ -188,21 +188,27 @@ def around_full(
     Args:
         full_steps: in order; the first of them is the first step that runs.
         end: the number of steps.
-        between: see `sparse_between`.
+        between: which of the steps between full ones are sparse: none of them; all; of two and more
+            every second one; of `LEAST_GAP` and more the middle one; or those that are listed.
         known: False where ``end`` stands for a number that is not known, so that there is no middle
             behind the last full step.
     """
     actions = [Action.DENSE] * end
     for full, following in itertools.pairwise((*full_steps, end)):
-        is_open = following == end and not known
-        sparse = sparse_between(
-            full, following, "every_other" if is_open and between == "middle" else between
-        )
-        for step in range(full, following):
-            if step > full:
-                actions[step] = Action.SPARSE if step in sparse else Action.SKIP
-            elif sparse and full > full_steps[0]:
-                actions[step] = Action.REFRESH
+        gap, middle = range(full + 1, following), (following - full - 1) // 2
+        sparse: Sequence[int] = gap[:0]
+        if isinstance(between, tuple):
+            sparse = [step for step in between if step in gap]
+        elif between == "all":
+            sparse = gap
+        elif between == "every_other" or (between == "middle" and following == end and not known):
+            sparse = gap[1::2]
+        elif between == "middle" and len(gap) >= LEAST_GAP:
+            sparse = gap[middle : middle + 1]
+        if sparse and full > full_steps[0]:
+            actions[full] = Action.REFRESH
+        for step in gap:
+            actions[step] = Action.SPARSE if step in sparse else Action.SKIP
     return tuple(actions)
 
 
@@ -236,26 +242,6 @@ def spread(steps: int, count: int) -> tuple[int, ...]:
     for origin in reversed(origins):
         listed.append(int(origin[listed[-1]]))
     return tuple(reversed(listed))
-
-
-def sparse_between(full: int, end: int, between: Between | tuple[int, ...]) -> Sequence[int]:
-    """Return the sparse ones of the steps behind a full one.
-
-    Args:
-        full: the full step.
-        end: the next full one, or the number of steps.
-        between: none of them; all; of two and more every second one; of `LEAST_GAP` and more the
-            middle one; or those that are listed.
-    """
-    gap = range(full + 1, end)
-    if isinstance(between, tuple):
-        return [step for step in between if step in gap]
-    if between == "all":
-        return gap
-    if between == "every_other":
-        return gap[1::2]
-    middle = len(gap) // 2
-    return gap[middle : middle + 1] if between == "middle" and len(gap) >= LEAST_GAP else gap[:0]
 
 
 def list_text(schedule: Schedule, *, sparse: bool) -> str:

@@ -1,20 +1,9 @@
 """Fields of a cache that hold tensors."""
 
-import copy
-
 import torch
 
 from chipsparse import SparsityConfig
-from chipsparse.cache.tensors import KINDS, AttentionCache, LayerCache, kept_kinds
-
-
-def test_a_copy_keeps_what_it_had():
-    cache = AttentionCache()
-    cache.lse = first = torch.zeros(2)
-    other = copy.copy(cache)
-    other.lse, other.capacity = torch.ones(3), 5
-    assert cache.lse is first
-    assert cache.capacity is None
+from chipsparse.cache.tensors import KINDS, LayerCache, kept_kinds
 
 
 def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
