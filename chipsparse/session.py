@@ -173,8 +173,8 @@ class Session:
             self._agreement.columns,
         )
 
-        self.attention = Layers(AttentionLayer, shared, observer and observer.attention)
-        self.mlp = Layers(MLPLayer, shared, observer and observer.mlp)
+        self.attention = Layers(AttentionLayer, shared, observer.attention if observer else None)
+        self.mlp = Layers(MLPLayer, shared, observer.mlp if observer else None)
         self.reset()
 
     def reset(self) -> None:
@@ -251,14 +251,10 @@ class Session:
         generation.plan = plan
         branch = generation.branches.setdefault(context.branch, _Branch(plan))
         before, branch.conditioning = branch.conditioning, conditioning
-        changed = None
-        if before is not None and conditioning is not None:
-            changed = conditioning.change(before)
+        changed = conditioning.change(before) if conditioning and before else None
         if changed is not None:
             self._drop(context.branch)
         action = plan.taken(context.step, branch.recorded)
-        if changed is not None and action is Action.SKIP:  # of few steps: there is nothing held
-            action = Action.DENSE
         caching = generation.caching and why_not_cached is None and context.placed
         left_alone = generation.caching and why_not_cached and action is not Action.SKIP
         if left_alone or not context.placed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -202,7 +202,8 @@ def worth_moving(
     """
     rates = Rates()
 
-    def seconds(moved: tuple[Part, ...]) -> float:
+    def seconds(parts: Iterable[Part]) -> float:
+        moved = tuple(parts)
         placement = Placement(host={(layer, part): sizes[part] for part in moved})
         bytes_of = [placement.moved(plan.config, layer, part, Action.SPARSE) for part in moved]
         to_device, to_host = (sum(counts) for counts in zip((0, 0), *bytes_of, strict=True))

@@ -1,22 +1,14 @@
 """Layers with budgets of their own: how much each keeps, and the results of dense ones."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
-from chipsparse.layers.mlp import dense_step
-from chipsparse.step import StepContext
 from tests.chipsparse.sessions import (
-    CONFIG,
-    CPU,
-    TOTAL,
     generate,
     layout_of,
     session_with,
-    weights_of,
 )
 from tests.chipsparse.test_session_memory import DENSE_LAYERS
 from tests.wrapped_backends import wrap_backends
@@ -63,15 +55,3 @@ def test_dense_layers_compute_what_the_model_does():
             assert torch.equal(output, wanted)
     step = outputs[parts * 4 : parts * 5]  # a sparse one: the others do differ
     assert not torch.equal(step[2], expected[parts * 4 + 2])
-
-
-@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 16)])
-def test_a_dense_layer_is_added_to_what_it_is_given(bias):
-    session = session_with(DENSE_LAYERS)
-    weights = dataclasses.replace(weights_of(2, 40), down_bias=bias)
-    hidden, addend = torch.randn(2, 1, LAYOUT.tokens, 16)
-    generate(session, steps=2)
-    session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
-    output = session.mlp[2](session.state, hidden, weights, addend=addend.clone)
-    layer = dense_step(None, hidden, weights, block_size=CONFIG.block_size, backend=None)
-    torch.testing.assert_close(output, layer + addend)

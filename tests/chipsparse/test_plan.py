@@ -8,7 +8,6 @@ import pytest
 from chipsparse import ConfigError, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 from tests import schedules
 
 LAYOUT = ModelLayout(
@@ -90,13 +89,6 @@ def test_actions_of_schedules(steps, schedule, expected):
     off = SparsityPlan(plan.config.override(OFF), LAYOUT, steps)
     assert off.is_dense()
     assert letters(off.actions(0, len(expected))) == re.sub("[RS]", "D", expected)
-
-
-def test_the_last_listed_action_is_repeated():
-    plan = listed(actions=["dense", "refresh", "sparse", "skip"])
-    assert letters(map(plan.step_action, range(12))) == "DRSKKKKKKKKK"
-    assert SparsityPlan(SparsityConfig.dense(), LAYOUT, 50).is_dense()
-    assert listed(None, actions=["dense"]).is_dense()
 
 
 def test_layers_have_budgets_of_their_own():
@@ -230,9 +222,6 @@ def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
     assert SparsityPlan(config, many, 12).notes() == []
 
 
-PROFILES = [QUALITIES_FILE, *sorted(ASSETS.glob("*/*.yaml"))]
-
-
 @pytest.mark.parametrize("first", [0, 20, 35, 42])
 def test_a_share_is_one_of_the_steps_that_run(first):
     """Of image to image, which starts late."""
@@ -270,13 +259,3 @@ def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
     plan = listed(8, full_steps=[1, 4], between=[2, 3, 5, 6])
     assert letters(plan.actions(first)) == expected
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_refresh_of_a_quality_is_read_by_a_sparse_step(path):
-    for config in load_profile(path).qualities.values():
-        for steps in (*range(1, 16), 20, 28, 40, 50, 60):
-            for first in {0, steps // 3}:
-                found = letters(SparsityPlan(config, LAYOUT, steps).actions(first))
-                assert not re.search("R[^S]*(R|$)", found), (steps, first, found)
-                assert "S" not in found.partition("R")[0]

@@ -224,23 +224,6 @@ def wanted(overrides=(), layout=None, branches=2):
     return branches * sum(need.nbytes for need in cache_needs(plan, dtype=torch.float32))
 
 
-def test_a_second_generation_lives_where_the_first_one_did(monkeypatch):
-    """Less is free then, but not less than the reserve that the first one left."""
-    free = []
-
-    def available(*args, reserve=0.2, **kwargs):
-        return Capacity(round(free[-1] * (1 - reserve)), 0)
-
-    monkeypatch.setattr(chipsparse.cache.store, "available", available)
-    session, placements = session_with(), []
-    for generation, share in enumerate((0.5, 0.45, 0.25), 1):
-        free.append(share * wanted())
-        generate(session, generation=generation)
-        placements.append(placement_of(session, "cond"))
-    assert placements[1] == placements[0]
-    assert placements[2].device_bytes < placements[0].device_bytes
-
-
 @pytest.mark.parametrize("share", [0.65, 0.8, slow(0.9), slow(0.78), slow(0.96)])
 def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation(
     share, monkeypatch
