@@ -80,31 +80,28 @@ class SparsityPlan:
     def dense(self) -> Mapping[LayerPart, str]:
         """Why the config keeps parts of layers dense at every step, by layer and part."""
         first, reasons = self.config.schedule.first_dense_layers, {}
-        for part in PARTS:
-            sparse = (self.config.attention if part == "attention" else self.config.mlp).is_sparse
-            for layer in range(self.layout.layers):
-                if not sparse:
-                    reasons[layer, part] = f"{part}.density is dense"
-                elif layer < first:
-                    reasons[layer, part] = f"schedule.first_dense_layers is {first}"
-                elif self._shares[layer, part] == "dense":
-                    reasons[layer, part] = "layers names it dense"
+        for (layer, part), share in self._shares.items():
+            if not getattr(self.config, part).is_sparse:
+                reasons[layer, part] = f"{part}.density is dense"
+            elif layer < first:
+                reasons[layer, part] = f"schedule.first_dense_layers is {first}"
+            elif share == "dense":
+                reasons[layer, part] = "layers names it dense"
         return reasons
 
     @cached_property
     def _shares(self) -> Mapping[LayerPart, float | Dense]:
         """What the config asks of each part, whatever the first layers do."""
-        layers = range(self.layout.layers)
         shares: dict[LayerPart, float | Dense] = {
-            **{(layer, "attention"): self.config.attention.density for layer in layers},
-            **{(layer, "mlp"): self.config.mlp.density for layer in layers},
+            (layer, part): getattr(self.config, part).density
+            for part in PARTS
+            for layer in range(self.layout.layers)
         }
         for budget in self.config.layers:
-            for layer in itertools.chain(*budget.ranges):
-                if budget.attention is not None:
-                    shares[layer, "attention"] = budget.attention
-                if budget.mlp is not None:
-                    shares[layer, "mlp"] = budget.mlp
+            for layer, part in itertools.product(itertools.chain(*budget.ranges), PARTS):
+                share = getattr(budget, part)
+                if share is not None:
+                    shares[layer, part] = share
         return shares
 
     def is_sparse(self, layer: int, part: Part) -> bool:
@@ -159,12 +156,6 @@ class SparsityPlan:
         readers = (action for action in later if action in (Action.SPARSE, Action.REFRESH))
         return next(readers, None) is Action.SPARSE
 
-    def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
-        """Return what a branch has recorded once it took an action at a step; see `taken`."""
-        if action in CACHED or (action is Action.DENSE and recorded is not None):
-            return recorded
-        return action
-
     def actions(self, first: int = 0, end: int | None = None) -> list[Action]:
         """Return the actions of a branch from the first step that it is called at.
 
@@ -178,7 +169,7 @@ class SparsityPlan:
         recorded = None
         for step in range(first, end):
             actions.append(self.taken(step, recorded))
-            recorded = self.recorded_after(step, actions[-1], recorded)
+            recorded = recorded_after(actions[-1], recorded)
         return actions
 
     def notes(self, *, on_cpu: bool = False) -> list[str]:
@@ -226,6 +217,13 @@ class SparsityPlan:
             if schedule.skips_any and (forecast := forecast_text(schedule)):
                 text += f"; skipped ones{forecast}"
         return text
+
+
+def recorded_after(action: Action, recorded: Action | None) -> Action | None:
+    """Return what a branch has recorded once it took an action; see `SparsityPlan.taken`."""
+    if action in CACHED or (action is Action.DENSE and recorded is not None):
+        return recorded
+    return action
 
 
 def _count(fraction: float | None, total: int) -> int:

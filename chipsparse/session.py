@@ -29,7 +29,7 @@ from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import Agreement
-from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.plan import CACHED, Action, SparsityPlan, recorded_after
 from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.kept_columns import KeptColumns
@@ -156,9 +156,7 @@ class Session:
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
         self._agreement = Agreement() if agreement is None else agreement
         self._rates_of = known_rates if rates_of is None else rates_of
-        self._caches = CacheStore(
-            config, self._pool, report.note, report.fall_back, self._agreement.capacity
-        )
+        self._caches = CacheStore(config, self._pool, report, self._agreement.capacity)
         self.recorder = CallRecorder(report)
         self._graphs = StepGraphs(self._caches, report, capturer)
         self._static_bits = static_bits
@@ -376,7 +374,7 @@ class Session:
             record.timer.stop()
         self.recorder.end(self._pool.take_traffic())
         branch = generation.branches[context.branch]
-        branch.recorded = plan.recorded_after(context.step, record.action, branch.recorded)
+        branch.recorded = recorded_after(record.action, branch.recorded)
         self._count_memory(record, output.device)
         branch.last_step = context.step
         if context.steps is not None and context.step == context.steps - 1:

@@ -27,6 +27,7 @@ from chipsparse.cache.tensors import KINDS, LayerCache, PartCache, read_and_writ
 from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import dense_notes
+from chipsparse.report.generation import GenerationReport
 
 IN_FP8 = (
     "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
@@ -59,19 +60,17 @@ class CacheStore:
     Args:
         config: what to compute.
         pool: holds what lives in host memory; used by nobody else.
-        note: gets a sentence about what is elsewhere than planned.
-        fall_back: gets a sentence about what is nowhere, so that layers run dense.
+        report: gets a sentence about what is elsewhere than planned, or nowhere.
         agree: the bytes on the device and on the host that count where several processes plan the
-            same; by default one's own.
+            same.
     """
 
     def __init__(
         self,
         config: SparsityConfig,
         pool: OffloadPool,
-        note: Callable[[str], None],
-        fall_back: Callable[[str], None],
-        agree: Callable[[int, int, torch.device], tuple[int, int]] = lambda *own: own[:2],
+        report: GenerationReport,
+        agree: Callable[[int, int, torch.device], tuple[int, int]],
     ) -> None:
         self._agree = agree
         # The tensors that a layer's part reads at each action; see `read_and_written`.
@@ -81,8 +80,7 @@ class CacheStore:
             for action in Action
         }
         self._pool = pool
-        self._note = note
-        self._fall_back = fall_back
+        self._report = report
         self._branches: dict[str, _Branch] = {}
         # Layers in host memory, for each branch and part in order: what to fetch next.
         self._hosted: dict[tuple[str, Part], list[int]] = {}
@@ -119,7 +117,7 @@ class CacheStore:
         try:
             self._open(branch, memory, device)
         except MemoryError as error:
-            self._note(
+            self._report.note(
                 f"host memory for caches was refused ({error}): they stay on the device as far as "
                 "they fit, and the other layers run dense"
             )
@@ -127,10 +125,10 @@ class CacheStore:
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
         if memory.in_fp8 and plan.config.memory.cache_precision == "auto":
-            self._note(IN_FP8)
+            self._report.note(IN_FP8)
         of_branch = "" if first is None or memory == first.memory else f"in branch {branch}, "
         for note in dense_notes(memory.placement.dense, plan.layout.layers):
-            self._fall_back(of_branch + note)
+            self._report.fall_back(of_branch + note)
 
     def _plan(
         self,
