@@ -8,11 +8,18 @@ from typing import NamedTuple
 
 import torch
 
+from chipsparse.common.machine import device_name
 from chipsparse.config import PARTS, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import part_name
-from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, StepTimer
+from chipsparse.report.generation import (
+    Device,
+    GenerationReport,
+    LayerRecord,
+    StepRecord,
+    StepTimer,
+)
 
 
 class Traffic(NamedTuple):
@@ -39,8 +46,10 @@ class CallRecorder:
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
         """Open a call."""
-        self._report.plans[record.transformer], self._report.device = plan, device
-        record.plan = plan
+        report = self._report
+        report.plans[record.transformer] = record.plan = plan
+        if report.device is None:
+            report.device = Device(device.type, device_name(device))
         self._call = record, plan, device
         self._dense_now = {}
 

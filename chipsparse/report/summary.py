@@ -63,12 +63,12 @@ def estimated_speedup(report: GenerationReport) -> float | None:
 
 
 def _pipeline(report: GenerationReport) -> Facts:
-    if report.pipeline is None:
+    if report.pipeline.class_name is None:
         return []
     transformers = dict.fromkeys(report.pipeline.transformers.values())
     where = [] if report.device is None else [f"on {report.device.type}"]
-    dtype = [] if report.dtype is None else [f"in {str(report.dtype).removeprefix('torch.')}"]
-    classes = f"{report.pipeline.pipeline_class} with {', '.join(transformers)}"
+    dtype = [] if report.dtype is None else [f"in {report.dtype}"]
+    classes = f"{report.pipeline.class_name} with {', '.join(transformers)}"
     return [("pipeline", " ".join([classes, *where, *dtype]))]
 
 

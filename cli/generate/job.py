@@ -39,7 +39,6 @@ from chipsparse.experiments.engine import Applied, Clip, Experiment, Way, dense_
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
 from chipsparse.report.generation import GenerationReport
-from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
 SHOWN = 80  # letters of what a text encoder does not read
@@ -371,9 +370,9 @@ def _write_report(
     """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None:
         return
-    if report is not None:
-        result = result.model_copy(update={"report": report_record(report)})
     content = result.to_json()
+    if report is not None:
+        content["report"] = report.to_dict()
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     with media.written_whole("--report", path) as file:
         file.write_text(text + "\n", encoding="utf-8")

@@ -88,13 +88,14 @@ CONTENT = {
         "versions": {"chipsparse": "0.1", "triton": None},
         "device": {"type": "cpu", "name": "a CPU"},
         "dtype": "float32",
-        "transformers": {"transformer": {"class": "Wan", "schedule": "2 of 4 steps in full"}},
+        "transformers": {"transformer": {"schedule": "2 of 4 steps in full"}},
         "steps": [call(n, b, a) for n, a in enumerate(ACTIONS) for b in ("cond", "uncond")],
         "fallbacks": ["no cache in /home/alice/x: see /var/log/log.txt"],
         "notes": ["8/16 stay"],
         "backends": {"column_sums": "reference"},
         "passed_over": {"column_sums": {"triton": "no GPU"}},
-        "totals": {"cache_bytes": 3 << 20, "host_bytes": 1 << 20},
+        "cache_bytes": 3 << 20,
+        "host_bytes": 1 << 20,
     },
 }
 
