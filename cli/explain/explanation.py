@@ -332,17 +332,16 @@ def _shared(forecast: Forecast, alone: Forecast) -> Shared:
     config = with_caches(sharing.plan.config, in_fp8=memory.in_fp8)
     sent, ranks = {action: sharing.sent_bytes(action) for action in Action}, []
     for number, rank in enumerate(sharing.ranks()):
-        layout = sharing.layout_of(rank)
         cache_bytes = sharing.calls * sum(
-            kind_bytes(kind, layer, layout=layout, config=config, dtype=sharing.dtype)
+            kind_bytes(kind, layer, layout=rank.layout, config=config, dtype=sharing.dtype)
             for layer, kind in (*memory.placement.device, *memory.placement.host)
         )
         ranks.append(
             RankForecast(
                 rank=number,
                 branch=rank.branch,
-                heads=layout.own_heads,
-                tokens=rank.tokens,
+                heads=rank.layout.own_heads,
+                tokens=rank.layout.own_tokens,
                 cache_bytes=cache_bytes,
                 sent_bytes={action: sizes[number] for action, sizes in sent.items()},
             )
