@@ -407,7 +407,7 @@ class Session:
         """
         state, generation = self._open_call(), self._generation
         plan, context, record = state.plan, state.context, state.record
-        if record.timer is not None:
+        if isinstance(record.timer, StepTimer):
             record.timer.stop()
         self._recorder.end(self._pool.take_traffic())
         branch = generation.branches[context.branch]
