@@ -58,7 +58,7 @@ from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
-from chipsparse.plan import Action
+from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
@@ -295,7 +295,7 @@ def _layers(forecast: Forecast) -> list[PartLayers]:
                 )
             else:
                 rows, total = whole.mlp_tokens(layers[0]), kind.intermediate_size
-                keep = plan.mlp_keep_count
+                keep = partial(SparsityPlan.mlp_keep_count, plan)
             kept: dict[int, list[int]] = {}
             for layer in layers:
                 if not plan.is_dense() and plan.is_sparse(layer, part):

@@ -113,9 +113,10 @@ class Canvas:
         alpha: float | None = None,
     ) -> None:
         """Draw points with tips; squares differ from dots by more than the colour."""
-        shape = {"marker": "s" if square else "o", "markersize": 2 * radius, "alpha": alpha}
+        marker = "s" if square else "o"
+        style: dict[str, Any] = {"color": colour, "markersize": 2 * radius, "alpha": alpha}
         for x, y, tip in marks:
-            (dot,) = self.axes.plot(x, y, color=colour, label=label, **shape)
+            (dot,) = self.axes.plot(x, y, marker, label=label, **style)
             _set_tip(dot, tip)
             label = None
 
@@ -146,7 +147,10 @@ class Canvas:
     def level(self, value: float, label: str) -> None:
         """Mark a value across the whole chart."""
         self.axes.axhline(value, color=INK, linewidth=1.2, linestyle=":")
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        place: dict[str, Any] = {
+            "xycoords": ("axes fraction", "data"),
+            "textcoords": "offset points",
+        }
         self.axes.annotate(label, (0, value), (6, 4), **place)
 
     def labels(self, marks: Sequence[Mark]) -> None:
