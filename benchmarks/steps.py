@@ -206,8 +206,8 @@ def in_share(
     """
     config = with_caches(config, in_fp8=whole.in_fp8)
     placement, host = whole.placement, share * whole.host_bytes
-    if placement.host and not placement.recomputed:  # what is cut into whole tensors needs room
-        host += 2 * whole.branches * max(placement.host.values())
+    if placement.host and not placement.recomputed:  # caches move as a whole
+        host += 2 * whole.branches * max(sum(kinds.values()) for kinds in placement.host.values())
     caches = share * whole.branches * placement.device_bytes + placement.slot_bytes
     return config.override({"memory.vram": taken + int(caches), "memory.ram": int(host)})
 

@@ -65,7 +65,7 @@ class Layers(dict[int, Callable[..., torch.Tensor]]):
 
 @dataclass
 class _Branch:
-    """What one guidance branch has done in a generation.
+    """The progress of one guidance branch in a generation.
 
     Attributes:
         plan: of its calls.
@@ -88,7 +88,7 @@ class _Branch:
 
 @dataclass
 class _Generation:
-    """What a session knows of the generation in progress.
+    """The generation in progress.
 
     Attributes:
         budgets: which columns refreshes keep.
@@ -118,7 +118,7 @@ class _Generation:
         return aligned(layout, first, config) if self.caching else layout
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
-        """Whether a call belongs to it."""
+        """Return True where a call belongs to it."""
         known = self.branches.get(context.branch)
         return (
             context.generation == self.number
@@ -216,7 +216,7 @@ class Session:
         return self._generation.plan
 
     def close(self) -> None:
-        """As `reset`, and gives host memory back to the system."""
+        """Reset the session, and give host memory back to the system."""
         self.reset()
         self._pool.close()
 
@@ -389,12 +389,12 @@ class Session:
     def run(
         self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
     ) -> Any:
-        """What the model's own forward returns in the open call; see `SparseCalls.run`."""
+        """Return the output of the model's own forward in the open call; see `SparseCalls.run`."""
         state, device = self._open_call(), self._recorder.device
         return self._sparse_calls.run(call, state, device, not_captured_reason)
 
     def model_changed(self, what: str) -> None:
-        """See `SparseCalls.model_changed`."""
+        """Drop captured calls: a part of the model changed."""
         self._sparse_calls.model_changed(what)
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
@@ -453,7 +453,7 @@ class Session:
         generation.held.drop(branch)
 
     def skipped_output(self) -> torch.Tensor:
-        """What a skipped call returns: what its branch computed last, or a forecast from that."""
+        """Return the output of a skipped call: its branch's last one, or a forecast from it."""
         state, held = self._open_call(), self._generation.held
         share = state.plan.schedule.forecast_share(state.context.step)
         reach = share * held.reach(state.branch, state.context.time) if share else 0.0
@@ -468,22 +468,22 @@ class Session:
 
     @property
     def caching(self) -> bool:
-        """Whether a call is open whose layers record or read."""
+        """True where a call is open whose layers record or read."""
         return self.state is not None and self.state.caching
 
     @property
     def wants_attention(self) -> bool:
-        """Whether the config asks for attention of ours in the open call: sparse, or in FP8."""
+        """True where the config asks for attention of ours in the open call: sparse, or in FP8."""
         return self.caching or (self.attends and self.config.attention.precision == "fp8")
 
     @property
     def attends(self) -> bool:
-        """Whether attention of the open call is ours: wanted, or faster than the model's."""
+        """True where attention of the open call is ours: wanted, or faster than the model's."""
         return self.state is not None and (self.state.caching or self.state.replaces_attention)
 
     @property
     def is_first_call(self) -> bool:
-        """Whether the open call is the first one of its guidance branch in this generation."""
+        """True where the open call is the first one of its guidance branch in this generation."""
         if self.state is None:
             return False
         return self._generation.branches[self.state.branch].recorded is None
@@ -505,7 +505,7 @@ class Session:
         self._recorder.leave_modules_dense(part, reasons)
 
     def kept_columns(self, layers: frozenset[int] | None = None) -> list[KeptColumns]:
-        """What layers (None: all) with sparse attention keep now; the host waits for each of them.
+        """Return the columns that layers (None: all) keep now; the host waits for each layer.
 
         Empty before the first refresh and after the last step, which frees the caches.
         """

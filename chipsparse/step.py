@@ -1,4 +1,4 @@
-"""Where a transformer call stands in the denoising loop, read from the pipeline, never counted.
+"""The position of a transformer call in the denoising loop, read from the pipeline.
 
 A pipeline tells its position in up to three ways: the step index and branch of diffusers'
 ``cache_context``, the scheduler's list of timesteps, and the timestep of the call itself. The

@@ -38,7 +38,7 @@ class Call(Generic[R_co]):
         raise NotImplementedError
 
     def facts(self) -> tuple[Any, ...]:
-        """What decides about backends, as `Operation.choose` takes it."""
+        """Return the arguments of `Operation.choose`, which decide about backends."""
         raise NotImplementedError
 
 
@@ -77,7 +77,7 @@ class Backend:
 def triton_or_reference(
     package: str, function: str, unsupported_reason: Callable[..., str | None]
 ) -> tuple[Backend, Backend]:
-    """What nearly all operations have: a Triton kernel, and the definition.
+    """Return the backends of most operations: a Triton kernel and the definition.
 
     Args:
         package: of the operation, with ``triton_kernel`` and ``reference``.
@@ -117,7 +117,7 @@ class Operation(Generic[P, R]):
         self._record = record
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """See the record.
+        """Run the operation; its record documents the arguments.
 
         Raises:
             ValueError: an argument does not fit, or the backend asked for cannot run.

@@ -1,4 +1,4 @@
-"""What the Gluon kernels of the sparse MLP share: what a thread block is made of, its work."""
+"""Thread blocks and work items, shared by the Gluon kernels of the sparse MLP."""
 
 # Gluon reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
@@ -16,7 +16,7 @@ MOST_LISTS = 32
 
 @dataclass(frozen=True)
 class Config:
-    """How a thread block is built. The layouts are written for tiles of 256.
+    """The build of a thread block. The layouts are written for tiles of 256.
 
     Attributes:
         tile: neurons (up) or output channels (down) per work item.
@@ -39,7 +39,7 @@ CONFIG = Config()
 
 
 def lists_at_once(list_bytes: int) -> int:
-    """How many lists run all their tiles before the next lists do.
+    """Return the number of lists that run all their tiles before the next lists do.
 
     Args:
         list_bytes: what one list's tokens or changes take; every tile reads them.

@@ -1,4 +1,4 @@
-"""What the Gluon kernels of attention with column sums share: work items, and the sums themselves.
+"""Work items and column sums, shared by the Gluon kernels of dense attention.
 
 A weight for the sums is p · exp2(m - lse_previous), with the p that is there for the output and the
 row maximum m that it was taken under: one packed multiply per pair of scores, no second
@@ -36,7 +36,7 @@ def first_column(t, tiles, TILE: gl.constexpr):
 
 @gluon.jit
 def sum_factor(m, previous):
-    """What turns weights under the running maximum into weights under the previous LSE.
+    """Return the factor from weights under the running maximum to weights under the previous LSE.
 
     The limit keeps the sums finite; NaN stays NaN.
     """

@@ -53,7 +53,7 @@ ELEMENTS = {
 
 
 def unsupported_reason(device: torch.device) -> str | None:
-    """Why the installed Triton cannot compile the Gluon kernels, or None; tried once, if ever.
+    """Return why the installed Triton cannot compile the Gluon kernels, or None; tried once.
 
     Args:
         device: a GPU to compile for, where kernels are tried.
@@ -63,7 +63,7 @@ def unsupported_reason(device: torch.device) -> str | None:
 
 @functools.cache
 def _unsupported_reason(version: str, device: torch.device) -> str | None:
-    """As the public function: a fact about the installed package, whose version this is."""
+    """Return the same for this version of the installed package."""
     if _missing is not None:
         return f"Triton {version} lacks what the Gluon kernels need: {_missing}"
     if ".".join(version.split(".")[:2]) in TESTED_RELEASES:
@@ -105,7 +105,7 @@ def _compile_kernels(device: torch.device) -> None:
 
 
 def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
-    """What the copy engine needs to load blocks of a tensor; past its end zeros arrive."""
+    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive."""
     return TensorDescriptor.from_tensor(
         tensor, block, _block_layout(tuple(block), ELEMENTS[tensor.dtype])
     )
@@ -113,6 +113,6 @@ def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
 
 @functools.cache
 def _block_layout(block: tuple[int, ...], element: str) -> Any:
-    """Where the elements of a loaded block lie; to ask Gluon takes longer than a launch."""
+    """Return the layout of a loaded block; to ask Gluon takes longer than a launch."""
     types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv, "i8": gl.int8}
     return gl.NVMMASharedLayout.get_default_for(list(block), types[element])

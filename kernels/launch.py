@@ -38,7 +38,7 @@ def compile_only() -> Iterator[list[tuple[Any, Any]]]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """As ``kernel[grid](*arguments, **constants)``, on the current device and stream.
+    """Run ``kernel[grid](*arguments, **constants)`` on the current device and stream.
 
     Args:
         kernel: the decorated function; its last parameters are constants.
@@ -71,7 +71,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 def launch_changing(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """As `launch`, for numbers that change from call to call, such as seeds."""
+    """Launch a kernel with numbers that change from call to call, such as seeds."""
     compiled = _compiled.get()
     if compiled is None:
         kernel[grid](*arguments, **constants)

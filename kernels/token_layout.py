@@ -37,12 +37,12 @@ def aligned_rows(rows: int) -> int:
 
 
 def is_token_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether a ``[B, N, F]`` is laid out as by `empty_token_contiguous`, or at least as well."""
+    """Return True where ``[B, N, F]`` is laid out as well as by `empty_token_contiguous`."""
     return tensor.stride(1) == 1 and tensor.stride(2) % ALIGNMENT == 0
 
 
 def has_padding(tensor: torch.Tensor) -> bool:
-    """Whether kernels may move eight tokens of a ``[B, N, F]`` at once, padding included.
+    """Return True where kernels may move eight tokens of a ``[B, N, F]`` at once, padding included.
 
     A tensor whose storage ends with the last token of its last neuron lacks it. A view of fewer
     tokens of a padded tensor cannot be told apart and must not be given: kernels would overwrite up
@@ -69,7 +69,7 @@ def with_padding(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_are_evenly_spaced(tensor: torch.Tensor) -> bool:
-    """Whether the rows of a ``[B, N, C]`` lie at one distance from each other, over all batches."""
+    """Return True where the rows of ``[B, N, C]`` have one stride over all batches."""
     return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
 
 

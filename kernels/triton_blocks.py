@@ -1,4 +1,4 @@
-"""What the Triton kernels share: rows of a program, order of programs, product of two tiles."""
+"""Rows of a program, order of programs and products of tiles, shared by the Triton kernels."""
 
 # Triton reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
@@ -97,7 +97,7 @@ def from_fp8_bits(bits):
 
 @triton.jit
 def to_fp8_bytes(x, CONVERTS: tl.constexpr):
-    """As `fp8_bits`, by the instruction of GPUs that have one."""
+    """Return the bits of e4m3 numbers, by the instruction of GPUs that have one."""
     if CONVERTS:
         return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
@@ -106,7 +106,7 @@ def to_fp8_bytes(x, CONVERTS: tl.constexpr):
 
 @triton.jit
 def from_fp8_bytes(bits, CONVERTS: tl.constexpr):
-    """As `from_fp8_bits`, by the instruction of GPUs that have one."""
+    """Return the numbers of e4m3 bits, by the instruction of GPUs that have one."""
     if CONVERTS:
         return bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:

@@ -1,4 +1,4 @@
-"""What the Triton and Gluon kernels need of a machine; facts about the device they launch on."""
+"""The requirements of the Triton and Gluon kernels, and facts about devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_ON_CPU = "written for Hopper GPUs; the interpreter does not run Gluon"
 
 
 def triton_unsupported_reason(tensor: torch.Tensor, *_: object) -> str | None:
-    """Why plain Triton kernels cannot run on the device of a tensor, or None."""
+    """Return why plain Triton kernels cannot run on the device of a tensor, or None."""
     device = tensor.device
     if not triton_installed():
         return NO_TRITON
@@ -37,7 +37,7 @@ def not_auto_reason(tensor: torch.Tensor, *_: object) -> str | None:
 def attention_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
 ) -> str | None:
-    """Why the attention kernels cannot run on these tensors, or None."""
+    """Return why the attention kernels cannot run on these tensors, or None."""
     if (reason := triton_unsupported_reason(query)) is not None:
         return reason
     if query.dtype not in HALF_PRECISION:
@@ -55,14 +55,14 @@ def attention_unsupported_reason(
 def quantization_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> str | None:
-    """Why the kernels that make FP8 of these tensors cannot run, or None."""
+    """Return why the kernels that make FP8 of these tensors cannot run, or None."""
     if (reason := attention_unsupported_reason(query, key, value)) is not None:
         return reason
     return fp8_unsupported_reason(query, query.dtype)
 
 
 def fp8_unsupported_reason(query: torch.Tensor, dtype: torch.dtype, *_: object) -> str | None:
-    """Why attention kernels in FP8 cannot run, or None.
+    """Return why attention kernels in FP8 cannot run, or None.
 
     Args:
         query: of the device and head size in question, of any dtype.
@@ -78,7 +78,7 @@ def fp8_unsupported_reason(query: torch.Tensor, dtype: torch.dtype, *_: object) 
 
 
 def no_fp8_reason(device: torch.device) -> str | None:
-    """Why a GPU cannot convert to FP8 and multiply in it, or None."""
+    """Return why a GPU cannot convert to FP8 and multiply in it, or None."""
     if device.type != "cuda":
         return None
     if torch.version.hip is not None:
@@ -90,14 +90,14 @@ def no_fp8_reason(device: torch.device) -> str | None:
 
 
 def converts_fp8(device: torch.device) -> bool:
-    """Whether kernels on a device convert FP8 by an instruction; the interpreter does it wrong."""
+    """Return True where an instruction converts FP8; the interpreter does it wrong."""
     return device.type != "cpu" and no_fp8_reason(device) is None
 
 
 def gluon_fp8_unsupported_reason(
     query: torch.Tensor, dtype: torch.dtype, block_size_q: int = 128
 ) -> str | None:
-    """As `fp8_unsupported_reason`, for Gluon kernels; ``block_size_q`` rows in a query block."""
+    """Return why Gluon attention in FP8 cannot run with these rows in a query block, or None."""
     if query.device.type == "cpu":
         return NOT_ON_CPU
     if (reason := fp8_unsupported_reason(query, dtype)) is not None:
@@ -110,7 +110,7 @@ def gluon_fp8_unsupported_reason(
 def gluon_attention_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_size_q: int = 128
 ) -> str | None:
-    """Why the Gluon kernels of attention cannot run on these tensors, or None."""
+    """Return why the Gluon kernels of attention cannot run on these tensors, or None."""
     if query.device.type == "cpu":
         return NOT_ON_CPU
     if (reason := attention_unsupported_reason(query, key, value)) is not None:
@@ -121,7 +121,7 @@ def gluon_attention_unsupported_reason(
 
 
 def hopper_unsupported_reason(device: torch.device) -> str | None:
-    """Why Gluon kernels cannot run on a device with the installed Triton, or None."""
+    """Return why Gluon kernels cannot run on a device with the installed Triton, or None."""
     if device.type != "cuda":
         return NOT_ON_CPU
     if torch.version.hip is not None or compute_capability(device)[0] != 9:
@@ -136,7 +136,7 @@ def hopper_unsupported_reason(device: torch.device) -> str | None:
 def mlp_unsupported_reason(
     hidden: torch.Tensor, weight: torch.Tensor, gate_weight: torch.Tensor | None = None
 ) -> str | None:
-    """Why the kernels of an MLP's first layer cannot run on its tensors, or None."""
+    """Return why the kernels of an MLP's first layer cannot run on its tensors, or None."""
     if (reason := triton_unsupported_reason(hidden)) is not None:
         return reason
     if hidden.dtype not in HALF_PRECISION:
@@ -171,7 +171,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def interpreting() -> bool:
-    """Whether Triton was set (TRITON_INTERPRET=1) to run its kernels on the CPU."""
+    """Return True where Triton was set (TRITON_INTERPRET=1) to run its kernels on the CPU."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
@@ -179,7 +179,7 @@ def interpreting() -> bool:
 
 @functools.cache
 def triton_installed() -> bool:
-    """Whether Triton can be imported; looked up once, since that takes longer than a launch."""
+    """Return True where Triton can be imported; looked up once, as that takes a while."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -190,7 +190,7 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
 
 
 def has_large_shared_memory(device: torch.device) -> bool:
-    """Whether a block may have 227 KiB: data-center Hopper and Blackwell; others have 99 or 163."""
+    """Return True where a block may have 227 KiB, as on data-center Hopper and Blackwell."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return compute_capability(device)[0] in (9, 10)

@@ -1,4 +1,4 @@
-"""What layers keep between steps, and where.
+"""The tensors that layers keep between steps, and their homes.
 
 `tensors` declares the fields; a config needs some of these `kinds`. `memory_plan` decides before
 the first step what fits, `placement` where each layer's caches live. `store` owns them: tensors on

@@ -35,7 +35,7 @@ class HostBlock:
 
     @property
     def pinned(self) -> bool:
-        """Whether a GPU copies from and to it at full speed, without the host's help."""
+        """True where a GPU copies from and to it at full speed, without the host's help."""
         return self._unpin is not None
 
     def pin(self, register: Pin, unregister: Unpin) -> None:

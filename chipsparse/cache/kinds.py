@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from chipsparse.cache.tensors import AttentionCache, MLPCache, TensorCache
+from chipsparse.cache.tensors import AttentionCache, Kept, MLPCache
 from chipsparse.config import PARTS as PARTS
 from chipsparse.config import CachePrecision, Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
@@ -21,18 +21,19 @@ from chipsparse.plan import Action, SparsityPlan
 SOFTMAX_BYTES = 4  # LSE, means and scales are float32 whatever the model computes in
 
 
-# By part in the order in which they are put on the device, and all their tensors by name.
-CACHES: dict[Part, type[TensorCache]] = {"mlp": MLPCache, "attention": AttentionCache}
-KINDS = MLPCache.kept | AttentionCache.kept
+# The declarations of all tensors by name.
+KINDS: dict[str, Kept] = MLPCache.declared() | AttentionCache.declared()
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
-    """What a sparse layer of this config keeps; in full what it does not say to keep in FP8."""
-    return frozenset(name for name, kept in CACHES[part].kept.items() if kept.wanted(config))
+    """Return the tensors that a sparse layer of this config keeps."""
+    return frozenset(
+        name for name, kept in KINDS.items() if kept.part == part and kept.wanted(config)
+    )
 
 
 def _may_keep(config: SparsityConfig, part: Part) -> frozenset[str]:
-    """What it may keep, where the memory decides about precisions."""
+    """Return the tensors that it may keep, where the memory decides about precisions."""
     return kept_kinds(with_caches(config, in_fp8=config.memory.cache_precision != "full"), part)
 
 
@@ -43,7 +44,7 @@ def with_caches(config: SparsityConfig, *, in_fp8: bool) -> SparsityConfig:
 
 
 def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
-    """What a layer reads of its cache when it takes an action, as far as it is kept."""
+    """Return the tensors that a layer reads of its cache when it takes an action."""
     kept = _may_keep(config, part)
     if action is Action.SPARSE:
         return kept - {"lse"}
@@ -53,7 +54,7 @@ def read_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[
 
 
 def written_kinds(config: SparsityConfig, part: Part, action: Action) -> frozenset[str]:
-    """What a layer records or changes when it takes an action, as far as it is kept."""
+    """Return the tensors that a layer records or changes when it takes an action."""
     kept = _may_keep(config, part)
     if action is Action.SPARSE:
         return frozenset(kind for kind in kept if KINDS[kind].rewritten)

@@ -1,4 +1,4 @@
-"""What a generation will keep where, decided from its sizes and budgets before the first step."""
+"""The memory plan of a generation, made from its sizes and budgets before the first step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chipsparse.cache.kinds import (
     with_caches,
     written_kinds,
 )
-from chipsparse.cache.placement import PartNeed, Placement, place
+from chipsparse.cache.placement import PartNeed, Placement, Sizes, place
 from chipsparse.cache.tensors import CAPACITY_MULTIPLE, COLUMN_SUMS_BYTES, LISTS_BYTES
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
@@ -71,7 +71,7 @@ class Capacity:
     one_memory: bool = False
 
     def __str__(self) -> str:
-        """As it is said in messages."""
+        """The text for messages."""
         device = format_bytes(max(0, self.device))
         if self.one_memory:
             return f"{device} of memory"
@@ -80,7 +80,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class MemoryDemand:
-    """What a generation asks of the memory, besides its sizes.
+    """The demand of a generation on the memory, besides its sizes.
 
     Attributes:
         dtype: of the hidden states.
@@ -103,7 +103,7 @@ class MemoryDemand:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where the caches of a branch live, and what that was decided from.
+    """The homes of the caches of a branch, and the figures behind the decision.
 
     Attributes:
         placement: the decision, the same for all branches.
@@ -133,17 +133,17 @@ class MemoryPlan:
 
     @property
     def needs_host(self) -> bool:
-        """Whether caches live in host memory, or would if there were more of it."""
+        """True where caches live in host memory, or would if there were more of it."""
         return bool(self.placement.host or self.placement.recomputed)
 
     def is_better_than(self, other: MemoryPlan) -> bool:
-        """Whether more is kept, or the same without host memory."""
+        """Return True where more is kept, or the same without host memory."""
         if self.lost != other.lost:
             return self.lost < other.lost
         return bool(other.placement.host) and not self.placement.host
 
     def fits(self, capacity: Capacity) -> bool:
-        """Whether there is room for it as it is."""
+        """Return True where there is room for it as it is."""
         on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
         return on_device <= capacity.device and self.host_bytes <= capacity.host
 
@@ -167,56 +167,50 @@ def plan_memory(
     capacity: Capacity,
     demand: MemoryDemand,
     *,
-    open_slots: Mapping[str, int] | None = None,
+    open_slots: Mapping[Part, Sizes] | None = None,
 ) -> MemoryPlan:
-    """Places the caches of one generation.
+    """Place the caches of one generation.
 
     Args:
         plan: what is sparse, for which sizes.
         capacity: what there is.
         demand: what the generation asks for.
-        open_slots: bytes of slots that are there already, by kind.
+        open_slots: bytes by kind of slots that are there already, by part.
     """
+
+    def planned(*, in_fp8: bool) -> MemoryPlan:
+        config = with_caches(plan.config, in_fp8=in_fp8)
+        needs = cache_needs(replace(plan, config=config), dtype=demand.dtype, dense=demand.dense)
+        placement = place(
+            needs,
+            device_bytes=capacity.device,
+            host_bytes=capacity.host,
+            branches=demand.branches,
+            one_memory=capacity.one_memory,
+            open_slots=open_slots,
+            prefer_host=config.memory.offload == "always" and capacity.host > 0,
+        )
+        return MemoryPlan(
+            placement,
+            demand.branches,
+            capacity,
+            wanted=demand.branches * sum(need.nbytes for need in needs),
+            lost=sum(need.saved for need in needs if need.key in placement.recomputed),
+            in_fp8=in_fp8,
+        )
+
     precision = plan.config.memory.cache_precision
-    planned = _planned(plan, precision == "fp8", capacity, demand, open_slots)
-    if precision == "auto" and planned.needs_host:
-        rounded = _planned(plan, True, capacity, demand, open_slots)
-        planned = rounded if rounded.is_better_than(planned) else planned
-    return planned
-
-
-def _planned(
-    plan: SparsityPlan,
-    in_fp8: bool,
-    capacity: Capacity,
-    demand: MemoryDemand,
-    open_slots: Mapping[str, int] | None,
-) -> MemoryPlan:
-    plan = replace(plan, config=with_caches(plan.config, in_fp8=in_fp8))
-    needs = cache_needs(plan, dtype=demand.dtype, dense=demand.dense)
-    placement = place(
-        needs,
-        device_bytes=capacity.device,
-        host_bytes=capacity.host,
-        branches=demand.branches,
-        one_memory=capacity.one_memory,
-        open_slots=open_slots,
-        prefer_host=plan.config.memory.offload == "always" and capacity.host > 0,
-    )
-    return MemoryPlan(
-        placement,
-        demand.branches,
-        capacity,
-        wanted=demand.branches * sum(need.nbytes for need in needs),
-        lost=sum(need.saved for need in needs if (need.layer, need.part) in placement.recomputed),
-        in_fp8=in_fp8,
-    )
+    memory = planned(in_fp8=precision == "fp8")
+    if precision == "auto" and memory.needs_host:
+        rounded = planned(in_fp8=True)
+        memory = rounded if rounded.is_better_than(memory) else memory
+    return memory
 
 
 def cache_needs(
     plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[tuple[int, Part]] = ()
 ) -> list[PartNeed]:
-    """What each layer part wants to keep for one branch; nothing where it is dense anyway."""
+    """Return the wish of each layer part for one branch; none of parts that are dense anyway."""
     config, layout = plan.config, plan.layout
     needs = []
     for layer in range(layout.layers):
@@ -325,7 +319,7 @@ def working_bytes(
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:
-    """What the config's budgets leave for caches on a GPU that is not here.
+    """Return what the config's budgets leave for caches on a GPU that is not here.
 
     Without a budget for the GPU everything fits there; without one for the host, what this
     machine has counts.
@@ -354,7 +348,7 @@ def available(
     memory: HostMemory | None = None,
     reserve: float | None = None,
 ) -> Capacity:
-    """What this machine and the config's budgets leave for caches now.
+    """Return what this machine and the config's budgets leave for caches now.
 
     Args:
         config: the budgets.

@@ -1,35 +1,32 @@
-"""Caches in host memory, which pass through two slots per kind on the device.
+"""Caches in host memory, which pass through two slots per part on the device.
 
-Every tensor has a place in host memory and, while a layer uses it, a slot. `load` brings it there
-and lets the computation wait for it, `prefetch` starts that early, `store` keeps a new or changed
-tensor, `release` ends its use. While one layer computes in one slot, the next one's tensor arrives
-in the other.
+The cache of a layer's part (attention or MLP) that lives on the host has a place there for each of
+its tensors and, while the layer computes, a slot on the device. While one layer computes in one
+slot, the next one's tensors arrive in the other.
 
 Nothing is ordered by the host. What must not overtake what:
 
-- a slot is filled after its last reader and after its last tensor was written back;
+- a slot is filled after its last reader and after its last tensors were written back;
 - the computation starts after the slot is filled;
-- a write-back starts after the computation that made the tensor, and after all loads from that
+- a write-back starts after the computation that made the tensors, and after all loads from that
   place in host memory;
 - a load starts after the last write-back to its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from chipsparse.cache.copies import HostCopies, Mark, copies_for
 from chipsparse.cache.host_memory import HostBlock, HostMemory
-from chipsparse.cache.kinds import KINDS
-from chipsparse.cache.placement import SLOTS, slot_sizes
-from chipsparse.cache.tensors import CachedTensor
+from chipsparse.cache.placement import SLOTS, Sizes, slot_sizes
 from chipsparse.config import Part
 from chipsparse.report.recorder import Traffic
 
-Key = tuple[str, int, str]  # branch, layer, kind
+Key = tuple[str, int, Part]  # branch, layer, part
 
 ALIGNMENT = 512  # bytes; as PyTorch aligns allocations
 POISON = 0xFF  # NaN in every floating dtype
@@ -37,6 +34,8 @@ POISON = 0xFF  # NaN in every floating dtype
 
 @dataclass(frozen=True)
 class _Form:
+    """The dtype, shape and strides of a tensor."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -47,10 +46,10 @@ class _Form:
 
     @property
     def nbytes(self) -> int:
-        """From the first to the last element, gaps between them included.
+        """Bytes from the first to the last element, gaps between them included.
 
-        What pads the tokens of the last neuron is behind it: a slot has room for that, a copy
-        does without.
+        The padding of the last neuron's tokens is behind it: a slot has room for that, a copy does
+        without.
         """
         if 0 in self.shape:
             return 0
@@ -64,18 +63,21 @@ class _Form:
 
 @dataclass(eq=False)
 class _Place:
-    """Where a tensor lives in host memory."""
+    """The host memory of one part's tensors, uint8 ``[n]`` by kind, and what was stored there."""
 
-    memory: torch.Tensor
-    form: _Form | None = None  # None: nothing was stored yet
+    memory: dict[str, torch.Tensor]
+    forms: dict[str, _Form] = field(default_factory=dict)
     written: Mark = None
     read: Mark = None
 
 
 @dataclass(eq=False)
 class _Slot:
-    memory: torch.Tensor
+    """Memory on the device for the tensors of one part, uint8 ``[n]`` by kind."""
+
+    memory: dict[str, torch.Tensor]
     key: Key | None = None
+    loaded: set[str] = field(default_factory=set)
     filled: Mark = None  # by a copy from the host
     used: Mark = None  # by the computation, last
     emptied: Mark = None  # by a copy to the host
@@ -86,16 +88,16 @@ class _Slot:
 @dataclass(eq=False)
 class _Opened:
     places: dict[Key, _Place] = field(default_factory=dict)
-    slots: dict[str, list[_Slot]] = field(default_factory=dict)
+    slots: dict[Part, list[_Slot]] = field(default_factory=dict)
     blocks: list[HostBlock] = field(default_factory=list)
 
 
 class OffloadPool:
-    """The tensors of one generation that live in host memory.
+    """The caches of one generation that live in host memory.
 
     Args:
         host: where memory comes from and goes back to; may be shared with other pools.
-        notify: gets a sentence about what is slower or elsewhere than planned.
+        notify: gets a sentence about what is slower than planned.
         copies: makes copies for a device.
         poison: overwrite slots as soon as nothing needs them, so that a late use shows (tests).
     """
@@ -117,8 +119,8 @@ class OffloadPool:
         self._turn = 0
         self._traffic: dict[tuple[int, Part], Traffic] = {}
 
-    def open(self, sizes: Mapping[Key, int], device: torch.device) -> None:
-        """Makes room for tensors of at most so many bytes each, beside what is there already.
+    def open(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
+        """Make room for tensors of at most so many bytes each, beside what is there already.
 
         Raises:
             MemoryError: if the host has no room; the pool is then as before.
@@ -127,47 +129,49 @@ class OffloadPool:
             return
         if not self._opened.blocks:
             self._copies = self._copies_for(device)
-        total = sum(_aligned(size) for size in sizes.values())
+        total = sum(map(_aligned_total, sizes.values()))
         block = self.host.acquire(total, pin=device.type == "cuda", notify=self._notify)
         self._opened.blocks.append(block)
-        first = 0
-        for key, size in sizes.items():
-            self._opened.places[key] = _Place(block.memory[first : first + size])
-            first += _aligned(size)
+        memory = block.memory
+        for key, kinds in sizes.items():
+            self._opened.places[key] = _Place(_cut(memory, kinds))
+            memory = memory[_aligned_total(kinds) :]
         self._open_slots(sizes, device)
 
-    def _open_slots(self, sizes: Mapping[Key, int], device: torch.device) -> None:
-        places = enumerate(sizes.items())
-        largest = slot_sizes({(place, kind): size for place, ((_, _, kind), size) in places})
-        with torch.inference_mode(False):
-            for kind, size in largest.items():
-                present = self._opened.slots.get(kind, [])
-                if present and present[0].memory.numel() >= size:
-                    continue
-                if present:
-                    self._settle()
-                memory = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
-                # What had the memory before may still be computing there.
-                self._opened.slots[kind] = [
-                    _Slot(each, used=self._copies.mark()) for each in memory
+    def _open_slots(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
+        for part, kinds in slot_sizes(sizes).items():
+            present = self.slots.get(part, {})
+            if kinds.keys() <= present.keys() and all(kinds[k] <= present[k] for k in kinds):
+                continue
+            if present:
+                self._wait_for_copies()
+            kinds = {k: max(kinds.get(k, 0), present.get(k, 0)) for k in kinds | present}
+            total = _aligned_total(kinds)
+            with torch.inference_mode(False):
+                memory = [
+                    torch.empty(total, dtype=torch.uint8, device=device) for _ in range(SLOTS)
                 ]
+            # What had the memory before may still be computing there.
+            self._opened.slots[part] = [
+                _Slot(_cut(whole, kinds), used=self._copies.mark()) for whole in memory
+            ]
 
     def reset(self) -> None:
-        """Forgets all tensors; frees the slots, and keeps the host memory for the next generation.
+        """Forget all tensors; free the slots, and keep the host memory for the next generation.
 
         Waits for copies under way. Harmless where nothing is open.
         """
         opened, self._opened = self._opened, _Opened()
         try:
             if opened.blocks:
-                self._settle()
+                self._wait_for_copies()
         finally:
             for block in opened.blocks:
                 self.host.release(block)
             self._copies = HostCopies()
             self._traffic = {}
 
-    def _settle(self) -> None:
+    def _wait_for_copies(self) -> None:
         try:
             self._copies.synchronize()
         except KeyboardInterrupt:  # memory may not be freed before the last copy is done
@@ -175,161 +179,170 @@ class OffloadPool:
             raise
 
     def close(self) -> None:
-        """As `reset`, and gives the host memory back to the system."""
+        """Reset the pool, and give the host memory back to the system."""
         self.reset()
         self.host.free_spare()
 
     @property
-    def slots(self) -> dict[str, int]:
-        """Bytes of one slot of each kind on the device."""
-        return {kind: slots[0].memory.numel() for kind, slots in self._opened.slots.items()}
+    def slots(self) -> dict[Part, dict[str, int]]:
+        """The bytes of each kind in one slot of each part."""
+        return {
+            part: {kind: memory.numel() for kind, memory in slots[0].memory.items()}
+            for part, slots in self._opened.slots.items()
+        }
 
     def take_traffic(self) -> dict[tuple[int, Part], Traffic]:
-        """What was copied of the caches of each part of a layer since this was last asked."""
+        """Return what was copied for each part of a layer since this was last called."""
         moved, self._traffic = self._traffic, {}
         return moved
 
     def _count(self, key: Key, *, to_device: int = 0, to_host: int = 0) -> None:
-        _, layer, kind = key
-        place = layer, KINDS[kind].part
-        before = self._traffic.get(place, Traffic())
-        self._traffic[place] = Traffic(before.to_device + to_device, before.to_host + to_host)
+        before = self._traffic.get(key[1:], Traffic())
+        self._traffic[key[1:]] = Traffic(before.to_device + to_device, before.to_host + to_host)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all stored tensors."""
-        forms = (place.form for place in self._opened.places.values())
-        return sum(form.nbytes for form in forms if form is not None)
+        places = self._opened.places.values()
+        return sum(form.nbytes for place in places for form in place.forms.values())
 
     def drop(self, key: Key) -> None:
-        """Gives up the place of a tensor, which lives elsewhere from now on."""
-        del self._opened.places[key]
+        """Give up the place of a part's tensors, if it has one."""
+        self._opened.places.pop(key, None)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether a tensor lives here: it has a place, filled or not."""
+        """Return True where a part's cache lives here: it has a place, filled or not."""
         return key in self._opened.places
 
-    def has(self, key: Key) -> bool:
-        """Whether a tensor was stored."""
+    def has(self, key: Key, kind: str) -> bool:
+        """Return True where a tensor was stored."""
         place = self._opened.places.get(key)
-        return place is not None and place.form is not None
+        return place is not None and kind in place.forms
 
-    def load(self, key: Key) -> torch.Tensor:
-        """A stored tensor on the device, for use until `release`. It may be changed in place."""
-        slot = self._slot_of(key) or self._fill(key)
-        place = self._opened.places[key]
-        assert place.form is not None
+    def load(self, key: Key, kinds: Collection[str]) -> dict[str, torch.Tensor]:
+        """Bring stored tensors to the device, for use until `release`.
+
+        Args:
+            key: whose tensors.
+            kinds: those of them that are wanted; what was not stored is left out.
+
+        Returns:
+            The tensors by kind. They may be changed in place.
+        """
+        place, slot = self._opened.places[key], self._fill(key, kinds)
         self._copies.wait([slot.filled])
         self._take(slot)
-        return place.form.view(slot.memory)
+        return {
+            kind: form.view(slot.memory[kind])
+            for kind, form in place.forms.items()
+            if kind in kinds
+        }
 
-    def prefetch(self, key: Key) -> None:
-        """Starts to load a stored tensor, where a slot is not in use."""
+    def prefetch(self, key: Key, kinds: Collection[str]) -> None:
+        """Start to load stored tensors, where a slot is not in use."""
         slots = self._opened.slots[key[2]]
-        if self.has(key) and self._slot_of(key) is None and not all(slot.busy for slot in slots):
-            self._fill(key)
+        if not all(slot.busy for slot in slots) and any(self.has(key, kind) for kind in kinds):
+            self._fill(key, kinds)
 
-    def takes(self, key: Key, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is no larger than planned."""
-        return _Form.of(tensor).nbytes <= self._opened.places[key].memory.numel()
+    def store(self, key: Key, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep tensors: new ones, or ones that `load` gave after they were changed.
 
-    def store(self, key: Key, tensor: torch.Tensor) -> None:
-        """Keeps a tensor: a new one, or the one that `load` gave after it was changed.
+        Their memory may be reused as soon as this returns.
 
-        Its memory may be reused as soon as this returns.
+        Raises:
+            RuntimeError: a tensor is larger than planned.
         """
-        assert self.takes(key, tensor)
-        place, slot = self._opened.places[key], self._slot_of(key) or self._next(key[2])
-        slot.key = key
-        self._take(slot)
-        place.form = form = _Form.of(tensor)
-        view = form.view(slot.memory)
-        if view.data_ptr() != tensor.data_ptr():
-            # Nothing may still arrive in the slot, and nothing still leave it.
-            self._copies.wait([slot.filled, slot.emptied])
-            view.copy_(tensor)
-        slot.used = self._copies.mark()
-        count = form.nbytes
-        slot.emptied = place.written = self._copies.to_host(
-            place.memory[:count], slot.memory[:count], [slot.used, place.read]
-        )
-        self._count(key, to_host=count)
-
-    def release(self, *keys: Key) -> None:
-        """Ends the use of tensors; what `load` gave for them is void from here on."""
-        slots = [slot for key in keys if (slot := self._slot_of(key)) is not None]
-        if not slots:
+        if not tensors:
             return
-        used = self._copies.mark()
-        for slot in slots:
-            slot.used, slot.busy, slot.key = used, False, None
-            if self._poison:
-                self._copies.wait([slot.filled, slot.emptied])
-                slot.memory.fill_(POISON)
-                slot.used = self._copies.mark()
+        place, slot = self._opened.places[key], self._slot_of(key)
+        self._take(slot)
+        views = {}
+        for kind, tensor in tensors.items():
+            form = _Form.of(tensor)
+            room = place.memory[kind].numel()
+            if form.nbytes > room:
+                raise RuntimeError(
+                    f"{kind} of layer {key[1]} takes {form.nbytes} bytes ({list(tensor.shape)} in "
+                    f"{tensor.dtype}), and {room} were planned"
+                )
+            place.forms[kind] = form
+            views[kind] = form.view(slot.memory[kind])
+        new = [kind for kind, view in views.items() if view.data_ptr() != tensors[kind].data_ptr()]
+        if new:  # nothing may still arrive in the slot, and nothing still leave it
+            self._copies.wait([slot.filled, slot.emptied])
+        for kind in new:
+            views[kind].copy_(tensors[kind])
+        slot.used = self._copies.mark()
+        for kind in tensors:
+            count = place.forms[kind].nbytes
+            slot.emptied = place.written = self._copies.to_host(
+                place.memory[kind][:count], slot.memory[kind][:count], [slot.used, place.read]
+            )
+            self._count(key, to_host=count)
 
-    def _fill(self, key: Key) -> _Slot:
-        slot, place = self._next(key[2]), self._opened.places[key]
-        assert place.form is not None
-        count = place.form.nbytes
-        slot.key = key
-        slot.filled = place.read = self._copies.to_device(
-            slot.memory[:count], place.memory[:count], [slot.used, slot.emptied, place.written]
-        )
-        self._turn += 1
-        slot.turn = self._turn
-        self._count(key, to_device=count)
+    def release(self, key: Key) -> None:
+        """End the use of a part's tensors; what `load` gave for them is void from here on."""
+        slot = self._held_by(key)
+        if slot is None:
+            return
+        slot.used, slot.busy, slot.key = self._copies.mark(), False, None
+        slot.loaded.clear()
+        if self._poison:
+            self._copies.wait([slot.filled, slot.emptied])
+            for memory in slot.memory.values():
+                memory.fill_(POISON)
+            slot.used = self._copies.mark()
+
+    def _fill(self, key: Key, kinds: Collection[str]) -> _Slot:
+        """Start the copies of these tensors that are not in the slot of their part yet."""
+        place, slot = self._opened.places[key], self._slot_of(key)
+        for kind, form in place.forms.items():
+            if kind in kinds and kind not in slot.loaded:
+                count = form.nbytes
+                slot.filled = place.read = self._copies.to_device(
+                    slot.memory[kind][:count],
+                    place.memory[kind][:count],
+                    [slot.used, slot.emptied, place.written],
+                )
+                slot.loaded.add(kind)
+                self._count(key, to_device=count)
         return slot
 
     def _take(self, slot: _Slot) -> None:
         self._turn += 1
         slot.busy, slot.turn = True, self._turn
 
-    def _next(self, kind: str) -> _Slot:
-        """The slot that was not used for longest; what was loaded ahead in it is dropped."""
-        free = [slot for slot in self._opened.slots[kind] if not slot.busy]
-        return min(free, key=lambda slot: (slot.key is not None, slot.turn))
-
-    def _slot_of(self, key: Key) -> _Slot | None:
+    def _held_by(self, key: Key) -> _Slot | None:
         return next((slot for slot in self._opened.slots[key[2]] if slot.key == key), None)
 
+    def _slot_of(self, key: Key) -> _Slot:
+        """Return the slot of a part; a new one is the one that was not used for longest.
 
-class HostedTensor(CachedTensor):
-    """A layer's tensor that lives in host memory, and is on the device for the time it is used.
+        What was loaded ahead in it is dropped.
+        """
+        slot = self._held_by(key)
+        if slot is None:
+            free = [slot for slot in self._opened.slots[key[2]] if not slot.busy]
+            slot = min(free, key=lambda slot: (slot.key is not None, slot.turn))
+            slot.key = key
+            slot.loaded.clear()
+            self._turn += 1
+            slot.turn = self._turn
+        return slot
 
-    Args:
-        pool: holds the tensor.
-        key: under which it does.
-        rewritten: whether layers change it in place, so that it must be stored after each use.
-    """
 
-    def __init__(self, pool: OffloadPool, key: Key, *, rewritten: bool) -> None:
-        self._pool = pool
-        self._key = key
-        self._rewritten = rewritten
-        self._loaded: torch.Tensor | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether the layer has recorded it, wherever it is now."""
-        return super().is_set or self._pool.has(self._key)
-
-    def load(self) -> None:
-        """Brings it to the device, where it was recorded, until `put_away`."""
-        if self._pool.has(self._key):
-            self._tensor = self._loaded = self._pool.load(self._key)
-
-    def fits(self) -> bool:
-        """Whether what the layer made in its place is no larger than planned."""
-        return self._tensor is None or self._pool.takes(self._key, self._tensor)
-
-    def put_away(self) -> None:
-        """Stores what the layer made or changed, and frees the device; the slot stays in use."""
-        tensor, loaded = self._tensor, self._loaded
-        self._tensor = self._loaded = None
-        if tensor is not None and (tensor is not loaded or self._rewritten):
-            self._pool.store(self._key, tensor)
+def _cut(memory: torch.Tensor, kinds: Sizes) -> dict[str, torch.Tensor]:
+    """Cut memory, uint8 ``[n]``, into pieces of these sizes at aligned places."""
+    pieces, first = {}, 0
+    for kind, size in kinds.items():
+        pieces[kind] = memory[first : first + size]
+        first += _aligned(size)
+    return pieces
 
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _aligned_total(kinds: Sizes) -> int:
+    return sum(map(_aligned, kinds.values()))

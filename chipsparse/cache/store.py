@@ -7,7 +7,6 @@ layer that borrows it, and kept again when the layer is done; the layer sees no 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,8 +23,8 @@ from chipsparse.cache.memory_plan import (
     plan_memory,
     working_bytes,
 )
-from chipsparse.cache.offload import HostedTensor, OffloadPool
-from chipsparse.cache.tensors import CachedTensor, LayerCache, TensorCache
+from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.tensors import LayerCache, PartCache
 from chipsparse.config import Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
 
@@ -81,8 +80,8 @@ class CacheStore:
         self._note = note
         self._fall_back = fall_back
         self._branches: dict[str, _Branch] = {}
-        # Layers in host memory, for each branch and kind in order: what to fetch next.
-        self._hosted: dict[tuple[str, str], list[int]] = {}
+        # Layers in host memory, for each branch and part in order: what to fetch next.
+        self._hosted: dict[tuple[str, Part], list[int]] = {}
         # What was decided for each branch of the last generation: the same again where that is
         # possible, so that a second one gives the same bits, and the host memory that is there.
         self._last: dict[str, tuple[SparsityPlan, MemoryDemand, MemoryPlan]] = {}
@@ -96,7 +95,7 @@ class CacheStore:
     # Branches.
 
     def __contains__(self, branch: str) -> bool:
-        """Whether a branch was admitted."""
+        """Return True where a branch was admitted."""
         return branch in self._branches
 
     def admit(
@@ -184,9 +183,9 @@ class CacheStore:
 
     def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:
         host = memory.placement.host
-        self._pool.open({(branch, layer, kind): n for (layer, kind), n in host.items()}, device)
-        for kind in KINDS:
-            self._hosted[branch, kind] = sorted(layer for layer, name in host if name == kind)
+        self._pool.open({(branch, *key): sizes for key, sizes in host.items()}, device)
+        for part in PARTS:
+            self._hosted[branch, part] = sorted(layer for layer, own in host if own == part)
 
     def drop(self, branch: str) -> None:
         """Frees what a branch has on the device; it records anew."""
@@ -196,18 +195,18 @@ class CacheStore:
         """Forgets the caches of a branch, and frees host memory with those of the last one."""
         self.drop(branch)
         self._branches[branch].finished = True
-        for kind in KINDS:
-            for layer in self._hosted.pop((branch, kind), []):
-                self._pool.drop((branch, layer, kind))
+        for part in PARTS:
+            for layer in self._hosted.pop((branch, part), []):
+                self._pool.drop((branch, layer, part))
         if all(each.finished for each in self._branches.values()):
             self.reset()
 
     def stay_on_device(self, branch: str) -> bool:
-        """Whether none of the caches of a branch lives in host memory."""
+        """Return True where none of the caches of a branch lives in host memory."""
         return not self._branches[branch].memory.placement.host
 
     def why_recomputed(self, branch: str, layer: int, part: Part) -> str | None:
-        """Why there are no caches for a layer's part, so that it runs dense; None: there are."""
+        """Return why a layer's part has no caches, so that it runs dense; None where it has."""
         placement = self._branches[branch].memory.placement
         if (layer, part) not in placement.recomputed:
             return None
@@ -216,19 +215,12 @@ class CacheStore:
     # What is there.
 
     def __getitem__(self, key: tuple[str, int]) -> LayerCache:
-        """The cache of a branch and layer, with what lives on the device."""
+        """The cache of a branch and layer, with what is on the device."""
         branch, layer = key
-        each = self._branches[branch]
-        caches = each.caches
-        if layer not in caches:
-            cache = LayerCache(in_fp8=each.memory.in_fp8)
-            caches[layer] = cache
-            for name, kind in KINDS.items():
-                place = (branch, layer, name)
-                if place in self._pool:
-                    owner = HostedTensor(self._pool, place, rewritten=kind.rewritten)
-                    getattr(cache, kind.part).tensors[name] = owner
-        return caches[layer]
+        owner = self._branches[branch]
+        if layer not in owner.caches:
+            owner.caches[layer] = LayerCache(in_fp8=owner.memory.in_fp8)
+        return owner.caches[layer]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return ((name, layer) for name, each in self._branches.items() for layer in each.caches)
@@ -241,9 +233,11 @@ class CacheStore:
         return [cache for each in self._branches.values() for cache in each.caches.values()]
 
     def has(self, branch: str, layer: int, kind: str) -> bool:
-        """Whether a tensor of this kind was recorded, wherever it lives."""
-        cache: TensorCache = getattr(self[branch, layer], KINDS[kind].part)
-        return cache.tensors[kind].is_set
+        """Return True where a tensor of this kind was recorded, wherever it lives."""
+        part = KINDS[kind].part
+        if getattr(getattr(self[branch, layer], part), kind) is not None:
+            return True
+        return self._pool.has((branch, layer, part), kind)
 
     def nbytes(self) -> int:
         """Bytes of all caches, on the device and on the host, without slots."""
@@ -253,16 +247,15 @@ class CacheStore:
     # What layers borrow.
 
     def reads(self, part: Part, action: Action) -> frozenset[str]:
-        """See `read_kinds`."""
+        """Return the tensors that a layer reads; see `read_kinds`."""
         if (part, action) not in self._reads:
             self._reads[part, action] = read_kinds(self._config, part, action)
         return self._reads[part, action]
 
     def start(self, branch: str, action: Action) -> None:
-        """Begins to fetch what the first layers of a call will read."""
-        for kind in itertools.chain(*(self.reads(part, action) for part in PARTS)):
-            for layer in self._hosted.get((branch, kind), [])[:1]:
-                self._pool.prefetch((branch, layer, kind))
+        """Begin to fetch what the first layers of a call will read."""
+        for part in PARTS:
+            self._fetch_next(branch, -1, part, self.reads(part, action))
 
     @contextlib.contextmanager
     def acquire(
@@ -273,7 +266,7 @@ class CacheStore:
         kinds: frozenset[str],
         ahead: frozenset[str] | None = None,
     ) -> Iterator[Any]:
-        """One layer's cache of a part, with the kinds that it reads, for the time it computes.
+        """Lend one layer's cache of a part, with the kinds that it reads, while it computes.
 
         Args:
             branch: guidance branch.
@@ -284,43 +277,34 @@ class CacheStore:
 
         Yields:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
+
+        Raises:
+            RuntimeError: the layer set a tensor that is larger than planned.
         """
-        cache: TensorCache = getattr(self[branch, layer], part)
-        if self.stay_on_device(branch):
+        cache: PartCache = getattr(self[branch, layer], part)
+        place = branch, layer, part
+        if place not in self._pool:
             yield cache
             return
-        hosted = {
-            name: owner for name, owner in cache.tensors.items() if isinstance(owner, HostedTensor)
-        }
-        for name, owner in hosted.items():
-            if name in kinds:
-                owner.load()
-        for name in kinds if ahead is None else ahead:
-            self._fetch_next(branch, layer, name)
+        loaded = self._pool.load(place, kinds) if kinds else {}
+        vars(cache).update(loaded)
+        self._fetch_next(branch, layer, part, kinds if ahead is None else ahead)
         yield cache
-        for name, owner in hosted.items():
-            if owner.fits():
-                owner.put_away()
-            else:
-                self._keep_on_device(cache, branch, layer, name)
-        self._pool.release(*((branch, layer, name) for name in hosted))
-
-    def _fetch_next(self, branch: str, layer: int, kind: str) -> None:
-        for later in self._hosted.get((branch, kind), []):
-            if later > layer:
-                self._pool.prefetch((branch, later, kind))
-                return
-
-    def _keep_on_device(self, cache: TensorCache, branch: str, layer: int, name: str) -> None:
-        """Leaves a tensor where it was made: it is larger than its place in host memory."""
-        tensor, key = cache.tensors[name].get(), (branch, layer, name)
-        assert tensor is not None
-        cache.tensors[name] = CachedTensor()
-        cache.tensors[name].set(tensor)
-        self._note(
-            f"{name} of layer {layer} is larger than planned ({list(tensor.shape)} in "
-            f"{tensor.dtype}) and stays on the device"
+        tensors = cache.on_device()
+        vars(cache).update(dict.fromkeys(tensors))
+        self._pool.store(
+            place,
+            {
+                kind: tensor
+                for kind, tensor in tensors.items()
+                if tensor is not loaded.get(kind) or KINDS[kind].rewritten
+            },
         )
-        self._pool.release(key)
-        self._pool.drop(key)
-        self._hosted[branch, name].remove(layer)
+        self._pool.release(place)
+
+    def _fetch_next(self, branch: str, layer: int, part: Part, kinds: frozenset[str]) -> None:
+        """Begin to fetch these kinds for the next layer whose cache of a part is in host memory."""
+        later = (other for other in self._hosted.get((branch, part), []) if other > layer)
+        following = next(later, None)
+        if following is not None:
+            self._pool.prefetch((branch, following, part), kinds)

@@ -1,4 +1,4 @@
-"""How many bytes of each kind of cache a memory plan keeps, and where."""
+"""The table of bytes that a memory plan keeps of each kind of tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chipsparse.layout import ModelLayout
 
 @dataclass(frozen=True)
 class KindBytes:
-    """Where the tensors of one kind are, all layers and guidance branches together.
+    """The bytes of one kind of tensor, all layers and guidance branches together.
 
     Attributes:
         layer: bytes in one layer of each kind of layer.
@@ -33,16 +33,19 @@ class KindBytes:
 def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:
     """The table of a plan, without the kinds that it keeps nowhere."""
     placement, table = memory.placement, {}
+    slots = {kind: size for sizes in placement.slots.values() for kind, size in sizes.items()}
     for kind in KINDS:
-        on_device = {layer: n for (layer, name), n in placement.device.items() if name == kind}
-        on_host = {layer: n for (layer, name), n in placement.host.items() if name == kind}
-        sizes = {**on_device, **on_host}
+        on_device, on_host = (
+            {layer: sizes[kind] for (layer, _), sizes in home.items() if kind in sizes}
+            for home in (placement.device, placement.host)
+        )
+        sizes = on_device | on_host
         if sizes:
             table[kind] = KindBytes(
                 layer={layout.kind(layer).name: sizes[layer] for layer in sorted(sizes)},
                 total=memory.branches * sum(sizes.values()),
                 device=memory.branches * sum(on_device.values()),
                 host=memory.branches * sum(on_host.values()),
-                slots=SLOTS * placement.slots.get(kind, 0),
+                slots=SLOTS * slots.get(kind, 0),
             )
     return table

@@ -14,7 +14,7 @@ _CAPTURING = threading.Lock()
 
 
 class CudaCapture:
-    """See `step_graph.Capture`.
+    """A `step_graph.Capture` on CUDA.
 
     Args:
         graph: what was captured, on the current device.
@@ -39,12 +39,12 @@ class CudaCapture:
 
 
 class CudaCapturer:
-    """See `step_graph.Capturer`; on the current device."""
+    """Capture a call on the current device; see `step_graph.Capturer`."""
 
     device_type = "cuda"
 
     def on(self, device: torch.device) -> torch.cuda.device:
-        """See `step_graph.Capturer`: the model may be on another than the first."""
+        """Make the device current: the model may be on another than the first."""
         return torch.cuda.device(device)
 
     def capture(self, call: Callable[[], Any]) -> tuple[Any, CudaCapture]:

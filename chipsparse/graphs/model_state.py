@@ -1,4 +1,4 @@
-"""What a model computes with besides its arguments, written down so that a change is seen later.
+"""A snapshot of what a model computes with besides its arguments, to detect a later change.
 
 A captured step reads weights at the addresses that they had, and runs none of the model's Python.
 What it depends on is all that the modules hold: parameters and buffers, other tensors, submodules,
@@ -30,7 +30,7 @@ Surroundings = Callable[[], Mapping[str, object]]
 
 
 class ModelState:
-    """What a model held when this was made.
+    """The contents of a model at one time.
 
     To compare takes about a microsecond a module.
 
@@ -68,7 +68,7 @@ class ModelState:
         self._places = self._find_places()
 
     def change(self) -> str | None:
-        """What is another now than it was, by its name; None where nothing is."""
+        """Return the name of something that changed since; None where nothing did."""
         now = dict(self._surroundings())
         for name, value in self._around.items():
             if now.get(name) != value:
@@ -132,7 +132,7 @@ class ModelState:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor, a quantized one say, is made of others and has no memory of its own."""
+    """Return True where a tensor is made of others, as a quantized one, and has no own memory."""
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
@@ -144,7 +144,7 @@ def _inner_places(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors hold the same values, NaN being the same as NaN."""
+    """Return True where two tensors hold the same values, NaN being the same as NaN."""
     return torch.equal(tensor, other) or bool(
         ((tensor == other) | ((tensor != tensor) & (other != other))).all()
     )
@@ -172,7 +172,7 @@ def _are_same(container: Collection[Any], keys: list[Any], values: list[Any]) ->
 
 
 def _alike(value: Any, other: Any) -> bool:
-    """Whether two values are one object, plain and equal, or lists of the same objects."""
+    """Return True for one object, equal plain values, or lists of the same objects."""
     if value is other:
         return True
     if type(value) is not type(other):

@@ -43,7 +43,7 @@ class SparseCalls:
         device: torch.device,
         not_captured_reason: Callable[[], str | None],
     ) -> Any:
-        """What the model returns in the open call; a replay of a CUDA graph where that pays.
+        """Return the model's output in the open call, by a CUDA graph where that pays.
 
         Args:
             call: of the model.
@@ -72,7 +72,7 @@ class SparseCalls:
     def _may_be_captured(
         self, state: StepState, device: torch.device, not_captured_reason: Callable[[], str | None]
     ) -> bool:
-        """Whether the open call does just what other sparse calls of its branch do."""
+        """Return True where the open call does just what other sparse calls of its branch do."""
         if state.action is not Action.SPARSE or not state.captures:
             return False
         if device.type != self._graphs.device_type or self._report.layer_times:

@@ -45,7 +45,7 @@ class Capture(Protocol):
 
 
 class Capturer(Protocol):
-    """How calls are captured on devices of one type."""
+    """The capture of calls on devices of one type."""
 
     device_type: str
 
@@ -70,7 +70,7 @@ class ModelCall:
     kwargs: Mapping[str, Any]
 
     def run(self) -> Any:
-        """What the forward returns."""
+        """Return the output of the forward."""
         return self.forward(*self.args, **self.kwargs)
 
 
@@ -92,7 +92,7 @@ class Arguments:
         }
 
     def are_like(self, other: Arguments) -> bool:
-        """Whether both differ in the values of tensors on the device alone."""
+        """Return True where both differ in the values of tensors on the device alone."""
         return (
             self.form == other.form
             and all(map(_alike, self.leaves, other.leaves))
@@ -155,7 +155,7 @@ class StepGraph:
     capture: Capture
 
     def fits(self, arguments: Arguments) -> bool:
-        """Whether it computes the call with these arguments."""
+        """Return True where it computes the call with these arguments."""
         return arguments.are_like(self.inputs) and self.copied >= arguments.others(self.inputs)
 
     def run(self, arguments: Arguments) -> Any:
@@ -184,7 +184,7 @@ class StepGraphs:
         self._captures: dict[str, int] = {}
 
     def __contains__(self, branch: str) -> bool:
-        """Whether a call of a branch is captured, so that its caches must stay where they are."""
+        """Return True where a call of a branch is captured: its caches must not move."""
         return branch in self._graphs
 
     @contextlib.contextmanager
@@ -287,12 +287,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _was_plain(record: StepRecord) -> bool:
-    """Whether all layers did what a sparse step does, and none more to catch up."""
+    """Return True where all layers did what a sparse step does, and none more to catch up."""
     return all(layer.action is Action.SPARSE or layer.reason is not None for layer in record.layers)
 
 
 class TensorsInPlace:
-    """Where a layer's cache holds what a captured call reads and writes.
+    """The memory of a layer's cache that a captured call reads and writes.
 
     Args:
         cache: of the layer.

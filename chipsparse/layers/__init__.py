@@ -1,4 +1,4 @@
-"""What one layer does at one step.
+"""The work of one layer at one step.
 
 `attention` and `mlp` hold the method: what a layer decides, what it computes, and from which cache.
 They are handed the `state` of the open call. `column_budget` says which columns a refresh keeps,

@@ -130,6 +130,9 @@ class AttentionLayer:
             if entry.action is not Action.SPARSE or exact is not None:
                 _arrive(turns)
                 turns = None
+            if entry.action is Action.REFRESH:  # read before this branch's cache takes a slot
+                budget = state.budgets.of(self.number, state.plan, state.context, key)
+                columns, budget = self._columns_of_another_branch(state, inputs, budget)
             caches = shared.caches
             kinds, ahead = (
                 caches.reads("attention", action) for action in (entry.action, state.action)
@@ -149,8 +152,6 @@ class AttentionLayer:
                         turns=turns,
                     )
                 else:
-                    budget = state.budgets.of(self.number, state.plan, state.context, key)
-                    columns, budget = self._columns_of_another_branch(state, inputs, budget)
                     if columns is not None:
                         entry.backend = _backend_name(choices, Action.DENSE, precision)
                     output = self._refresh(state, cache, inputs, budget, columns)
@@ -202,7 +203,7 @@ class AttentionLayer:
         return unpatched(*inputs.tensors, inputs.scale) if output is None else output
 
     def _decide(self, state: StepState) -> Action:
-        """What the layer does: more than the step for one passed over (by a block cache, say)."""
+        """Return the layer's action: a fuller one where a block cache passed over it, say."""
         shared, branch = self._shared, state.branch
 
         def recorded(kind: str) -> bool:
@@ -227,7 +228,7 @@ class AttentionLayer:
     def _columns_of_another_branch(
         self, state: StepState, inputs: AttentionInputs, budget: AttentionBudget
     ) -> tuple[torch.Tensor | None, AttentionBudget]:
-        """What another guidance branch chose at this step, packed, with room for it.
+        """Return the packed columns that another branch chose at this step, and the budget.
 
         None where the branch chooses for itself, with its own budget.
         """
@@ -329,7 +330,7 @@ def backend_choices(
 
 
 def _backend_name(choices: Mapping[str, Choice], action: Action, precision: Precision) -> str:
-    """What computes an action's attention, as the report names it."""
+    """Return the name of the backend of an action's attention for the report."""
     if precision == "fp8":
         return _fp8_backend_name(choices)
     return choices[MAIN_OPS[action]].backend.name

@@ -1,4 +1,4 @@
-"""What the attention of one layer is computed from."""
+"""The inputs of the attention of one layer."""
 
 from __future__ import annotations
 

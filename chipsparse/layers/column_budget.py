@@ -23,7 +23,7 @@ REGION = (4, 4, 8)
 
 @dataclass(frozen=True)
 class AttentionBudget:
-    """How many columns a refresh keeps for each query block.
+    """The number of columns that a refresh keeps for each query block.
 
     Attributes:
         keep_count: columns kept by score, static ones included.
@@ -50,7 +50,7 @@ class AttentionBudget:
 
     @property
     def most_columns(self) -> int:
-        """What no list exceeds, unless column sums are NaN: their rows keep every column."""
+        """The longest list, unless column sums are NaN: their rows keep every column."""
         return max(self.keep_count, self.static_count) + self.random_count
 
     def without_waiting(self, tokens: int) -> AttentionBudget:
@@ -143,7 +143,7 @@ class ColumnBudgets:
     def kept(
         self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
     ) -> KeptColumns:
-        """What the bits of one layer say; see `read_kept_columns`."""
+        """Return the columns of one layer; see `read_kept_columns`."""
         return read_kept_columns(
             packed,
             layout,

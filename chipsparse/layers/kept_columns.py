@@ -1,4 +1,4 @@
-"""What the packed bits of a layer say of the columns that it keeps; read by the host on request."""
+"""The columns that a layer keeps, read from packed bits by the host on request."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _text_bits(layout: ModelLayout) -> bitarray:
 
 
 def _column_counts(rows: np.ndarray, layout: ModelLayout, order: torch.Tensor | None) -> np.ndarray:
-    """How many lists have each video or image token, in raster order."""
+    """Return the number of lists that hold each video or image token, in raster order."""
     counts = np.zeros(layout.tokens, np.int64)
     for row in rows:
         counts += np.unpackbits(row, bitorder="little", count=layout.tokens)

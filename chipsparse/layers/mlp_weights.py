@@ -91,7 +91,7 @@ class MLPWeights:
         return F.linear(rows, weight, bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
-        """What sparse kernels read: these themselves."""
+        """Return the weights for sparse kernels: these themselves."""
         return self
 
     def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
@@ -135,7 +135,7 @@ class Fp8MLPWeights:
 
     @staticmethod
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `fp8_linear`."""
+        """Apply one linear; see `fp8_linear`."""
         return fp8_linear(rows, weight, bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
@@ -169,7 +169,7 @@ class Fp8MLPWeights:
 
 
 def fp8_form(weight: Any) -> Fp8Form | None:
-    """What a linear rounds to FP8 whose weight `Fp8MLPWeights` may have; None of other weights.
+    """Return what a linear with this weight rounds to FP8; None for other weights.
 
     That is torchao's, in e4m3, with a scale for each row or one for all.
     """
@@ -243,7 +243,7 @@ def _by_torchao(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> t
 
 
 def _multiplies_strided(device: torch.device) -> bool:
-    """Whether PyTorch's products by rows look at the strides of a weight.
+    """Return True where PyTorch's products by rows look at the strides of a weight.
 
     Those for Hopper do. The kernel for Ada does not, and gives wrong numbers without a word.
     """
@@ -251,7 +251,7 @@ def _multiplies_strided(device: torch.device) -> bool:
 
 
 def _rounds_by_rows(weight: Any, dtype: torch.dtype) -> bool:
-    """Whether torchao rounds inputs and weight by rows and does nothing else to them."""
+    """Return True where torchao rounds inputs and weight by rows and does nothing else to them."""
     inputs, product = weight.act_quant_kwargs, weight.mm_config
     return (
         inputs is not None

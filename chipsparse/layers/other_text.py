@@ -42,7 +42,7 @@ def with_rows_before(query: torch.Tensor, layout: ModelLayout) -> torch.Tensor:
 
 
 def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
-    """Whether a layer's columns of one plan serve another, whose text alone has another length.
+    """Return True where a layer's columns of one plan serve one with another length of text.
 
     Not where query blocks lie otherwise, nor where the text of the one that chose takes so much of
     what is kept that it leaves the video or image less than half of what the other's would.
@@ -60,7 +60,7 @@ def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
 
 
 def _is_whole(layout: ModelLayout) -> bool:
-    """Whether this process has all query rows of its heads."""
+    """Return True where this process has all query rows of its heads."""
     return layout.query_rows == layout.all_query_rows
 
 
@@ -70,7 +70,7 @@ def _lead(layout: ModelLayout) -> int:
 
 
 def _first_row(layout: ModelLayout) -> int:
-    """Of the query rows, counted from the video's or image's first one."""
+    """Return the query rows, counted from the video's or image's first one."""
     return layout.query_rows.start - _lead(layout)
 
 

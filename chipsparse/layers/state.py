@@ -1,4 +1,4 @@
-"""What layers are handed: the open transformer call, and what they share with one another."""
+"""The arguments of every layer: the open transformer call, and the shared state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StepState:
 
     @property
     def action(self) -> Action:
-        """What the call does; single layers may do more."""
+        """The action of the call; single layers may take a fuller one."""
         return self.record.action
 
     @property
@@ -74,7 +74,7 @@ class StepState:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all layers of a session have in common.
+    """The state that all layers of a session share.
 
     Attributes:
         config: what to compute.

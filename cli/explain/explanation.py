@@ -334,7 +334,8 @@ def _shared(forecast: Forecast, alone: Forecast) -> Shared:
     for number, rank in enumerate(sharing.ranks()):
         cache_bytes = sharing.calls * sum(
             kind_bytes(kind, layer, layout=rank.layout, config=config, dtype=sharing.dtype)
-            for layer, kind in (*memory.placement.device, *memory.placement.host)
+            for (layer, _), kinds in memory.placement.kept.items()
+            for kind in kinds
         )
         ranks.append(
             RankForecast(

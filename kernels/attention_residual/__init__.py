@@ -1,4 +1,4 @@
-"""What a refresh keeps for sparse steps: the part of the output that dropped columns made."""
+"""The residual of a refresh: the part of the output that dropped columns made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OP = "attention_residual"
 
 
 class Residual(NamedTuple):
-    """What `ColumnSparseAttention` adds to the kept columns.
+    """The term that `ColumnSparseAttention` adds to the kept columns.
 
     Attributes:
         values: ``[B, H, N, D]``, in strides of the output; in its dtype, or e4m3.

@@ -15,7 +15,7 @@ SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of rows of zeros, too
 
 
 def attention_residual(call: AttentionResidual) -> Residual:
-    """See `AttentionResidual`; the call is checked."""
+    """Run a checked `AttentionResidual`."""
     output, kept = call.output, call.kept
     mass, scale = None, None
     if call.delta_rule == "merge":
@@ -43,6 +43,6 @@ def attention_residual(call: AttentionResidual) -> Residual:
 
 
 def row_scale(rows: torch.Tensor) -> torch.Tensor:
-    """What makes the largest value of each row ``[..., D]`` 448; NaN where one is not finite."""
+    """Return the scale that makes each row's largest value 448; NaN where one is not finite."""
     scale = (rows.abs().amax(-1) / LARGEST_FP8).clamp_(min=SMALLEST_SCALE)
     return torch.where(scale.isfinite(), scale, torch.nan)

@@ -85,7 +85,7 @@ def _residual_kernel(
 
 
 def attention_residual(call: AttentionResidual) -> Residual:
-    """See `AttentionResidual`; the call is checked."""
+    """Run a checked `AttentionResidual`."""
     output, kept = call.output, call.kept
     batch, heads, tokens, width = output.shape
     dtype = FP8 if call.fp8 else output.dtype

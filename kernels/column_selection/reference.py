@@ -20,7 +20,7 @@ Integers = TypeVar("Integers", int, torch.Tensor)
 
 
 def column_selection(call: ColumnSelection) -> torch.Tensor:
-    """See `ColumnSelection`; the call is checked."""
+    """Run a checked `ColumnSelection`."""
     column_sums, static_columns = call.column_sums, call.every_static_column()
     batch, heads, blocks, columns = column_sums.shape
     packed = torch.empty(

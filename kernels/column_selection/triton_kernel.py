@@ -179,14 +179,14 @@ def _load_keys(sums_ptr, static_ptr, byte, row_bytes, columns, STATIC: tl.conste
 
 @triton.jit
 def _bytes_at_least(keys, key):
-    """How many keys of each byte are at or above one."""
+    """Return the number of keys of each byte that are at or above one."""
     # Every key is at or above one that its 16 bits cannot hold; the excluded ones are not.
     return tl.sum(tl.where(keys >= key << 16, 1, 0), axis=1)
 
 
 @triton.jit
 def _sample_count(x0, x1, x2, x3, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
-    """How many sums of the sample are at or above a key."""
+    """Return the number of sums of the sample that are at or above a key."""
     if PACKED:
         number = tl.zeros_like(x0) + _number_pair(key)
         # Counts from 128 or 1024 on are in the lowest bits: both halves are summed as they are.
@@ -632,7 +632,7 @@ def _draw_kernel(
 
 
 def column_selection(call: ColumnSelection) -> torch.Tensor:
-    """See `ColumnSelection`; the call is checked, fp32 sums count by 16 bits."""
+    """Run a checked `ColumnSelection`; fp32 sums count by 16 bits."""
     column_sums, static_columns = call.column_sums, call.every_static_column()
     infinity = 0x7C00 if column_sums.dtype == torch.float16 else 0x7F80
     batch, heads, blocks, columns = column_sums.shape

@@ -39,7 +39,7 @@ MERGE = gl.constexpr(RULES["merge"])
 
 @dataclass(frozen=True)
 class Config:
-    """How a thread block is built.
+    """The build of a thread block.
 
     Attributes:
         consumers: warpgroups of 64 query rows.
@@ -90,7 +90,7 @@ def _locate(
 
 @gluon.jit
 def _offset(b, h, stride_b, stride_h):
-    """Where a head starts, in elements: may pass 32 bits."""
+    """Return the first element of a head, which may pass 32 bits."""
     return b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
 
 
@@ -415,7 +415,7 @@ def _column_sparse_attention_kernel(
 
 
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `ColumnSparseAttention`; the call is checked."""
+    """Run a checked `ColumnSparseAttention`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
     key, value, indices, counts = call.key, call.value, call.indices, call.counts
     block_size_q, residual = call.block_size_q, call.residual

@@ -17,7 +17,7 @@ LSE_ROUNDING = 64
 
 
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `ColumnSparseAttention`; the call is checked.
+    """Run a checked `ColumnSparseAttention`.
 
     Holds fp32 keys, values, scores and weights of so many bytes at a time; one block of one head is
     the least.

@@ -40,7 +40,7 @@ CONFIGS: dict[str, dict[str, int]] = {
 def column_sparse_attention(
     call: ColumnSparseAttention, *, config: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `ColumnSparseAttention`; the call is checked, ``config`` names one of `CONFIGS`."""
+    """Run a checked `ColumnSparseAttention`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
     key, value, indices, block_size_q = call.key, call.value, call.indices, call.block_size_q
     batch, heads, rows, head_dim = query.shape

@@ -64,7 +64,7 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 def faster_than_the_library(
     device: torch.device, dtype: torch.dtype, tokens: int, head_dim: int
 ) -> bool:
-    """Whether our kernel is for this device and dtype, and faster with so many keys."""
+    """Return True where our kernel is for this device and dtype, and faster with so many keys."""
     if dtype not in HALF_PRECISION or _slower_reason(tokens, head_dim) is not None:
         return False
     return hopper_unsupported_reason(device) is None

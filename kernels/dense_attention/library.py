@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def unsupported_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-    """Why no library kernel takes these tensors, or None."""
+    """Return why no library kernel takes these tensors, or None."""
     if any(tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "the head dimension of query, key or value is not contiguous"
     if query.device.type not in ("cpu", "cuda"):
@@ -31,7 +31,7 @@ def unsupported_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `DenseAttention`; the call is checked, `unsupported_reason` must be None."""
+    """Run a checked `DenseAttention`; `unsupported_reason` must be None."""
     query, key, value, kernels = call.query, call.key, call.value, call.kernels
     runs = {
         name: functools.partial(KERNELS[name], query, key, value, call.softmax_scale)

@@ -14,7 +14,7 @@ from chipsparse.kernels.softmax import softmax_with_lse
 
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `DenseAttention`; the call is checked."""
+    """Run a checked `DenseAttention`."""
     query = call.query
     batch, heads, rows, _ = query.shape
     dtype = compute_dtype(query)

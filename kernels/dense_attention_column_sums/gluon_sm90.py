@@ -256,7 +256,7 @@ def _dense_attention_column_sums_kernel(
 def dense_attention_column_sums(
     call: DenseAttentionColumnSums,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `DenseAttentionColumnSums`; the call is checked.
+    """Run a checked `DenseAttentionColumnSums`.
 
     Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
     """
@@ -266,7 +266,7 @@ def dense_attention_column_sums(
 
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `DenseAttention`; the call is checked."""
+    """Run a checked `DenseAttention`."""
     output, lse, _ = _launch(call, None, BLOCK_ROWS)
     return output, lse
 

@@ -22,7 +22,7 @@ LARGEST_EXPONENT = 80.0
 def dense_attention_column_sums(
     call: DenseAttentionColumnSums,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `DenseAttentionColumnSums`; the call is checked.
+    """Run a checked `DenseAttentionColumnSums`.
 
     Holds scores and weights of so many bytes at a time, one block of one head at least, and a copy
     of one head's keys and values where they are not fp32.

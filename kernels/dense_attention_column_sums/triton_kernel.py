@@ -44,7 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def dense_attention_column_sums(
     call: DenseAttentionColumnSums, *, config: str | None = None, with_column_sums: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See `DenseAttentionColumnSums`; the call is checked, ``config`` names one of `CONFIGS`.
+    """Run a checked `DenseAttentionColumnSums`; ``config`` names one of `CONFIGS`.
 
     A block of more rows than a tile gets sums per tile in float32, added in a fixed order; as
     many blocks are done at a time as `TRANSIENT_BYTES` has room for. Without

@@ -17,7 +17,7 @@ from chipsparse.kernels.token_layout import empty_token_contiguous
 
 
 def fp8_activations(call: Fp8ActivationRounding) -> Fp8Activations:
-    """See `Fp8ActivationRounding`; the call is checked."""
+    """Run a checked `Fp8ActivationRounding`."""
     activation = call.activation
     batch, tokens, neurons = activation.shape
     data = empty_token_contiguous(activation, batch, tokens, neurons, dtype=FP8)

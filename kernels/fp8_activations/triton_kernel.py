@@ -37,7 +37,7 @@ TOKENS, NEURONS, WARPS = 128, 128, 8
 
 
 def fp8_activations(call: Fp8ActivationRounding) -> Fp8Activations:
-    """See `Fp8ActivationRounding`; the call is checked."""
+    """Run a checked `Fp8ActivationRounding`."""
     activation = call.activation
     batch, tokens, neurons = activation.shape
     data = empty_token_contiguous(activation, batch, tokens, neurons, dtype=FP8)

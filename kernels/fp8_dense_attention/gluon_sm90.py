@@ -123,7 +123,7 @@ def _packed(p, TILE: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _operand(packed, TILE: gl.constexpr, layout: gl.constexpr):
-    """What was packed, as the tensor cores take it."""
+    """Return packed numbers as the tensor cores take them."""
     packed = gl.join(packed, packed)
     packed = gl.join(packed, packed).reshape([64, TILE])
     packed = gl.convert_layout(packed, layout, assert_trivial=True)
@@ -334,7 +334,7 @@ def _fp8_dense_attention_kernel(
 def fp8_dense_attention(
     call: Fp8DenseAttention,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See `Fp8DenseAttention`; the call is checked.
+    """Run a checked `Fp8DenseAttention`.
 
     Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
     """

@@ -19,7 +19,7 @@ from chipsparse.kernels.fp8_quantization.reference import restore
 def fp8_dense_attention(
     call: Fp8DenseAttention,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See `Fp8DenseAttention`; the call is checked."""
+    """Run a checked `Fp8DenseAttention`."""
     tensors, block_size_q, lse_previous = call.tensors, call.block_size_q, call.lse_previous
     batch, heads, rows, _ = tensors.query.shape
     columns, blocks = tensors.columns, block_count(rows, block_size_q)

@@ -42,7 +42,7 @@ CONFIG: dict[str, Any] = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "STAGES
 def fp8_dense_attention(
     call: Fp8DenseAttention,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """See `Fp8DenseAttention`; the call is checked.
+    """Run a checked `Fp8DenseAttention`.
 
     A block of more rows than a tile gets sums per tile in float32, added in a fixed order; as
     many blocks are done at a time as `TRANSIENT_BYTES` has room for.

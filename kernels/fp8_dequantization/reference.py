@@ -8,7 +8,7 @@ from chipsparse.kernels.fp8_dequantization import Fp8Dequantization
 
 
 def fp8_dequantization(call: Fp8Dequantization) -> torch.Tensor:
-    """See `Fp8Dequantization`; the call is checked."""
+    """Run a checked `Fp8Dequantization`."""
     wide = torch.float64 if call.dtype == torch.float64 else torch.float32
     result = (call.data.to(wide) * call.scale).to(call.dtype)
     return result.t().contiguous().t() if call.turned else result.contiguous()

@@ -17,7 +17,7 @@ TILE_ROWS, TILE_COLUMNS, WARPS = 64, 128, 8
 
 
 def fp8_dequantization(call: Fp8Dequantization) -> torch.Tensor:
-    """See `Fp8Dequantization`; the call is checked."""
+    """Run a checked `Fp8Dequantization`."""
     data, scale = call.data, call.scale
     rows, columns = data.shape
     shape = (columns, rows) if call.turned else (rows, columns)

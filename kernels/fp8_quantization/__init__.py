@@ -27,7 +27,7 @@ STORED_TOGETHER = 16
 
 @dataclass(frozen=True, eq=False)
 class Fp8Attention:
-    """What attention in 8 bits reads. With ``q8``, ``k8`` and ``v8`` the three tensors as numbers:
+    """The input of attention in 8 bits. With ``q8``, ``k8`` and ``v8`` as numbers:
 
     - score of row i and column j, scaled: ``row_factor[i] (q8[i] · k8[j]) + row_shift[i]``;
     - value of column j, channel d: ``value_scale[d] v8[j, d] + value_mean[d]``.

@@ -23,7 +23,7 @@ from chipsparse.kernels.triton_support import with_positive_scale
 
 
 def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
-    """See `Fp8Quantization`; the call is checked."""
+    """Run a checked `Fp8Quantization`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
     key, value = call.key, call.value
     batch, heads, rows, head_dim = query.shape
@@ -106,11 +106,11 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _int8_scale(largest: torch.Tensor) -> torch.Tensor:
-    """What makes the largest value 127; NaN where one is not finite."""
+    """Return the scale that makes the largest value 127; NaN where one is not finite."""
     scale = torch.where(largest > SMALLEST, largest / LARGEST_INT8, NO_SCALE)
     return torch.where(largest.isfinite(), scale, torch.nan)
 
 
 def _fp8_scale(largest: torch.Tensor) -> torch.Tensor:
-    """What makes the largest value 448; 1 where all are 0."""
+    """Return the scale that makes the largest value 448; 1 where all are 0."""
     return torch.where(largest > 0, largest / LARGEST_FP8, 1.0)

@@ -56,7 +56,7 @@ MADE = tl.constexpr(4)  # mean of the keys and their scale, mean of the values a
 
 
 def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
-    """See `Fp8Quantization`; the call is checked."""
+    """Run a checked `Fp8Quantization`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
     key, value = call.key, call.value
     batch, heads, rows, head_dim = query.shape
@@ -256,7 +256,7 @@ def _rotated_range(
     WIDE_PRODUCTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """As `_range`, of rotated rows."""
+    """Return sum, least and largest of each channel of rotated rows."""
     signs = _signs(ptr.dtype.element_ty, True)
     dims = tl.arange(0, ROTATED)[None, :]
     # Channels are the rows of the products, so that a thread has few of them and many tokens: of
@@ -339,13 +339,13 @@ def _note_kernel(
 
 @triton.jit
 def _int8_scale(largest):
-    """What makes the largest value 127."""
+    """Return the scale that makes the largest value 127."""
     return tl.where(largest > LEAST, largest / MOST_INT8, NOTHING)
 
 
 @triton.jit
 def _fp8_scale(largest):
-    """What makes the largest value 448; 1 where all are 0 or none is finite.
+    """Return the scale that makes the largest value 448; 1 where all are 0 or none is finite.
 
     A normal number, whose reciprocal is finite.
     """

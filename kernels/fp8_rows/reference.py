@@ -9,7 +9,7 @@ from chipsparse.kernels.fp8_rows import Fp8RowRounding, Fp8Rows
 
 
 def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
-    """See `Fp8RowRounding`; the call is checked."""
+    """Run a checked `Fp8RowRounding`."""
     rows = call.rows.float()
     largest = rows.abs().amax(-1, keepdim=True)
     scale = torch.where(largest < SMALLEST, 1.0, largest / LARGEST_FP8)

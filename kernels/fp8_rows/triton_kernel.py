@@ -22,7 +22,7 @@ TILE, WARPS = 4096, 8
 
 
 def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
-    """See `Fp8RowRounding`; the call is checked."""
+    """Run a checked `Fp8RowRounding`."""
     rows = call.rows
     count, width = rows.shape
     data = torch.empty(count, width, dtype=FP8, device=rows.device)

@@ -13,7 +13,7 @@ TRANSIENT_BYTES_PER_COLUMN = 2 + 16 + 4
 
 
 def pack_mask(call: PackMask) -> torch.Tensor:
-    """See `PackMask`; the call is checked."""
+    """Run a checked `PackMask`."""
     return packed_bits(call.mask)
 
 
@@ -24,7 +24,7 @@ def packed_bits(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_mask(call: UnpackMask) -> torch.Tensor:
-    """See `UnpackMask`; the call is checked."""
+    """Run a checked `UnpackMask`."""
     return unpacked_bits(call.packed, call.columns)
 
 
@@ -35,7 +35,7 @@ def unpacked_bits(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `PackedToIndices`; the call is checked."""
+    """Run a checked `PackedToIndices`."""
     packed, columns, capacity = call.packed, call.columns, call.capacity
     shape, device = packed.shape[:-1], packed.device
     packed = packed.reshape(shape.numel(), packed.shape[-1])

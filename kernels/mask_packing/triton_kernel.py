@@ -231,7 +231,7 @@ def _list_kernel(
 
 
 def pack_mask(call: PackMask) -> torch.Tensor:
-    """See `PackMask`; the call is checked."""
+    """Run a checked `PackMask`."""
     return packed_bits(call.mask)
 
 
@@ -258,7 +258,7 @@ def packed_bits(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_mask(call: UnpackMask) -> torch.Tensor:
-    """See `UnpackMask`; the call is checked."""
+    """Run a checked `UnpackMask`."""
     packed, columns = call.packed, call.columns
     shape, row_bytes = packed.shape[:-1], packed.shape[-1]
     mask = torch.empty(*shape, columns, dtype=torch.bool, device=packed.device)
@@ -300,7 +300,7 @@ def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `PackedToIndices`; the call is checked."""
+    """Run a checked `PackedToIndices`."""
     columns, capacity = call.columns, call.capacity
     shape, row_bytes = call.packed.shape[:-1], call.packed.shape[-1]
     packed = _word_aligned(call.packed)

@@ -95,7 +95,7 @@ class MeanPreactivations(FirstLayerCall[torch.Tensor]):
     """
 
     def facts(self) -> tuple[Any, ...]:
-        """As for `NeuronSelection`, on a cache that is still to be made."""
+        """Return the facts of `NeuronSelection` on a cache that is still to be made."""
         return self.hidden, self.weight, None, self.gate_weight
 
     def check(self) -> None:

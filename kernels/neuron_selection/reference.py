@@ -11,7 +11,7 @@ from chipsparse.kernels.sparse_mlp_up.reference import activate
 
 
 def neuron_selection(call: NeuronSelection) -> torch.Tensor:
-    """See `NeuronSelection`; the call is checked."""
+    """Run a checked `NeuronSelection`."""
     mean_cache = call.mean_cache
     means = mean_preactivations(call).to(mean_cache.dtype)
     scores = (means - mean_cache).abs_()
@@ -23,7 +23,7 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
 
 
 def mean_preactivations(call: MeanPreactivations | NeuronSelection) -> torch.Tensor:
-    """See `MeanPreactivations`; the call is checked."""
+    """Run a checked `MeanPreactivations`."""
     means = block_means(call.hidden, block_size=call.block_size)
     up = _linear(means, call.weight, call.bias)
     if call.gate_weight is None:

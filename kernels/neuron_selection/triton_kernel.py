@@ -74,13 +74,13 @@ def default_product_config(device: torch.device, blocks: int, *, gated: bool) ->
 
 
 def mean_preactivations(call: MeanPreactivations) -> torch.Tensor:
-    """See `MeanPreactivations`; the call is checked."""
+    """Run a checked `MeanPreactivations`."""
     means, _ = thin_product(mean_tokens(call.hidden, call.block_size), call, None)
     return means
 
 
 def neuron_selection(call: NeuronSelection) -> torch.Tensor:
-    """See `NeuronSelection`; the call is checked."""
+    """Run a checked `NeuronSelection`."""
     mean_cache = call.mean_cache
     batch, blocks, neurons = mean_cache.shape
     keep = min(call.keep_count, neurons)
@@ -364,7 +364,7 @@ def _product_kernel(
 
 @triton.jit
 def _counts_at(bits, lower, upper):
-    """How many scores are at or above two thresholds; one sum counts both if it can."""
+    """Return the number of scores at or above two thresholds; one sum counts both if it can."""
     at_lower = (bits >= lower).to(tl.int32)
     at_upper = (bits >= upper).to(tl.int32)
     if bits.shape[0] > 32768:

@@ -88,7 +88,7 @@ def _copy_kernel(
 
 
 def pack_pieces(call: PackPieces) -> torch.Tensor:
-    """See `PackPieces`; the call is checked. What lies so already is not copied."""
+    """Run a checked `PackPieces`; tensors that lie so already are not copied."""
     first = call.tensors[0]
     if len(call.tensors) == 1 and first.shape[0] == 1 and call.dim == 1 and first.is_contiguous():
         starts = [0, *(piece.stop for piece in call.pieces)]
@@ -102,7 +102,7 @@ def pack_pieces(call: PackPieces) -> torch.Tensor:
 
 
 def unpack_pieces(call: UnpackPieces) -> None:
-    """See `UnpackPieces`; the call is checked."""
+    """Run a checked `UnpackPieces`."""
     _copy(call.tensors, call.buffer, call.pieces, call.rooms(), call.dim, packs=False)
 
 

@@ -231,7 +231,7 @@ def _sparse_mlp_down_kernel(
 
 
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
-    """See `SparseMLPDown`; the call is checked."""
+    """Run a checked `SparseMLPDown`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
     batch, rows, capacity = delta.shape
@@ -307,5 +307,5 @@ def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rows_are_aligned(tensor: torch.Tensor) -> bool:
-    """Whether 16 bytes of a ``[B, N, C]`` can be read at each eighth channel."""
+    """Return True where 16 bytes of a ``[B, N, C]`` can be read at each eighth channel."""
     return tensor.stride(2) == 1 and tensor.stride(1) % 8 == 0 and tensor.data_ptr() % 16 == 0

@@ -13,7 +13,7 @@ from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 
 
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
-    """See `SparseMLPDown`; the call is checked."""
+    """Run a checked `SparseMLPDown`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
     block_size = call.block_size

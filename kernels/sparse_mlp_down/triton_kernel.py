@@ -51,7 +51,7 @@ def default_config(delta: torch.Tensor) -> str:
 
 
 def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.Tensor:
-    """See `SparseMLPDown`; the call is checked, ``config`` names one of `CONFIGS`."""
+    """Run a checked `SparseMLPDown`; ``config`` names one of `CONFIGS`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
     block_size = call.block_size

@@ -115,7 +115,7 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
     """
 
     def facts(self) -> tuple[Any, ...]:
-        """As for `SparseMLPUp`, on a cache that is still to be made."""
+        """Return the facts of `SparseMLPUp` on a cache that is still to be made."""
         return self.hidden, self.weight, None, self.gate_weight, self.block_size
 
     def check(self) -> None:

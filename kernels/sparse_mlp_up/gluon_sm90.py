@@ -66,7 +66,7 @@ def _activate(x, ACTIVATION: gl.constexpr):
 
 @gluon.jit
 def _item(item, tiles, whole, sizes, counts_ptr, TILE: gl.constexpr, HAS_COUNTS: gl.constexpr):
-    """Of a work item: batch, block, first entry of the list, whether it is half a tile, count."""
+    """Return a work item's batch, block, first list entry, whether it is half a tile, and count."""
     # The last round of items goes out in halves, so that all multiprocessors share it.
     half = item >= whole
     side = gl.where(half, (item - whole) & 1, 0)
@@ -343,7 +343,7 @@ def _sparse_mlp_up_kernel(
 
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
-    """See `SparseMLPUp`; the call is checked."""
+    """Run a checked `SparseMLPUp`."""
     hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
     neuron_indices = call.neuron_indices
     batch, rows, channels = hidden.shape

@@ -15,7 +15,7 @@ _addmm_activation: Any = getattr(torch, "_addmm_activation", None)
 
 
 def dense_activation(call: DenseActivation) -> torch.Tensor:
-    """See `DenseActivation`; the call is checked. Contiguous."""
+    """Run a checked `DenseActivation`; the result is contiguous."""
     if not _can_fuse(call):
         return reference.dense_activation(call)
     tokens = call.hidden.flatten(0, 1)

@@ -18,7 +18,7 @@ from chipsparse.kernels.token_layout import empty_laid_out_as
 
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
-    """See `SparseMLPUp`; the call is checked."""
+    """Run a checked `SparseMLPUp`."""
     hidden, activation_cache, counts = call.hidden, call.activation_cache, call.counts
     # PyTorch neither gathers nor scatters FP8, but bytes.
     cache = activation_cache if call.cache_scale is None else activation_cache.view(torch.uint8)
@@ -88,7 +88,7 @@ def _pack_rows(rows: torch.Tensor, neurons: torch.Tensor) -> torch.Tensor:
 
 
 def dense_activation(call: DenseActivation) -> torch.Tensor:
-    """See `DenseActivation`; the arithmetic of the layer in a model."""
+    """Run a checked `DenseActivation`: the arithmetic of the layer in a model."""
     up = F.linear(call.hidden, call.weight, call.bias)
     if call.gate_weight is None:
         return activate(up, call.activation)

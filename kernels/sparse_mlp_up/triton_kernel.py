@@ -74,7 +74,7 @@ def default_config(hidden: torch.Tensor, *, gated: bool, in_fp8: bool = False) -
 
 
 def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tensor:
-    """See `SparseMLPUp`; the call is checked, ``config`` names one of `CONFIGS`."""
+    """Run a checked `SparseMLPUp`; ``config`` names one of `CONFIGS`."""
     hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
     neuron_indices = call.neuron_indices
     gate_weight, gate_bias, block_size = call.gate_weight, call.gate_bias, call.block_size
@@ -304,7 +304,7 @@ def _sparse_mlp_up_kernel(
 
 @torch.no_grad()
 def dense_activation(call: DenseActivation) -> torch.Tensor:
-    """See `DenseActivation`: library products, then one kernel in place."""
+    """Run a checked `DenseActivation`: library products, then one kernel in place."""
     hidden, weight, bias = call.hidden, call.weight, call.bias
     gate_weight, gate_bias = call.gate_weight, call.gate_bias
     batch, neurons = hidden.shape[0], weight.shape[0]

@@ -265,9 +265,13 @@ def test_caches_from_slots_give_the_same_bits(backend, rows, device):
     pool, caches = OffloadPool(HostMemory(), pytest.fail, poison=True), {}
     for layer in range(2):
         activation = dense_activation((1 + layer) * hidden, up, bias, **options)
-        caches["cond", layer, "activation"] = activation
-        caches["cond", layer, "output"] = (activation @ down.T).contiguous()
-    pool.open({key: kind_bytes(key[2], key[1], **planned) for key in caches}, hidden.device)
+        output = (activation @ down.T).contiguous()
+        caches["cond", layer, "mlp"] = {"activation": activation, "output": output}
+    sizes = {
+        key: {kind: kind_bytes(kind, key[1], **planned) for kind in cache}
+        for key, cache in caches.items()
+    }
+    pool.open(sizes, hidden.device)
     for key, cache in caches.items():
         pool.store(key, cache)
         pool.release(key)
@@ -278,15 +282,14 @@ def test_caches_from_slots_give_the_same_bits(backend, rows, device):
         return [each.clone() for each in (result, activation, output)]
 
     for seed in (2, 3, 4, 5):
-        keys = [("cond", seed % 2, kind) for kind in ("activation", "output")]
+        key = "cond", seed % 2, "mlp"
         tokens, *_ = mlp_inputs(2, rows, 24, 50, dtype=torch.bfloat16, device=device, seed=seed)
         neurons = random_neurons(2, 2, 17, 50, device=device, seed=seed)
-        expected = step(*(caches[key] for key in keys), tokens, neurons)
-        loaded = [pool.load(key) for key in keys]
-        found = step(*loaded, tokens, neurons)
-        for key, cache in zip(keys, loaded, strict=True):
-            pool.store(key, cache)
-        pool.release(*keys)
+        expected = step(caches[key]["activation"], caches[key]["output"], tokens, neurons)
+        loaded = pool.load(key, caches[key])
+        found = step(loaded["activation"], loaded["output"], tokens, neurons)
+        pool.store(key, loaded)
+        pool.release(key)
         assert all(map(torch.equal, found, expected))
         assert all(each.isfinite().all() for each in found)
 

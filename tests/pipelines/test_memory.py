@@ -167,8 +167,8 @@ def test_layers_that_cannot_run_sparse_take_no_memory(pipe):
 
         WAN.generate(pipe, num_inference_steps=4, callback_on_step_end=look)
     assert all(placement.recomputed == frozenset() for placement in placements)
-    assert {layer for layer, kind in placements[0].host if kind == "activation"} == {0, 2}
-    assert {layer for layer, kind in placements[0].host if kind == "residual"} == {0, 1, 2}
+    assert {layer for layer, part in placements[0].host if part == "mlp"} == {0, 2}
+    assert {layer for layer, part in placements[0].host if part == "attention"} == {0, 1, 2}
 
 
 def test_budgets_that_hold_a_part_of_the_layers(pipe, monkeypatch):

@@ -98,11 +98,12 @@ class WatchComputation(TorchDispatchMode):
         kwargs = kwargs or {}
         copies = self.pool._copies
         if isinstance(copies, TracedCopies) and not copies.copying and not is_view(function):
-            slots = {
-                slot.memory.untyped_storage().data_ptr(): slot.memory
+            watched = [
+                memory
                 for slots in self.pool._opened.slots.values()
                 for slot in slots
-            }
+                for memory in slot.memory.values()
+            ]
             named = {argument.name: argument for argument in function._schema.arguments}
             given = dict(zip(named, args, strict=False)) | kwargs
             for name, value in given.items():
@@ -110,9 +111,9 @@ class WatchComputation(TorchDispatchMode):
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:
                     if not isinstance(tensor, torch.Tensor):
                         continue
-                    slot = slots.get(tensor.untyped_storage().data_ptr())
-                    if slot is not None:
-                        copies.access("compute", slot, written, str(function))
+                    for memory in watched:
+                        if 0 <= tensor.data_ptr() - memory.data_ptr() < memory.numel():
+                            copies.access("compute", memory, written, str(function))
         return function(*args, **kwargs)
 
 

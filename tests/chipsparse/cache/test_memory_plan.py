@@ -141,8 +141,8 @@ def test_attention_is_placed_first_and_what_runs_dense_is_said():
     """A layer's attention saves forty times as much work per byte as the MLP of a long video."""
     memory = planned(45, 0)
     device = memory.placement.device
-    assert {layer for layer, kind in device if kind == "residual"} == set(range(40))
-    assert {layer for layer, kind in device if kind == "activation"} == {38, 39}
+    assert {layer for layer, part in device if part == "attention"} == set(range(40))
+    assert {layer for layer, part in device if part == "mlp"} == {38, 39}
     assert memory.placement.recomputed == {(layer, "mlp") for layer in range(38)}
     assert memory.fallbacks(40) == [
         "MLP runs dense in 38 of 40 layers (first: layer 0): its caches do not fit into the memory "

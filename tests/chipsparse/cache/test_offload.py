@@ -12,14 +12,29 @@ CPU = torch.device("cpu")
 LAYERS = 5
 
 
-def key(layer, kind="residual", branch="cond"):
-    return branch, layer, kind
+KIND = "residual"
+
+
+def key(layer, part="attention", branch="cond"):
+    return branch, layer, part
 
 
 def pool_with(layers=LAYERS, size=64, **options):
     pool = OffloadPool(HostMemory(), pytest.fail, **options)
-    pool.open({key(layer): size for layer in range(layers)}, CPU)
+    pool.open({key(layer): {KIND: size, "lse": size} for layer in range(layers)}, CPU)
     return pool
+
+
+def store(pool, layer, tensor):
+    pool.store(key(layer), {KIND: tensor})
+
+
+def load(pool, layer):
+    return pool.load(key(layer), {KIND})[KIND]
+
+
+def prefetch(pool, layer):
+    pool.prefetch(key(layer), {KIND})
 
 
 def numbers(layer, *shape):
@@ -33,40 +48,60 @@ def test_a_tensor_comes_back_with_its_strides_and_dtype(dtype):
     tensors = [whole, whole[:, :, :5].transpose(1, 2), whole.mT, whole[1, 2], whole[:0]]
     for layer, tensor in enumerate(tensors):
         assert key(layer) in pool
-        assert not pool.has(key(layer))
-        pool.store(key(layer), tensor)
+        assert not pool.has(key(layer), KIND)
+        store(pool, layer, tensor)
         pool.release(key(layer))
-        assert pool.has(key(layer))
+        assert pool.has(key(layer), KIND)
     for layer, tensor in enumerate(tensors):
-        loaded = pool.load(key(layer))
+        loaded = load(pool, layer)
         assert torch.equal(loaded, tensor)
         assert (loaded.dtype, loaded.stride()) == (dtype, tensor.stride())
         pool.release(key(layer))
     assert key(LAYERS) not in pool
 
 
-def test_there_are_two_slots_per_kind_of_its_largest_tensor():
+def test_there_are_two_slots_per_part_of_its_largest_tensors():
     pool = OffloadPool(HostMemory(), pytest.fail)
-    sizes = {key(0): 100, key(1): 300, key(0, "columns"): 7, key(1, "columns"): 5}
-    pool.open(sizes, CPU)
-    assert pool.slots == {"residual": 300, "columns": 7}
+    sizes = {key(0): {KIND: 100, "lse": 9}, key(1): {KIND: 300, "lse": 5}}
+    pool.open(sizes | {key(1, "mlp"): {"output": 5}}, CPU)
+    assert pool.slots == {"attention": {KIND: 300, "lse": 9}, "mlp": {"output": 5}}
     assert [len(slots) for slots in pool._opened.slots.values()] == [2, 2]
-    pool.open({key(0, branch="uncond"): 500}, CPU)
-    assert pool.slots == {"residual": 500, "columns": 7}
+    pool.open({key(0, branch="uncond"): {KIND: 500}}, CPU)
+    assert pool.slots == {"attention": {KIND: 500, "lse": 9}, "mlp": {"output": 5}}
 
 
-def test_traffic_is_counted_and_what_is_larger_than_planned_is_not_taken():
+def test_tensors_of_a_part_come_and_go_together_or_apart():
+    copies = TracedCopies()
+    pool = pool_with(poison=True, copies=lambda _: copies)
+    with WatchComputation(pool):
+        for change in range(3):
+            for layer in range(LAYERS):
+                first = pool.load(key(layer), {"lse"})
+                assert first.keys() == ({"lse"} if change else set())
+                lse, residual = numbers(layer, 16) + change, numbers(layer + 1, 8) + change
+                pool.store(key(layer), {"lse": lse, KIND: residual})
+                pool.prefetch(key((layer + 1) % LAYERS), {"lse"})
+                pool.release(key(layer))
+            for layer in range(LAYERS):
+                tensors = pool.load(key(layer), {"lse", KIND})
+                assert torch.equal(tensors["lse"], numbers(layer, 16) + change)
+                assert torch.equal(tensors[KIND], numbers(layer + 1, 8) + change)
+                pool.release(key(layer))
+    assert copies.races == []
+
+
+def test_traffic_is_counted_and_what_is_larger_than_planned_is_refused():
     pool = pool_with()
-    pool.store(key(0), numbers(0, 16))
+    store(pool, 0, numbers(0, 16))
     pool.release(key(0))
     assert pool.stored_bytes == 64
     assert pool.take_traffic() == {(0, "attention"): Traffic(to_host=64)}
-    pool.store(key(0), pool.load(key(0)))
+    store(pool, 0, load(pool, 0))
     assert pool.take_traffic() == {(0, "attention"): Traffic(to_device=64, to_host=64)}
     assert pool.take_traffic() == {}
-    assert pool.takes(key(0), numbers(0, 16))
-    assert not pool.takes(key(0), numbers(0, 17))
-    assert not pool.takes(key(0), numbers(0, 3, 16)[:, 0])  # gaps between elements count
+    for larger in (numbers(0, 17), numbers(0, 3, 16)[:, 0]):  # gaps between elements count
+        with pytest.raises(RuntimeError, match=r"residual of layer 0 takes .* 64 were planned"):
+            store(pool, 0, larger)
     pool.drop(key(0))
     assert key(0) not in pool
 
@@ -77,18 +112,18 @@ def test_traffic_is_counted_and_what_is_larger_than_planned_is_not_taken():
 def walk(pool, *, rewritten=False, calls=3, layers=LAYERS):
     """Refresh, then sparse calls as a session makes them; checks every value."""
     for layer in range(layers):
-        pool.store(key(layer), numbers(layer, 16).mul(1.0))
+        store(pool, layer, numbers(layer, 16).mul(1.0))
         pool.release(key(layer))
     for call in range(calls):
-        pool.prefetch(key(0))
+        prefetch(pool, 0)
         for layer in range(layers):
-            tensor = pool.load(key(layer))
+            tensor = load(pool, layer)
             if layer + 1 < layers:
-                pool.prefetch(key(layer + 1))
+                prefetch(pool, layer + 1)
             if rewritten:
                 assert torch.equal(tensor, numbers(layer, 16) + call)
                 tensor += 1
-                pool.store(key(layer), tensor)
+                store(pool, layer, tensor)
             else:
                 assert torch.equal(tensor, numbers(layer, 16))
             pool.release(key(layer))
@@ -137,28 +172,28 @@ def test_a_write_back_waits_for_a_load_that_nobody_used():
     """A call that was expected and did not come: what it had fetched is refreshed instead."""
     for forget in (None, ("to_host", 1)):
         pool, copies = traced(forget)
-        pool.store(key(0), numbers(0, 16))
+        store(pool, 0, numbers(0, 16))
         pool.release(key(0))
         copies.wait = lambda marks: None  # as if the computation had waited for nothing since
-        pool.prefetch(key(0))
+        prefetch(pool, 0)
         for other in (1, 2):  # the second takes the slot of what was fetched
-            pool.store(key(other), numbers(1, 16))
+            store(pool, other, numbers(1, 16))
         pool.release(key(1))
-        pool.store(key(0), numbers(5, 16))
+        store(pool, 0, numbers(5, 16))
         assert any("to_host writes" in race for race in copies.races) == (forget is not None)
 
 
 def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_tensor():
     """Before slots grow, and before all is freed."""
     pool, copies = traced(layers=1)
-    assert all(slot.used is not None for slot in pool._opened.slots["residual"])
+    assert all(slot.used is not None for slot in pool._opened.slots["attention"])
     waits = []
     copies.synchronize = lambda: waits.append(None)
-    pool.store(key(0), numbers(0, 16))
+    store(pool, 0, numbers(0, 16))
     pool.release(key(0))
-    pool.open({key(1): 64}, CPU)
+    pool.open({key(1): {KIND: 64}}, CPU)
     assert waits == []
-    pool.open({key(2): 128}, CPU)
+    pool.open({key(2): {KIND: 128}}, CPU)
     assert waits == [None]
     pool.drop(key(0))
     pool.reset()
@@ -168,23 +203,23 @@ def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_
 def test_the_next_layer_loads_into_the_other_slot_before_this_one_is_released():
     pool = pool_with()
     for layer in range(3):
-        pool.store(key(layer), numbers(layer, 16))
+        store(pool, layer, numbers(layer, 16))
         pool.release(key(layer))
-    first = pool.load(key(0))
-    pool.prefetch(key(1))
-    pool.prefetch(key(2))  # no slot is left for it but the one just filled
+    first = load(pool, 0)
+    prefetch(pool, 1)
+    prefetch(pool, 2)  # no slot is left for it but the one just filled
     assert torch.equal(first, numbers(0, 16))
     pool.take_traffic()
-    assert torch.equal(pool.load(key(1)), numbers(1, 16))
+    assert torch.equal(load(pool, 1), numbers(1, 16))
     assert sum(traffic.to_device for traffic in pool.take_traffic().values()) <= 64
 
 
 def test_a_tensor_is_void_once_released():
     """Poison takes the place of what another layer would have written there some day."""
     pool = pool_with(poison=True)
-    pool.store(key(0), numbers(0, 16))
+    store(pool, 0, numbers(0, 16))
     pool.release(key(0))
-    late = pool.load(key(0))
+    late = load(pool, 0)
     pool.release(key(0))
     assert late.isnan().all()
     walk(pool, rewritten=True)  # and nothing that is still needed is poisoned
@@ -196,15 +231,15 @@ def test_a_tensor_is_void_once_released():
 def test_a_second_generation_allocates_nothing_in_and_out_of_inference_mode():
     host = HostMemory()
     pool = OffloadPool(host, pytest.fail)
-    sizes = {key(layer): 1000 + layer for layer in range(3)}
+    sizes = {key(layer): {KIND: 1000 + layer} for layer in range(3)}
     addresses = set()
     for inference in (True, False, True):
         with torch.inference_mode(inference), torch.no_grad():
             pool.open(sizes, CPU)
-            addresses.add(pool._opened.places[key(0)].memory.data_ptr())
+            addresses.add(pool._opened.places[key(0)].memory[KIND].data_ptr())
             walk(pool, layers=3, rewritten=True)
         pool.reset()
-        assert not pool.has(key(0))
+        assert not pool.has(key(0), KIND)
         assert pool.slots == {}
     assert len(addresses) == 1
     assert (host.lent_bytes, host.nbytes) == (0, 3 * 1024)
@@ -215,13 +250,13 @@ def test_a_second_generation_allocates_nothing_in_and_out_of_inference_mode():
 def test_refused_memory_leaves_the_pool_as_it_was():
     host = HostMemory()
     pool = OffloadPool(host, pytest.fail)
-    pool.open({key(0): 64}, CPU)
-    pool.store(key(0), numbers(0, 16))
+    pool.open({key(0): {KIND: 64}}, CPU)
+    store(pool, 0, numbers(0, 16))
     pool.release(key(0))
     with pytest.raises(MemoryError, match="of host memory"):
-        pool.open({key(1): 1 << 60}, CPU)
+        pool.open({key(1): {KIND: 1 << 60}}, CPU)
     assert key(1) not in pool
-    assert torch.equal(pool.load(key(0)), numbers(0, 16))
+    assert torch.equal(load(pool, 0), numbers(0, 16))
 
 
 def test_an_interrupt_while_waiting_waits_to_the_end_before_memory_is_freed():
@@ -235,7 +270,7 @@ def test_an_interrupt_while_waiting_waits_to_the_end_before_memory_is_freed():
 
     copies, host = Interrupted(), HostMemory()
     pool = OffloadPool(host, pytest.fail, copies=lambda _: copies)
-    pool.open({key(0): 64}, CPU)
+    pool.open({key(0): {KIND: 64}}, CPU)
     with pytest.raises(KeyboardInterrupt):
         pool.reset()
     assert copies.waits == 2

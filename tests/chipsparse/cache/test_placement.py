@@ -28,10 +28,10 @@ RESIDUALS = needs_of(4, attention={"residual": 10})
     ("device", "host", "options", "on_device", "slots"),
     [
         (400, 999, {}, 400, {}),  # everything stays on the device while it fits
-        (200, 400, {}, 0, {"columns": 30, "residual": 70}),
-        (265, 400, {}, 120, {"residual": 70}),  # a kind that fits wholly needs no slots
+        (200, 400, {}, 0, {"attention": ATTENTION}),
+        (399, 400, {}, 100, {"attention": ATTENTION}),  # a cache moves as a whole
         (250, 0, {}, 200, {}),
-        (999, 400, {"prefer_host": True}, 0, {"columns": 30, "residual": 70}),
+        (999, 400, {"prefer_host": True}, 0, {"attention": ATTENTION}),
         (-5, -5, {}, 0, {}),
     ],
 )
@@ -41,8 +41,8 @@ def test_what_does_not_fit_goes_through_two_slots(device, host, options, on_devi
     )
     assert placement.device_bytes == on_device
     assert placement.slots == slots
-    assert placement.slot_bytes == SLOTS * sum(slots.values())
-    assert {kind for _, kind in placement.host} == set(slots)
+    assert placement.slot_bytes == SLOTS * sum(sum(kinds.values()) for kinds in slots.values())
+    assert {part for _, part in placement.host} == set(slots)
     lost = 0 if host > 0 else 4 - on_device // 100  # the early layers
     assert placement.recomputed == {(layer, "attention") for layer in range(lost)}
 
@@ -50,15 +50,14 @@ def test_what_does_not_fit_goes_through_two_slots(device, host, options, on_devi
 def test_layers_on_the_device_lie_between_those_on_the_host():
     placement = place(needs_of(8, attention={"residual": 10}), device_bytes=60, host_bytes=80)
     assert sorted(layer for layer, _ in placement.device) == [0, 2, 4, 6]
-    assert placement.hosted(1) == ["residual"]
-    assert placement.hosted(2) == []
+    assert sorted(layer for layer, _ in placement.host) == [1, 3, 5, 7]
 
 
 def test_what_moves_both_ways_stays_first():
     needs = needs_of(4, attention={"residual": 10}, mlp={"activation": 10}, saved=(1.0, 1.0))
     placement = place(needs, device_bytes=60, host_bytes=80)
-    assert {kind for _, kind in placement.device} == {"activation"}
-    assert {kind for _, kind in placement.host} == {"residual"}
+    assert {part for _, part in placement.device} == {"mlp"}
+    assert {part for _, part in placement.host} == {"attention"}
 
 
 def test_branches_share_the_slots_and_nothing_else():
@@ -68,7 +67,8 @@ def test_branches_share_the_slots_and_nothing_else():
     assert len(place(RESIDUALS, device_bytes=20, host_bytes=79, branches=2).recomputed) == 1
     # Slots that are there cost nothing.
     assert len(place(RESIDUALS, device_bytes=0, host_bytes=40).recomputed) == 4
-    shared = place(RESIDUALS, device_bytes=0, host_bytes=40, open_slots={"residual": 10})
+    slots = {"attention": {"residual": 10}}
+    shared = place(RESIDUALS, device_bytes=0, host_bytes=40, open_slots=slots)
     assert not shared.recomputed
 
 
@@ -83,8 +83,8 @@ def test_parts_that_save_little_per_byte_are_recomputed_first_and_early_layers_b
 def test_what_is_not_worth_moving_stays_or_is_recomputed():
     mlps = [PartNeed(layer, "mlp", {"activation": 50}, 1.0, movable=False) for layer in range(4)]
     placement = place(RESIDUALS + mlps, device_bytes=90, host_bytes=999)
-    assert {key for key in placement.device if key[1] == "activation"} == {(3, "activation")}
-    assert {kind for _, kind in placement.host} <= {"residual"}
+    assert {key for key in placement.device if key[1] == "mlp"} == {(3, "mlp")}
+    assert {part for _, part in placement.host} <= {"attention"}
     assert placement.recomputed == placement.immovable == {(layer, "mlp") for layer in range(3)}
     assert "move them is estimated to take longer" in placement.why_recomputed(0, "mlp")
     forced = place(mlps, device_bytes=100, host_bytes=999, prefer_host=True)
@@ -107,13 +107,9 @@ def test_any_capacities_are_kept(seed):
     assert branches * placed.device_bytes + placed.slot_bytes <= device
     assert branches * placed.host_bytes <= host
     for need in needs:
-        places = [
-            ((need.layer, kind) in placed.device) + ((need.layer, kind) in placed.host)
-            for kind in need.sizes
-        ]
-        recomputed = (need.layer, need.part) in placed.recomputed
-        assert places == [0 if recomputed else 1] * len(places)
-        assert need.movable or not any((need.layer, kind) in placed.host for kind in need.sizes)
+        homes = [need.key in home for home in (placed.device, placed.host, placed.recomputed)]
+        assert sum(homes) == 1
+        assert need.movable or need.key not in placed.host
 
 
 @pytest.mark.parametrize("movable", [True, False])

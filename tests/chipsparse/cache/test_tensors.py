@@ -1,38 +1,12 @@
-"""Fields of a cache whose tensors know where they are."""
+"""Fields of a cache that hold tensors."""
 
 import copy
 
-import pytest
 import torch
 
 from chipsparse import SparsityConfig
-from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.kinds import kept_kinds
-from chipsparse.cache.offload import HostedTensor, OffloadPool
-from chipsparse.cache.tensors import AttentionCache, LayerCache, MLPCache
-
-KEY = ("cond", 0, "residual")
-
-
-@pytest.mark.parametrize("rewritten", [True, False])
-def test_a_hosted_tensor_takes_no_memory_of_the_device_and_keeps_changes_of_its_kind(rewritten):
-    pool, cache = OffloadPool(HostMemory(), pytest.fail, poison=True), AttentionCache()
-    pool.open({KEY: 64}, torch.device("cpu"))
-    cache.tensors["residual"] = owner = HostedTensor(pool, KEY, rewritten=rewritten)
-    assert not owner.is_set
-    cache.residual = torch.zeros(17)
-    assert not owner.fits()
-    cache.residual = torch.arange(16.0)
-    assert owner.fits()
-    for change in (1, 0):
-        owner.put_away()
-        pool.release(KEY)
-        assert owner.is_set
-        assert cache.residual is None
-        assert list(cache.on_device()) == []
-        owner.load()
-        cache.residual += change
-    assert torch.equal(cache.residual, torch.arange(16.0) + rewritten)
+from chipsparse.cache.kinds import KINDS, kept_kinds
+from chipsparse.cache.tensors import AttentionCache, LayerCache
 
 
 def test_a_copy_keeps_what_it_had():
@@ -53,9 +27,9 @@ def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
 
 
 def test_the_fields_that_hold_tensors_are_declared():
-    rewritten = {name for name, kept in MLPCache.kept.items() if kept.rewritten}
-    assert rewritten == MLPCache.kept.keys() - {"token_scale"}
-    assert not any(kept.rewritten for kept in AttentionCache.kept.values())
+    rewritten = {name for name, kept in KINDS.items() if kept.rewritten}
+    of_mlp = {name for name, kept in KINDS.items() if kept.part == "mlp"}
+    assert rewritten == of_mlp - {"token_scale"} == {"mean", "output", "activation"}
     config = SparsityConfig().override({"attention.delta_rule": "difference"})
     assert kept_kinds(config, "attention") == {"lse", "columns", "residual"}
     merged = config.override({"attention.delta_rule": "merge"})

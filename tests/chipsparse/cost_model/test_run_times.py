@@ -136,7 +136,7 @@ def test_layers_that_run_dense_take_as_long_as_stock_ones():
 
 
 def test_slow_transfers_decide_how_long_a_step_takes():
-    host = {(layer, "activation"): 1 << 20 for layer in range(3)}
+    host = {(layer, "mlp"): {"activation": 1 << 20} for layer in range(3)}
     rates = Rates(launch_seconds=0.0, link=1e6)
     found = estimate(plan_of(), Placement(host=host), branches=2, rates=rates)
     assert found.to_device == found.to_host == 2 * 3 << 20

@@ -79,14 +79,17 @@ def test_bytes_of_each_layer_are_those_of_the_plan():
     session = session_with(BUDGETS | HOSTED)
     generate(session)
     places = session._pool._opened.places.items()
-    held = {(layer, kind): place.form.nbytes for (_, layer, kind), place in places}
+    held = {
+        (layer, part): {kind: form.nbytes for kind, form in place.forms.items()}
+        for (_, layer, part), place in places
+    }
     placement = Placement(host=held)  # as planned, without the room left for padding
     taken = set()
     for record in session.report.steps:
         for entry in record.layers:
             expected = placement.moved(session.config, entry.layer, entry.part, record.action)
             if (entry.part, entry.action, record.branch) == ("attention", Action.REFRESH, "uncond"):
-                columns = held.get((entry.layer, "columns"), 0)  # which the other branch chose
+                columns = held[entry.layer, "attention"]["columns"]  # which the other branch chose
                 expected = expected[0] + columns, expected[1]
             assert (entry.bytes_to_device, entry.bytes_to_host) == expected
             taken.add(record.action)
