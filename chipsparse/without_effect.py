@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.validation import shown
-from chipsparse.config import PUBLISHED_FORM, LayerBudget, Part, SparsityConfig
+from chipsparse.config import PUBLISHED_FORM, Part, ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import Action
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 # Values that keep something off, so that they ask for nothing.
 OFF = ("never", "none", "bf16", "dense")
 NOTHING_SPARSE = "no step is sparse"
-OVERRIDDEN = "schedule.actions overrides it"
-NO_FORECAST = "schedule.forecast is not given"
-LATE = "schedule.forecast_after lets no skipped step have one"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
 
@@ -36,144 +33,116 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
         plan: of the generation.
         on_cpu: True where the generation runs on a CPU.
     """
+    config, rules, usual = plan.config, plan.config.schedule, plan.config.usual
     fields: dict[str, list[str]] = {}
-    for path, value, reason in itertools.chain(_fields(plan, on_cpu), _budgets(plan)):
-        if reason is not None:
-            amount = format_bytes(value) if path in ("memory.vram", "memory.ram") else shown(value)
-            fields.setdefault(reason, []).append(f"{path} ({amount})")
+    for path, reason in _reasons(plan, on_cpu).items():
+        field = attrgetter(path)
+        value, default = field(config), field(SparsityConfig())
+        # A list of full steps asks for sparse ones between them unless it says none.
+        gaps = path == "schedule.between" and rules.lists_full and isinstance(value, str)
+        is_usual = usual is not None and value == field(usual)
+        if reason is None or is_usual or value in OFF or (value == default and not gaps):
+            continue
+        if path in ("memory.vram", "memory.ram"):
+            text = format_bytes(value)
+        else:
+            text = shown(list(value) if isinstance(value, tuple) else value)
+        fields.setdefault(reason, []).append(f"{path} ({text})")
+    if usual is None or config.layers != usual.layers:
+        for path, value, reason in _budgets(plan):
+            fields.setdefault(reason, []).append(f"{path} ({shown(value)})")
     notes = [
         f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'} no effect: {reason}"
         for reason, paths in fields.items()
     ]
-    rules, usual, steps = plan.config.schedule, plan.config.usual, plan.steps
     for name in ("full_steps", "between"):
         listed = getattr(rules, name)
         own = usual is None or getattr(usual.schedule, name) != listed
-        if not own or steps is None or not isinstance(listed, tuple):
+        if not own or plan.steps is None or not isinstance(listed, tuple):
             continue
-        if beyond := ", ".join(str(step) for step in listed if step >= steps):
-            last = f"the last of {steps} steps is {steps - 1}"
+        if beyond := ", ".join(str(step) for step in listed if step >= plan.steps):
+            last = f"the last of {plan.steps} steps is {plan.steps - 1}"
             notes.append(f"{name} {beyond} are never reached: {last}")
     return notes
 
 
-def _fields(plan: SparsityPlan, on_cpu: bool) -> Iterator[tuple[str, Any, str | None]]:
-    config, rules, default = plan.config, plan.config.schedule, SparsityConfig()
-    reasons = {**_of_parts(plan), **_of_schedule(plan), **_of_memory(plan, on_cpu)}
-    for path, reason in reasons.items():
-        value = attrgetter(path)(config)
-        # A list of full steps asks for sparse ones between them unless it says none.
-        gaps = path == "schedule.between" and rules.lists_full and isinstance(rules.between, str)
-        asks = gaps or value != attrgetter(path)(default)
-        is_usual = config.usual is not None and value == attrgetter(path)(config.usual)
-        if asks and value not in OFF and not is_usual:
-            yield path, list(value) if isinstance(value, tuple) else value, reason
-
-
-def _of_parts(plan: SparsityPlan) -> dict[str, str | None]:
+def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
+    """Return why each field is without effect; None where it has one."""
+    config = plan.config
     columns, neurons = _why_not_sparse(plan, "attention"), _why_not_sparse(plan, "mlp")
-    density = {part: _all_budgeted(plan, part) for part in ("attention", "mlp")}
     random = None if plan.attention_random_count() else "attention.random_fraction adds no column"
+    dense = NOTHING_SPARSE if plan.is_dense() else None
+    cpu = "this device is a CPU" if on_cpu else None
+    never = "memory.offload is never" if config.memory.offload == "never" and not on_cpu else None
     return {
-        "attention.density": columns or density["attention"],
+        "attention.density": columns,
         "attention.random_fraction": columns or random,
         "attention.delta_rule": columns,
         "tile": columns,
-        "mlp.density": neurons or density["mlp"],
+        "mlp.density": neurons,
         "block_size": columns and neurons,
         "memory.cache_precision": columns and neurons,
-    }
-
-
-def _of_schedule(plan: SparsityPlan) -> dict[str, str | None]:
-    schedule, rules = plan.schedule, plan.config.schedule
-    actions = {step: schedule.action(step) for step in schedule.known_steps}
-    skipped = [step for step, action in actions.items() if action is Action.SKIP]
-    no_layer = None if plan.has_sparse_layers else "no layer is sparse"
-    no_skip = None if skipped else "no step is skipped"
-    if rules.actions is not None:
-        names = [field.name for field in dataclasses.fields(rules)]
-        overridden = [name for name in names if name not in BESIDE_ACTIONS]
-        reasons: dict[str, str | None] = {f"schedule.{name}": OVERRIDDEN for name in overridden}
-    else:
-        gaps = None
-        if not rules.lists_full:
-            gaps = "no full steps are listed"
-        elif isinstance(rules.between, tuple):
-            gaps = no_layer
-        elif skipped and Action.SPARSE not in actions.values():
-            gaps = "no gap between full steps is long enough"
-        no_share = "schedule.full_share is not given" if rules.full_share is None else None
-        reasons = {
-            "schedule.between": gaps,
-            "schedule.least_full": no_share,
-            **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
-        }
-    late = None if any(map(schedule.forecast_share, skipped)) else LATE
-    parts = plan.config.attention.is_sparse or plan.config.mlp.is_sparse
-    dense = NOTHING_SPARSE if plan.has_sparse_layers and plan.is_dense() else None
-    return {
-        **reasons,
-        "schedule.forecast": no_skip or late,
-        "schedule.forecast_after": no_skip if rules.forecast else NO_FORECAST,
-        "schedule.first_dense_layers": dense or (None if parts else no_layer),
-    }
-
-
-def _of_memory(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
-    dense = NOTHING_SPARSE if plan.is_dense() else None
-    cpu = "this device is a CPU" if on_cpu else None
-    never = "memory.offload is never" if plan.config.memory.offload == "never" else None
-    return {
+        **_schedule_reasons(plan, config.schedule),
         "memory.vram": dense or cpu,
-        "memory.ram": dense or (None if on_cpu else never),
+        "memory.ram": dense or never,
         "memory.offload": dense,
         "cuda_graphs": dense or cpu,
-        "backend": None if plan.config.attention.precision == "fp8" else dense,
+        "backend": None if config.attention.precision == "fp8" else dense,
     }
 
 
-def _budgets(plan: SparsityPlan) -> Iterator[tuple[str, Any, str | None]]:
-    config = plan.config
-    if config.usual is not None and config.layers == config.usual.layers:
-        return
-    for place, budget in enumerate(config.layers):
-        parts: Mapping[Part, Any] = {"attention": budget.attention, "mlp": budget.mlp}
-        if set(parts.values()) == {None}:
+def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, str | None]:
+    schedule = plan.schedule
+    actions = {schedule.action(step) for step in schedule.known_steps}
+    skips = Action.SKIP in actions
+    no_layer = None if plan.has_sparse_layers else "no layer is sparse"
+    no_skip = None if skips else "no step is skipped"
+    if plan.has_sparse_layers:
+        first = NOTHING_SPARSE if plan.is_dense() else None
+    else:
+        first = None if plan.config.attention.is_sparse or plan.config.mlp.is_sparse else no_layer
+    gaps = None
+    if not rules.lists_full:
+        gaps = "no full steps are listed"
+    elif isinstance(rules.between, tuple):
+        gaps = no_layer
+    elif skips and Action.SPARSE not in actions:
+        gaps = "no gap between full steps is long enough"
+    reasons = {
+        "schedule.between": gaps,
+        "schedule.least_full": None if rules.full_share else "schedule.full_share is not given",
+        **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
+    }
+    if rules.actions is not None:
+        names = [field.name for field in dataclasses.fields(rules)]
+        overridden = [f"schedule.{name}" for name in names if name not in BESIDE_ACTIONS]
+        reasons = dict.fromkeys(overridden, "schedule.actions overrides it")
+    return {
+        **reasons,
+        "schedule.forecast": no_skip,
+        "schedule.forecast_after": no_skip if rules.forecast else "schedule.forecast is not given",
+        "schedule.first_dense_layers": first,
+    }
+
+
+def _budgets(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:
+    """Yield the budgets of layers that are without effect: the path, the value and the reason."""
+    for place, budget in enumerate(plan.config.layers):
+        shares: dict[Part, Any] = {"attention": budget.attention, "mlp": budget.mlp}
+        if set(shares.values()) == {None}:
             yield f"layers[{place}]", budget.layers, "it names neither attention nor mlp"
-        for part, share in parts.items():
-            if share not in (None, "dense"):
-                yield f"layers[{place}].{part}", share, _why_no_budget(plan, budget, part, share)
+        own = list(itertools.chain(*budget.ranges))
+        for part, share in shares.items():
+            reason = _why_not_sparse(plan, part) or _why_not_sparse(plan, part, own)
+            if share not in (None, "dense") and reason is not None:
+                yield f"layers[{place}].{part}", share, reason
 
 
-def _why_no_budget(plan: SparsityPlan, budget: LayerBudget, part: Part, share: float) -> str | None:
-    layers = itertools.chain.from_iterable(budget.ranges)
-    if reason := _why_not_sparse(plan, part):
-        return reason
-    if not any(plan.is_sparse(layer, part) for layer in layers):
-        return f"schedule.first_dense_layers is {plan.config.schedule.first_dense_layers}"
-    own = (plan.config.attention if part == "attention" else plan.config.mlp).density
-    return f"it is {part}.density" if share == own else None
-
-
-def _why_not_sparse(plan: SparsityPlan, part: Part) -> str | None:
-    reasons = {plan.why_dense(layer, part) for layer in range(plan.layout.layers)}
+def _why_not_sparse(
+    plan: SparsityPlan, part: Part, layers: Sequence[int] | None = None
+) -> str | None:
+    """Return why no layer, or none of these, is sparse; None where one is."""
+    reasons = {plan.why_dense(layer, part) for layer in layers or range(plan.layout.layers)}
     if None in reasons:
         return NOTHING_SPARSE if plan.is_dense() else None
     return reasons.pop() if len(reasons) == 1 else f"{part} is sparse in no layer"
-
-
-def _all_budgeted(plan: SparsityPlan, part: Part) -> str | None:
-    named = {
-        layer
-        for budget in plan.config.layers
-        if getattr(budget, part) is not None
-        for layers in budget.ranges
-        for layer in layers
-    }
-    first = plan.config.schedule.first_dense_layers
-    return (
-        "layers has a budget for every layer"
-        if named.issuperset(range(first, plan.layout.layers))
-        else None
-    )

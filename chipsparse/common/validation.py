@@ -72,24 +72,19 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 def build(cls: type[T], data: Any, path: str = "") -> T:
     """Return a (nested) frozen dataclass of mappings; errors name the path of what is wrong."""
-    fields = {item.name: item for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    here = path or "the top level"
+    names = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    allowed = ", ".join(names)
     if not isinstance(data, Mapping):
-        raise ValueError(f"{here}: expected a mapping with {', '.join(fields)}, got {shown(data)}")
-    hints = _hints(cls)  # type: ignore[arg-type]
-    values = {}
-    for name, value in data.items():
-        below = f"{path}.{name}" if path else str(name)
-        if name not in fields:
-            raise ValueError(f"{below}: unknown field; allowed: {', '.join(fields)}")
-        kind = hints[name]
-        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-        made = not nested or isinstance(value, kind)
-        values[name] = value if made else build(kind, value, below)
+        here = path or "the top level"
+        raise ValueError(f"{here}: expected a mapping with {allowed}, got {shown(data)}")
+    prefix = f"{path}." if path else ""
+    for name in data:
+        if name not in names:
+            raise ValueError(f"{prefix}{name}: unknown field; allowed: {allowed}")
     try:
-        return cls(**values)
+        return cls(**data)
     except ValueError as error:
-        raise ValueError(f"{path}.{error}" if path else str(error)) from None
+        raise ValueError(f"{prefix}{error}") from None
 
 
 def _checked(value: Any, kind: Any, path: str) -> Any:

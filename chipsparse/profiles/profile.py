@@ -7,11 +7,10 @@ brings its own ``chipsparse.yaml``.
 from __future__ import annotations
 
 import dataclasses
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -153,26 +152,18 @@ class _ProfileLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in names:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"{key.value} stands twice", problem_mark=key.start_mark
-                    )
+                    _refuse(f"{key.value} stands twice", key.start_mark)
                 names.add(key.value)
         return node
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(
-                problem="an alias; write its fields out", problem_mark=self.peek_event().start_mark
-            )
+            _refuse("an alias; write its fields out", self.peek_event().start_mark)
         return super().compose_node(parent, index)
 
 
-def _yaml_problem(error: yaml.YAMLError | ValueError) -> str:
-    """Return what is wrong, and where if the parser says so."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
-        mark = error.problem_mark
-        return f"{error.problem}, in line {mark.line + 1}, column {mark.column + 1}"
-    return " ".join(str(error).split())
+def _refuse(problem: str, mark: yaml.Mark) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def load_profile(path: Path | str) -> Profile:
@@ -207,25 +198,26 @@ def load_profile(path: Path | str) -> Profile:
 
 
 def _read(path: Path) -> Any:
-    """Return the values of a file.
-
-    Raises:
-        ValueError: as `load_profile`.
-    """
+    """Return the values of a file; raise `ValueError` as `load_profile` does."""
+    problem, reason = "not valid YAML", ""
     try:
-        mode = path.stat().st_mode  # looked at before: a pipe would wait for its writer
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise OSError(0, "it is a pipe or device, which is read once alone; give a file")
+        if path.exists() and not (path.is_file() or path.is_dir()):  # it would wait for a writer
+            raise OSError(0, "it is a pipe or device; give a file")
         data: Any = yaml.load(read_text(path, most=LARGEST_FILE_BYTES), _ProfileLoader)
+        return {} if data is None else data
     except OSError as error:
-        raise ValueError(f"{path}: cannot read the profile ({error.strerror})") from None
+        problem, reason = "cannot read the profile", str(error.strerror)
     except UnicodeError:
-        raise ValueError(f"{path}: cannot read the profile (it is no text in UTF-8)") from None
+        problem, reason = "cannot read the profile", "it is no text in UTF-8"
     except RecursionError:
-        raise ValueError(f"{path}: not valid YAML (nested too deeply)") from None
+        reason = "nested too deeply"
+    except yaml.MarkedYAMLError as error:
+        reason = str(error.problem)
+        if mark := error.problem_mark:
+            reason += f", in line {mark.line + 1}, column {mark.column + 1}"
     except (yaml.YAMLError, ValueError) as error:  # dates and numbers that Python does not have
-        raise ValueError(f"{path}: not valid YAML ({_yaml_problem(error)})") from None
-    return {} if data is None else data
+        reason = " ".join(str(error).split())
+    raise ValueError(f"{path}: {problem} ({reason})")
 
 
 def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:

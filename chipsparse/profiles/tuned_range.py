@@ -5,19 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from chipsparse.common.validation import Validated, option
-
-
-@dataclass(frozen=True)
-class Versions(Validated):
-    """Versions of what computes."""
-
-    chipsparse: str = option("", "of this package")
-    torch: str = option("", "of PyTorch")
-    diffusers: str = option("", "of diffusers")
 
 
 @dataclass(frozen=True)
@@ -43,6 +34,11 @@ class TunedMeasurement(Validated):
     seconds: float = option(0.0, "median generation, text and decoding included", minimum=0.0)
     dense_seconds: float = option(0.0, "the same, dense", minimum=0.0)
 
+    @property
+    def speedup(self) -> float:
+        """The dense over the sparse median; 0 where it is not known."""
+        return self.dense_seconds / self.seconds if self.seconds else 0.0
+
 
 @dataclass(frozen=True)
 class TunedFor(Validated):
@@ -64,16 +60,9 @@ class TunedFor(Validated):
     )
     dtype: str = option("", "of the weights")
     device: str = option("", "where it was measured")
-    versions: Versions = option(Versions(), "what computed")
+    versions: dict[str, Any] | None = option(None, "of chipsparse, PyTorch and diffusers")
     target: TunedTarget = option(TunedTarget(), "what was asked for")
     measured: TunedMeasurement = option(TunedMeasurement(), "on held-out prompts")
-
-    def to_dict(self) -> dict[str, Any]:
-        """All values by name, as files have them: the flow shift only where one was given."""
-        values = asdict(self)
-        if self.flow_shift is None:
-            del values["flow_shift"]
-        return values
 
 
 # Fields of `TunedFor` that a generation has too, and what people call them.
@@ -89,30 +78,24 @@ RANGE = {
     "device": "{}",
 }
 
-# What None stands for, where that is not none.
-UNSET = {"flow_shift": "the scheduler's own"}
-
 
 def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
-    """Return how a generation differs from what a profile was tuned for, a phrase for each thing.
+    """Return how a generation differs from the tuned one, a phrase for each difference.
 
     Args:
         tuned: of the profile.
-        generation: values by the names of `RANGE` and ``transformer_config``; those that are not
-            named are not looked at.
+        generation: values by the names of `RANGE` and ``transformer_config``; those that are left
+            out are not compared.
     """
     differences = []
-    theirs = generation.get("transformer_config", tuned.transformer_config)
-    if theirs != tuned.transformer_config:
+    if generation.get("transformer_config", tuned.transformer_config) != tuned.transformer_config:
         differences.append(f"another model than {tuned.model}")
     for name, phrase in RANGE.items():
-        expected = getattr(tuned, name)
-        if name in generation and generation[name] != expected:
-            given, own = (
-                UNSET.get(name, "none") if value is None else value
-                for value in (generation[name], expected)
-            )
-            differences.append(f"{phrase.format(given)}, not {own}")
+        values = generation.get(name, getattr(tuned, name)), getattr(tuned, name)
+        if values[0] != values[1]:
+            unset = "the scheduler's own" if name == "flow_shift" else "none"
+            given, expected = (unset if value is None else value for value in values)
+            differences.append(f"{phrase.format(given)}, not {expected}")
     return differences
 
 
@@ -126,7 +109,7 @@ TARGETS = {
 
 
 def target_text(target: Mapping[str, float | None]) -> str:
-    """Return what was asked for in words, from the fields of a `TunedTarget`."""
+    """Return a target in words, from the fields of a `TunedTarget`."""
     asked = [text.format(target[name]) for name, text in TARGETS.items() if target.get(name)]
     return " and ".join(asked)
 

@@ -6,7 +6,8 @@ knows, so that one place serves all models.
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,65 +21,57 @@ from chipsparse.tuning.jump_costs import Trajectory
 CHUNK = 1 << 20
 
 
-class SchedulerTap:
-    """Keeps what the scheduler of a pipeline is given, in host memory; a context manager.
+@contextmanager
+def watched_scheduler(scheduler: Any) -> Iterator[Callable[[], Trajectory]]:
+    """Keep in host memory what a scheduler is given, and yield a function that sums it up.
 
-    Of copies that the pipeline makes of its scheduler, for sound, it keeps nothing.
+    The function takes N^2 products of the outputs of N steps. Copies that the pipeline makes of its
+    scheduler, for sound, are not watched.
 
     Args:
         scheduler: of a pipeline that calls it once a step.
     """
+    outputs: list[torch.Tensor] = []
+    facts: list[tuple[float, float]] = []  # the effect and the time of each step
 
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._outputs: list[torch.Tensor] = []
-        self._facts: list[tuple[float, float]] = []  # the effect and the time of each step
-
-    def _watched(self, inner: Step) -> Step:
+    def watched(inner: Step) -> Step:
         def step(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(GIVEN, args, strict=False)), **kwargs}
             names = ("model_output", "sample")
             output, sample = (given[name].detach().to("cpu", copy=True) for name in names)
             stepped = inner(*args, **kwargs)
-            self._outputs.append(output)
+            outputs.append(output)
             after = stepped[0].detach().cpu()
-            self._facts.append((effect(sample, output, after), float(given["timestep"])))
+            facts.append((effect(sample, output, after), float(given["timestep"])))
             return stepped
 
         return step
 
-    def __enter__(self) -> SchedulerTap:
-        self._undo = wrap_step(self._scheduler, self._watched)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._undo()
-
-    def trajectory(self) -> Trajectory:
-        """The trajectory of the generation; takes N^2 products of outputs."""
-        outputs = torch.stack(self._outputs).flatten(1)
-        products = torch.zeros(len(outputs), len(outputs), dtype=torch.float64)
-        for chunk in outputs.split(CHUNK, dim=1):
+    def trajectory() -> Trajectory:
+        flat = torch.stack(outputs).flatten(1)
+        products = torch.zeros(len(flat), len(flat), dtype=torch.float64)
+        for chunk in flat.split(CHUNK, dim=1):
             wide = chunk.double()
             products += wide @ wide.T
-        effects, times = np.array(self._facts).T
+        effects, times = np.array(facts).T
         return Trajectory(products.numpy(), effects, times)
+
+    restore = wrap_step(scheduler, watched)
+    try:
+        yield trajectory
+    finally:
+        restore()
 
 
 def effect(sample: torch.Tensor, output: torch.Tensor, after: torch.Tensor) -> float:
-    """How far a step moves the latents along the output: b of the best fit after = a x + b v.
+    """Return how far a step moves the latents along the output: b of the best fit y = a x + b v.
 
     Exact for schedulers such as Euler's and DDIM; those of several steps also use older outputs.
 
     Args:
         sample: the latents x before the step, of any shape.
         output: the model's output v, of the same shape.
-        after: the latents behind the step, likewise.
+        after: the latents y behind the step, of the same shape.
     """
     x, v, y = (tensor.double().flatten() for tensor in (sample, output, after))
     xx, xv, vv, xy, vy = (float(a @ b) for a, b in ((x, x), (x, v), (v, v), (x, y), (v, y)))

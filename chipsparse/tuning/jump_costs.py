@@ -5,9 +5,6 @@ known, they end up on the line between the outputs of b and c. Their errors, eac
 on the latents, add up to one vector for the gap. The vectors of different gaps are nearly
 unrelated, so the square of its length is the cost of the jump from b to c. All such vectors are
 linear in the outputs, so the outputs' inner products are all that is kept of a generation.
-
-The best list of full steps follows by dynamic programming over these costs, as in DPCache (Cui et
-al. 2026, arXiv 2602.22654) and BudCache (arXiv 2606.13496).
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# What counts of a gap's error before it is corrected: the full step behind it is computed there.
+# The weight of a gap's error before it is corrected: the full step behind it is computed there.
 BEFORE_CORRECTION = 0.5
 
 
@@ -37,8 +34,17 @@ class Trajectory:
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """The number of steps."""
         return len(self.times)
+
+    def weights(self, growth: float) -> np.ndarray:
+        """Return the weight of an error of each step's output, ``[N]``.
+
+        Args:
+            growth: an error at step i counts ``((i + 1) / N) ** -growth`` times, since those of
+                early steps grow until the end.
+        """
+        return self.effects * ((np.arange(self.steps) + 1) / self.steps) ** -growth
 
 
 @dataclass(frozen=True)
@@ -54,99 +60,41 @@ class Reuse:
 
 
 def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarray:
-    """The cost of every jump; infinite where there is none.
+    """Return the cost of every jump; infinite where there is none.
 
     Args:
         trajectory: the outputs.
         reuse: the outputs of skipped steps.
-        growth: an error at step i counts ``((i + 1) / N) ** -growth`` times, since those of early
-            steps grow until the end.
+        growth: of errors, see `Trajectory.weights`.
 
     Returns:
         ``[N, N, N + 1]`` float64: the cost between full steps b and c (N: the end), where a was the
         full step before b, at ``[a, b, c]``. At ``[0, 0, c]`` there was none.
     """
     steps, products, times = trajectory.steps, trajectory.products, trajectory.times
-    weights = step_weights(trajectory, growth)
+    weights = trajectory.weights(growth)
     costs = np.full((steps, steps, steps + 1), np.inf)
     for b in range(steps):
         befores = list(range(b)) or [0]
-        # What a forecast from step b adds to its output: so much of ``change`` a unit of time.
-        change = np.zeros((len(befores), steps))
-        for row, before in enumerate(befores):
-            if times[before] != times[b]:  # of equal ones, as of one step, the output is held
-                change[row, [b, before]] = np.array([1.0, -1.0]) / (times[b] - times[before])
-        change_products = change @ products
-        change_squares = np.einsum("ij,ij->i", change_products, change)
-        for c in range(b + 1, steps + 1):
-            error, slope = _gap(trajectory, reuse, weights, [b], c)
-            squares = (
-                error @ products @ error
-                - 2 * slope * (change_products @ error)
-                + slope**2 * change_squares
-            )
-            if reuse.correct and c < steps:
-                off = _off_line(times, weights, b, c)
-                squares = BEFORE_CORRECTION * squares + off @ products @ off
-            costs[befores, b, c] = squares.clip(0)
+        held, reaches = _gap_errors(trajectory, reuse, weights, b)
+        changes = np.stack([_change(times, a, b) for a in befores])
+        # The squares of ``held - reaches * changes``, for every a and c.
+        projected = changes @ products
+        squares = (
+            np.einsum("cn,cn->c", held @ products, held)
+            - 2 * reaches * (projected @ held.T)
+            + reaches**2 * np.einsum("an,an->a", projected, changes)[:, None]
+        )
+        for c in range(b + 1, steps if reuse.correct else 0):
+            off = off_line(times, weights, b, c)
+            gap = c - b - 1
+            squares[:, gap] = BEFORE_CORRECTION * squares[:, gap] + off @ products @ off
+        costs[befores, b, b + 1 :] = squares.clip(0)
     return costs
 
 
-def step_weights(trajectory: Trajectory, growth: float) -> np.ndarray:
-    """How much an error of each step's output counts, ``[N]``; see `jump_costs`."""
-    steps = trajectory.steps
-    return trajectory.effects * ((np.arange(steps) + 1) / steps) ** -growth
-
-
-def _gap(
-    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, computed: Sequence[int], end: int
-) -> tuple[np.ndarray, float]:
-    """The weighted sum of the errors between computed steps, and behind the last one to the end.
-
-    Returns:
-        What is known without the step computed before them, ``[N]`` in terms of the outputs; and
-        how much of the change from that step to the first, a unit of time, is to be taken from it.
-    """
-    times = trajectory.times
-    error, slope = np.zeros(trajectory.steps), 0.0
-    last, before = computed[0], None
-    for step in range(last + 1, end):
-        if step in computed:
-            last, before = step, last
-            continue
-        weight = weights[step]
-        error[step] += weight
-        error[last] -= weight
-        if step >= reuse.forecast_after * trajectory.steps:
-            reach = weight * reuse.forecast * (times[step] - times[last])
-            if before is None:
-                slope += reach
-            elif times[last] != times[before]:
-                rate = reach / (times[last] - times[before])
-                error[last] -= rate
-                error[before] += rate
-    return error, slope
-
-
-def _off_line(times: np.ndarray, weights: np.ndarray, old: int, new: int) -> np.ndarray:
-    """The weighted sum of the outputs' distances from the line between two steps, ``[N]``."""
-    error = np.zeros(len(times))
-    inner, share = along_line(times, old, new)
-    error[inner] = weights[inner]
-    error[old] = -(weights[inner] @ (1 - share))
-    error[new] = -(weights[inner] @ share)
-    return error
-
-
-def along_line(times: np.ndarray, old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """The steps between two, and what share of the way from one to the other each stands."""
-    inner = np.arange(old + 1, new)
-    span = times[new] - times[old]
-    return inner, (times[inner] - times[old]) / span if span else np.zeros(len(inner))
-
-
-def drift(trajectory: Trajectory, reuse: Reuse, growth: float, computed: Sequence[int]) -> float:
-    """The error of a list before anything is corrected: that of all gaps together.
+def drift(trajectory: Trajectory, reuse: Reuse, growth: float, full: Sequence[int]) -> float:
+    """Return the error of a list before anything is corrected: that of all gaps together.
 
     A held output lags behind in every gap, to the same side, which the costs of single jumps cannot
     show. So drift compares forecasts, as the costs compare lists.
@@ -154,44 +102,58 @@ def drift(trajectory: Trajectory, reuse: Reuse, growth: float, computed: Sequenc
     Args:
         trajectory: the outputs.
         reuse: the outputs of skipped steps.
-        growth: of errors, see `jump_costs`.
-        computed: all steps that are, from 0, in order.
+        growth: of errors, see `Trajectory.weights`.
+        full: all full steps, from 0, in order.
 
     Returns:
         The square of the length of the sum.
     """
-    weights = step_weights(trajectory, growth)
-    # Before the first step there is none that a forecast could start from.
-    error, _ = _gap(trajectory, reuse, weights, computed, trajectory.steps)
+    weights, error = trajectory.weights(growth), np.zeros(trajectory.steps)
+    ends = [*full[1:], trajectory.steps]
+    for before, start, end in zip([0, *full], full, ends, strict=False):
+        held, reaches = _gap_errors(trajectory, reuse, weights, start)
+        gap = end - start - 1
+        error += held[gap] - reaches[gap] * _change(trajectory.times, before, start)
     return float(error @ trajectory.products @ error)
 
 
-def best_lists(costs: np.ndarray) -> dict[int, tuple[int, ...]]:
-    """The list of least cost for every number of full steps.
-
-    The cost of a jump depends on the full step before it, so a state is the last two full steps.
-
-    Args:
-        costs: ``[N, N, N + 1]``, as of `jump_costs`.
+def _gap_errors(
+    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, start: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weighted sums of the errors behind a full step, up to every end c.
 
     Returns:
-        For each number from 1 to N the full steps, the first of which is 0.
+        Those of the held output, ``[N - start, N]`` in terms of the outputs, at ``c - start - 1``;
+        and how much of the change before that step, a unit of time, forecasts take off,
+        ``[N - start]``.
     """
-    steps = costs.shape[0]
-    # The cost of the best list that ends with the full steps a and b, at [a, b].
-    ending = np.full((steps, steps), np.inf)
-    ending[0, 0] = 0.0
-    origins: list[np.ndarray] = []
-    lists = {}
-    for count in range(1, steps + 1):
-        whole = ending + costs[:, :, steps]
-        a, b = (int(place) for place in np.unravel_index(int(whole.argmin()), whole.shape))
-        traced = [b]
-        for origin in reversed(origins):
-            a, b = int(origin[a, b]), a
-            traced.append(b)
-        lists[count] = tuple(reversed(traced))
-        longer = ending[:, :, None] + costs[:, :, :steps]  # [a, b, c]
-        origins.append(longer.argmin(axis=0))
-        ending = longer.min(axis=0)
-    return lists
+    steps, times = np.arange(trajectory.steps), trajectory.times
+    behind = weights * (steps > start)
+    outputs = np.eye(trajectory.steps)
+    held = behind[:, None] * (outputs - outputs[start])
+    forecast = reuse.forecast * (steps >= reuse.forecast_after * trajectory.steps)
+    reaches = behind * forecast * (times - times[start])
+    return held.cumsum(axis=0)[start:], reaches.cumsum()[start:]
+
+
+def _change(times: np.ndarray, old: int, new: int) -> np.ndarray:
+    """Return the change of the output between two steps, a unit of time, ``[N]``."""
+    change = np.zeros(len(times))
+    if times[old] != times[new]:  # of equal ones, as of one step, the output is held
+        change[[new, old]] = np.array([1.0, -1.0]) / (times[new] - times[old])
+    return change
+
+
+def off_line(times: np.ndarray, weights: np.ndarray, old: int, new: int) -> np.ndarray:
+    """Return the weighted sum of the outputs' distances from the line between two steps, ``[N]``.
+
+    Between equal timesteps the output of the old step is held.
+    """
+    inner = np.arange(old + 1, new)
+    span = times[new] - times[old]
+    share = (times[inner] - times[old]) / span if span else np.zeros(len(inner))
+    error = np.zeros(len(times))
+    error[inner] = weights[inner]
+    error[old] = -(weights[inner] @ (1 - share))
+    error[new] = -(weights[inner] @ share)
+    return error

@@ -1,6 +1,7 @@
 """Full and sparse steps placed together, by dynamic programming over the costs of jumps and time.
 
-A sparse step may stand anywhere between two full ones, or nowhere, as it pays: it costs less time
+So DPCache (Cui et al. 2026, arXiv 2602.22654) and BudCache (arXiv 2606.13496) find full steps. A
+sparse step may stand anywhere between two full ones, or nowhere, as it pays: it costs less time
 than a full one and leaves an error behind. That error is a share of what has changed since the
 refresh before it, all of it while the layout takes shape and little later on. It goes on until the
 next full step or, where skipped steps are corrected, along the lines that meet in it. Those between
@@ -9,37 +10,27 @@ the last full step and a sparse one behind it count as if they were corrected, t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from chipsparse.tuning.jump_costs import (
-    BEFORE_CORRECTION,
-    Reuse,
-    Trajectory,
-    along_line,
-    jump_costs,
-    step_weights,
-)
+from chipsparse.tuning.jump_costs import BEFORE_CORRECTION, Reuse, Trajectory, jump_costs, off_line
 
-# Parts of a dense step's time that are told apart.
+# Parts of a dense step's time that are told apart where steps may be sparse.
 PARTS = 20
 # How fast the share of a sparse step's error falls with the noise level, measured on tiny-wan. The
 # level is the share of all that is to be removed which is still there before the step.
 FALL = 8
+FULL, SPARSE = 0, 1
 
 
 class Steps(NamedTuple):
-    """Which steps are computed.
-
-    Attributes:
-        full: in full, 0 among them.
-        sparse: sparsely; None where a rule says which.
-    """
+    """The steps that are computed: in full, 0 among them, and sparsely."""
 
     full: tuple[int, ...]
-    sparse: tuple[int, ...] | None = None
+    sparse: tuple[int, ...] = ()
 
 
 class Placed:
@@ -47,11 +38,11 @@ class Placed:
 
     Args:
         trajectories: one of each calibrating prompt, of the same number of steps N.
-        reuse: what stands for skipped steps.
-        growth: of errors, see `jump_costs`.
-        error: share of a change that a late sparse step misses.
+        reuse: the outputs of skipped steps.
+        growth: of errors, see `Trajectory.weights`.
+        error: share of a change that a late sparse step misses; None: no step is sparse.
         refresh: time of a refresh, in dense steps.
-        sparse: likewise of a sparse step.
+        sparse: time of a sparse step, in dense steps.
     """
 
     def __init__(
@@ -60,93 +51,74 @@ class Placed:
         reuse: Reuse,
         growth: float,
         *,
-        error: float,
-        refresh: float,
-        sparse: float,
+        error: float | None = None,
+        refresh: float = 1.0,
+        sparse: float = 1.0,
     ) -> None:
-        steps = self._steps = trajectories[0].steps
-        held = [jump_costs(each, reuse, growth) for each in trajectories]
-        behind_full = np.mean(held, axis=0).astype(np.float32)
-        pairs = zip(trajectories, held, strict=True)
-        behind_sparse = np.mean(
-            [_behind_sparse(*pair, reuse, growth, error) for pair in pairs], axis=0
-        ).astype(np.float32)
-        full_parts, sparse_parts = PARTS, max(1, round(PARTS * (max(0, refresh - 1) + sparse)))
-        parts = steps * PARTS + 1
-        # Least costs of lists that end with the computed steps a and b, by time: [a, b, parts].
-        # Of two sparse steps none follows the other, so that behind a sparse b stands a full a.
-        shape = steps, steps, parts
-        full, thin = (np.full(shape, np.inf, dtype=np.float32) for _ in range(2))
-        full[0, 0, PARTS] = 0.0
-        # Which step stood before a and b; that of `full` counts on from `steps` where a is sparse.
-        self._before_full, self._before_thin = (np.zeros(shape, dtype=np.int16) for _ in range(2))
-        for b in range(steps):
-            ends_full, ends_thin = full[: b + 1, b], thin[: b + 1, b]
-            for c in range(b + 1, steps):
-                go_full = ends_full + behind_full[: b + 1, b, c, None]
-                both = np.concatenate([go_full, ends_thin + behind_sparse[: b + 1, b, c, None]])
-                best = both.argmin(axis=0)
-                cost = np.take_along_axis(both, best[None], axis=0)[0]
-                full[b, c, full_parts:] = cost[:-full_parts]
-                origin = np.where(best > b, best - (b + 1) + steps, best)
-                self._before_full[b, c, full_parts:] = origin[:-full_parts]
-                if b == 0:  # the first step cannot be a refresh
+        steps = trajectories[0].steps
+        held = [jump_costs(trajectory, reuse, growth) for trajectory in trajectories]
+        costs = np.full((2, steps, steps, steps + 1), np.inf, dtype=np.float32)
+        costs[FULL] = np.mean(held, axis=0)
+        self._parts = [1]  # of a full step, and of a sparse one with what its refresh takes more
+        if error is not None:
+            pairs = zip(trajectories, held, strict=True)
+            behind = [_behind_sparse(*pair, reuse, growth, error) for pair in pairs]
+            costs[SPARSE] = np.mean(behind, axis=0)
+            self._parts = [PARTS, max(1, round(PARTS * (max(0, refresh - 1) + sparse)))]
+        # Least costs of lists that end with the steps a and b, by kind of b and time. Of two sparse
+        # steps none follows the other, so that a full a stands before a sparse b.
+        ends = np.full((2, steps, steps, steps * self._parts[FULL] + 1), np.inf, dtype=np.float32)
+        ends[FULL, 0, 0, self._parts[FULL]] = 0.0
+        # The step before a, and the kind of a: both as one number, ``kind * (a + 1) + step``.
+        self._origins = np.zeros(ends.shape, dtype=np.int16)
+        for b, c in itertools.combinations(range(steps), 2):
+            jumps = ends[:, : b + 1, b] + costs[:, : b + 1, b, c, None]
+            for kind, parts in enumerate(self._parts):
+                if kind == SPARSE and b == 0:  # the first step cannot be a refresh
                     continue
-                best = go_full.argmin(axis=0)
-                cost = np.take_along_axis(go_full, best[None], axis=0)[0]
-                thin[b, c, sparse_parts:] = cost[:-sparse_parts]
-                self._before_thin[b, c, sparse_parts:] = best[:-sparse_parts]
-        self._parts_of_thin = sparse_parts
-        end_full = full + behind_full[:, :, steps, None]
-        end_thin = thin + behind_sparse[:, :, steps, None]
-        self._whole = np.stack([end_full, end_thin])
+                origins = jumps.reshape(-1, jumps.shape[-1]) if kind == FULL else jumps[FULL]
+                ends[kind, b, c, parts:] = origins.min(axis=0)[:-parts]
+                self._origins[kind, b, c, parts:] = origins.argmin(axis=0)[:-parts]
+        self._whole = ends + costs[..., steps, None]
 
     def steps(self, time: float) -> Steps:
-        """The steps of least cost in the time of so many dense steps, one at least."""
-        within = self._whole[..., : int(time * PARTS) + 1]
-        thin, a, b, parts = (int(n) for n in np.unravel_index(within.argmin(), within.shape))
-        found: tuple[list[int], list[int]] = ([], [])
-        while True:
-            found[thin].append(b)
-            if b == 0:
-                return Steps(tuple(reversed(found[0])), tuple(reversed(found[1])))
-            origins = self._before_thin if thin else self._before_full
-            origin = int(origins[a, b, parts])
-            parts -= self._parts_of_thin if thin else PARTS
-            b, (thin, a) = a, divmod(origin, self._steps)
+        """Return the steps of least cost in the time of so many dense steps, one at least."""
+        within = self._whole[..., : int(time * self._parts[FULL]) + 1]
+        kind, a, b, parts = (int(n) for n in np.unravel_index(within.argmin(), within.shape))
+        computed: tuple[list[int], list[int]] = ([], [])
+        while b > 0:
+            computed[kind].insert(0, b)
+            origin = int(self._origins[kind, a, b, parts])
+            parts -= self._parts[kind]
+            b = a
+            kind, a = divmod(origin, a + 1)
+        return Steps((0, *computed[FULL]), tuple(computed[SPARSE]))
 
 
 def _behind_sparse(
     trajectory: Trajectory, held: np.ndarray, reuse: Reuse, growth: float, error: float
 ) -> np.ndarray:
-    """Costs of jumps from a sparse step b, with the full a before it, to c; as of `jump_costs`."""
-    products = trajectory.products
+    """Return the costs of jumps from a sparse step b, with the full a before it, to c.
+
+    Args:
+        held: those from a full step b, ``[N, N, N + 1]``, as the result.
+    """
+    products, steps = trajectory.products, trajectory.steps
     squares = np.diag(products)
     changes = (squares[:, None] + squares - 2 * products).clip(0)
     left = np.cumsum(trajectory.effects[::-1])[::-1]
     level = left / left[0]  # timesteps may rise or fall, by any scale
     missed = changes * (error + (1 - error) * level**FALL) ** 2  # [a, b]
-    weights = step_weights(trajectory, growth)
+    weights = trajectory.weights(growth)
     sums = np.concatenate([[0.0], np.cumsum(weights)])
-    reach = np.broadcast_to((sums[None, :] - sums[:-1, None]) ** 2, held.shape)  # [a, b, c]
+    reach = np.broadcast_to((sums - sums[:-1, None]) ** 2, held.shape)  # [a, b, c]
     if reuse.correct:
-        before, behind = _along_lines(trajectory.times, weights)
-        corrected = (before[:, :, None] + behind[None]) ** 2 + BEFORE_CORRECTION * reach[..., :-1]
+        # How much the error of b counts along the line from a to b, and along that from b to c.
+        before, behind = np.zeros((2, steps, steps))
+        for a, b in itertools.combinations(range(steps), 2):
+            off = off_line(trajectory.times, weights, a, b)
+            before[a, b] = -off[b]
+            behind[a, b] = weights[a] - off[a]
+        corrected = (before[:, :, None] + behind) ** 2 + BEFORE_CORRECTION * reach[..., :-1]
         reach = np.concatenate([corrected, reach[..., -1:]], axis=-1)
     return held + missed[:, :, None] * reach
-
-
-def _along_lines(times: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How much the error of a step b counts along the lines to the steps around it.
-
-    Returns:
-        From a before it to b, ``[a, b]``, and from b on to c behind it, ``[b, c]``.
-    """
-    steps = len(times)
-    before, behind = np.zeros((2, steps, steps))
-    for a in range(steps):
-        for b in range(a + 1, steps):
-            inner, share = along_line(times, a, b)
-            before[a, b] = weights[inner] @ share
-            behind[a, b] = weights[a] + weights[inner] @ (1 - share)
-    return before, behind

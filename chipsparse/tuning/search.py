@@ -13,16 +13,14 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
-from chipsparse.schedule.schedule import Action, Schedule
-from chipsparse.tuning.forms import ActionSeconds, Form, Lists
+from chipsparse.tuning.forms import LEAST_FULL_STEPS, ActionSeconds, Candidate, Form, Forms
 from chipsparse.tuning.jump_costs import Trajectory
-from chipsparse.tuning.placed_steps import Steps
 from chipsparse.tuning.targets import (
     Pair,
     fast_enough,
@@ -34,30 +32,18 @@ from chipsparse.tuning.targets import (
 
 Rival = TypeVar("Rival")
 
-LEAST_FULL_STEPS = 2
-
 
 class Lab(Protocol):
     """Generates and measures; prompts are numbered, those that calibrate first."""
 
     def trajectory(self, prompt: int) -> Trajectory:
-        """Of the dense generation of a prompt."""
+        """Return that of the dense generation of a prompt."""
 
     def step_seconds(self) -> ActionSeconds:
-        """What steps take; after the trajectories."""
+        """Return the times of steps; asked after the trajectories."""
 
     def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
-        """A generation against the dense one; ``form`` says what it is, for people."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A config with what it is made of."""
-
-    form: Form
-    steps: Steps
-    config: SparsityConfig
-    describe: str
+        """Return a generation against the dense one; ``form`` describes it for people."""
 
 
 @dataclass(frozen=True)
@@ -78,192 +64,161 @@ class Unreachable(Exception):
 
 
 def least_budget(calibrating: int, held_out: int) -> int:
-    """Dense generations that a search takes in any case, about: see `Search`."""
+    """Return about how many dense generations a search takes in any case: see `Search`."""
     return calibrating + 2 * held_out + 2
 
 
+@dataclass
 class Search:
     """One search.
 
-    Args:
+    Attributes:
         lab: generates and measures.
         base: what all candidates have in common.
         steps: denoising steps.
         target: what is asked for.
-        calibrating: how many prompts calibrate.
-        held_out: how many others verify.
+        calibrating: prompts that calibrate.
+        held_out: others that verify.
         budget: what may be generated, in the time of dense generations, those and what times the
             steps included.
     """
 
-    def __init__(
-        self,
-        lab: Lab,
-        base: SparsityConfig,
-        steps: int,
-        target: TunedTarget,
-        *,
-        calibrating: int,
-        held_out: int,
-        budget: float,
-    ) -> None:
-        self._lab, self._base, self._steps, self._target = lab, base, steps, target
-        self._calibrating = range(calibrating)
-        self._held_out = range(calibrating, calibrating + held_out)
-        self._budget = budget
-        self._most = steps - 1  # full steps
-        self._wants_quality = wants_quality(target)
-        self._spent: dict[tuple[SparsityConfig, int], float] = {}
-        self._lists: Lists
-        self._seconds: ActionSeconds
+    lab: Lab
+    base: SparsityConfig
+    steps: int
+    target: TunedTarget
+    calibrating: Sequence[int]
+    held_out: Sequence[int]
+    budget: float
+    _spent: dict[tuple[SparsityConfig, int], float] = field(default_factory=dict, init=False)
+    _forms: Forms = field(init=False)
+    _seconds: ActionSeconds = field(init=False)
 
     def run(self) -> Tried:
-        """The best candidate, on all held-out prompts.
+        """Return the best candidate, on all held-out prompts.
 
         Raises:
             Unreachable: none was seen to meet the target.
         """
-        trajectories = [self._lab.trajectory(prompt) for prompt in self._calibrating]
-        self._seconds = self._lab.step_seconds()
-        self._lists = Lists(trajectories, self._seconds)
-        self._dense_seconds = self._seconds.dense * self._steps + self._seconds.other
-        usual = max(LEAST_FULL_STEPS, self._steps // 4)
-        form = self._lists.first(usual)
-        if self._wants_quality:
+        trajectories = [self.lab.trajectory(prompt) for prompt in self.calibrating]
+        self._seconds = self.lab.step_seconds()
+        self._forms = Forms(self.base, trajectories, self._seconds)
+        usual = max(LEAST_FULL_STEPS, self.steps // 4)
+        form = self._forms.first(usual)
+        if wants_quality(self.target):
             # Where the budget ends before any was seen to pass: the largest number there is.
-            count = self._count_for_quality(form, self._calibrating[:1], usual) or self._most
+            count = self._count_for_quality(form, self.calibrating[:1], usual) or self.steps - 1
             limit = self._predicted(form, count)
-            form = self._best_form(form, limit)
-            start = self._fitting(form, limit)
-            found = self._count_for_quality(form, self._calibrating, start or usual)
-            return self._verified(form, found or start or self._most)
-        limit = limit_seconds(self._target, self._dense_seconds)
+        else:
+            limit = limit_seconds(self.target, self._dense_seconds)
         form = self._best_form(form, limit)
-        return self._verified(form, self._fitting(form, limit) or LEAST_FULL_STEPS)
+        start = self._fitting(form, limit)
+        if wants_quality(self.target):
+            start = self._count_for_quality(form, self.calibrating, start or usual) or start
+            return self._verified(form, start or self.steps - 1)
+        return self._verified(form, start or LEAST_FULL_STEPS)
 
-    # Candidates, and their times.
-
-    def _candidate(self, form: Form, count: int) -> Candidate:
-        steps = self._lists.steps(form, count)
-        config = form.config(self._base, steps)
-        return Candidate(form, steps, config, form.describe(config, self._steps))
+    @property
+    def _dense_seconds(self) -> float:
+        return self._seconds.dense * self.steps + self._seconds.other
 
     def _predicted(self, form: Form, count: int) -> float:
-        return self._seconds.generation(form, self._lists.steps(form, count), self._steps)
+        return self._seconds.generation(self._forms.candidate(form, count))
 
     def _fitting(self, form: Form, limit: float) -> int | None:
-        """The number of full steps with which a form takes no longer."""
-        counts = range(LEAST_FULL_STEPS, self._steps)
+        """Return the number of full steps with which a form takes no longer."""
+        counts = range(LEAST_FULL_STEPS, self.steps)
         too_slow = bisect_left(counts, True, key=lambda n: self._predicted(form, n) > limit)
         return counts[too_slow - 1] if too_slow else None
 
     def _pair(self, candidate: Candidate, prompt: int) -> Pair:
-        pair = self._lab.pair(candidate.config, prompt, candidate.describe)
+        pair = self.lab.pair(candidate.config, prompt, candidate.describe)
         self._spent[candidate.config, prompt] = pair.seconds / pair.dense_seconds
         return pair
 
     def _score(self, candidate: Candidate, prompt: int) -> float:
-        return quality(self._target, self._pair(candidate, prompt))
+        return quality(self.target, self._pair(candidate, prompt))
 
     def _left(self) -> float:
-        """The rest of the budget, the dense generations of all prompts set aside."""
-        dense = len(self._calibrating) + len(self._held_out)
+        """Return the rest of the budget, the dense generations of all prompts set aside."""
+        dense = len(self.calibrating) + len(self.held_out)
         timing = self._seconds.measuring / self._dense_seconds
-        return self._budget - dense - timing - sum(self._spent.values())
-
-    # The form.
+        return self.budget - dense - timing - sum(self._spent.values())
 
     def _best_form(self, form: Form, limit: float) -> Form:
-        """The form with the best quality of those that take so long, choice by choice."""
-        choices: Sequence[Callable[[Form, int], Iterator[Form]]] = (
-            self._lists.of_skips,
-            self._lists.of_sparse_steps,
-            self._lists.of_sparse_mlps,
-        )
+        """Return the form with the best quality of those that take so long, choice by choice."""
+        forms = self._forms
+        choices = (forms.of_skips, forms.of_sparse_steps, forms.of_sparse_mlps)
         # Enough to verify twice is left for later.
         share = min(1.0, limit / self._dense_seconds)
-        reserve = 2 * share * len(self._held_out)
+        reserve = 2 * share * len(self.held_out)
+        rounds = sum(0.5**turn for turn in self.calibrating)
         for place, rivals_of in enumerate(choices):
             count = self._fitting(form, limit) or LEAST_FULL_STEPS
-            rivals = self._sized(form, rivals_of(form, count), limit)
+            sized: dict[SparsityConfig, Candidate] = {}  # with as many full steps as fit
+            for rival in (form, *rivals_of(form, count)):
+                fitting = self._fitting(rival, limit)
+                if fitting is not None:
+                    candidate = forms.candidate(rival, fitting)
+                    sized.setdefault(candidate.config, candidate)
             allowance = (self._left() - reserve) / (len(choices) - place)
-            rounds = sum(0.5**turn for turn in self._calibrating)
-            rivals = rivals[: max(1, int(allowance / (share * rounds)))]
+            rivals = list(sized.values())[: max(1, int(allowance / (share * rounds)))]
             if len(rivals) > 1:
-                form = halve(rivals, self._calibrating, self._score).form
+                form = halve(rivals, self.calibrating, self._score).form
         return form
 
-    def _sized(self, own: Form, others: Iterator[Form], limit: float) -> list[Candidate]:
-        """Each form with as many full steps as fit, the same config only once.
-
-        Those that are to have sparse steps and get none are left out: they differ in nothing that
-        is computed.
-        """
-        found: dict[SparsityConfig, Candidate] = {}
-        for form in (own, *others):
-            count = self._fitting(form, limit)
-            if count is not None:
-                candidate = self._candidate(form, count)
-                schedule = Schedule(candidate.config.schedule, self._steps)
-                actions = {schedule.action(step) for step in range(self._steps)}
-                if form == own or not form.is_sparse or Action.SPARSE in actions:
-                    found.setdefault(candidate.config, candidate)
-        return list(found.values())
-
-    # The number of full steps.
-
     def _count_for_quality(self, form: Form, prompts: Sequence[int], start: int) -> int | None:
-        """The least number with which the prompts meet the target; None where none is known to."""
+        """Return the least number of full steps with which the prompts meet the target, if any."""
 
         def passes(count: int) -> bool:
-            candidate = self._candidate(form, count)
+            candidate = self._forms.candidate(form, count)
             return all(self._score(candidate, prompt) >= 0 for prompt in prompts)
 
         def may_go_on() -> bool:
-            """Whether the held-out prompts could be verified after one more candidate."""
+            """Return True while the held-out prompts could be verified after one more candidate."""
             dearest = max(self._spent.values(), default=0.0)
-            return self._left() >= (len(self._held_out) + 1) * dearest
+            return self._left() >= (len(self.held_out) + 1) * dearest
 
-        return smallest(LEAST_FULL_STEPS, self._most, start, passes, may_go_on)
+        return smallest(LEAST_FULL_STEPS, self.steps - 1, start, passes, may_go_on)
 
     def _verified(self, form: Form, count: int) -> Tried:
-        """The number of full steps around this one that holds on the held-out prompts."""
+        """Return the number of full steps around this one that holds on the held-out prompts."""
         tried: dict[int, Tried] = {}
         # Without a bound of quality the more, the better, but the slower.
-        sign = 1 if self._wants_quality else -1
-        meets = meets_quality if self._wants_quality else fast_enough
+        sign = 1 if wants_quality(self.target) else -1
+        meets = meets_quality if wants_quality(self.target) else fast_enough
 
         def passes(signed: int) -> bool:
-            candidate, pairs = self._candidate(form, sign * signed), list[Pair]()
-            for prompt in self._held_out:
+            candidate, pairs = self._forms.candidate(form, sign * signed), list[Pair]()
+            for prompt in self.held_out:
                 pairs.append(self._pair(candidate, prompt))
-                if not meets_quality(self._target, pairs):
+                if not meets_quality(self.target, pairs):
                     break
             tried[signed] = Tried(candidate, pairs)
-            return meets(self._target, pairs)
+            return meets(self.target, pairs)
 
         def may_go_on() -> bool:
             return not tried or self._left() > 0
 
-        low, high = sorted((sign * LEAST_FULL_STEPS, sign * self._most))
-        found = smallest(low, high, sign * count, passes, may_go_on)
-        if found is not None and fast_enough(self._target, tried[found].pairs):
-            return tried[found]
-        best = tried[found] if found is not None else max(tried.values(), key=self._closeness)
-        # Those that a miss ended are generated to the end.
-        pairs = [self._pair(best.candidate, prompt) for prompt in self._held_out]
-        raise Unreachable(Tried(best.candidate, pairs), out_of_budget=not may_go_on())
+        def closeness(one: Tried) -> float:
+            if wants_quality(self.target):
+                return min(quality(self.target, pair) for pair in one.pairs)
+            return -max(pair.seconds for pair in one.pairs)
 
-    def _closeness(self, tried: Tried) -> float:
-        if self._wants_quality:
-            return min(quality(self._target, pair) for pair in tried.pairs)
-        return -max(pair.seconds for pair in tried.pairs)
+        low, high = sorted((sign * LEAST_FULL_STEPS, sign * (self.steps - 1)))
+        result = smallest(low, high, sign * count, passes, may_go_on)
+        if result is not None and fast_enough(self.target, tried[result].pairs):
+            return tried[result]
+        best = tried[result] if result is not None else max(tried.values(), key=closeness)
+        # Those that a miss ended are generated to the end.
+        pairs = [self._pair(best.candidate, prompt) for prompt in self.held_out]
+        raise Unreachable(Tried(best.candidate, pairs), out_of_budget=not may_go_on())
 
 
 def halve(
     rivals: Sequence[Rival], prompts: Sequence[int], score: Callable[[Rival, int], float]
 ) -> Rival:
-    """The rival with the best mean score by successive halving.
+    """Return the rival with the best mean score by successive halving.
 
     All rivals are scored on the first prompt, the better half on the next one, and so on.
 
@@ -287,9 +242,10 @@ def halve(
 def smallest(
     low: int, high: int, start: int, passes: Callable[[int], bool], may_go_on: Callable[[], bool]
 ) -> int | None:
-    """The smallest number that passes, where all above it pass, too; None where none is known to.
+    """Return the smallest number that passes; None where none is known to.
 
-    Looks from the start on in growing strides, then by bisection.
+    All above a number that passes pass, too. Looks from the start on in growing strides, then by
+    bisection.
     """
     failed, passed = low - 1, high + 1
     place, stride = min(high, max(low, start)), 1

@@ -1,4 +1,4 @@
-"""What a profile is to reach, and how a generation stands to it."""
+"""The distance of a generation from the target of a search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chipsparse.profiles.tuned_range import TunedMeasurement, TunedTarget
 
-# What stands for the PSNR of outputs that are the same.
+# The PSNR that stands for outputs that are the same.
 SAME_DB = 100.0
 
 
@@ -22,7 +22,7 @@ class Pair:
         ssim: None where the frames are too small for it.
         lpips: None where it was not measured.
         seconds: of the sparse generation, text and decoding included.
-        dense_seconds: the same, dense.
+        dense_seconds: of the dense generation, likewise.
         actions: of every step.
     """
 
@@ -35,12 +35,12 @@ class Pair:
 
 
 def wants_quality(target: TunedTarget) -> bool:
-    """Whether there is a bound of quality, so that time is what is made best of."""
+    """Return True for a bound of quality, under which the fastest schedule is searched."""
     return (target.min_psnr_db, target.min_ssim, target.max_lpips) != (None, None, None)
 
 
 def quality(target: TunedTarget, pair: Pair) -> float:
-    """How far a pair is above the bounds of quality, in dB; its PSNR where there are none.
+    """Return how far a pair is above the bounds of quality, in dB; its PSNR where there are none.
 
     SSIM and LPIPS are taken in dB of their distance from the same output, which falls about as a
     PSNR does, so that the bound that is missed by most decides.
@@ -49,34 +49,37 @@ def quality(target: TunedTarget, pair: Pair) -> float:
     if target.min_psnr_db is not None:
         margins.append(pair.psnr_db - target.min_psnr_db)
     if target.min_ssim is not None:
-        found = 1.0 if pair.ssim is None else pair.ssim
-        margins.append(_decibel(1 - found) - _decibel(1 - target.min_ssim))
+        ssim = 1.0 if pair.ssim is None else pair.ssim
+        margins.append(_decibel(1 - ssim) - _decibel(1 - target.min_ssim))
     if target.max_lpips is not None:
         assert pair.lpips is not None
         margins.append(2 * (_decibel(pair.lpips) - _decibel(target.max_lpips)))
     return min(margins, default=pair.psnr_db)
 
 
+def _decibel(distance: float) -> float:
+    return -10 * math.log10(max(distance, 1e-6))
+
+
 def meets_quality(target: TunedTarget, pairs: Sequence[Pair]) -> bool:
-    """Whether the worst pair is good enough."""
+    """Return True where the worst pair is good enough."""
     return not wants_quality(target) or min(quality(target, pair) for pair in pairs) >= 0
 
 
 def fast_enough(target: TunedTarget, pairs: Sequence[Pair]) -> bool:
-    """Whether the median generation meets the bounds of time; without any, whatever it takes."""
-    seconds, dense_seconds = median_seconds(pairs)
-    slow = target.max_seconds is not None and seconds > target.max_seconds
-    return not slow and dense_seconds >= (target.min_speedup or 0.0) * seconds
+    """Return True where the median generation meets the bounds of time."""
+    seconds, dense_seconds = _median_seconds(pairs)
+    return seconds <= limit_seconds(target, dense_seconds)
 
 
 def limit_seconds(target: TunedTarget, dense_seconds: float) -> float:
-    """The longest that a generation may take; infinite where nothing bounds it."""
+    """Return the longest that a generation may take; infinite where nothing bounds it."""
     limit = math.inf if target.max_seconds is None else target.max_seconds
     return limit if target.min_speedup is None else min(limit, dense_seconds / target.min_speedup)
 
 
-def median_seconds(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """Median generation, sparse and dense."""
+def _median_seconds(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Return the time of the median generation, sparse and dense."""
     return (
         statistics.median(pair.seconds for pair in pairs),
         statistics.median(pair.dense_seconds for pair in pairs),
@@ -84,25 +87,21 @@ def median_seconds(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 
 def measurement(pairs: Sequence[Pair]) -> TunedMeasurement:
-    """What a profile says of its pairs."""
+    """Return the numbers that a profile holds of its pairs."""
     psnrs = [pair.psnr_db for pair in pairs]
     ssims = [pair.ssim for pair in pairs if pair.ssim is not None]
     distances = [pair.lpips for pair in pairs if pair.lpips is not None]
-    seconds, dense_seconds = median_seconds(pairs)
-
-    def decibel(value: float) -> float | None:
-        return None if value >= SAME_DB else round(value, 2)
-
+    seconds, dense_seconds = _median_seconds(pairs)
+    worst, median = (
+        None if value >= SAME_DB else round(value, 2)
+        for value in (min(psnrs), statistics.median(psnrs))
+    )
     return TunedMeasurement(
         prompts=len(pairs),
-        psnr_db_worst=decibel(min(psnrs)),
-        psnr_db_median=decibel(statistics.median(psnrs)),
+        psnr_db_worst=worst,
+        psnr_db_median=median,
         ssim_worst=round(min(ssims), 4) if ssims else None,
         lpips_worst=round(max(distances), 4) if distances else None,
         seconds=round(seconds, 3),
         dense_seconds=round(dense_seconds, 3),
     )
-
-
-def _decibel(distance: float) -> float:
-    return -10 * math.log10(max(distance, 1e-6))

@@ -1,22 +1,24 @@
-"""The files of a batch: one for each prompt, seed and settings, named by their digest."""
+"""The files of a batch, each named by a digest of its prompt, seed and settings."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.prompt_file import check_lines, read_lines
 from chipsparse.cli.batch.record import THUMBNAILS, BatchClip, State
-from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate.job import WARNING, record_of
-from chipsparse.cli.media.write import check_kind
+from chipsparse.cli.errors import UserError, described
+from chipsparse.cli.generate.job import WARNING, make, prompt_warnings, record_of
+from chipsparse.cli.generate.pipeline import KeptPipeline
+from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.cli.options import SEEDS, Item, check_count, read_value
@@ -29,6 +31,7 @@ DECISIVE = {
     "mode", "negative_prompt", "strength", "scheduler", "flow_shift", "pipeline_class", "dtype",
     "fps", "settings",
 }  # fmt: skip
+THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
 
 
 @dataclass(frozen=True)
@@ -78,79 +81,114 @@ def find_entries(
     video = model.accepts("num_frames")
     if options.format not in (None, "png") and not video:
         raise UserError("this model makes images, not videos; use --format png")
-    clip = (options.output if options.output.is_dir() else options.output.parent) / "clip"
-    clip = clip.with_suffix(f".{options.format or ('mp4' if video else 'png')}")
-    fixed = {"output": clip, "device": str(device), "dtype": str(dtype).removeprefix("torch.")}
+    suffix = options.format or ("mp4" if video else "png")
+    folder = options.output if options.output.is_dir() else options.output.parent
+    fixed = {
+        "output": folder / f"clip.{suffix}",
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     weights = {
         "model": weights_digest(model) or model.location,
         "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
     }
-    known: dict[str, tuple[Request, Mapping[str, Any]]] = {}  # by the lines' own settings
-    lines, problems = read_lines(options.prompts)
-    count, total = len(lines) + len(problems), 0
+    here = device.type == "cpu" or torch.cuda.is_available()
+    known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
     entries: dict[str, Entry] = {}
+    lines, problems = read_lines(options.prompts, lambda text: display.tell(WARNING + text))
+    count, total = len(lines) + len(problems), 0
     for line in lines:
-        given: dict[str, Any] = dict(line.settings.items())
-        own = {name: value for name, value in given.items() if name not in ("seed", "num")}
+        own: dict[str, Any] = dict(line.settings.items())
         try:
-            if str(own) not in known:
-                known[str(own)] = _resolved(options, {**own, **fixed}, model, device, dtype)
-            request, decisive = known[str(own)]
-            seed, number = (
-                read_value(BatchOptions, name, given.get(name, usual))
-                for name, usual in (("seed", options.seed), ("num", options.num or 1))
-            )
+            seed = read_value(BatchOptions, "seed", own.pop("seed", options.seed))
+            number = read_value(BatchOptions, "num", own.pop("num", options.num or 1))
             if seed + number > SEEDS:
                 raise UserError(f"--seed {seed}: {number} seeds from there go beyond 2^64 - 1")
+            if str(own) not in known:
+                given = options.of_line({**own, **fixed})
+                request = resolve(given, model=model, device=device, dtype=dtype, here=here)
+                frames = request.settings.num_frames or 1
+                if suffix == "png" and frames > 1:
+                    raise UserError(
+                        f"a video of {frames} frames is no single .png; use --format mp4"
+                    )
+                known[str(own)] = request, {**_decisive(request), **weights}
         except UserError as error:
             problems[line.number] = str(error)
             continue
+        request, decisive = known[str(own)]
         total += number
         check_count(str(options.prompts), total)
         for own_seed in range(seed, seed + number):
-            facts = {"prompt": line.prompt, "seed": own_seed, "settings": {**decisive, **weights}}
-            name = digest(facts) + clip.suffix
+            facts = {"prompt": line.prompt, "seed": own_seed, "settings": decisive}
+            text = json.dumps(facts, sort_keys=True, allow_nan=False)
+            name = f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.{suffix}"
             asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
             entries[name] = Entry(name, asked, line.prompt, own_seed, request, options.output)
     check_lines(options.prompts, problems, count=count)
-    ignored = ", ".join(dict.fromkeys(name for line in lines for name in line.ignored))
-    if ignored:
-        display.tell(f"{WARNING}{options.prompts}: no setting, and ignored: {ignored}")
-    for warning in dict.fromkeys(
-        text for request, _ in known.values() for text in request.warnings
-    ):
+    warnings = [text for request, _ in known.values() for text in request.warnings]
+    for warning in dict.fromkeys(warnings):
         display.tell(WARNING + warning)
     return list(entries.values())
 
 
-def digest(facts: Mapping[str, Any]) -> str:
-    """Return the name of a file, without a suffix, of all that decides about it."""
-    text = json.dumps(facts, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
-
-
-def _resolved(
-    options: BatchOptions,
-    settings: Mapping[str, Any],
-    model: ModelDescription,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[Request, dict[str, Any]]:
-    """Return the request of a line's settings, and what decides about its results."""
-    given = options.of_line(settings)
-    here = device.type == "cpu" or torch.cuda.is_available()
-    request = resolve(given, model=model, device=device, dtype=dtype, here=here)
-    check_kind(given.output, video=request.model.accepts("num_frames"))
-    if given.output.suffix == ".png" and (request.settings.num_frames or 1) > 1:
-        raise UserError(
-            f"a video of {request.settings.num_frames} frames is no single .png; use --format mp4"
-        )
-    record = record_of(request, Item(0, "", 0, output=given.output))
-    profile = None if given.dense else request.profile
-    image = given.image
-    return request, {
-        **record.model_dump(include=DECISIVE),
+def _decisive(request: Request) -> dict[str, Any]:
+    """Return what of the settings decides about results."""
+    options = request.generate_options
+    profile = None if options.dense else request.profile
+    image = options.image
+    return {
+        **record_of(request, Item(0, "", 0, output=options.output)).model_dump(include=DECISIVE),
         "sparsity": None if profile is None else asdict(profile.sparsity),
         "image": None if image is None else hashlib.sha256(image.read_bytes()).hexdigest(),
-        "crf": given.crf,
+        "crf": options.crf,
     }
+
+
+class Maker(KeptPipeline):
+    """Makes files, with the pipeline patched as long as the settings stay; a context manager."""
+
+    def __init__(self, progress: ProgressDisplay) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def tried(self, entry: Entry, folder: Path, tries: int) -> BatchClip:
+        """Write a file and its thumbnail into a folder, each whole or not at all.
+
+        After an error that may come from the pipeline's state it is loaded anew, and the file is
+        tried again, ``tries`` times in all.
+
+        Raises:
+            UserError: the pipeline cannot be loaded.
+        """
+        for number in range(1, tries + 1):
+            self.load(entry.request, self._progress)
+            try:
+                return self.make(entry, folder).model_copy(update={"tries": number})
+            except Exception as error:
+                clip = entry.clip("failed", error=described(error), tries=number)
+                # Of a prompt or its settings: another try would end the same way.
+                if isinstance(error, (UserError, ValueError)):
+                    break
+            self.forget()
+        return clip
+
+    def make(self, entry: Entry, folder: Path) -> BatchClip:
+        """Try a file once."""
+        item, small = entry.item(folder), entry.thumbnail(folder)
+        runner = self.runner(entry.request, self._progress)
+        runner.generator.plain_lines = 0  # there is one for each file
+        warnings = prompt_warnings(runner, item)
+        for warning in warnings:
+            self._progress.tell(f"{WARNING}{item.label}: {warning}")
+        small.parent.mkdir(parents=True, exist_ok=True)
+        result, frames = make(runner, item, warnings)
+        made = result.made
+        assert made is not None
+        with written_whole("--output", small) as file:
+            image = Image.fromarray(frames[len(frames) // 2])
+            image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.LANCZOS)
+            image.save(file, "jpeg", quality=JPEG_QUALITY)
+        own = [text for text in result.request.warnings if text not in entry.request.warnings]
+        remarks = [*made.fallbacks, *made.notes]
+        return entry.clip("made", own, seconds=made.total_seconds, remarks=remarks)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import typer
 
-from chipsparse.cli.batch.entries import Entry, find_entries
-from chipsparse.cli.batch.maker import Maker
+from chipsparse.cli.batch.entries import Entry, Maker, find_entries
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.record import (
     MANIFEST,
     PAGE,
+    THUMBNAILS,
     BatchClip,
     BatchResult,
     State,
@@ -46,19 +44,27 @@ def run(options: BatchOptions) -> None:
         if options.on_ray:
             from chipsparse.cli.batch.ray_actors import RayActors
 
-            actors = stack.enter_context(RayActors(options))
+            actors = stack.enter_context(closing(RayActors(options)))
         device = choose_device(options.device) if actors is None else actors.device
         options.check_vram(device)
         dtype, model = choose_dtype(options.dtype, device), look_up(options, display)
         entries = find_entries(options, model, device, dtype, display)
         todo = [entry for entry in entries if not (folder / entry.name).is_file()]
+        if actors is not None:
+            clips = actors.make(todo, display)
+        else:
+            maker = stack.enter_context(Maker(display))
+            clips = (maker.tried(entry, folder, options.tries) for entry in todo)
+        begun = time.monotonic()
         try:
-            if todo and actors is not None:
-                _fill(todo, actors.make(todo, display), states, display, actors.count)
-            elif todo:
-                maker = stack.enter_context(Maker(display))
-                clips = (maker.tried(entry, folder, options.tries) for entry in todo)
-                _fill(todo, clips, states, display)
+            for done, clip in enumerate(clips if todo else (), start=1):
+                elapsed = time.monotonic() - begun
+                clock = clock_text(elapsed, elapsed / done * (len(todo) - done))
+                display.tell(f"chipsparse: {_outcome(clip)} ({done} of {len(todo)}, {clock})")
+                states[clip.file] = clip.state
+                folder.mkdir(exist_ok=True)
+                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                note(folder, clip.model_copy(update={"time": now}))
         finally:  # what was finished of a batch that is broken off
             if folder.is_dir():
                 known = read_manifest(folder)
@@ -78,42 +84,23 @@ def run(options: BatchOptions) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _fill(
-    entries: Sequence[Entry],
-    clips: Iterable[BatchClip],
-    states: dict[str, State],
-    display: ProgressDisplay,
-    workers: int = 1,
-) -> None:
-    """Note and tell what becomes of each file; ``states`` gets it, by the files' names."""
-    start, seconds, folder = time.monotonic(), list[float](), entries[0].folder
-    labels = {entry.name: entry.item(folder).label for entry in entries}
-    for done, clip in enumerate(clips, start=1):
-        if clip.seconds is None:
-            often = f" (tried {clip.tries} times)" if clip.tries != 1 else ""
-            display.tell(f"chipsparse: error: {labels[clip.file]}: {clip.error}{often}")
-        else:
-            seconds.append(clip.seconds)
-            left = statistics.fmean(seconds) * (len(entries) - done) / workers
-            clock = clock_text(time.monotonic() - start, left)
-            prompt = shortened(clip.request.prompt, ROW_PROMPT)
-            took = f"{done} of {len(entries)}: {clip.file} in {duration(clip.seconds)}"
-            display.tell(f"chipsparse: {took}: {prompt} ({clock})")
-        states[clip.file] = clip.state
-        folder.mkdir(exist_ok=True)
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        note(folder, clip.model_copy(update={"time": now}))
+def _outcome(clip: BatchClip) -> str:
+    """Return what became of a file, in words."""
+    if clip.seconds is not None:
+        prompt = shortened(clip.request.prompt, ROW_PROMPT)
+        return f"{clip.file} in {duration(clip.seconds)}: {prompt}"
+    often = f" (tried {clip.tries} times)" if clip.tries != 1 else ""
+    return f"error: line {clip.lines[0]}, seed {clip.request.seed}: {clip.error}{often}"
 
 
 def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> BatchClip:
     """Return what became of a file; one that the manifest does not know is noted."""
-    folder = entry.folder
-    there = (folder / entry.name).is_file()
+    there = (entry.folder / entry.name).is_file()
     state = states.get(entry.name, "already there" if there else "missing")
-    if known is None or state == "missing" or (known.state == "made") != there:
+    if known is None or known.state != ("made" if there else state):
         known = entry.clip("made" if there else state)
         if there:
-            note(folder, known)
-    small = entry.thumbnail(folder)
-    shown = small.relative_to(folder).as_posix() if there and small.is_file() else None
+            note(entry.folder, known)
+    small = entry.thumbnail(entry.folder)
+    shown = f"{THUMBNAILS}/{small.name}" if there and small.is_file() else None
     return known.model_copy(update={"state": state, "lines": entry.lines, "thumbnail": shown})

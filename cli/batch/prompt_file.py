@@ -5,48 +5,39 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from typing import Any, NamedTuple
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.options import GenerateOptions
+from chipsparse.cli.options import GenerateOptions, read_value
 from chipsparse.cli.prompts import read_text
 
 # Options of `generate` that a line can have; the others are about the model, which is loaded once.
-Setting = Literal[
+SETTINGS = (
     "seed", "num", "negative_prompt", "height", "width", "frames", "steps", "guidance_scale",
     "quality", "config", "image", "strength", "dense", "fps", "crf",
-]  # fmt: skip
-PATHS, FRACTIONS = {"config", "image"}, {"guidance_scale", "strength", "fps"}
+)  # fmt: skip
 SEPARATORS = ",;\t"  # Excel's are those of the country
 MOST_NAMED = 20  # bad lines
-OBJECT = TypeAdapter(dict[str, Any])
 
 
-class Line(BaseModel):
-    """A prompt of a file.
-
-    Attributes:
-        number: of its line, from 1.
-        settings: its own, as they would be typed.
-        ignored: columns of the table that are no settings.
-    """
-
-    model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
+class Line(NamedTuple):
+    """A prompt of a file, the number of its line, from 1, and its own settings, unchecked."""
 
     number: int
     prompt: str
-    settings: Mapping[Setting, str | int | float]
-    ignored: Sequence[str] = ()
+    settings: dict[str, Any]
 
 
-def read_lines(path: Path) -> tuple[list[Line], dict[int, str]]:
+def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dict[int, str]]:
     """Return the prompts of a file, and by number of the line what is wrong with the others.
 
     The suffix tells a table, JSON lines, or a prompt a line.
+
+    Args:
+        warn: gets a sentence about columns of a table that are no settings.
 
     Raises:
         UserError: the file cannot be read, or has no prompt.
@@ -54,16 +45,22 @@ def read_lines(path: Path) -> tuple[list[Line], dict[int, str]]:
     text, suffix = read_text(path, str(path)), path.suffix.lower()
     if suffix == ".json":
         raise UserError(f"{path} is JSON; write JSON lines, an object a line, as .jsonl")
-    objects, lines, problems = suffix in (".jsonl", ".ndjson"), list[Line](), dict[int, str]()
-    records = _rows(path, text) if suffix in (".csv", ".tsv") else _parts(text, objects=objects)
+    parts = [(number, part) for number, part in enumerate(text.split("\n"), 1) if part.strip()]
+    records: Iterator[tuple[int, Any]]
+    if suffix in (".csv", ".tsv"):
+        records = _rows(path, text, warn)
+    elif suffix in (".jsonl", ".ndjson"):
+        records = iter(parts)
+    else:
+        prompts = [(number, part) for number, part in parts if not part.strip().startswith("#")]
+        records = ((number, {"prompt": part}) for number, part in prompts)
+    lines, problems = list[Line](), dict[int, str]()
     for number, record in records:
         try:
-            values = OBJECT.validate_json(record) if isinstance(record, str) else record
-            lines.append(_line(path.parent, number, values, table=suffix in (".csv", ".tsv")))
-        except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            place = next((f"{part}: " for part in wrong["loc"] if part != "settings"), "")
-            problems[number] = place + wrong["msg"].replace("Input should", "it must")
+            values = json.loads(record) if isinstance(record, str) else record
+            lines.append(_line(path.parent, number, values))
+        except json.JSONDecodeError as error:
+            problems[number] = f"it is no JSON: {error}"
         except UserError as error:
             problems[number] = str(error)
     if not lines and not problems:
@@ -73,26 +70,16 @@ def read_lines(path: Path) -> tuple[list[Line], dict[int, str]]:
 
 def check_lines(path: Path, problems: Mapping[int, str], *, count: int) -> None:
     """Raise `UserError` for the problems of lines, by number; ``count`` is that of all lines."""
-    if not problems:
-        return
     if len(problems) == count > 1 and len({*problems.values()}) == 1:  # it is not about the lines
         raise UserError(next(iter(problems.values())))
-    numbers = sorted(problems)
-    named = "; ".join(f"line {number}: {problems[number]}" for number in numbers[:MOST_NAMED])
-    more = len(numbers) - MOST_NAMED
-    also = f"; and {more} more" if more > 0 else ""
-    verb = "is" if len(numbers) == 1 else "are"
-    raise UserError(f"{len(numbers)} of {count} prompts of {path} {verb} wrong: {named}{also}")
+    if problems:
+        named = [f"line {number}: {problems[number]}" for number in sorted(problems)]
+        more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+        text = "; ".join([*named[:MOST_NAMED], *more])
+        raise UserError(f"{len(named)} of {count} prompts of {path} are wrong: {text}")
 
 
-def _parts(text: str, *, objects: bool) -> Iterator[tuple[int, Any]]:
-    """Give the text of each JSON object, or the prompt of each line, with its number."""
-    for number, part in enumerate(map(str.strip, text.split("\n")), start=1):
-        if part and (objects or not part.startswith("#")):
-            yield number, part if objects else {"prompt": part}
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+def _rows(path: Path, text: str, warn: Callable[[str], None]) -> Iterator[tuple[int, Any]]:
     """Give the cells of each row with the number of its last line; empty ones are left out."""
     separator = max(SEPARATORS, key=text.partition("\n")[0].count)
     rows = csv.DictReader(
@@ -102,9 +89,13 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     if "prompt" not in map(_name, columns):
         names = ", ".join(columns) or "none"
         raise UserError(f"{path} has no column prompt; its columns are: {names}")
+    options = {field.name for field in dataclasses.fields(GenerateOptions)}
+    ignored = {column: _name(column) for column in columns if _name(column) not in options}
+    if ignored:  # tables have columns for their owners
+        warn(f"{path}: no setting, and ignored: {', '.join(ignored.values())}")
     try:
         for row in rows:
-            cells = {column: cell for column, cell in row.items() if column != "" and cell}
+            cells = {c: cell for c, cell in row.items() if c != "" and c not in ignored and cell}
             if cells:
                 yield rows.line_num, {"prompt": "", **cells}
     except csv.Error as error:
@@ -116,26 +107,23 @@ def _name(given: str) -> str:
     return "_".join(given.lower().replace("-", " ").split())
 
 
-def _line(folder: Path, number: int, record: Mapping[Any, Any], *, table: bool) -> Line:
+def _line(folder: Path, number: int, record: Any) -> Line:
     """Return a line; a path counts from the folder of the file."""
-    options = {field.name for field in dataclasses.fields(GenerateOptions)}
+    if not isinstance(record, dict):
+        raise UserError("it is no JSON object")
     values: dict[str, Any] = {}
-    ignored = []
     for given, value in record.items():
         if given is None:
             raise UserError(f"it has more cells than columns: {value}")
         name = _name(given)
+        if name not in ("prompt", *SETTINGS):
+            raise UserError(f"{name} is no setting of a line, which has {', '.join(SETTINGS)}")
         if values.get(name):
             raise UserError(f"{name} stands twice")
-        if table and name not in options:  # tables have columns for their owners
-            ignored.append(name)
-        elif value is not None:
-            if isinstance(value, bool):  # no number
-                value = str(value).lower()
-            if name in PATHS and isinstance(value, str):
-                value = str(folder / Path(value).expanduser())
-            if name in FRACTIONS and table:  # with a comma where separators are semicolons
-                value = value.replace(",", ".")
-            values[name] = value
-    prompt = {"prompt": values.pop("prompt")} if "prompt" in values else {}
-    return Line(number=number, settings=values, ignored=ignored, **prompt)  # type: ignore[arg-type]
+        values[name] = value.strip() if isinstance(value, str) else value
+        if name in ("config", "image") and isinstance(value, str):
+            values[name] = str(folder / Path(values[name]).expanduser())
+    if values.get("prompt") is None:
+        raise UserError("it has no prompt")
+    prompt = read_value(GenerateOptions, "prompt", values.pop("prompt"))
+    return Line(number, prompt, {name: v for name, v in values.items() if v is not None})

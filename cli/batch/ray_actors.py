@@ -14,8 +14,7 @@ import ray
 import torch
 
 import chipsparse
-from chipsparse.cli.batch.entries import Entry
-from chipsparse.cli.batch.maker import Maker
+from chipsparse.cli.batch.entries import Entry, Maker
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.record import BatchClip
 from chipsparse.cli.errors import UserError, user_errors
@@ -28,7 +27,7 @@ STORE_BYTES = 1 << 28  # of a Ray of our own: nothing passes through but finishe
 
 
 class RayActors:
-    """Actors on Ray, each with a GPU of its own; a context manager.
+    """Actors on Ray, each with a GPU of its own, to be closed.
 
     Attributes:
         device: that all of them compute on.
@@ -55,10 +54,8 @@ class RayActors:
         cpus = 1 if on_gpu else max(1, there // self.count)
         self._kind = ray.remote(num_gpus=int(on_gpu), num_cpus=cpus, max_restarts=0)(_Actor)
 
-    def __enter__(self) -> RayActors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of the actors."""
         ray.shutdown()
 
     def make(self, entries: Sequence[Entry], display: ProgressDisplay) -> Iterator[BatchClip]:
@@ -80,18 +77,17 @@ class RayActors:
                 actor, entry, tries = running.pop(ref)
                 try:
                     clip, *parts = ray.get(ref)
+                    idle.append(actor)
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause or error from None
                 except ray.exceptions.RayError as error:
                     idle.append(self._start())
-                    memory = isinstance(error, ray.exceptions.OutOfMemoryError)
                     if tries + 1 < most:
                         waiting.append((entry, tries + 1))
-                    else:
-                        why = "machine ran out of memory" if memory else "process ended"
-                        yield entry.clip("failed", error=f"its {why}", tries=tries + 1)
-                    continue
-                idle.append(actor)
+                        continue
+                    memory = isinstance(error, ray.exceptions.OutOfMemoryError)
+                    why = "machine ran out of memory" if memory else "process ended"
+                    clip, parts = entry.clip("failed", error=f"its {why}", tries=1), []
                 folder = self._options.output
                 files = (entry.thumbnail(folder), folder / entry.name) if parts else ()
                 for path, part in zip(files, parts, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import ValidationError, computed_field
 
@@ -36,12 +36,11 @@ class BatchClip(Record):
     """A file of a batch; in the manifest it was made, or failed.
 
     Attributes:
-        file: its name in the folder.
+        file: its name in the folder; ``thumbnail`` is a path there.
         lines: of the file of prompts, that ask for it.
         seconds: that the generation took, with text and decoding; None where that is not known.
         remarks: what ran otherwise than the profile asks, and what else is worth knowing.
         time: when it was made or given up, in UTC.
-        thumbnail: its path in the folder; None where it has none.
     """
 
     file: String
@@ -64,13 +63,10 @@ class BatchClip(Record):
     def settings(self) -> str:
         """Size, length, steps and quality in words."""
         settings, quality = self.request.settings, self.request.quality or "sparse"
-        steps = settings.num_inference_steps
-        texts = [
-            settings.size.replace(" pixels", ""),
-            "" if steps is None else counted(steps, "step"),
-            "dense" if self.request.mode == "dense" else quality,
-        ]
-        return ", ".join(text for text in texts if text)
+        steps = counted(settings.num_inference_steps or 0, "step")
+        quality = "dense" if self.request.mode == "dense" else quality
+        size = settings.size.replace(" pixels", "")
+        return ", ".join(text for text in (size, steps, quality) if text)
 
 
 def read_manifest(folder: Path) -> dict[str, BatchClip]:
@@ -121,8 +117,8 @@ class BatchResult(Result):
     @property
     def counts(self) -> dict[State, int]:
         """How many files are in each state."""
-        states: tuple[State, ...] = ("made", "already there", "failed", "missing")
-        return {state: sum(clip.state == state for clip in self.clips) for state in states}
+        states = [clip.state for clip in self.clips]
+        return {state: states.count(state) for state in get_args(State)}
 
     @property
     def title(self) -> str:
@@ -133,11 +129,9 @@ class BatchResult(Result):
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the counts for the terminal, thumbnails for the page, and what was not made."""
         made = [clip for clip in self.clips if clip.made]
-        gone = [clip for clip in self.clips if not clip.made]
         states = ", ".join(f"{count:,} {state}" for state, count in self.counts.items() if count)
         settings = list(dict.fromkeys(clip.settings for clip in self.clips))
         seconds = [clip.seconds for clip in made if clip.seconds is not None]
-        median = seconds_text(statistics.median_low(seconds)) if seconds else ""
         model = bundled_name(self.model) or self.model
         told = [
             ("model", model),
@@ -146,36 +140,40 @@ class BatchResult(Result):
             ("manifest", self.manifest),
             ("page", self.page),
         ]
-        facts = [
-            ("model", name_of(model)),
-            ("settings", settings[0] if len(settings) == 1 else ""),
-            ("time", f"{median} each, median" if seconds else ""),
-        ]
+        facts = [("model", name_of(model))]
+        if len(settings) == 1:
+            facts.append(("settings", settings[0]))
+        if seconds:
+            facts.append(("time", f"{seconds_text(statistics.median_low(seconds))} each, median"))
         # Warnings about all are said once.
         common = set.intersection(*(set(clip.request.warnings) for clip in self.clips))
         alerts = [Alert(text) for text in sorted(common)]
-        if self.counts["failed"]:
-            text = f"{counted(self.counts['failed'], 'prompt')} failed. Why, stands below."
-            alerts.insert(0, Alert(text, "error"))
-        pictures = [_picture(clip, common, settings=len(settings) > 1) for clip in made]
+        if failed := self.counts["failed"]:
+            alerts.insert(
+                0, Alert(f"{counted(failed, 'prompt')} failed. Why, stands below.", "error")
+            )
+        pictures = []
+        for clip in made:
+            details = [f"seed {clip.request.seed}", *([clip.settings] if len(settings) > 1 else [])]
+            details += [] if clip.seconds is None else [seconds_text(clip.seconds)]
+            notes = [text for text in clip.request.warnings if text not in common]
+            prompt = clip.request.prompt or "(empty)"
+            pictures.append(Picture(clip.file, clip.thumbnail, prompt, ", ".join(details), notes))
         columns = ["prompt", "why", "settings", "line", "seed"]
-        again = "The same command makes them." if gone else ""
+        rows = [
+            [
+                clip.request.prompt,
+                clip.error or "not yet come to",
+                clip.settings,
+                ", ".join(map(str, clip.lines)),
+                str(clip.request.seed),
+            ]
+            for clip in self.clips
+            if not clip.made
+        ]
+        again = "The same command makes them." if rows else ""
         return [
             Section("", [Facts(told)], where="terminal"),
             Section("", [*alerts, Facts(facts), Gallery(pictures)], where="page"),
-            Section("Not made", [Table(columns, [_row(clip) for clip in gone], 3)], again),
+            Section("Not made", [Table(columns, rows, 3)], again),
         ]
-
-
-def _row(clip: BatchClip) -> list[str]:
-    lines = ", ".join(map(str, clip.lines))
-    why = clip.error or "not yet come to"
-    return [clip.request.prompt, why, clip.settings, lines, str(clip.request.seed)]
-
-
-def _picture(clip: BatchClip, common: set[str], *, settings: bool) -> Picture:
-    detail = [f"seed {clip.request.seed}", *([clip.settings] if settings else [])]
-    detail += [] if clip.seconds is None else [seconds_text(clip.seconds)]
-    notes = [text for text in clip.request.warnings if text not in common]
-    prompt = clip.request.prompt or "(empty)"
-    return Picture(clip.file, clip.thumbnail, prompt, ", ".join(detail), notes)

@@ -40,7 +40,3 @@ class StudioOptions(GenerationOptions):
             raise UserError(
                 "the studio needs gradio, which is not installed: pip install 'chipsparse[studio]'"
             )
-
-    def kept(self) -> str:
-        """Return what an interruption leaves, in words."""
-        return "the page is closed"

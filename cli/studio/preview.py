@@ -12,8 +12,8 @@ from chipsparse.cli.request import Request
 from chipsparse.layout import Grid
 
 MOST_FRAMES = 3  # of a video: the first, the middle and the last
-RIDGE = 1e-3  # keeps the map of channels that hardly vary small
-OUTLIERS = 2  # percent at each end that may leave the range of false colours
+LEAST = 0.03  # of the largest variation: directions with less are left out of the map
+CONTRAST = 50  # of false colours: steps of 255 for a standard deviation
 
 
 class Preview:
@@ -23,11 +23,11 @@ class Preview:
     """
 
     def __init__(self) -> None:
-        self._matrix: np.ndarray | None = None
         self._latents: np.ndarray | None = None
+        self._map: np.ndarray | None = None  # of the channels and a one
 
     def pictures(
-        self, latents: torch.Tensor | None, step: int, *, request: Request, scheduler: Any
+        self, latents: torch.Tensor | None, step: int, request: Request, pipe: Any
     ) -> np.ndarray | None:
         """Return pictures of the latents after a step, uint8 ``[T, H, W, 3]``; None if not known.
 
@@ -40,9 +40,9 @@ class Preview:
         arranged = None if latents is None else arrange(latents[0].detach(), grid, channels)
         if arranged is None:
             return None
-        before, sigmas = self._latents, getattr(scheduler, "sigmas", None)
-        after = arranged[_spread(len(arranged), MOST_FRAMES)].float().cpu().numpy()
-        self._latents = after = np.nan_to_num(after)
+        before, sigmas = self._latents, getattr(pipe.scheduler, "sigmas", None)
+        after = np.nan_to_num(arranged[_spread(len(arranged), MOST_FRAMES)].float().cpu().numpy())
+        self._latents = after
         if step and before is not None and sigmas is not None and max(sigmas) <= 1:
             rising = float(sigmas[0] < sigmas[-1])  # Mochi's are shares of what is clean
             noise = [abs(float(sigma) - rising) for sigma in sigmas[step : step + 2]]
@@ -54,25 +54,24 @@ class Preview:
         """Fit the colours to what the VAE made of the last latents, uint8 ``[F, H, W, 3]``."""
         if self._latents is None:
             return
-        times, rows, columns, channels = self._latents.shape
+        times, rows, columns, _ = self._latents.shape
         pixels = torch.from_numpy(frames[_spread(len(frames), times)]).permute(0, 3, 1, 2).double()
         small = torch.nn.functional.adaptive_avg_pool2d(pixels, (rows, columns))
-        colours, inputs = small.permute(0, 2, 3, 1).reshape(-1, 3), _with_one(self._latents)
-        ridge = RIDGE * len(inputs) * np.eye(channels + 1)
-        self._matrix = np.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ colours.numpy())
+        colours = small.permute(0, 2, 3, 1).reshape(-1, 3).numpy()
+        self._map = np.linalg.lstsq(_with_one(self._latents), colours, rcond=LEAST)[0]
 
     def colours(self, latents: np.ndarray) -> np.ndarray:
         """Return pictures uint8 ``[T, H, W, 3]`` of latents ``[T, H, W, C]``."""
-        if self._matrix is not None:
-            colours = _with_one(latents) @ self._matrix
+        if self._map is not None:
+            colours = _with_one(latents) @ self._map
         else:
             flat = latents.reshape(-1, latents.shape[-1])
-            centred = flat - flat.mean(axis=0)
-            chosen = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :3]
+            variances, directions = np.linalg.eigh(np.cov(flat, rowvar=False))
+            largest = directions[:, -3:]
             # A direction and its opposite are one; the same picture is to have the same colours.
-            chosen = chosen * np.sign(chosen[np.abs(chosen).argmax(axis=0), range(chosen.shape[1])])
-            low, high = np.percentile(centred @ chosen, [OUTLIERS, 100 - OUTLIERS], axis=0)
-            colours = 255 * (centred @ chosen - low) / np.maximum(high - low, 1e-6)
+            signs = np.sign(largest[np.abs(largest).argmax(axis=0), range(3)])
+            scale = CONTRAST * signs / np.sqrt(np.maximum(variances[-3:], 1e-6))
+            colours = 128 + (flat - flat.mean(axis=0)) @ largest * scale
         return np.rint(colours.clip(0, 255)).astype(np.uint8).reshape(*latents.shape[:3], 3)
 
 
@@ -103,6 +102,5 @@ def _spread(count: int, few: int) -> np.ndarray:
 
 
 def _with_one(latents: np.ndarray) -> np.ndarray:
-    return np.concatenate([latents, np.ones_like(latents[..., :1])], axis=3).reshape(
-        -1, latents.shape[3] + 1
-    )
+    """Return the channels of each place and a one, ``[T * H * W, C + 1]``."""
+    return np.pad(latents.reshape(-1, latents.shape[3]), ((0, 0), (0, 1)), constant_values=1)

@@ -20,20 +20,19 @@ from chipsparse.cli.ranks import called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, range_of, resolve, working
 from chipsparse.cli.tune.lab import TuneLab, calibrated
 from chipsparse.cli.tune.options import TuneOptions
-from chipsparse.cli.tune.record import Chosen, TunedResult
+from chipsparse.cli.tune.record import Chosen, TunedResult, quality_text, time_text
 from chipsparse.cli.views.terminal import print_result
-from chipsparse.config import CaptureMode
+from chipsparse.config import CaptureMode, SparsityConfig
 from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, config_digest
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
-from chipsparse.parallel.degrees import Parallel
-from chipsparse.profiles.profile import ASSETS, Profile
-from chipsparse.profiles.tuned_range import TunedFor, Versions, digest, target_text
+from chipsparse.profiles.profile import ASSETS
+from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, digest, target_text
 from chipsparse.tuning.forms import USUAL_DENSITY
-from chipsparse.tuning.search import Search, Tried, Unreachable
+from chipsparse.tuning.search import Search, Unreachable
 from chipsparse.tuning.targets import measurement
 
 LEAST_STEPS = 4
@@ -59,13 +58,12 @@ def run(options: TuneOptions) -> None:
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
         samples = _samples(options, video=model.accepts("num_frames"))
-        held_out = [sample.prompt for sample in samples[options.calibration_prompts :]]
         lpips = _lpips(options, request)
         tuned = _tuned_for(options, request)
         facts = called(options, profile, prompts=[sample.prompt for sample in samples])
         rank = meet(rank, device, facts)
-        common = _common_facts(tuned, request, profile, rank.parallel)
-        store = Store(options.results_file, common, kind="tuning", ranks=rank)
+        sharing = {} if rank.parallel is None else dataclasses.asdict(rank.parallel)
+        common = {**sharing, **_common_facts(tuned, request, profile.sparsity)}
         maker = ClipMaker(
             request.load,
             partial(settings.pipeline_call, negative_prompt=options.negative_prompt),
@@ -73,21 +71,21 @@ def run(options: TuneOptions) -> None:
             display,
             plain_lines=1,
         )
-        experiment = Experiment(
-            maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
-        )
+        store = Store(options.results_file, common, kind="tuning", ranks=rank)
         lab = TuneLab(
-            experiment,
+            Experiment(
+                maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
+            ),
             profile.sparsity,
-            options.calibration_prompts,
-            options.budget,
+            options,
             settings.num_inference_steps - steps,
-            _capture_mode(request, profile),
-            lpips.measure is not None,
+            _capture_mode(request, profile.sparsity),
         )
+        places, first = range(len(samples)), options.calibration_prompts
         # For the page of `report`: what is searched for, and in the end what was chosen.
-        target = {name: value for name, value in vars(options.target).items() if value is not None}
+        target = {name: value for name, value in options.target.items() if value is not None}
         name = ", ".join(f"{key} {value:g}" for key, value in target.items())
+        held_out = [sample.prompt for sample in samples[first:]]
         note: dict[str, Any] = {"target": target, "held_out": held_out, "chosen": None}
         if name not in store.notes:
             store.note(name, note)
@@ -99,18 +97,26 @@ def run(options: TuneOptions) -> None:
             lab,
             profile.sparsity,
             steps,
-            options.target,
-            calibrating=options.calibration_prompts,
-            held_out=options.held_out_prompts,
+            tuned.target,
+            calibrating=places[:first],
+            held_out=places[first:],
             budget=options.budget,
         )
         try:
             best = search.run()
         except Unreachable as error:
             raise UserError(_unreachable_text(options, error)) from error
-        chosen, config = _chosen(best), best.candidate.config
+        candidate, measured = best.candidate, measurement(best.pairs)
+        chosen = Chosen.model_validate(
+            {
+                "config": config_digest(candidate.config),
+                "form": candidate.describe,
+                "density": candidate.form.density,
+                "actions": best.pairs[0].actions,
+                "measured": measured,
+            }
+        )
         store.note(name, {**note, "chosen": chosen.model_dump(mode="json")})
-        tuned = dataclasses.replace(tuned, measured=measurement(best.pairs))
         if not rank.writes:
             return None
         write_profile(
@@ -119,68 +125,41 @@ def run(options: TuneOptions) -> None:
             model_class=model.transformer_class,
             description=f"{tuned.model}, tuned for {target_text(target)}.",
             settings=settings,
-            config=config,
-            tuned=tuned,
+            config=candidate.config,
+            tuned=dataclasses.replace(tuned, measured=measured),
         )
+    tried = {clip.get("facts", {}).get("config") for clip in store.measured.values()} - {None}
     result = TunedResult(
         profile=str(options.output),
         results=str(options.results_file),
         chosen=chosen,
-        tuned=tuned.to_dict(),
-        sparsity=dataclasses.asdict(config),
-        configs_tried=lab.candidates,
+        sparsity=dataclasses.asdict(candidate.config),
+        configs_tried=len(tried),
     )
     print_result(result, as_json=options.json)
-
-
-def _chosen(best: Tried) -> Chosen:
-    candidate = best.candidate
-    return Chosen.model_validate(
-        {
-            "config": config_digest(candidate.config),
-            "form": candidate.describe,
-            "density": candidate.form.density,
-            "actions": best.pairs[0].actions,
-        }
-    )
 
 
 def _unreachable_text(options: TuneOptions, error: Unreachable) -> str:
     """Return a sentence about a target that nothing meets: the closest, and how to go on."""
     best = measurement(error.best.pairs)
-    worst = "the same clips as dense"
-    if best.psnr_db_worst is not None:
-        worst = f"a PSNR of {best.psnr_db_worst:.2f} dB"
-    if best.ssim_worst is not None:
-        worst += f" and an SSIM of {best.ssim_worst:.4f}"
-    if best.lpips_worst is not None:
-        worst += f" and an LPIPS of {best.lpips_worst:.4f}"
     cannot, more = "cannot be met here", ""
     if error.out_of_budget:
         cannot = f"was not found within --budget {options.budget:g}"
         more = ", or give a larger --budget"
     return (
-        f"{target_text(vars(options.target))} {cannot}: the closest on the held-out prompts "
-        f"({error.best.candidate.describe}) has {worst} at worst and takes {best.seconds:.2f} s, "
-        f"{best.dense_seconds / best.seconds:.2f} times as fast as dense; ask for less{more}: what "
-        "was measured is kept"
+        f"{target_text(options.target)} {cannot}: the closest on the held-out prompts "
+        f"({error.best.candidate.describe}) has {quality_text(best)}, and takes "
+        f"{time_text(best)}; ask for less{more}: what was measured is kept"
     )
 
 
-def _capture_mode(request: Request, profile: Profile) -> CaptureMode:
+def _capture_mode(request: Request, config: SparsityConfig) -> CaptureMode:
     """Return the mode in which a few sparse steps run as those of such generations do."""
-    planned = request.planned
-    if planned is None:
-        return profile.sparsity.cuda_graphs
-    config = planned.plan.config.override(
-        {
-            "attention.density": USUAL_DENSITY,
-            "schedule": {"actions": ["dense", "refresh", "sparse"]},
-        }
-    )
-    return as_of_many(
-        config, dataclasses.replace(planned.plan, config=config), request.dtype
-    ).cuda_graphs
+    if request.planned is None:
+        return config.cuda_graphs
+    plan, few = request.planned.plan, {"actions": ["dense", "refresh", "sparse"]}
+    config = plan.config.override({"attention.density": USUAL_DENSITY, "schedule": few})
+    return as_of_many(config, dataclasses.replace(plan, config=config), request.dtype).cuda_graphs
 
 
 def _samples(options: TuneOptions, *, video: bool) -> list[Sample]:
@@ -207,41 +186,37 @@ def _lpips(options: TuneOptions, request: Request) -> Lpips:
 
 
 def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
-    model = request.model
+    location = request.model.location
     return TunedFor(
-        model=Path(model.location).name if Path(model.location).exists() else model.location,
-        transformer_config=digest(model.transformer_config),
+        model=Path(location).name if Path(location).exists() else location,
+        transformer_config=digest(request.model.transformer_config),
         **range_of(request.settings, options.flow_shift, request.device, request.dtype),
-        versions=Versions(
-            chipsparse.__version__, str(torch.__version__), str(diffusers.__version__)
-        ),
-        target=options.target,
+        versions={
+            "chipsparse": chipsparse.__version__,
+            "torch": str(torch.__version__),
+            "diffusers": diffusers.__version__,
+        },
+        target=TunedTarget(**options.target),
     )
 
 
-def _common_facts(
-    tuned: TunedFor, request: Request, profile: Profile, parallel: Parallel | None
-) -> dict[str, Any]:
+def _common_facts(tuned: TunedFor, request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
     """Return the facts that all measurements of a results file have in common."""
-    facts = tuned.to_dict()
+    facts = dataclasses.asdict(tuned)
     del facts["target"], facts["measured"]
-    config = dataclasses.asdict(profile.sparsity)
+    config = dataclasses.asdict(sparsity)
     # What is tuned. Memory stays: it changes no result, but what steps take.
     del config["schedule"], config["attention"]["density"]
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        values = value if isinstance(value, dict) else {"": value}
-        flat |= {f"{name}.{field}".rstrip("."): each for field, each in values.items()}
-    versions = facts.pop("versions")
+    for group in ("attention", "mlp", "memory"):
+        config |= {f"{group}.{field}": value for field, value in config.pop(group).items()}
     return {
-        **({} if parallel is None else dataclasses.asdict(parallel)),
-        **versions,
+        **facts.pop("versions"),
         **facts,
         "transformer_class": request.model.transformer_class,
         "pipeline_class": request.model.pipeline_class.__name__,
         "weights": weights_digest(request.model),
-        "max_sequence_length": profile.generation.max_sequence_length,
+        "max_sequence_length": request.settings.max_sequence_length,
         "negative_prompt": request.options.negative_prompt,
-        "first_dense_layers": profile.sparsity.schedule.first_dense_layers,
-        **flat,
+        "first_dense_layers": sparsity.schedule.first_dense_layers,
+        **config,
     }

@@ -13,6 +13,7 @@ import numpy as np
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.progress import duration
+from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.config import CaptureMode, SparsityConfig
 from chipsparse.experiments.clips import Generation, patched, stock, time_steps, warm_up
 from chipsparse.experiments.engine import (
@@ -26,7 +27,7 @@ from chipsparse.experiments.engine import (
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
 from chipsparse.pipelines.denoising_loop import check_scheduler
-from chipsparse.tuning.calibration import SchedulerTap
+from chipsparse.tuning.calibration import watched_scheduler
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, with_sparse_mlp
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.targets import SAME_DB, Pair
@@ -34,10 +35,7 @@ from chipsparse.tuning.targets import SAME_DB, Pair
 # Steps that tell the time of one of each kind. The first of a kind may compile or record it, and
 # the last step frees the caches: neither is counted.
 TIMED_ACTIONS = ("dense", "refresh", "refresh", *["sparse"] * 4, "skip", "skip", "dense")
-# The share of columns at which sparse MLPs are timed: their time does not depend on it.
-MLP_TIMED_AT = DENSITIES[0]
 LIKELY_COST = 0.4  # of a candidate, in dense generations, until it is known
-CANDIDATE = "candidate"
 
 
 @dataclass
@@ -47,30 +45,21 @@ class TuneLab:
     Attributes:
         experiment: its samples calibrate first; its dense way is `calibrated`.
         config: the config to tune.
-        calibrating: how many samples calibrate.
-        budget: dense generations that a search may take, in all.
+        options: of the command.
         uncalled_steps: how many of the pipeline's steps do not call the transformer.
         cuda_graphs: with which a few sparse steps run as those of a generation do.
-        lpips: whether clips are measured with LPIPS.
     """
 
     experiment: Experiment
     config: SparsityConfig
-    calibrating: int
-    budget: float
+    options: TuneOptions
     uncalled_steps: int = 0
     cuda_graphs: CaptureMode = "auto"
-    lpips: bool = False
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
 
     def __post_init__(self) -> None:
         self._maker, self._store = self.experiment.maker, self.experiment.store
         self._parallel = self._store.ranks.parallel
-
-    @property
-    def candidates(self) -> int:
-        """The number of configs that were generated with, now or before."""
-        return len({name.rpartition(", ")[0] for name in self._used if CANDIDATE in name})
 
     @functools.cached_property
     def pipe(self) -> Any:
@@ -84,27 +73,29 @@ class TuneLab:
         return pipe
 
     def trajectory(self, prompt: int) -> Trajectory:
-        """The trajectory of the dense generation of a prompt."""
+        """Return the trajectory of the dense generation of a prompt."""
         made = self._clip(self.experiment.dense_way, prompt)
         if prompt == 0:
-            seconds = made.total_seconds
+            seconds, budget = made.total_seconds, self.options.budget
             self._maker.progress.tell(
                 f"a dense generation takes {duration(seconds)} here: the search ends within "
-                f"{self.budget:g} times that, {duration(self.budget * seconds)}"
+                f"{budget:g} times that, {duration(budget * seconds)}"
             )
         kept = made.facts["trajectory"]
         return Trajectory(**{name: np.array(values) for name, values in kept.items()})
 
     def step_seconds(self) -> ActionSeconds:
-        """The times of steps, from a short generation for each kind of sparse step."""
-        timed = {(density, False): self._timed(density, False) for density in DENSITIES}
-        if self.config.mlp.is_sparse:
-            timed[MLP_TIMED_AT, True] = self._timed(MLP_TIMED_AT, True)
+        """Return the times of steps, from a short generation for each kind of sparse step."""
+        timed = {(density, False): self._timed(density) for density in DENSITIES}
         sparse = {kind: times["sparse"] for kind, times in timed.items()}
         if self.config.mlp.is_sparse:
-            extra = sparse[MLP_TIMED_AT, True] - sparse[MLP_TIMED_AT, False]
+            # The time of sparse MLPs does not depend on the share of columns.
+            usual = DENSITIES[0]
+            timed[usual, True] = self._timed(usual, sparse_mlp=True)
+            extra = timed[usual, True]["sparse"] - sparse[usual, False]
             sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
-        dense = [self._clip(self.experiment.dense_way, n) for n in range(self.calibrating)]
+        prompts = range(self.options.calibration_prompts)
+        dense = [self._clip(self.experiment.dense_way, prompt) for prompt in prompts]
         return ActionSeconds(
             dense=statistics.median(record.facts["step_seconds"] for record in dense),
             refresh=statistics.median(times["refresh"] for times in timed.values()),
@@ -115,14 +106,15 @@ class TuneLab:
         )
 
     def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
-        """A generation against the dense one, paired by seed."""
+        """Return a generation against the dense one, paired by seed."""
         dense = self._clip(self.experiment.dense_way, prompt)
         facts = {"form": form, "config": config_digest(config)}
-        way = sparse_way(CANDIDATE, config, parallel=self._parallel, facts=facts, warm=False)
-        way = replace(way, cost=LIKELY_COST, key=f"{way.key}{', with LPIPS' * self.lpips}")
+        way = sparse_way("candidate", config, parallel=self._parallel, facts=facts, warm=False)
+        lpips = "" if self.options.max_lpips is None else ", with LPIPS"
+        way = replace(way, cost=LIKELY_COST, key=way.key + lpips)
         made = self._clip(way, prompt)
-        name = record_name(way, self.experiment.samples[prompt])
-        self._used[name] = made.total_seconds / dense.total_seconds
+        cost = made.total_seconds / dense.total_seconds
+        self._used[record_name(way, self.experiment.samples[prompt])] = cost
         return Pair(
             psnr_db=SAME_DB if made.psnr_db is None else min(SAME_DB, made.psnr_db),
             ssim=made.ssim,
@@ -144,64 +136,59 @@ class TuneLab:
         """Load the model and plan a measurement, where that is not in the store."""
         if name not in self._store.measured:
             _ = self.pipe
-            left = max(0.0, self.budget - sum(self._used.values()) - cost)
+            left = max(0.0, self.options.budget - sum(self._used.values()) - cost)
             self._maker.progress.plan({name: cost, "all that may follow": left})
 
-    def _timed(self, density: float, sparse_mlp: bool) -> dict[str, float]:
+    def _timed(self, density: float, *, sparse_mlp: bool = False) -> dict[str, float]:
+        """Return the median time of each kind of step, and the time of measuring it."""
+        maker, count = self._maker, len(TIMED_ACTIONS)
         name = f"times, {density:g} of the columns{', sparse MLPs' * sparse_mlp}"
-        self._prepare(name, len(TIMED_ACTIONS) / (self._maker.steps - self.uncalled_steps))
+        title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
+        self._prepare(name, count / (maker.steps - self.uncalled_steps))
         if name not in self._store.measured:
-            with self._maker.progress.working(name):
-                made = self._time_steps(density, sparse_mlp)
+            first_dense = self.config.schedule.first_dense_layers
+            schedule = {"actions": list(TIMED_ACTIONS), "first_dense_layers": first_dense}
+            config = with_sparse_mlp(self.config, sparse_mlp).override(
+                {
+                    "schedule": schedule,
+                    "attention.density": density,
+                    "cuda_graphs": self.cuda_graphs,
+                }
+            )
+            sample = self.experiment.samples[0]
+            arguments = maker.arguments(sample.prompt)
+            arguments["num_inference_steps"] = count + self.uncalled_steps
+            with (
+                maker.progress.working(name),
+                patched(self.pipe, config, parallel=self._parallel) as report,
+                maker.progress.denoising(title, count, plain_lines=1) as display,
+            ):
+                steps = time_steps(
+                    self.pipe, arguments, seed=sample.seed, display=display, report=report
+                )
+            made = {"seconds": sum(step.seconds for step in steps)}
+            for kind in ("refresh", "sparse", "skip"):
+                made[kind] = statistics.median(
+                    step.seconds
+                    for place, step in enumerate(steps[:-1])
+                    if TIMED_ACTIONS[place] == TIMED_ACTIONS[place - 1] == kind
+                )
             self._store.keep(name, lambda: made)
         timed: dict[str, float] = self._store.measured[name]
         dense = self._clip(self.experiment.dense_way, 0)
         self._used[name] = timed["seconds"] / dense.total_seconds
         return timed
 
-    def _time_steps(self, density: float, sparse_mlp: bool) -> dict[str, float]:
-        actions = {"actions": list(TIMED_ACTIONS)}
-        layers = {"first_dense_layers": self.config.schedule.first_dense_layers}
-        config = with_sparse_mlp(self.config, sparse_mlp).override(
-            {
-                "schedule": {**actions, **layers},
-                "attention.density": density,
-                "cuda_graphs": self.cuda_graphs,
-            }
-        )
-        maker, sample, count = self._maker, self.experiment.samples[0], len(TIMED_ACTIONS)
-        arguments = {
-            **maker.arguments(sample.prompt),
-            "num_inference_steps": count + self.uncalled_steps,
-        }
-        title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
-        with (
-            patched(self.pipe, config, parallel=self._parallel) as report,
-            maker.progress.denoising(title, count, plain_lines=1) as display,
-        ):
-            timed = time_steps(
-                self.pipe, arguments, seed=sample.seed, display=display, report=report
-            )
-        medians = {
-            kind: statistics.median(
-                step.seconds
-                for place, step in enumerate(timed[:-1])
-                if TIMED_ACTIONS[place] == TIMED_ACTIONS[place - 1] == kind
-            )
-            for kind in ("refresh", "sparse", "skip")
-        }
-        return {**medians, "seconds": sum(step.seconds for step in timed)}
-
 
 def calibrated(parallel: Any) -> Way:
-    """The stock model, whose records keep the trajectory and the time of a step."""
+    """Return the stock model, whose records keep the trajectory and the time of a step."""
 
     @contextmanager
     def apply(pipe: Any) -> Iterator[Applied]:
-        with stock(pipe, parallel), SchedulerTap(pipe.scheduler) as tap:
+        with stock(pipe, parallel), watched_scheduler(pipe.scheduler) as watched:
 
             def facts(made: Generation) -> dict[str, Any]:
-                trajectory = tap.trajectory()
+                trajectory = watched()
                 if trajectory.steps != len(made.steps):
                     raise UserError(
                         f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
+
+from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
@@ -19,17 +20,17 @@ from chipsparse.cli.options import (
     panel_options,
 )
 
-if TYPE_CHECKING:
-    from chipsparse.profiles.tuned_range import TunedTarget
-
 TARGET = "Target: one or more of these"
 measuring_option = partial(option, panel="Measuring")
-target_option = partial(option, panel=TARGET)
+Above0 = Annotated[float, Interval(gt=0)]
+Above1 = Annotated[float, Interval(gt=1)]
+Below1 = Annotated[float, Interval(gt=0, lt=1)]
+target_option = partial(option, panel=TARGET, shown=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(GenerationOptions):
-    """What the user typed for `tune`; None where an option was left out."""
+    """The options that the user typed; None where one was left out."""
 
     output: Path = output_option(
         "-o",
@@ -37,20 +38,18 @@ class TuneOptions(GenerationOptions):
         default=REQUIRED,
         shown=False,
     )
-    min_psnr: float | None = target_option(
-        help="PSNR against dense, in dB, of every held-out prompt, as fast as possible.",
-        shown=False,
+    min_psnr: Above0 | None = target_option(
+        help="PSNR against dense, in dB, of every held-out prompt, as fast as possible."
     )
-    min_ssim: float | None = target_option(help="The same with SSIM.", shown=False)
-    max_lpips: float | None = target_option(
-        help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed.",
-        shown=False,
+    min_ssim: Below1 | None = target_option(help="The same with SSIM.")
+    max_lpips: Above0 | None = target_option(
+        help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed."
     )
-    min_speedup: float | None = target_option(
-        help="Dense over sparse time of a generation, as close to dense as possible.", shown=False
+    min_speedup: Above1 | None = target_option(
+        help="Dense over sparse time of a generation, as close to dense as possible."
     )
-    max_seconds: float | None = target_option(
-        help="Time of a generation on this device, likewise.", shown=False
+    max_seconds: Above0 | None = target_option(
+        help="Time of a generation on this device, likewise."
     )
     prompts: Path | None = measuring_option(
         help="Text file with one prompt per line; the first ones calibrate, the next ones "
@@ -72,32 +71,31 @@ class TuneOptions(GenerationOptions):
 
     @property
     def results_file(self) -> Path:
-        """Where measurements are kept."""
+        """The file that keeps the measurements."""
         return self.results or self.output.with_suffix(".tune.json")
 
     @property
-    def target(self) -> TunedTarget:
-        """What is asked for."""
-        from chipsparse.profiles.tuned_range import TunedTarget
-
-        return TunedTarget(
-            min_psnr_db=self.min_psnr,
-            min_ssim=self.min_ssim,
-            max_lpips=self.max_lpips,
-            min_speedup=self.min_speedup,
-            max_seconds=self.max_seconds,
-        )
+    def target(self) -> dict[str, float | None]:
+        """The fields of a `TunedTarget`."""
+        return {
+            "min_psnr_db": self.min_psnr,
+            "min_ssim": self.min_ssim,
+            "max_lpips": self.max_lpips,
+            "min_speedup": self.min_speedup,
+            "max_seconds": self.max_seconds,
+        }
 
     def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
-        self._check_targets()
+        """Raise `UserError` for what is wrong with any model and on any device."""
         # Imported here so that --help does not wait for torch.
-        from chipsparse.cli.media.write import check_file, check_inputs_stay, check_writable
-        from chipsparse.experiments.store import dense_folder
+        from chipsparse.cli.media.write import check_file, check_inputs_stay
         from chipsparse.tuning.search import least_budget
 
+        if not any(self.target.values()):
+            names = map(option_name, panel_options(type(self), TARGET))
+            raise UserError(f"give a target: one or more of {', '.join(names)}")
         least = least_budget(self.calibration_prompts, self.held_out_prompts)
-        if not (math.isfinite(self.budget) and self.budget >= least):
+        if self.budget < least:
             raise UserError(
                 f"--budget {self.budget:g} is too small: {self.calibration_prompts} prompts to "
                 f"calibrate with and {self.held_out_prompts} to verify on need at least {least}"
@@ -106,30 +104,8 @@ class TuneOptions(GenerationOptions):
         check_file("--results", self.results_file, ".json")
         for name, output in (("--output", self.output), ("--results", self.results_file)):
             check_inputs_stay(name, output, [self.config, self.prompts])
-        folder = dense_folder(self.results_file)
-        if folder.is_dir():
-            check_writable("the folder", folder / "frames.npy")
-        elif folder.exists():
-            raise UserError(
-                f"{folder}, which keeps the dense clips beside {self.results_file}, is no folder; "
-                "move it, or name another file with --results"
-            )
-
-    def _check_targets(self) -> None:
-        names = panel_options(type(self), TARGET)
-        targets = {option_name(name): getattr(self, name) for name in names}
-        given = {name: value for name, value in targets.items() if value is not None}
-        if not given:
-            raise UserError(f"give a target: one or more of {', '.join(targets)}")
-        for name, value in given.items():
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"{name} {value} must be a number above 0")
-        if self.min_ssim is not None and self.min_ssim >= 1:
-            raise UserError(f"--min-ssim {self.min_ssim:g} must be below 1")
-        if self.min_speedup is not None and self.min_speedup <= 1:
-            raise UserError(f"--min-speedup {self.min_speedup:g} must be above 1")
 
     def kept(self) -> str:
-        """What an interruption leaves."""
+        """Return what an interruption leaves, in words."""
         known = f"what was measured is in {self.results_file}: run it again"
         return known if self.results_file.is_file() else "nothing was measured"

@@ -9,13 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from chipsparse.cli.compare.rows import (
-    QUALITY,
-    Row,
-    clips_table,
-    numbers_table,
-    quality_chart,
-)
+from chipsparse.cli.compare.rows import QUALITY, Row, clips_table, numbers_table, quality_chart
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views.budget_map import Cell, budget_map
 from chipsparse.cli.views.sections import (
@@ -33,25 +27,53 @@ from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Number
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
-from chipsparse.profiles.tuned_range import target_text
+from chipsparse.profiles.tuned_range import TunedMeasurement, target_text
 
 AGAIN = "Run the same tune command again: what is in the file is not measured anew."
 NOTHING_TRIED = f"Nothing was tried yet. {AGAIN}"
-TARGETS = {"min_psnr_db": "psnr_db", "min_ssim": "ssim", "max_lpips": "lpips"}
+GOALS = {"psnr_db": "min_psnr_db", "ssim": "min_ssim", "lpips": "max_lpips"}
 Action = Literal["dense", "refresh", "sparse", "skip"]
 
 
+def quality_text(measured: TunedMeasurement) -> str:
+    """Return the quality on the held-out prompts in words."""
+    if measured.psnr_db_worst is None:
+        return "the same clips as dense"
+    worst, median = decibels(measured.psnr_db_worst), decibels(measured.psnr_db_median)
+    text = f"PSNR {worst} at worst, median {median}"
+    if measured.ssim_worst is not None:
+        text += f"; SSIM {measured.ssim_worst:.3f} at worst"
+    if measured.lpips_worst is not None:
+        text += f"; LPIPS {measured.lpips_worst:.3f} at worst"
+    return text
+
+
+def time_text(measured: TunedMeasurement) -> str:
+    """Return the median time on the held-out prompts in words."""
+    seconds, dense = seconds_text(measured.seconds), seconds_text(measured.dense_seconds)
+    return f"{seconds}, dense {dense}: {measured.speedup:.2f} times as fast"
+
+
 class Chosen(Record):
-    """The end of a search: a config, the share of its sparse steps, and the action of each step."""
+    """The end of a search.
+
+    Attributes:
+        config: its digest.
+        form: the schedule in words.
+        density: the share of columns of its sparse steps.
+        actions: the action of each step.
+        measured: the numbers on held-out prompts.
+    """
 
     config: String
     form: String
     density: Number
     actions: Sequence[Action]
+    measured: TunedMeasurement
 
-    def steps(self, *actions: str) -> list[int]:
-        """Return the numbers of the steps with these actions."""
-        return [step for step, action in enumerate(self.actions) if action in actions]
+    def steps(self, *actions: str) -> str:
+        """Return the numbers of the steps with these actions, as a text."""
+        return ", ".join(str(n) for n, action in enumerate(self.actions) if action in actions)
 
     def chart(self) -> Chart:
         """Return a map of the steps, all layers as one."""
@@ -70,7 +92,6 @@ class TunedResult(Result):
     Attributes:
         profile: the file that was written.
         results: the file with the measurements.
-        tuned: the range of the profile, with the target and the measurement.
         sparsity: the whole config.
         configs_tried: how many configs were generated with, now or before.
     """
@@ -79,30 +100,19 @@ class TunedResult(Result):
     profile: String
     results: String
     chosen: Chosen
-    tuned: Mapping[str, Any]
     sparsity: Mapping[str, Any]
     configs_tried: int
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the summary."""
-        measured, chosen = self.tuned["measured"], self.chosen
-        seconds, dense = measured["seconds"], measured["dense_seconds"]
-        worst, median = measured["psnr_db_worst"], measured["psnr_db_median"]
-        quality = "the same clips as dense"
-        if worst is not None and median is not None:
-            quality = f"PSNR {worst:.1f} dB at worst, median {median:.1f}"
-            for name, title in (("ssim_worst", "SSIM"), ("lpips_worst", "LPIPS")):
-                if measured[name] is not None:
-                    quality += f"; {title} {measured[name]:.3f} at worst"
-        speedup = f"{dense / seconds if seconds else 0.0:.2f} times as fast"
-        prompts = counted(measured["prompts"], "prompt")
+        chosen, prompts = self.chosen, counted(self.chosen.measured.prompts, "prompt")
         rows = [
             ("profile", self.profile),
-            ("quality", quality),
-            ("time", f"{seconds_text(seconds)}, dense {seconds_text(dense)}: {speedup}"),
+            ("quality", quality_text(chosen.measured)),
+            ("time", time_text(chosen.measured)),
             ("schedule", chosen.form),
-            ("full steps", ", ".join(map(str, chosen.steps("dense", "refresh")))),
-            ("sparse steps", ", ".join(map(str, chosen.steps("sparse")))),
+            ("full steps", chosen.steps("dense", "refresh")),
+            ("sparse steps", chosen.steps("sparse")),
             ("chosen from", f"{counted(self.configs_tried, 'config')}; verified on {prompts}"),
             ("measurements", self.results),
         ]
@@ -110,11 +120,7 @@ class TunedResult(Result):
 
 
 class Search(Record):
-    """A search for one target; nothing is chosen where it was interrupted or there is nothing.
-
-    Attributes:
-        held_out: the prompts that verified.
-    """
+    """A search for one target; nothing is chosen where it was interrupted or there is nothing."""
 
     target: Mapping[str, Number]
     held_out: Sequence[String] = ()
@@ -132,7 +138,6 @@ class About(Settings):
     model: String = "a model"
     transformer_class: String = ""
     flow_shift: Number | None = None
-    delta_rule: String = Field(default="", alias="attention.delta_rule")
     device: String = ""
     dtype: String = ""
     chipsparse: String = ""
@@ -166,12 +171,13 @@ class TuningResult(Result):
         configs: dict[str, list[ClipRecord]] = {}
         for clip in self.clips:
             if clip.way != DENSE:
-                configs.setdefault(clip.facts.get("config", ""), []).append(clip)
+                configs.setdefault(clip.facts["config"], []).append(clip)
         chosen = {search.chosen.config for search in self.searches.values() if search.chosen}
         rows = []
         for config, clips in configs.items():
-            method = "chosen" if config in chosen else "tried"
-            name = clips[0].facts.get("form", "") + " (chosen)" * (config in chosen)
+            name, method = clips[0].facts["form"], "tried"
+            if config in chosen:
+                name, method = f"{name} (chosen)", "chosen"
             rows.append(Row(name=name, method=method, setting=config, clips=clips))
         return sorted(rows, key=lambda row: (row.method == "tried", -row.median("speedup")))
 
@@ -195,14 +201,21 @@ class TuningResult(Result):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the chosen schedules, and every config that was tried."""
-        chosen = [search for search in self.searches.values() if search.chosen is not None]
+        chosen = [
+            Section(f"Chosen schedule, for {search.text}", [own.chart()], own.form)
+            for search in self.searches.values()
+            if (own := search.chosen) is not None
+        ]
+        if not chosen:
+            missing = f"No config was seen to reach the target ({self.targets}). {AGAIN}"
+            chosen = [Section("Chosen schedule", [], where="page", missing=missing)]
         held_out = {prompt for search in self.searches.values() for prompt in search.held_out}
         prompts = {
             clip.seed: clip.prompt + ", held out" * (clip.prompt in held_out)
             for clip in self.clips
             if clip.way == DENSE
         }
-        why = f"No config was seen to reach the target ({self.targets}). {AGAIN}"
+        tables = [numbers_table(self.rows, passed=False), clips_table(self.rows, prompts)]
         return [
             Section("", self._head()),
             Section(
@@ -213,22 +226,10 @@ class TuningResult(Result):
                 where="page",
                 missing=NOTHING_TRIED,
             ),
-            *(
-                Section(
-                    f"Chosen schedule, for {search.text}",
-                    [search.chosen.chart()],
-                    search.chosen.form,
-                )
-                for search in chosen
-                if search.chosen is not None
-            ),
-            *([] if chosen else [Section("Chosen schedule", [], where="page", missing=why)]),
+            *chosen,
             Section(
                 "Candidates",
-                [
-                    numbers_table(self.rows, passed=False) if self.rows else None,
-                    clips_table(self.rows, prompts) if self.rows else None,
-                ],
+                tables if self.rows else [],
                 "Median time of a generation, mean (worst) quality against the dense clip of the "
                 "same seed. Held-out prompts had no part in the choice of the form.",
                 where="page",
@@ -237,22 +238,15 @@ class TuningResult(Result):
         ]
 
     def _head(self) -> list[Part]:
-        about, parts = self.about, list[Part]()
-        newest = next(reversed(list(self.searches.values())), None)
-        if newest is not None and newest.chosen is not None:
-            clips = [c for c in self.clips if c.facts.get("config") == newest.chosen.config]
-            # The chosen config was tried on those that calibrate, too, and may be worse there.
-            held_out = [clip for clip in clips if clip.prompt in newest.held_out] or clips
-            if held_out:
-                best = Row(name="", clips=held_out)
-                took = f"median generation {seconds_text(best.median('seconds'))}"
-                parts.append(Tile(times(best.median("speedup")), "as fast as dense", took))
-                quality = best.quality("psnr_db")
-                label = f"PSNR, worst of {counted(len(held_out), 'held-out prompt')}"
-                psnr = decibels(None if quality is None else quality.worst)
-                parts.append(Tile(psnr, label, f"target: {newest.text}"))
-        parts.append(Tile(str(len(self.rows)), "configs tried"))
-        parts.append(Tile(str(len(self.measured)), "measurements in the file"))
+        about, tiles = self.about, list[Part]()
+        newest = [*self.searches.values()][-1] if self.searches else Search(target={})
+        if newest.chosen is not None:
+            best = newest.chosen.measured
+            took = f"median generation {seconds_text(best.seconds)}"
+            worst = f"PSNR, worst of {counted(best.prompts, 'held-out prompt')}"
+            tiles.append(Tile(times(best.speedup), "as fast as dense", took))
+            tiles.append(Tile(decibels(best.psnr_db_worst), worst, f"target: {newest.text}"))
+        tiles.append(Tile(str(len(self.rows)), "configs tried"))
         dense = [clip.seconds for clip in self.clips if clip.way == DENSE]
         versions = {name: getattr(about, name) for name in ("chipsparse", "torch", "diffusers")}
         rows = [
@@ -260,16 +254,14 @@ class TuningResult(Result):
             ("settings", about.text(about.flow_shift)),
             ("targets", self.targets),
             ("dense", f"{seconds_text(statistics.median(dense))} a generation" if dense else ""),
-            ("delta rule", about.delta_rule),
-            ("device", ", ".join(text for text in (about.device, about.dtype) if text)),
+            ("device", ", ".join(filter(None, (about.device, about.dtype)))),
             ("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text)),
         ]
-        return [*parts, Facts(rows)]
+        return [*tiles, Facts(rows)]
 
     def _chart(self, metric: str) -> Chart | None:
         """Return the worst of a metric over speed with its targets; SSIM and LPIPS if asked for."""
-        targets = [search.target for search in self.searches.values()]
-        (goal,) = (name for name, own in TARGETS.items() if own == metric)
+        targets, goal = [search.target for search in self.searches.values()], GOALS[metric]
         levels = dict.fromkeys(target[goal] for target in targets if goal in target)
         if metric != "psnr_db" and not levels:
             return None

@@ -41,14 +41,13 @@ def test_bundled_profiles_have_every_quality(path):
         assert config.tile == profile.sparsity.tile
 
 
-def test_models_without_a_profile_have_the_general_one():
-    profile = default_profile()
-    assert profile.is_general
-    assert tuple(profile.qualities) == tuple(QUALITIES)
-    assert profile.serves("NoTransformer2DModel")
-
-
-def test_a_models_own_profile_comes_first(tmp_path):
+def test_where_profiles_come_from(tmp_path):
+    general = default_profile()
+    assert general.is_general
+    assert tuple(general.qualities) == tuple(QUALITIES)
+    assert general.serves("NoTransformer2DModel")
+    with pytest.raises(ValueError, match=r"class UNet; known classes: .*WanTransformer3DModel"):
+        find_profile(None, "UNet")
     by_class = find_profile(tmp_path, "WanTransformer3DModel")
     assert by_class.source.endswith("WanTransformer3DModel.yaml")
     (tmp_path / "chipsparse.yaml").write_text(
@@ -115,45 +114,34 @@ def test_qualities_that_are_not_there_are_named(mine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [
-        (None, "cannot read the profile (No such file or directory)"),
-        ("pipe", "cannot read the profile (it is a pipe or device"),
-        *(
-            (content, "it is no text in UTF-8")
-            for content in (b"\x00\xe8\xff", "tile: null".encode("utf-16-le"), b"\xff\xfes")
-        ),
+        (None, "No such file or directory"),
+        ("pipe", "it is a pipe or device; give a file"),
+        (b"\x00\xe8\xff", "it is no text in UTF-8"),
+        ("tile: null".encode("utf-16-le"), "it is no text in UTF-8"),
+        (b"\xff\xfes", "it is no text in UTF-8"),
+        (b"#" * ((1 << 20) + 1), "it has more than 1,048,576 bytes"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path, content, said):
+def test_files_that_cannot_be_read(tmp_path, content, problem):
     path = tmp_path / "mine.yaml"
     if content == "pipe":
         os.mkfifo(path)
     elif content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(f"cannot read the profile ({problem}")):
         load_profile(path)
 
 
-def test_an_unknown_class_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"class UNet; known classes: .*WanTransformer3DModel"):
-        find_profile(None, "UNet")
-
-
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("sparsity: {attention: {keep: 1}}", "sparsity.attention.keep: unknown field; allowed: "),
-        (
-            "sparsity: {block_size: -1}",
-            "sparsity.block_size: expected a number at least 1, got -1",
-        ),
+        ("sparsity: {block_size: -1}", "sparsity.block_size: expected a number at least 1, got -1"),
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
         ("generation: {fps: 3}", "generation.fps: unknown field"),
-        (
-            f"sparsity: {{block_size: {2**63}}}",
-            "sparsity.block_size: expected a number below 2^63, got 92",
-        ),
+        (f"sparsity: {{block_size: {2**63}}}", "sparsity.block_size: expected a number below 2^63"),
         ("sparsity: 3", "sparsity: expected a mapping"),
         ("qualities: 3", "qualities: expected a mapping, got 3"),
         ("qualities: {best: {}}", "qualities.best: unknown quality; allowed: faithful, balanced"),
@@ -166,18 +154,14 @@ def test_an_unknown_class_names_the_known_ones():
             "qualities: {fast: {schedule: {full_share: 0.2, warmup_steps: 4}}}",
             "qualities.fast.schedule.full_share takes the place of warmup_steps",
         ),
+        ("tuned: {modle: tiny}", "tuned.modle: unknown field"),
+        ("tuned: {target: {psnr: 3}}", "tuned.target.psnr: unknown field"),
         ("[1, 2]", "the top level: expected a mapping"),
         ("a: [", "not valid YAML"),
-        (
-            "sparsity: {tile: null}\nsparsity: {}",
-            "not valid YAML (sparsity stands twice, in line 2, column 1)",
-        ),
+        ("a: 1\na: {}", "not valid YAML (a stands twice, in line 2, column 1)"),
         ("sparsity: {mlp: {density: 0.1, density: 0.2}}", "density stands twice"),
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
-        (
-            f"sparsity: {'{mlp: ' * 100}1{'}' * 100}",
-            "sparsity.mlp.mlp: unknown field; allowed: density",
-        ),
+        (f"sparsity: {'{mlp: ' * 99}1{'}' * 99}", "sparsity.mlp.mlp: unknown field; allowed: dens"),
         ("x: &a {<<: *a}", "not valid YAML (an alias; write its fields out, in line 1, column 12)"),
         (f"sparsity: {{tile: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
         ("description: 2024-99-99", "not valid YAML (month must be"),
@@ -185,7 +169,6 @@ def test_an_unknown_class_names_the_known_ones():
             "generation: {num_inference_steps: 1001}",
             "generation.num_inference_steps: expected a number between 1 and 1000, got 1001",
         ),
-        ("#" + "x" * (1 << 20), "it has more than 1,048,576 bytes"),
         ("sparsity: {schedule: {actions: []}}", "sparsity.schedule.actions: the first step must"),
         (
             "sparsity: {schedule: {actions: [dense, sparse]}}",
@@ -194,13 +177,11 @@ def test_an_unknown_class_names_the_known_ones():
         ("sparsity:\n  schedule: {actions: [dense, all]}", "sparsity.schedule.actions[1]: expect"),
     ],
 )
-def test_bad_profiles_are_refused_by_path(tmp_path, text, said):
+def test_bad_profiles_are_refused_by_path(tmp_path, text, problem):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{re.escape(problem)}"):
         load_profile(path)
-    assert str(error.value).startswith(str(path))
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-32"])

@@ -1,4 +1,4 @@
-"""What is taken from a dense generation, at its scheduler."""
+"""The trajectory of a dense generation, read at its scheduler."""
 
 from itertools import pairwise
 
@@ -7,13 +7,14 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
-from chipsparse.tuning.calibration import SchedulerTap, effect
+from chipsparse.tuning.calibration import effect, watched_scheduler
 
 SHAPE = 1, 3, 4, 4
 
 
 def through(scheduler, outputs):
     """The latents behind a loop with these outputs."""
+    scheduler.set_timesteps(len(outputs))
     latents = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     for time, output in zip(scheduler.timesteps, outputs, strict=True):
         latents = scheduler.step(output, time, latents, return_dict=False)[0]
@@ -28,30 +29,27 @@ def outputs():
 def test_outputs_effects_and_times_are_those_of_the_loop(outputs, monkeypatch):
     monkeypatch.setattr("chipsparse.tuning.calibration.CHUNK", 7)
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(6)
     expected = through(scheduler, outputs)
-    scheduler.set_timesteps(6)
-    with SchedulerTap(scheduler) as tap:
+    with watched_scheduler(scheduler) as trajectory:
         assert torch.equal(through(scheduler, outputs), expected)
     assert "step" not in vars(scheduler)
-    found = tap.trajectory()
+    result = trajectory()
     wide = outputs.double().flatten(1)
-    np.testing.assert_allclose(found.products, (wide @ wide.T).numpy(), rtol=1e-12)
-    np.testing.assert_allclose(found.effects, scheduler.sigmas.diff().numpy(), rtol=1e-4)
-    np.testing.assert_array_equal(found.times, scheduler.timesteps.numpy())
+    np.testing.assert_allclose(result.products, (wide @ wide.T).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(result.effects, scheduler.sigmas.diff().numpy(), rtol=1e-4)
+    np.testing.assert_array_equal(result.times, scheduler.timesteps.numpy())
 
 
 def test_the_scheduler_is_restored_after_an_exception():
     scheduler = FlowMatchEulerDiscreteScheduler()
-    with pytest.raises(KeyboardInterrupt), SchedulerTap(scheduler):
+    with pytest.raises(KeyboardInterrupt), watched_scheduler(scheduler):
         raise KeyboardInterrupt
     assert "step" not in vars(scheduler)
 
 
 def test_effects_of_a_scheduler_that_also_scales_the_latents(outputs):
     scheduler = DDIMScheduler(clip_sample=False)
-    scheduler.set_timesteps(6)
-    with SchedulerTap(scheduler) as tap:
+    with watched_scheduler(scheduler) as trajectory:
         through(scheduler, outputs)
     alphas = [scheduler.alphas_cumprod[time] for time in scheduler.timesteps]
     alphas.append(scheduler.final_alpha_cumprod)
@@ -59,6 +57,6 @@ def test_effects_of_a_scheduler_that_also_scales_the_latents(outputs):
         (1 - after) ** 0.5 - (after * (1 - before) / before) ** 0.5
         for before, after in pairwise(alphas)
     ]
-    np.testing.assert_allclose(tap.trajectory().effects, expected, rtol=1e-3)
+    np.testing.assert_allclose(trajectory().effects, expected, rtol=1e-3)
     ones = torch.ones(4)
     assert effect(ones, 2 * ones, 3 * ones) == 0  # latents along the output tell nothing

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chipsparse.config import SparsityConfig
-from chipsparse.tuning.forms import FORECASTS, ActionSeconds, Form, Lists
+from chipsparse.tuning.forms import FORECASTS, ActionSeconds, Candidate, Form, Forms
 from chipsparse.tuning.jump_costs import Reuse, drift, jump_costs
 from chipsparse.tuning.placed_steps import Steps
 from tests.chipsparse.tuning.trajectories import list_cost, trajectory
@@ -38,55 +38,76 @@ def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     assert again.schedule.full_steps == (0, 2)
 
 
-def test_times_are_counted_by_what_the_steps_do():
-    # 0 dense, 1 dense, 2 skip, 3 skip, 4 refresh, 5 skip, 6 sparse, 7 skip
-    def seconds(form, sparse=None):
-        return SECONDS.generation(form, Steps((0, 1, 4), sparse), 8)
-
-    placed = Form(sparse_error=0.3)
-    assert seconds(placed, (6,)) == pytest.approx(10 + 2 * 2 + 3 + 1 + 4 * 0.1)
-    assert seconds(replace(placed, sparse_mlp=True), (6,)) == pytest.approx(10 + 4 + 3 + 0.5 + 0.4)
-    assert seconds(Form()) == pytest.approx(10 + 3 * 2 + 5 * 0.1)
+def candidate(form, sparse=()):
+    # 0 dense, 1 dense, 2 skip, 3 skip, 4 dense or refresh, 5 skip, 6 skip or sparse, 7 skip
+    return Candidate(form, form.config(BASE, Steps((0, 1, 4), sparse)), 8)
 
 
-def test_searched_lists_are_best_on_the_mean_of_the_prompts():
+@pytest.mark.parametrize(
+    ("form", "sparse", "seconds", "text"),
+    [
+        (Form(), (), 10 + 3 * 2 + 5 * 0.1, "3 of 8 steps in full, as listed, the rest skipped"),
+        (
+            Form(sparse_error=0.3),
+            (6,),
+            10 + 2 * 2 + 3 + 1 + 4 * 0.1,
+            "3 of 8 steps in full, as listed, 1 sparse, likewise, the rest skipped, then "
+            "corrected; 20% of the columns (list by growth 1)",
+        ),
+        (
+            Form(reuse=Reuse(0.5), sparse_mlp=True, sparse_error=0.3),
+            (6,),
+            10 + 2 * 2 + 3 + 0.5 + 4 * 0.1,
+            "with half a forecast, then corrected; 20% of the columns and sparse MLPs (list",
+        ),
+    ],
+)
+def test_the_time_and_the_words_of_a_candidate(form, sparse, seconds, text):
+    made = candidate(form, sparse)
+    assert SECONDS.generation(made) == pytest.approx(seconds)
+    assert text in made.describe
+
+
+def test_a_candidate_is_best_on_the_mean_of_the_prompts():
     both = [trajectory(10), trajectory(10, seed=5)]
-    lists, form = Lists(both, SECONDS), Form()
-    each_costs = [jump_costs(each, form.reuse, form.growth) for each in both]
-    costs = np.mean(each_costs, axis=0)
-    own = list_cost(costs, lists.steps(form, 4).full)
-    for rest in itertools.combinations(range(1, 10), 3):
-        assert own <= list_cost(costs, (0, *rest))
-    for each, its_costs in zip(both, each_costs, strict=True):
-        alone = Lists([each], SECONDS).steps(form, 4).full
-        assert list_cost(its_costs, alone) <= list_cost(its_costs, lists.steps(form, 4).full)
+    form = Form()
+    costs = np.mean([jump_costs(one, form.reuse, form.growth) for one in both], axis=0)
+    full = Forms(BASE, both, SECONDS).candidate(form, 4).config.schedule.full_steps
+    lists = [(0, *rest) for rest in itertools.combinations(range(1, 10), 3)]
+    assert full == min(lists, key=lambda one: list_cost(costs, one))
+
+
+def test_a_form_whose_sparse_steps_never_pay_is_the_same_without_them():
+    slow = replace(SECONDS, sparse=dict.fromkeys(SECONDS.sparse, 9.0))
+    forms = Forms(BASE, [trajectory(10)], slow)
+    assert forms.candidate(Form(sparse_error=0.3), 4) == forms.candidate(Form(), 4)
 
 
 def test_the_first_form_has_the_forecast_that_drifts_least():
     both = [trajectory(12), trajectory(12, seed=5)]
-    lists = Lists(both, SECONDS)
+    forms = Forms(BASE, both, SECONDS)
 
     def drifts(form):
-        full = lists.steps(form, 5).full
-        return np.mean([drift(each, form.reuse, form.growth, full) for each in both])
+        full = forms.candidate(form, 5).config.schedule.full_steps
+        return np.mean([drift(one, form.reuse, form.growth, full) for one in both])
 
     for correct in (True, False):
-        first = lists.first(5, correct=correct)
+        first = forms.first(5, correct=correct)
         assert first.reuse.correct == correct
         others = [Form(reuse=Reuse(*forecast, correct)) for forecast in FORECASTS]
         assert drifts(first) == min(map(drifts, others))
 
 
 def test_rivals_of_each_choice():
-    lists = Lists([trajectory(12)], SECONDS)
-    first = lists.first(5)
-    skips = list(lists.of_skips(first, 5))
+    forms = Forms(BASE, [trajectory(12)], SECONDS)
+    first = forms.first(5)
+    skips = list(forms.of_skips(first, 5))
     assert [(form.growth, form.reuse.correct) for form in skips] == [
         (1.0, True),
         (2.0, True),
         (1.0, False),
     ]
-    sparse = list(lists.of_sparse_steps(first, 5))
+    sparse = list(forms.of_sparse_steps(first, 5))
     assert [(form.density, form.sparse_error) for form in sparse] == [
         (0.2, 0.3),
         (0.1, 0.3),
@@ -94,23 +115,5 @@ def test_rivals_of_each_choice():
         (0.2, 0.1),
         (0.2, 0.6),
     ]
-    assert list(lists.of_sparse_mlps(sparse[0], 5)) == [replace(sparse[0], sparse_mlp=True)]
-    assert list(lists.of_sparse_mlps(first, 5)) == []  # nothing is sparse
-
-
-@pytest.mark.parametrize(
-    ("form", "phrases"),
-    [
-        (Form(), ["3 of 8 steps in full", "(list by growth 1)"]),
-        (Form(sparse_error=0.3), ["2 sparse, likewise", "20% of the columns"]),
-        (
-            Form(reuse=Reuse(0.5), sparse_mlp=True, sparse_error=0.3),
-            ["half a forecast", "20% of the columns and sparse MLPs"],
-        ),
-    ],
-)
-def test_a_form_in_words(form, phrases):
-    text = form.describe(
-        form.config(BASE, Steps((0, 1, 4), None if form.sparse_error is None else (2, 6))), 8
-    )
-    assert all(phrase in text for phrase in phrases), text
+    assert list(forms.of_sparse_mlps(sparse[0], 5)) == [replace(sparse[0], sparse_mlp=True)]
+    assert list(forms.of_sparse_mlps(first, 5)) == []  # nothing is sparse

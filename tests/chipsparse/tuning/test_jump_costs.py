@@ -1,12 +1,11 @@
-"""Costs of leaving steps out, against doing it; the best lists against all lists."""
+"""Costs of leaving steps out, against doing it."""
 
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, best_lists, drift, jump_costs
+from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs
 from tests.chipsparse.tuning.trajectories import HOLD, list_cost, outputs, reused, trajectory
 
 STEPS = 13
@@ -29,34 +28,19 @@ def errors_of_gaps(times, weights, full_steps, reuse):
 
 
 @pytest.mark.parametrize("full_steps", LISTS)
-@pytest.mark.parametrize("growth", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize(
-    "reuse",
-    [
-        HOLD,
-        Reuse(0.5, correct=False),
-        Reuse(1.0, 0.4, correct=False),
-        Reuse(),
-        Reuse(0.5, 0.3),
-    ],
-)
+@pytest.mark.parametrize("growth", [0.0, 2.0])
+@pytest.mark.parametrize("reuse", [HOLD, Reuse(1.0, 0.4, correct=False), Reuse(), Reuse(0.5, 0.3)])
 def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
     given = trajectory(STEPS)
     weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -growth
     expected = errors_of_gaps(given.times, weights, full_steps, reuse)
-    found = list_cost(jump_costs(given, reuse, growth), full_steps)
-    assert found == pytest.approx(expected, rel=1e-9, abs=1e-6)
+    cost = list_cost(jump_costs(given, reuse, growth), full_steps)
+    assert cost == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "reuse",
-    [
-        Reuse(0.5, correct=False),
-        Reuse(0.5),
-    ],
-)
+@pytest.mark.parametrize("reuse", [Reuse(0.5, correct=False), Reuse(0.5)])
 def test_between_equal_timesteps_there_is_no_line_and_the_output_is_held(reuse):
-    """As schedulers of whole timesteps have where the noise levels are close."""
+    """Schedulers of whole timesteps have equal ones where the noise levels are close."""
     given, full_steps = trajectory(STEPS), [0, 3, 4, 9]
     times = given.times.copy()
     times[4:7] = times[3]
@@ -73,8 +57,8 @@ def test_drift_is_the_error_of_all_gaps_together(full_steps, reuse):
     given, values = trajectory(STEPS), outputs(STEPS)
     made = reused(values, given.times, full_steps, replace(reuse, correct=False))
     weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -1.5
-    found = drift(given, reuse, 1.5, full_steps)
-    assert found == pytest.approx(np.sum((weights @ (values - made)) ** 2), rel=1e-9, abs=1e-6)
+    result = drift(given, reuse, 1.5, full_steps)
+    assert result == pytest.approx(np.sum((weights @ (values - made)) ** 2), rel=1e-9, abs=1e-6)
 
 
 def test_there_is_no_way_back():
@@ -83,33 +67,3 @@ def test_there_is_no_way_back():
     possible = ((a < b) | ((a == 0) & (b == 0))) & (b < c)
     assert np.isfinite(costs[possible]).all()
     assert np.isinf(costs[~possible]).all()
-
-
-FEW = 9
-
-
-def made_up(seed):
-    """Costs that depend on all three steps, with no order in them."""
-    costs = np.random.default_rng(seed).uniform(1, 2, (FEW, FEW, FEW + 1))
-    a, b, c = np.meshgrid(range(FEW), range(FEW), range(FEW + 1), indexing="ij")
-    costs[~(((a < b) | ((a == 0) & (b == 0))) & (b < c))] = np.inf
-    return costs
-
-
-@pytest.mark.parametrize(
-    "costs",
-    [
-        made_up(0),
-        made_up(1),
-        jump_costs(trajectory(FEW), Reuse(), 0.5),
-        jump_costs(trajectory(FEW, seed=3), Reuse(0.5, 0.25), 1.0),
-    ],
-)
-def test_no_list_of_the_same_length_costs_less(costs):
-    found = best_lists(costs)
-    assert sorted(found) == list(range(1, FEW + 1))
-    for count, own in found.items():
-        every = [(0, *rest) for rest in combinations(range(1, FEW), count - 1)]
-        assert own in every
-        least = min(list_cost(costs, each) for each in every)
-        assert list_cost(costs, own) == pytest.approx(least, rel=1e-12, abs=1e-6)

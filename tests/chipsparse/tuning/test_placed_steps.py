@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, best_lists, jump_costs
+from chipsparse.tuning.jump_costs import Reuse, jump_costs
 from chipsparse.tuning.placed_steps import PARTS, Placed, Steps
 from tests.chipsparse.tuning.trajectories import list_cost, outputs, trajectory
 
@@ -17,39 +17,36 @@ HALF = Reuse(forecast=0.5, forecast_after=0.4, correct=False)
 
 
 def expected_cost(given, values, steps, reuse, growth, error):
-    """Of one list, jump by jump, from the outputs themselves."""
-    weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -growth
+    """The cost of one list, jump by jump, from the outputs themselves."""
+    weights, times = given.weights(growth), given.times
     level = [given.effects[step:].sum() / given.effects.sum() for step in range(STEPS)]
     computed = sorted([*steps.full, *steps.sparse])
+
+    def share(step, old, new):
+        return (times[step] - times[old]) / (times[new] - times[old])
+
     total = 0.0
     for place, (last, end) in enumerate(itertools.pairwise([*computed, STEPS])):
         before = computed[place - 1] if place else None
         corrected = reuse.correct and end < STEPS
-
-        def share(step, last=last, end=end):
-            return (given.times[step] - given.times[last]) / (given.times[end] - given.times[last])
-
         gap, off_line = np.zeros((2, values.shape[1]))
-        for step in range(last + 1, end):
+        inner = range(last + 1, end)
+        for step in inner:
             made = values[last].copy()
             if before is not None and step >= reuse.forecast_after * STEPS:
-                reach = (given.times[step] - given.times[last]) / (
-                    given.times[last] - given.times[before]
-                )
+                reach = share(step, before, last) - 1
                 made += reuse.forecast * reach * (values[last] - values[before])
             gap += weights[step] * (values[step] - made)
             if corrected:
-                line = values[last] + share(step) * (values[end] - values[last])
+                line = values[last] + share(step, last, end) * (values[end] - values[last])
                 off_line += weights[step] * (values[step] - line)
         cost, reach = np.sum(gap**2), weights[last:end].sum() ** 2
         if corrected:
             cost = cost / 2 + np.sum(off_line**2)
-            inner = range(last + 1, end)
-            lines = weights[last] + sum(weights[step] * (1 - share(step)) for step in inner)
+            lines = weights[last] + sum(weights[n] * (1 - share(n, last, end)) for n in inner)
             if before is not None:
-                lines += sum(
-                    weights[step] * share(step, before, last) for step in range(before + 1, last)
-                )
+                behind = range(before + 1, last)
+                lines += sum(weights[n] * share(n, before, last) for n in behind)
             reach = reach / 2 + lines**2
         if last in steps.sparse:
             missed = error + (1 - error) * level[last] ** 8
@@ -69,7 +66,7 @@ def all_lists():
         taken = ["f", *kinds]
         full = tuple(n for n, kind in enumerate(taken) if kind == "f")
         sparse = tuple(n for n, kind in enumerate(taken) if kind == "s")
-        refreshed = [max(step for step in full if step < each) for each in sparse]
+        refreshed = [max(step for step in full if step < thin) for thin in sparse]
         if 0 not in refreshed and len(set(refreshed)) == len(refreshed):
             yield Steps(full, sparse)
 
@@ -92,22 +89,28 @@ def test_no_list_costs_less_in_the_same_time(reuse, seed, counted):
     known = [(parts(steps), cost(steps)) for steps in all_lists()]
     with_sparse = 0
     for time in (1, 2, 2.5, 3, 3.45, 4, 5, 7):
-        found = placed.steps(time)
-        assert parts(found) <= time * PARTS
+        steps = placed.steps(time)
+        assert parts(steps) <= time * PARTS
         least = min(own for needed, own in known if needed <= time * PARTS)
-        assert cost(found) == pytest.approx(least, rel=1e-5)
-        with_sparse += bool(found.sparse)
+        assert cost(steps) == pytest.approx(least, rel=1e-5)
+        with_sparse += bool(steps.sparse)
     assert with_sparse > 1
 
 
-def test_worthless_sparse_steps_are_not_placed():
-    both = [trajectory(STEPS, seed=seed) for seed in (1, 2)]
-    placed = Placed(both, HALF, 0.5, error=1.0, refresh=1.5, sparse=0.9)
-    costs = np.mean([jump_costs(each, HALF, 0.5) for each in both], axis=0)
-    for count, full in best_lists(costs).items():
-        found = placed.steps(count)
-        assert not found.sparse
-        assert list_cost(costs, found.full) == pytest.approx(list_cost(costs, full), rel=1e-5)
+@pytest.mark.parametrize("reuse", [HELD, Reuse(), Reuse(0.5, 0.25)])
+def test_no_list_of_full_steps_alone_costs_less(reuse):
+    both = [trajectory(9, seed=seed) for seed in (0, 3)]
+    costs = np.mean([jump_costs(given, reuse, 0.5) for given in both], axis=0)
+    placed = Placed(both, reuse, 0.5)
+    worthless = Placed(both, reuse, 0.5, error=1.0, refresh=1.5, sparse=0.9)
+    for count in range(1, 10):
+        steps = placed.steps(count)
+        lists = [(0, *rest) for rest in itertools.combinations(range(1, 9), count - 1)]
+        assert steps.full in lists
+        least = min(list_cost(costs, full) for full in lists)
+        assert list_cost(costs, steps.full) == pytest.approx(least, rel=1e-5, abs=1e-4)
+        assert not steps.sparse
+        assert worthless.steps(count) == steps
 
 
 def test_the_ends_of_what_time_allows():

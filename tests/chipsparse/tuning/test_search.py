@@ -7,9 +7,10 @@ import pytest
 
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
-from chipsparse.schedule.schedule import Action, Schedule
-from chipsparse.tuning import forms, placed_steps
-from chipsparse.tuning.forms import DENSITIES, ActionSeconds
+from chipsparse.schedule.schedule import Action
+from chipsparse.tuning import forms
+from chipsparse.tuning.forms import DENSITIES, ActionSeconds, Candidate, Form
+from chipsparse.tuning.placed_steps import Placed
 from chipsparse.tuning.search import Search, Unreachable, halve, least_budget, smallest
 from chipsparse.tuning.targets import Pair
 from tests.chipsparse.tuning.trajectories import trajectory
@@ -21,26 +22,18 @@ prompt_trajectory = functools.cache(lambda prompt: trajectory(STEPS, seed=prompt
 
 
 @pytest.fixture(scope="module", autouse=True)
-def computed_once():
-    """What follows from the trajectories alone is computed once, not by each search."""
+def placed_once():
+    """The steps that follow from the trajectories alone are placed once, not by each search."""
+    made = {}
 
-    def once(function):
-        made = {}
-
-        def call(given, *args, **options):
-            prompts = (given,) if isinstance(given, forms.Trajectory) else tuple(given)
-            key = *map(id, prompts), *args, *sorted(options.items())
-            if key not in made:
-                made[key] = function(given, *args, **options)
-            return made[key]
-
-        return call
+    def placed(trajectories, *args, **options):
+        key = *map(id, trajectories), *args, *options.items()
+        if key not in made:
+            made[key] = Placed(trajectories, *args, **options)
+        return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        costs = once(forms.jump_costs)
-        for module in (forms, placed_steps):
-            patch.setattr(module, "jump_costs", costs)
-        patch.setattr(forms, "Placed", once(forms.Placed))
+        patch.setattr(forms, "Placed", placed)
         yield
 
 
@@ -65,24 +58,16 @@ class MadeUpLab:
         return ActionSeconds(sparse=sparse, **times, measuring=self.measuring)
 
     def pair(self, config, prompt, form):
-        schedule = Schedule(config.schedule, STEPS)
-        actions = [schedule.action(step) for step in range(STEPS)]
-        full = sum(each in (Action.DENSE, Action.REFRESH) for each in actions)
-        sparse = actions.count(Action.SPARSE)
+        made = Candidate(
+            Form(density=config.attention.density, sparse_mlp=config.mlp.is_sparse), config, STEPS
+        )
+        sparse = made.actions.count(Action.SPARSE)
+        full = STEPS - made.actions.count(Action.SKIP) - sparse
         psnr = 20 + 2 * full + self.sparse_db * sparse - 3 * (prompt == 4)
         psnr += self.corrected_db * config.schedule.correct
-        times = self.step_seconds()
-        seconds = times.other + sum(
-            {
-                Action.DENSE: 1.0,
-                Action.REFRESH: 1.1,
-                Action.SPARSE: times.sparse[config.attention.density, config.mlp.is_sparse],
-                Action.SKIP: 0.01,
-            }[each]
-            for each in actions
-        )
+        seconds = self.step_seconds().generation(made)
         self.made[config, prompt] = seconds / 20.5
-        return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, tuple(actions))
+        return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, tuple(made.actions))
 
 
 def searched(lab, budget=30, **target):
@@ -91,14 +76,14 @@ def searched(lab, budget=30, **target):
         SparsityConfig(),
         STEPS,
         TunedTarget(**target),
-        calibrating=CALIBRATING,
-        held_out=HELD_OUT,
+        calibrating=range(CALIBRATING),
+        held_out=range(CALIBRATING, CALIBRATING + HELD_OUT),
         budget=budget,
     ).run()
 
 
 def full_count(tried):
-    return len(tried.candidate.steps.full)
+    return len(tried.candidate.config.schedule.full_steps)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +97,13 @@ def full_count(tried):
 )
 def test_a_target_is_met_by_the_number_of_full_steps_that_it_takes(target, count):
     lab = MadeUpLab(sparse_db=0.0)
-    found = searched(lab, **target)
-    assert full_count(found) == count
-    assert not found.candidate.form.is_sparse
-    assert found.candidate.config.schedule.full_steps == found.candidate.steps.full
-    assert len(found.pairs) == HELD_OUT
-    assert min(pair.psnr_db for pair in found.pairs) == 17 + 2 * count
+    result = searched(lab, **target)
+    assert full_count(result) == count
+    assert result.candidate.form.sparse_error is None
+    assert len(result.pairs) == HELD_OUT
+    assert min(pair.psnr_db for pair in result.pairs) == 17 + 2 * count
     again = MadeUpLab(sparse_db=0.0)
-    assert searched(again, **target) == found  # the same measurements lead the same way
+    assert searched(again, **target) == result  # the same measurements lead the same way
     assert list(again.made) == list(lab.made)
 
 
@@ -151,9 +135,9 @@ def test_what_cannot_be_met_tells_the_closest_on_all_held_out_prompts(target, co
 def test_what_helps_is_chosen(made_up, target, expected):
     """Sparse steps, sparse MLPs where they are faster, and correction."""
     lab = MadeUpLab(**made_up)
-    found = searched(lab, **target)
-    config = found.candidate.config
-    assert ("sparse" in found.pairs[0].actions) is expected[0]
+    result = searched(lab, **target)
+    config = result.candidate.config
+    assert ("sparse" in result.pairs[0].actions) is expected[0]
     assert (config.mlp.is_sparse, config.schedule.correct) == expected[1:]
     assert expected[1] or not any(tried.mlp.is_sparse for tried, _ in lab.made)
 
@@ -167,29 +151,14 @@ def test_steps_that_take_longer_than_was_measured_are_made_up_for():
     assert full_count(searched(Slower(sparse_db=0.0), min_speedup=2.0)) == 7
 
 
-def test_forms_whose_sparse_steps_never_pay_are_not_generated():
-    class Slow(MadeUpLab):
-        def step_seconds(self):
-            seconds = super().step_seconds()
-            return replace(seconds, sparse=dict.fromkeys(seconds.sparse, 1.5))
-
-    lab = Slow()
-    searched(lab, min_speedup=2.0)
-    for config, _ in lab.made:
-        schedule = Schedule(config.schedule, STEPS)
-        sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
-        assert sparse == (config.schedule.between != "none")
-        assert config.schedule.between != ()
-
-
 @pytest.mark.parametrize(
     ("target", "budget"),
     [({"min_psnr_db": 33.0}, 16), ({"min_speedup": 1.5}, 30), ({"min_ssim": 0.99}, 12)],
 )
 def test_a_search_ends_within_its_budget(target, budget):
     lab = MadeUpLab(sparse_db=0.7)
-    found = searched(lab, budget=budget, **target)
-    assert len(found.pairs) == HELD_OUT
+    result = searched(lab, budget=budget, **target)
+    assert len(result.pairs) == HELD_OUT
     spent = CALIBRATING + HELD_OUT + sum(lab.made.values())
     assert spent <= budget + HELD_OUT  # a candidate that was begun is verified to its end
 
@@ -206,8 +175,8 @@ def test_what_times_the_steps_is_of_the_budget():
 
 def test_the_least_budget_comes_close_to_the_fewest_full_steps():
     least = least_budget(CALIBRATING, HELD_OUT)
-    found = searched(MadeUpLab(sparse_db=0.0), budget=least, min_psnr_db=33.0)
-    assert 8 <= full_count(found) <= 9  # 8 with 30
+    result = searched(MadeUpLab(sparse_db=0.0), budget=least, min_psnr_db=33.0)
+    assert 8 <= full_count(result) <= 9  # 8 with 30
 
 
 # Halving, and the smallest number that passes.

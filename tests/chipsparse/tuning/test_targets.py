@@ -1,4 +1,6 @@
-"""What is asked for, and whether pairs reach it."""
+"""Targets, and the pairs that reach them."""
+
+import math
 
 import pytest
 
@@ -36,21 +38,27 @@ def test_without_a_bound_of_quality_the_psnr_counts():
     assert wants_quality(TunedTarget(min_speedup=2.0, min_ssim=0.5))
 
 
-def test_limits_of_time_are_about_the_median():
+@pytest.mark.parametrize(
+    ("target", "enough", "limit"),
+    [
+        ({}, True, math.inf),
+        ({"min_psnr_db": 2.0}, True, math.inf),
+        ({"min_speedup": 2.5}, True, 1.2),
+        ({"min_speedup": 2.6}, False, 3 / 2.6),
+        ({"max_seconds": 1.2}, True, 1.2),
+        ({"max_seconds": 1.1}, False, 1.1),
+        ({"min_speedup": 2.0, "max_seconds": 5.0}, True, 1.5),
+    ],
+)
+def test_limits_of_time_hold_for_the_median(target, enough, limit):
     pairs = [pair(seconds=1.0), pair(seconds=1.2), pair(seconds=9.0)]
-    assert fast_enough(TunedTarget(), pairs)
-    assert fast_enough(TunedTarget(min_speedup=2.5), pairs)
-    assert not fast_enough(TunedTarget(min_speedup=2.6), pairs)
-    assert fast_enough(TunedTarget(max_seconds=1.2), pairs)
-    assert not fast_enough(TunedTarget(max_seconds=1.1), pairs)
-    assert limit_seconds(TunedTarget(min_speedup=2.0, max_seconds=5.0), 8.0) == 4.0
-    assert limit_seconds(TunedTarget(min_speedup=2.0, max_seconds=3.0), 8.0) == 3.0
-    assert limit_seconds(TunedTarget(min_psnr_db=2.0), 8.0) == float("inf")
+    assert fast_enough(TunedTarget(**target), pairs) is enough
+    assert limit_seconds(TunedTarget(**target), 3.0) == pytest.approx(limit)
 
 
-def test_what_a_profile_says():
-    found = measurement([pair(), pair(psnr_db=SAME_DB, ssim=None, lpips=None, seconds=2.0)])
-    assert (found.prompts, found.psnr_db_worst, found.psnr_db_median) == (2, 30.0, 65.0)
-    assert (found.ssim_worst, found.lpips_worst, found.seconds) == (0.9, 0.1, 1.5)
+def test_the_numbers_of_a_profile():
+    result = measurement([pair(), pair(psnr_db=SAME_DB, ssim=None, lpips=None, seconds=2.0)])
+    assert list(vars(result).values()) == [2, 30.0, 65.0, 0.9, 0.1, 1.5, 3.0]
+    assert result.speedup == 2.0
     same = measurement([pair(psnr_db=SAME_DB, ssim=1.0, lpips=None)])
     assert (same.psnr_db_worst, same.psnr_db_median, same.lpips_worst) == (None, None, None)

@@ -14,7 +14,7 @@ def outputs(steps, *, seed=0, width=12):
 
 
 def trajectory(steps, *, seed=0):
-    """Of those outputs, with uneven times and effects."""
+    """The trajectory of those outputs, with uneven times and effects."""
     values = outputs(steps, seed=seed)
     generator = np.random.default_rng(seed + 1)
     times = 1000 - np.cumsum(generator.uniform(5, 30, steps))
@@ -26,30 +26,20 @@ def reused(values, times, full_steps, reuse):
 
     Where they are corrected, those that the solver has in the end.
     """
-    steps, computed, made = len(values), [], np.empty_like(values)
-    nodes = sorted(full_steps)
-    for step in range(steps):
-        if reuse.correct and step < full_steps[-1]:
-            found = max(node for node in nodes if node <= step)
-            end = min((node for node in nodes if node > step), default=found)
-            span = times[end] - times[found]
-            share = (times[step] - times[found]) / span if span else 0.0
-            made[step] = values[found] + share * (values[end] - values[found])
-            if step == found:
-                computed.append(step)
-            continue
-        if step in full_steps:
-            computed.append(step)
-            made[step] = values[step]
-            continue
-        last = computed[-1]
-        made[step] = values[last]
-        if len(computed) < 2 or step < reuse.forecast_after * steps:
-            continue
-        before = computed[-2]
-        if times[last] != times[before]:
-            reach = (times[step] - times[last]) / (times[last] - times[before])
-            made[step] += reuse.forecast * reach * (values[last] - values[before])
+    steps, made = len(values), values.copy()
+    ends = [*full_steps[1:], steps]
+    for before, last, end in zip([0, *full_steps], full_steps, ends, strict=False):
+        for step in range(last + 1, end):
+            made[step] = values[last]
+            if reuse.correct and end < steps:
+                old, new, scale = last, end, 1.0
+            elif step >= reuse.forecast_after * steps:
+                old, new, scale = before, last, reuse.forecast
+            else:
+                continue
+            if times[old] != times[new]:
+                reach = (times[step] - times[last]) / (times[new] - times[old])
+                made[step] += scale * reach * (values[new] - values[old])
     return made
 
 

@@ -1,7 +1,5 @@
 """`chipsparse batch` on the tiny model."""
 
-import json
-
 import pytest
 
 from tests.cli.conftest import command
@@ -17,13 +15,3 @@ def batch(model_folder, workdir):
         return command("batch", file, *given, *arguments)
 
     return run
-
-
-@pytest.fixture
-def manifest(workdir):
-    """The lines of the manifest in ``out``."""
-
-    def read():
-        return [json.loads(line) for line in (workdir / "out/manifest.jsonl").open()]
-
-    return read

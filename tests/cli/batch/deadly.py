@@ -4,13 +4,13 @@ import os
 import signal
 from pathlib import Path
 
-from chipsparse.cli.batch.maker import Maker
+from chipsparse.cli.batch.entries import Maker
 from chipsparse.cli.batch.ray_actors import _Actor
 from chipsparse.cli.progress import silent_display
 
 
 class DeadlyMaker(Maker):
-    """Prompts: ``fine``, ``kill``, ``refuse``, ``break``, and ``kill unless FILE``, made by it."""
+    """Prompts: ``fine``, ``kill``, ``break``, and ``kill unless FILE``, made by it."""
 
     def load(self, request, progress):
         pass
@@ -23,8 +23,6 @@ class DeadlyMaker(Maker):
             Path(file).touch()
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if what == "refuse":
-            raise ValueError("no")
         if what == "break":
             raise RuntimeError("CUDA error")
         entry.thumbnail(folder).parent.mkdir()

@@ -14,7 +14,7 @@ def lines(tmp_path):
 
     def read(name, content):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        lines, problems = read_lines(tmp_path / name)
+        lines, problems = read_lines(tmp_path / name, print)
         assert not problems
         return [(line.number, line.prompt, dict(line.settings)) for line in lines]
 
@@ -49,10 +49,12 @@ def test_csv_has_settings(lines, tmp_path):
 
 @pytest.mark.parametrize(("separator", "name"), [(";", "p.csv"), ("\t", "p.tsv")])
 def test_tables_of_other_countries_and_with_columns_of_their_own(lines, tmp_path, separator, name):
-    rows = ["prompt;Guidance-Scale;fps;Note;;", "a, b;2,5;30000/1001;mine;;", ";;;;;"]
+    rows = ["prompt;Guidance-Scale;fps;Note;;", "a, b;2.5;30000/1001;mine;;", ";;;;;"]
     settings = {"guidance_scale": "2.5", "fps": "30000/1001"}
     assert lines(name, "\r\n".join(rows).replace(";", separator)) == [(2, "a, b", settings)]
-    assert [line.ignored for line in read_lines(tmp_path / name)[0]] == [["note"]]
+    said = []
+    read_lines(tmp_path / name, said.append)
+    assert said == [f"{tmp_path / name}: no setting, and ignored: note"]
 
 
 def test_json_lines_have_settings(lines):
@@ -62,7 +64,7 @@ def test_json_lines_have_settings(lines):
         '{"seed": 18446744073709551615, "prompt": "", "negative_prompt": "b"}'
     )
     assert lines("p.jsonl", content) == [
-        (1, "a", {"height": 32, "guidance_scale": 3, "dense": "true"}),
+        (1, "a", {"height": 32, "guidance_scale": 3, "dense": True}),
         (3, "", {"seed": 2**64 - 1, "negative_prompt": "b"}),
     ]
 
@@ -70,23 +72,24 @@ def test_json_lines_have_settings(lines):
 @pytest.mark.parametrize(
     ("name", "line", "sentence"),
     [
-        ("p.jsonl", '{"prompt": "a"', "Invalid JSON: "),
-        ("p.jsonl", '["a"]', "it must be an object"),
-        ("p.jsonl", '{"seed": 1}', "prompt: Field required"),
-        ("p.jsonl", '{"prompt": 3}', "prompt: it must be a valid string"),
-        ("p.jsonl", '{"prompt": "a", "seed": [1]}', "seed: it must be a valid string"),
-        ("p.jsonl", '{"prompt": "\\ud800"}', "Invalid JSON: "),
-        ("p.jsonl", '{"prompt": "a", "hight": 3}', "hight: it must be 'seed', 'num', "),
-        ("p.jsonl", '{"prompt": "a", "model": "m"}', "model: it must be 'seed', 'num', "),
+        ("p.jsonl", '{"prompt": "a"', "it is no JSON: "),
+        ("p.jsonl", '["a"]', "it is no JSON object"),
+        ("p.jsonl", '{"seed": 1}', "it has no prompt"),
+        ("p.jsonl", '{"prompt": 3}', "--prompt 3 must be a valid string"),
+        ("p.jsonl", '{"prompt": "\\ud800"}', "the prompt holds bytes that are no text"),
+        (
+            "p.jsonl",
+            '{"prompt": "a", "hight": 3}',
+            "hight is no setting of a line, which has seed, num, ",
+        ),
         ("p.jsonl", '{"prompt": "a", "fps": 24, "FPS": 1}', "fps stands twice"),
         ("p.csv", "prompt,seed\na,1,2", "it has more cells than columns: ['2']"),
-        ("p.csv", "prompt,lora\na,b", "lora: it must be 'seed', 'num', "),
-        ("p.csv", "prompt,seed,Seed\na,1,2", "seed stands twice"),
+        ("p.csv", "prompt,lora\na,b", "lora is no setting of a line, which has seed, num, "),
     ],
 )
 def test_bad_lines_are_told(tmp_path, name, line, sentence):
     (tmp_path / name).write_text(line + "\n")
-    lines, problems = read_lines(tmp_path / name)
+    lines, problems = read_lines(tmp_path / name, print)
     assert lines == []
     (told,) = problems.values()
     assert told.startswith(sentence)
@@ -98,10 +101,8 @@ def test_bad_lines_are_told(tmp_path, name, line, sentence):
     [
         ("p.csv", b"text,seed\na,1\n", "has no column prompt; its columns are: text, seed"),
         ("p.csv", b"", "has no column prompt; its columns are: none"),
-        ("p.csv", b"prompt\n", "has no prompt"),
         ("p.csv", b'prompt\n"a\n', "is no CSV behind line 1: unexpected end"),
         ("p.txt", b"\xff\xfe\xfa", "it is no text in UTF-8"),
-        ("p.txt", "é".encode("latin-1"), "it is no text in UTF-8"),
         ("p.txt", b"# none\n", "has no prompt"),
         ("p.json", b"[]", r"p\.json is JSON; write JSON lines"),
         ("p.txt", None, "could not be read: No such file"),
@@ -111,17 +112,16 @@ def test_files_that_cannot_be_read(tmp_path, name, content, sentence):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        read_lines(tmp_path / name)
+        read_lines(tmp_path / name, print)
 
 
 def test_all_bad_lines_are_named_as_far_as_there_is_room():
-    with pytest.raises(UserError) as caught:
+    named = (
+        r"^25 of 30 prompts of p\.txt are wrong: line 1: no 1; line 2: .* 20: no 20; and 5 more$"
+    )
+    with pytest.raises(UserError, match=named):
         check_lines(Path("p.txt"), {number: f"no {number}" for number in range(1, 26)}, count=30)
-    text = str(caught.value)
-    assert text.startswith("25 of 30 prompts of p.txt are wrong: line 1: no 1; line 2: no 2; ")
-    assert text.endswith("line 20: no 20; and 5 more")
     same = {1: "no such profile", 2: "no such profile"}
-    with pytest.raises(UserError, match=r"^no such profile$"):  # it is not about the lines
-        check_lines(Path("p.txt"), same, count=2)
-    with pytest.raises(UserError, match=r"^2 of 3 prompts"):
-        check_lines(Path("p.txt"), same, count=3)
+    for count, sentence in ((2, "^no such profile$"), (3, "^2 of 3")):  # about the lines or not
+        with pytest.raises(UserError, match=sentence):
+            check_lines(Path("p.txt"), same, count=count)

@@ -13,24 +13,19 @@ ray = pytest.importorskip("ray")
 from chipsparse.cli.batch import ray_actors  # noqa: E402 - imports ray
 
 
-@pytest.fixture
-def shared(model_folder, workdir, monkeypatch):
-    """Options for a generation that two processes can share."""
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    profile = (model_folder / "chipsparse.yaml").read_text()
-    blocks = "sparsity:\n  block_size: 16"
-    (workdir / "small.yaml").write_text(profile.replace("sparsity:", blocks))
-    return ("--config", "small.yaml", "--height", "64", "--width", "64", "--format", "gif")
 
 
 @pytest.fixture
-def deadly(batch, shared, workdir, monkeypatch):
+def deadly(batch, workdir, monkeypatch):
     """Runs the command with deadly actors, and gives what became of each prompt."""
     monkeypatch.setattr(ray_actors, "_Actor", DeadlyActor)
 
     def run(prompts, *arguments):
         (workdir / "p.txt").write_text("\n".join(prompts))
-        ran = batch(*shared, *arguments, "--json", file="p.txt")
+        ran = batch(*arguments, "--json", file="p.txt")
         assert (ran.exit_code, bool(ran.stdout)) == (1, True), ran.stderr
         return {clip["request"]["prompt"]: clip for clip in json.loads(ran.stdout)["clips"]}
 
@@ -40,16 +35,12 @@ def deadly(batch, shared, workdir, monkeypatch):
 @pytest.mark.slow
 def test_actors_that_are_killed(deadly, workdir):
     once = f"kill unless {workdir / 'marker'}"
-    prompts = ["fine 1", once, "kill", "break", "refuse", *(f"fine {i}" for i in range(2, 5))]
+    prompts = ["fine 1", once, "kill", "break", *(f"fine {i}" for i in range(2, 5))]
     clips = deadly(prompts, "--gpus", "2")
     failed = {text: clip["error"] for text, clip in clips.items() if clip["state"] == "failed"}
-    assert failed == {
-        "kill": "its process ended",
-        "break": "RuntimeError: CUDA error",
-        "refuse": "ValueError: no",
-    }
+    assert failed == {"kill": "its process ended", "break": "RuntimeError: CUDA error"}
     tries = {text: clips[text]["tries"] for text in ("fine 1", once, *failed)}
-    assert tries == {"fine 1": 1, once: 2, "kill": 2, "break": 2, "refuse": 1}
+    assert tries == {"fine 1": 1, once: 2, "kill": 2, "break": 2}
     for text, clip in clips.items():
         file = workdir / "out" / clip["file"]
         assert (file.read_text() == f"{text}\n") if clip["state"] == "made" else not file.exists()
@@ -61,11 +52,11 @@ def test_actors_that_are_killed(deadly, workdir):
 
 
 @pytest.mark.slow
-def test_files_of_actors_are_those_of_one_process(batch, shared, workdir):
+def test_files_of_actors_are_those_of_one_process(batch, workdir):
     (workdir / "p.csv").write_text("prompt,frames\na circle,5\na square,9\n")
 
     def files(folder, *also):
-        batch(*shared, "-o", folder, *also, file="p.csv").fine()
+        batch("--format", "gif", "-o", folder, *also, file="p.csv").fine()
         return {file.name: file.read_bytes() for file in (workdir / folder).glob("*.gif")}
 
     one = files("one")
