@@ -38,7 +38,6 @@ from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_process_bytes
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.report.generation import GenerationReport
-from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
 SHOWN = 80  # letters of what a text encoder does not read
@@ -396,8 +395,9 @@ def _write_report(
     """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None:
         return
+    content = result.to_json()
     if report is not None:
-        result = result.model_copy(update={"report": report_record(report)})
-    text = json.dumps(result.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+        content["report"] = report.to_dict()
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     with media.written_whole("--report", path) as file:
         file.write_text(text + "\n", encoding="utf-8")

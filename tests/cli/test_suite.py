@@ -13,8 +13,8 @@ import pytest
 from markupsafe import Markup
 
 from chipsparse.cli.compare.record import Comparison
+from chipsparse.cli.views import charts
 from chipsparse.cli.views import page as views_page
-from chipsparse.cli.views.charts import Drawn, Renderer
 from chipsparse.cli.views.sections import Alert
 from chipsparse.experiments import clips, quality, rivals
 from tests.cli.conftest import PROFILE, command, names
@@ -74,7 +74,8 @@ def quick(monkeypatch):
     """No clip is encoded or decoded, and no chart drawn: what they show is not looked at."""
     monkeypatch.setattr("chipsparse.cli.media.write.write_media", lambda *_, **__: None)
     monkeypatch.setattr(views_page, "named_samples", lambda *_: "")
-    monkeypatch.setattr(Renderer, "__call__", lambda *_: Drawn([], Markup(), Markup()))
+    nothing = charts.Drawn([], Markup(), Markup())
+    monkeypatch.setattr(charts, "draw_chart", lambda *_: nothing)
 
 
 @pytest.fixture

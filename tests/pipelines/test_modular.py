@@ -107,7 +107,7 @@ def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
         assert taken(handle.report) == taken(as_plain)
     else:
         assert set(actions(handle)) == {"dense", "refresh", "sparse", "skip"}
-    assert handle.report.pipeline.pipeline_class == type(modular).__name__
+    assert handle.report.pipeline.class_name == type(modular).__name__
 
 
 # Guiders.
