@@ -2,7 +2,7 @@
 
 The sparse step of an image launches a thousand kernels of a few microseconds each, and a host takes
 longer for that than a fast GPU takes to run them. All sparse calls of a generation launch the same
-ones, on the same memory as long as the caches stay where they are (see `keep_in_place`). So the
+ones, on the same memory as long as the caches stay where they are (see `kept_in_place`). So the
 first runs as usual, which compiles what there is to compile, the next one is captured, and it and
 all that follow are replayed.
 

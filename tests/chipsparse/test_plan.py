@@ -131,16 +131,9 @@ DESCRIBED = [
     (50, {"full_share": 0.26}, f"13 of 50 steps in full, close at the start, {MIDDLE}", None),
     (
         12,
-        {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 0.5},
+        {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 1},
         "3 of 12 steps in full, as listed, every other step of a gap sparse, the rest skipped "
-        "with half a forecast, then corrected",
-        None,
-    ),
-    (
-        12,
-        {"full_share": 0.25, "between": "none", "forecast": 1, "least_full": 6},
-        "6 of 12 steps in full, close at the start, the rest skipped with a full forecast, "
-        "then corrected",
+        "with a full forecast, then corrected",
         None,
     ),
     (
@@ -194,12 +187,7 @@ DESCRIBED = [
         "number of steps unknown",
         "schedule.full_share needs the number of steps",
     ),
-    (
-        None,
-        {"full_steps": [1, 4], "between": "none"},
-        f"3 steps in full, as listed, {REST}",
-        None,
-    ),
+    (None, {"full_steps": [1, 4], "between": "none"}, f"3 steps in full, as listed, {REST}", None),
 ]
 
 

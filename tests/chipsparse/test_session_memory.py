@@ -253,16 +253,6 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
     assert equal(second, first)
 
 
-def test_a_branch_that_was_not_expected_takes_what_is_left(monkeypatch):
-    expected = generate(session_with())
-    with_capacity(monkeypatch, wanted(branches=1) * 3 // 4, 2 * wanted())
-    session = session_with(IN_FULL)
-    assert equal(generate(session, known=1), expected)
-    assert placement_of(session, "cond") is not placement_of(session, "uncond")
-    assert 0 < session.report.host_bytes < session.report.cache_bytes
-    assert session.report.fallbacks == []
-
-
 def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
     """Also for those that nobody announced; processes that share a generation capture none."""
     config = CONFIG.override({"cuda_graphs": "always"})
