@@ -10,7 +10,7 @@ from chipsparse.profiles.profile import ASSETS, bundled_model
 from tests.regression.cases import CASES
 
 TINY_FLUX = ASSETS / "tiny-flux"
-RED, GREEN, YELLOW, CYAN = (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 1, 1)
+RED, GREEN, YELLOW = (1, 0, 0), (0, 1, 0), (1, 1, 0)
 
 
 def centre(frame, colour):
@@ -87,16 +87,6 @@ def test_tiny_flux_shows_the_prompt_and_saves_work(runs):
     assert computed_share(sparse.report) < 0.4
     assert dict(own.report.actions()) == {"dense": 15, "skip": 35}
     assert psnr(dense.frames, own.frames) > 45
-
-
-@pytest.mark.slow
-def test_two_objects_stand_where_the_prompt_puts_them(runs):
-    case = CASES["flux-difference"]
-    assert case.prompt.startswith("a cyan star in the upper right and a red ring in the lower left")
-    for result in (runs.dense(case), runs.sparse(case)):
-        down, right = (centre(result.frames[0], CYAN) - centre(result.frames[0], RED)).tolist()
-        assert down < -40
-        assert right > 40
 
 
 @pytest.mark.slow
