@@ -11,7 +11,6 @@ from chipsparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.cache.placement import SLOTS, Capacity
 from chipsparse.cache.tensors import KINDS, LayerCache, kept_kinds, kind_bytes
 from chipsparse.config import PARTS
-from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
@@ -325,12 +324,8 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
 
 # Layers with budgets of their own.
 
-LAYOUT = layout_of()  # two double blocks, two single ones; 63 tokens, 3 of them text
-COLUMNS = [None, 32, 63, 13]  # of 63; the last one as attention.density says: a fifth
-NEURONS = [7, 18, None, 12]  # of 24 and 40; 30 % where nothing else is said
 
-
-def test_each_layer_keeps_its_own_number(monkeypatch):
+def test_each_layer_computes_its_own_number_of_neurons(monkeypatch):
     neurons = []
 
     def listed(launch, call):
@@ -338,35 +333,8 @@ def test_each_layer_keeps_its_own_number(monkeypatch):
         return launch(call)
 
     wrap_backends(monkeypatch, sparse_mlp_up, listed)
-    session = session_with(DENSE_LAYERS)
-    generate(session, steps=3)  # up to the first sparse step
-    assert neurons == 2 * [count for count in NEURONS if count is not None]  # of both branches
-    for layer in range(LAYOUT.layers):
-        cache = session._caches["cond", layer]
-        if COLUMNS[layer] is None:
-            assert cache.attention.columns is None
-        else:
-            assert cache.attention.capacity == COLUMNS[layer]
-            _, counts = packed_to_indices(cache.attention.columns, LAYOUT.tokens, capacity=None)
-            assert (counts == COLUMNS[layer]).all()
-        assert (cache.mlp.activation is None) == (NEURONS[layer] is None)
-    last = session.report.steps[-1]
-    assert last.attention_kept == pytest.approx((32 + 63 + 13) / 3 / 63)
-    assert last.mlp_kept == pytest.approx((7 / 24 + 18 / 24 + 12 / 40) / 3)
-
-
-def test_dense_layers_compute_what_the_model_does():
-    session = session_with(DENSE_LAYERS)
-    outputs = generate(session)
-    expected = generate(session_with({"schedule.first_dense_layers": 4}))
-    assert session.report.fallbacks == []
-    parts = 2 * LAYOUT.layers
-    for place, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        layer, part = divmod(place % parts, 2)
-        if (COLUMNS, NEURONS)[part][layer] is None:
-            assert torch.equal(output, wanted)
-    step = outputs[parts * 4 : parts * 5]  # a sparse one: the others do differ
-    assert not torch.equal(step[2], expected[parts * 4 + 2])
+    generate(session_with(DENSE_LAYERS), steps=3)  # up to the first sparse step
+    assert neurons == 2 * [7, 18, 12]  # of 24, 24 and 40, in both branches; layer 2 is dense
 
 
 # Fields of a cache that hold tensors.
@@ -378,13 +346,3 @@ def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
     cache.mlp.mean = torch.zeros(2)
     cache.attention.kept_fraction = torch.zeros(())
     assert cache.nbytes() == 16 + 8 + 4
-
-
-def test_the_fields_that_hold_tensors_are_declared():
-    rewritten = {name for name, kept in KINDS.items() if kept.rewritten}
-    of_mlp = {name for name, kept in KINDS.items() if kept.part == "mlp"}
-    assert rewritten == of_mlp - {"token_scale"} == {"mean", "output", "activation"}
-    rules = (CONFIG.override({"attention.delta_rule": rule}) for rule in ("difference", "merge"))
-    difference, merge = (kept_kinds(config, "attention") for config in rules)
-    assert difference == {"lse", "columns", "residual"}
-    assert merge - difference == {"lse_dense", "kept_mass"}

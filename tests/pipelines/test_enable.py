@@ -300,16 +300,7 @@ def test_a_transformer_that_is_compiled_in_its_own_place_is_refused(pipe, compil
         restore(before)
 
 
-class Same(WanTransformer3DModel):
-    pass
-
-
-class Passing(WanTransformer3DModel):
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs)
-
-
-class WithAnArgument(Passing):
+class WithAnArgument(WanTransformer3DModel):
     def forward(self, hidden_states, *args, scale=1.0, **kwargs):
         return super().forward(scale * hidden_states, *args, **kwargs)
 
@@ -328,7 +319,7 @@ def of_class(pipe, model_class):
     return other
 
 
-@pytest.mark.parametrize("model_class", [Same, Passing, WithAnArgument, Wrapped])
+@pytest.mark.parametrize("model_class", [WithAnArgument, Wrapped])
 def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
     with chipsparse.enable(pipe, TILED):
         expected, by_hand = wan(pipe), looped(pipe, pipe.transformer)

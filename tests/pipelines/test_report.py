@@ -1,6 +1,5 @@
 """The report of whole pipelines: what ran, why something was dense, and runs that refuse that."""
 
-import json
 import warnings
 
 import pytest
@@ -59,7 +58,6 @@ def test_every_layer_of_every_model(name):
     with chipsparse.enable(pipe, CONFIG, layer_times=True) as handle:
         generate(pipe, **arguments)
     data = handle.report.to_dict()
-    assert json.loads(json.dumps(data, allow_nan=False)) == data
     names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
     assert data["pipeline"] == {
         "class_name": type(pipe).__name__,
@@ -104,7 +102,7 @@ def test_an_exception_in_the_model_is_reported(pipe):
     def breaks(*_):
         calls.append(1)
         if len(calls) == 3:
-            raise ValueError("at the third call")
+            raise ValueError("at the third call\nof five")
 
     with chipsparse.enable(pipe, CONFIG) as handle:
         hook = pipe.transformer.blocks[2].register_forward_pre_hook(breaks)

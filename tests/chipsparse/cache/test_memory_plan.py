@@ -168,13 +168,6 @@ def working(layout, **options):
     return working_bytes(plan_of(layout), dtype=HALF, **options)
 
 
-@pytest.mark.parametrize("frames", [21, 84])
-def test_working_memory_grows_with_the_picture_and_column_sums_do_not(frames):
-    layout = ModelLayout(WAN_14B.kinds, 40, 128, 1, ((frames, 45, 80),))
-    hidden = frames * 45 * 80 * 5120 * 2
-    assert 8 * hidden < working(layout) < 16 * hidden
-
-
 def test_working_memory_of_gates_of_weights_in_fp8_and_of_recorded_calls():
     """Where the feed-forward layer is what takes most; of one layer at a time, the largest."""
     wide, gated = LayerKind("a", 2, 1 << 16), LayerKind("b", 2, 1 << 15, mlp_linears=3)

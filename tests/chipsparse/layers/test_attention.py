@@ -12,7 +12,7 @@ from chipsparse.kernels.attention_residual import reference as residual_referenc
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layers import attention, full_attention
-from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
+from chipsparse.layers.attention import dense_step, refresh_step, sparse_step
 from chipsparse.layers.column_budget import AttentionBudget, static_columns
 from chipsparse.layers.full_attention import AttentionInputs
 
@@ -124,16 +124,6 @@ def test_sparse_follows_the_formulas_when_something_changed(rule):
         total = (new_share + 1 - share).unsqueeze(-1)
         expected = (new_share.unsqueeze(-1) * new + dropped) / total
     close(sparse_step(cache, AttentionInputs(*CHANGED), config=config), expected)
-
-
-def test_merge_is_exact_while_only_the_kept_columns_change():
-    """The rule's own claim: it follows mass that moves between kept and dropped columns."""
-    query, key, value = inputs()
-    cache, config, _ = refreshed(rows=TOKENS)
-    kept_by_all = mask_of(cache)[:, :, 0]
-    moved = torch.where(kept_by_all.unsqueeze(-1), key + 0.5 * inputs(3)[1], key)
-    output = sparse_step(cache, AttentionInputs(query, moved, value), config=config)
-    close(output, softmax_parts(query, moved, value)[0])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -274,23 +264,6 @@ def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
     expected = sparse_step(cache, given(9), config=config)
     close(sparse_step(cache, given(9), config=config, turns=InParts()), expected, 1e-6)
-
-
-def test_backends_are_chosen_for_the_group_size():
-    query = torch.zeros(1, 1, 8, 64)
-    choices = backend_choices(AttentionInputs(query, query, query), block_size_q=100)
-    assert {op: choice.backend.name for op, choice in choices.items()} == {
-        "dense_attention": "library",
-        "dense_attention_column_sums": "reference",
-        "column_selection": "reference",
-        "packed_to_indices": "reference",
-        "column_sparse_attention": "reference",
-    }
-    assert [name for name, _ in choices["column_sparse_attention"].rejected] == ["gluon", "triton"]
-    forced = AttentionInputs(query, query, query, backend="reference")
-    choices = backend_choices(forced, block_size_q=100, in_fp8=True)
-    assert {choice.backend.name for choice in choices.values()} == {"reference"}
-    assert {"fp8_quantization", "fp8_dense_attention"} <= choices.keys()
 
 
 # Full attention in FP8.

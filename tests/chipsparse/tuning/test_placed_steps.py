@@ -111,12 +111,3 @@ def test_no_list_of_full_steps_alone_costs_less(reuse):
         assert list_cost(costs, steps.full) == pytest.approx(least, rel=1e-5, abs=1e-4)
         assert not steps.sparse
         assert worthless.steps(count) == steps
-
-
-def test_the_ends_of_what_time_allows():
-    given = trajectory(12, seed=4)
-    placed = Placed([given], HELD, 1.0, error=0.1, refresh=1.0, sparse=0.2)
-    assert placed.steps(1) == Steps((0,), ())
-    assert placed.steps(12) == Steps(tuple(range(12)), ())
-    counts = [len(placed.steps(time).sparse) for time in range(2, 12)]
-    assert max(counts) > 2
