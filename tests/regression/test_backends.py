@@ -6,19 +6,29 @@ On the CPU a picture of a few tokens, with Triton's interpreter, tests what thes
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import chipsparse
+from chipsparse.kernels.attention_residual import attention_residual
+from chipsparse.kernels.column_selection import column_selection
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
+from chipsparse.kernels.fp8_activations import fp8_activations
+from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from chipsparse.kernels.triton_support import (
     hopper_unsupported_reason,
     interpreting,
     triton_installed,
 )
+from chipsparse.plan import Action
 from tests.pipelines.small_sparse import SPARSE
-from tests.regression.backends import prefer, sparse_backends
 from tests.regression.cases import CASES
 from tests.regression.check import closeness, violations
 from tests.regression.golden import read
@@ -27,6 +37,45 @@ from tests.tiny_models import PROMPT, tiny_wan_pipeline, tiny_wan_transformer
 
 ROOT = Path(__file__).parents[2]
 HALF = (torch.bfloat16, torch.float16)
+
+
+OPERATIONS = (
+    column_selection,
+    column_sparse_attention,
+    dense_activation,
+    dense_attention_column_sums,
+    mean_preactivations,
+    attention_residual,
+    fp8_activations,
+    neuron_selection,
+    packed_to_indices,
+    sparse_mlp_down,
+    sparse_mlp_up,
+)
+ORDER = ("gluon", "triton", "reference", "library")  # fastest first; the last for no sparse step
+
+
+def prefer(patch, backend):
+    """Lets this backend compute every operation, as far as it has the operation."""
+
+    def allowed(backends):
+        kept = [each for each in backends if ORDER.index(each.name) >= ORDER.index(backend)]
+        return tuple(
+            replace(each, not_auto_reason=None) if each.name == backend else each for each in kept
+        )
+
+    for operation in OPERATIONS:
+        patch.setattr(operation, "backends", allowed(operation.backends))
+
+
+def sparse_backends(report, part):
+    """What computed the sparse layers of a part, as the report names it."""
+    return {
+        layer.backend
+        for step in report.steps
+        for layer in step.layers
+        if layer.part == part and layer.action is Action.SPARSE
+    }
 
 
 @pytest.fixture(scope="module")

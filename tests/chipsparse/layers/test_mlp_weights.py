@@ -36,6 +36,10 @@ def in_fp8(*shape, seed, dtype=torch.float32):
     return linear.weight
 
 
+def is_fp8(value):
+    return fp8_form(value) is not None
+
+
 def weights_of(gate):
     normal = torch.randn(2 * NEURONS, generator=torch.Generator().manual_seed(9))
     rows = 2 * NEURONS if gate in ("first", "second") else NEURONS
@@ -52,40 +56,22 @@ def weights_of(gate):
     )
 
 
-def formula(hidden, weights, gate):
-    """The layer in float64."""
-    wide = {
-        name: None if each is None else each.dequantize().double()
-        for name, each in (("up", weights.up), ("gate", weights.gate_weight))
-    }
-    up = hidden.double() @ wide["up"].T + weights.up_bias.double()
-    if gate == "none":
-        neurons = F.gelu(up, approximate="tanh")
-    else:
-        if gate == "apart":
-            act = hidden.double() @ wide["gate"].T + weights.gate_bias.double()
-        else:
-            act, up = (each for each in up.split(NEURONS, -1)[:: 1 if gate == "first" else -1])
-        neurons = act * torch.sigmoid(act) * up
-    return neurons @ weights.down.dequantize().double().T + weights.down_bias.double()
-
-
 @pytest.mark.parametrize("gate", GATES)
-def test_dense_and_sparse_steps_compute_the_layer(gate):
-    weights, cache = weights_of(gate), MLPCache()
-    before, hidden = torch.randn(2, 1, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
-    dense = mlp.dense_step(cache, before, weights, block_size=ROWS, backend=None)
-    torch.testing.assert_close(dense.double(), formula(before, weights, gate), rtol=1e-4, atol=1e-5)
+def test_a_dense_step_and_what_sparse_steps_read_are_the_layer_of_these_numbers(gate):
+    """`test_mlp` has the formulas of that layer."""
+    weights, cache, plain_cache = weights_of(gate), MLPCache(), MLPCache()
+    numbers = {name: value.dequantize() for name, value in vars(weights).items() if is_fp8(value)}
+    plain = MLPWeights.from_linears(**{**vars(weights), **numbers})
+    hidden = torch.randn(1, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
+    dense = mlp.dense_step(cache, hidden, weights, block_size=ROWS, backend=None)
+    expected = mlp.dense_step(plain_cache, hidden, plain, block_size=ROWS, backend=None)
+    torch.testing.assert_close(dense, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(cache.activation, plain_cache.activation, rtol=1e-4, atol=1e-5)
     assert torch.equal(cache.output, dense)
     read = weights.read(torch.float32, backend=None)
-    assert isinstance(read, MLPWeights)
+    for name in ("up", "up_bias", "down", "down_bias", "gate", "gate_bias"):
+        torch.testing.assert_close(getattr(read, name), getattr(plain, name))
     assert read.down.t().is_contiguous()
-    sparse = mlp.sparse_step(
-        cache, hidden, read, block_size=ROWS, keep_count=NEURONS, backend=None
-    )  # which recomputes all of them
-    torch.testing.assert_close(
-        sparse.double(), formula(hidden, weights, gate), rtol=1e-4, atol=1e-5
-    )
 
 
 @pytest.mark.parametrize("where", DEVICES)

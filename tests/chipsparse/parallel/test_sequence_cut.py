@@ -6,7 +6,7 @@ import pytest
 
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank, shares
+from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
 
 ROWS, QUERY_ROWS = 16, 24
 KIND = LayerKind("block", 2, 64)
@@ -20,13 +20,6 @@ def starts(cut):
 
 def ring_cut(layout, ranks, ring):
     return cut_sequence(layout, ranks, ROWS, ring=ring, query_rows=QUERY_ROWS)
-
-
-@pytest.mark.parametrize(("total", "ranks"), [(4, 3), (24, 8), (3, 3)])
-def test_shares_are_even(total, ranks):
-    result = shares(total, ranks)
-    assert sum(result) == total
-    assert max(result) - min(result) <= 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16])

@@ -151,12 +151,9 @@ def test_eulers_steps_are_the_formulas(make, letters):
 
 def test_in_half_precision_it_is_the_formula_but_for_rounding():
     make, letters, start = EULERS["euler"], LISTS[0], START.bfloat16()
-    expected = by_hand(start, levels_of(make, letters), letters)
-    found, plain = (
-        Loop(make()).run(letters, curved, start=start, made=made) for made in (Made, unknown)
-    )
+    found = Loop(make()).run(letters, curved, start=start)
     assert {latents.dtype for latents in found} == {torch.bfloat16}
-    assert furthest(found, expected) < 0.05 < furthest(plain, expected)
+    assert furthest(found, by_hand(start, levels_of(make, letters), letters)) < 0.05
 
 
 @pytest.mark.parametrize("letters", ["FKKFFKKF", "FKKKKFKF", "FKSKFKKF"])
