@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from types import SimpleNamespace
 
 import diffusers
@@ -15,7 +16,7 @@ from chipsparse.pipelines.timesteps import value_passed_as
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
-from tests.variants import slow_unless
+from tests.variants import slow, slow_unless
 
 NOT_PLACED = (
     "the scheduler of the enabled pipeline does not run this call, so its step is not known"
@@ -127,17 +128,12 @@ QUICK = {
     ("z-image", "nothing"),
     ("wan", "a call of as many steps"),
 }
-PAIRS = [(case, before) for case in CASES for before in BEFORE]
 
 
-def each_pair(quick):
-    return pytest.mark.parametrize(
-        ("case", "before"),
-        [pytest.param(*p, marks=[] if p in quick else pytest.mark.slow) for p in PAIRS],
-    )
-
-
-@each_pair(QUICK)
+@pytest.mark.parametrize(
+    ("case", "before"),
+    [pair if pair in QUICK else slow(*pair) for pair in itertools.product(CASES, BEFORE)],
+)
 def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
     pipe = made(case)
     expected, steps = own(case)
@@ -168,7 +164,9 @@ def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
         assert NAMED not in handle.report.notes
 
 
-@each_pair({("flux unnamed", "a call that broke off"), ("cogvideox", "nothing")})
+@pytest.mark.parametrize(
+    ("case", "before"), [("flux unnamed", "a call that broke off"), ("cogvideox", "nothing")]
+)
 def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, before):
     pipe = made(case)
     expected, steps = own(case)

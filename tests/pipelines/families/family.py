@@ -14,7 +14,14 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch.utils._pytree import tree_map
 
-from tests.tiny_models import quiet, random
+from tests.tiny_models import (
+    TEXT_DIM,
+    quiet,
+    random,
+    tiny_text_encoder,
+    tiny_tokenizer,
+    tiny_wan_vae,
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,24 @@ def of_class(pipeline_class, **components):
     missing = [each.name for each in names if each.default is each.empty]
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     return quiet(pipeline_class(**{**dict.fromkeys(missing), "scheduler": scheduler, **components}))
+
+
+def wan_like(pipeline_class, **components):
+    """A pipeline of this class with the tiny tokenizer, text encoder and VAE of Wan."""
+    parts = {
+        "tokenizer": tiny_tokenizer(),
+        "text_encoder": tiny_text_encoder(),
+        "vae": tiny_wan_vae(),
+    }
+    return of_class(pipeline_class, **{**parts, **components})
+
+
+def wan_prompts(tokens=16):
+    """Embedded prompts: as text, these pipelines want ftfy to clean it."""
+    return {
+        "prompt_embeds": random(1, tokens, TEXT_DIM, seed=3),
+        "negative_prompt_embeds": random(1, tokens, TEXT_DIM, seed=4),
+    }
 
 
 def picture(seed, width, height):

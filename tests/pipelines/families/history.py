@@ -4,6 +4,7 @@ import torch
 from diffusers import HeliosTransformer3DModel, HunyuanVideoFramepackTransformer3DModel
 
 from tests.pipelines.families.family import (
+    ODD,
     VAE,
     VIDEO,
     Family,
@@ -17,7 +18,6 @@ from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, ran
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
 TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
-ODD_SIZE = {"height": 80, "width": 48, "num_frames": 5}
 SHAPE = video_latents(LATENT_CHANNELS)
 
 
@@ -104,14 +104,14 @@ FAMILIES = [
         "helios",
         helios,
         VIDEO,
-        {"odd size": ODD_SIZE, "no earlier frames": {"history": False}},
+        {"odd size": ODD, "no earlier frames": {"history": False}},
         slow=True,
     ),
     Family(
         "framepack",
         framepack,
         {**VIDEO, "max_sequence_length": TEXT + IMAGE_TOKENS},
-        {"odd size": ODD_SIZE, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
+        {"odd size": ODD, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
         kinds=3,  # of the single blocks two: the first gets tokens that nothing was cut from
         slow=True,
     ),

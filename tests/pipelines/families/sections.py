@@ -8,23 +8,12 @@ import functools
 import diffusers
 
 from tests.pipelines.families import history, hunyuan_video, ltx, wan_kin
-from tests.pipelines.families.family import of_class, picture
-from tests.tiny_models import (
-    TEXT_DIM,
-    random,
-    tiny_text_encoder,
-    tiny_tokenizer,
-    tiny_wan_vae,
-)
+from tests.pipelines.families.family import of_class, picture, wan_like, wan_prompts
+from tests.tiny_models import random
 
 STEPS = 6
 SIZE = {"height": 64, "width": 48, "num_inference_steps": STEPS}
-PROMPTS = {
-    "prompt_embeds": random(1, 16, TEXT_DIM, seed=3),
-    "negative_prompt_embeds": random(1, 16, TEXT_DIM, seed=4),
-    "max_sequence_length": 16,
-    "guidance_scale": 4.0,
-}
+PROMPTS = {**wan_prompts(), "max_sequence_length": 16, "guidance_scale": 4.0}
 UNIPC = functools.partial(
     diffusers.UniPCMultistepScheduler,
     prediction_type="flow_prediction",
@@ -33,20 +22,10 @@ UNIPC = functools.partial(
 )
 
 
-def _wan_like(pipeline_class, transformer, scheduler):
-    return of_class(
-        pipeline_class,
-        tokenizer=tiny_tokenizer(),
-        text_encoder=tiny_text_encoder(),
-        vae=tiny_wan_vae(),
-        scheduler=scheduler,
-        transformer=transformer,
-    )
-
-
 def forcing(pipeline_class=diffusers.SkyReelsV2DiffusionForcingPipeline):
     """SkyReels V2: several windows of a long video; blocks may wait for those before."""
-    return _wan_like(pipeline_class, wan_kin.skyreels().transformer, UNIPC())
+    transformer = wan_kin.skyreels().transformer
+    return wan_like(pipeline_class, transformer=transformer, scheduler=UNIPC())
 
 
 def forcing_a_video():
@@ -55,17 +34,14 @@ def forcing_a_video():
 
 def pyramid():
     """Helios: chunks of frames, each at three sizes."""
-    return _wan_like(
-        diffusers.HeliosPyramidPipeline,
-        history.helios().transformer,
-        diffusers.HeliosScheduler(gamma=0.25),
-    )
+    transformer, scheduler = history.helios().transformer, diffusers.HeliosScheduler(gamma=0.25)
+    return wan_like(diffusers.HeliosPyramidPipeline, transformer=transformer, scheduler=scheduler)
 
 
 def animate():
     """Wan Animate: segments of the driving video."""
     transformer = wan_kin.animate(image_dim=8).transformer
-    pipe = _wan_like(diffusers.WanAnimatePipeline, transformer, UNIPC())
+    pipe = wan_like(diffusers.WanAnimatePipeline, transformer=transformer, scheduler=UNIPC())
     pipe.encode_image = lambda *_, **__: random(1, 5, 8, seed=5)
     return pipe
 
@@ -121,8 +97,7 @@ PIPELINES = {
     "animate": (
         animate,
         {
-            **{**SIZE, **PROMPTS, "prompt_embeds": random(1, 512, TEXT_DIM, seed=3)},
-            "negative_prompt_embeds": random(1, 512, TEXT_DIM, seed=4),
+            **{**SIZE, **PROMPTS, **wan_prompts(512)},
             "image": picture(3, 48, 64),
             "pose_video": _pictures(17, 48, 64),
             "face_video": _pictures(17, wan_kin.FACE, wan_kin.FACE),

@@ -3,7 +3,7 @@
 from diffusers import WanImageToVideoPipeline
 from transformers import CLIPImageProcessor
 
-from tests.pipelines.families.family import ODD, Family, of_class
+from tests.pipelines.families.family import ODD, Family, wan_like, wan_prompts
 from tests.pipelines.families.family import VIDEO as SIZE
 from tests.tiny_models import (
     LATENT_CHANNELS,
@@ -11,11 +11,8 @@ from tests.tiny_models import (
     TEXT_DIM,
     random,
     tiny_clip_image_encoder,
-    tiny_text_encoder,
-    tiny_tokenizer,
     tiny_wan_pipeline,
     tiny_wan_transformer,
-    tiny_wan_vae,
 )
 
 CLIP_SIZE = {"height": 16, "width": 16}
@@ -32,32 +29,14 @@ VARIANTS = {
     "one frame": {"num_frames": 1},
     "unguided batch": {"prompt": [PROMPT, "a blue square moves up"], "guidance_scale": 1.0},
 }
-
-
-# As text, these pipelines want ftfy to clean it.
-PROMPTS = {
-    "prompt": None,
-    "prompt_embeds": random(1, 16, TEXT_DIM, seed=3),
-    "negative_prompt_embeds": random(1, 16, TEXT_DIM, seed=4),
-}
 IMAGE = {"image": random(1, 3, 64, 48, seed=1).sigmoid()}
-LONG_PROMPTS = {
-    "prompt": None,
-    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
-    "negative_prompt_embeds": random(1, TEXT, TEXT_DIM, seed=4),
-}
+PROMPTS = {"prompt": None, **wan_prompts()}
+UNGUIDED = {"odd size": ODD, "unguided": {"guidance_scale": 1.0}}
 
 
 def image_to_video(**overrides):
     """The pipeline that begins with a picture; `overrides` replace components."""
-    components = {
-        "tokenizer": tiny_tokenizer(),
-        "text_encoder": tiny_text_encoder(),
-        "vae": tiny_wan_vae(),
-        "transformer": tiny_wan_transformer(),
-        **overrides,
-    }
-    return of_class(WanImageToVideoPipeline, **components)
+    return wan_like(WanImageToVideoPipeline, **{"transformer": tiny_wan_transformer(), **overrides})
 
 
 def with_clip_embeddings():
@@ -86,14 +65,14 @@ FAMILIES = [
     Family(
         "wan 2.1 image to video",
         with_clip_embeddings,
-        {**VIDEO, **LONG_PROMPTS, **IMAGE},
-        {"odd size": VARIANTS["odd size"], "unguided": {"guidance_scale": 1.0}},
+        {**VIDEO, "prompt": None, **wan_prompts(TEXT), **IMAGE},
+        UNGUIDED,
     ),
     Family("wan 2.2 two experts", two_experts, VIDEO, VARIANTS),
     Family(
         "wan 2.2 image to video, a timestep per token",
         lambda: image_to_video(expand_timesteps=True),
         {**VIDEO, **PROMPTS, **IMAGE},
-        {"odd size": VARIANTS["odd size"], "unguided": {"guidance_scale": 1.0}},
+        UNGUIDED,
     ),
 ]

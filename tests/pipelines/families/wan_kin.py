@@ -12,17 +12,15 @@ from tests.pipelines.families.family import (
     of_branch,
     strong,
     video_latents,
+    wan_like,
+    wan_prompts,
 )
 from tests.tiny_models import (
     LATENT_CHANNELS,
     TEXT_DIM,
     TRANSFORMER_CONFIG,
-    quiet,
     random,
     seeded,
-    tiny_text_encoder,
-    tiny_tokenizer,
-    tiny_wan_vae,
 )
 
 TEXT, FACE = 5, 16  # tokens; pixels of a side
@@ -40,12 +38,6 @@ def text(latents, timestep, branch, **_):
 
 # VACE.
 
-# As text, its pipeline wants ftfy to clean it.
-PROMPTS = {
-    "prompt_embeds": random(1, 16, TEXT_DIM, seed=3),
-    "negative_prompt_embeds": random(1, 16, TEXT_DIM, seed=4),
-}
-
 
 def vace():
     transformer = seeded(
@@ -55,15 +47,7 @@ def vace():
         # A control video has twice the channels, and a mask of 8 by 8 pixels for each of them.
         vace_in_channels=2 * LATENT_CHANNELS + 64,
     )
-    return quiet(
-        diffusers.WanVACEPipeline(
-            tokenizer=tiny_tokenizer(),
-            text_encoder=tiny_text_encoder(),
-            vae=tiny_wan_vae(),
-            scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-            transformer=strong(transformer),
-        )
-    )
+    return wan_like(diffusers.WanVACEPipeline, transformer=strong(transformer))
 
 
 # Animate.
@@ -138,7 +122,7 @@ FAMILIES = [
     Family(
         "wan vace",
         vace,
-        {**PROMPTS, **VIDEO, "guidance_scale": 4.0},
+        {**wan_prompts(), **VIDEO, "guidance_scale": 4.0},
         {"odd size": ODD, "unguided": {"guidance_scale": 1.0}},
         kinds=3,  # the first block of the control video has a projection more
         slow=True,

@@ -5,7 +5,7 @@ import torch
 
 from tests.pipelines.families.family import IMAGE as SIZE
 from tests.pipelines.families.family import ODD_IMAGE, Family, of_class
-from tests.tiny_models import random, seeded
+from tests.tiny_models import random, seeded, tiny_image_vae
 
 CHANNELS, TEXT_DIM = 4, 16
 CONFIG = {
@@ -23,17 +23,11 @@ CONFIG = {
 
 def vae():
     """Shrinks space by 8."""
-    return seeded(
-        diffusers.AutoencoderKL,
+    return tiny_image_vae(
         latent_channels=CHANNELS,
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
-        norm_num_groups=2,
-        scaling_factor=0.5,
-        shift_factor=0.1,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
     )
 
 
