@@ -374,7 +374,7 @@ def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
 # Where a scheduler is.
 
 
-def reading(timestep, dtype=torch.float32):
+def reading(timestep, dtype):
     called = torch.tensor([timestep]).to(dtype)
 
     def read(schedule):
@@ -405,23 +405,19 @@ def reading(timestep, dtype=torch.float32):
         ([999, 749, 499, 249], "never", 499, {"last": 0}, None),
         ([999, 749, 499, 249], "never", 999, {"last": 3}, 0),
         ([999, 749, 749], "never", 749, {}, None),
+        # Values that are one in half precision, as many steps with a large shift have.
+        ([1000.0, 999.0, 500.0], 0, 1000.0, {"dtype": torch.bfloat16}, 0),
+        ([1000.0, 999.0, 500.0], 1, 999.0, {"dtype": torch.bfloat16}, 1),
+        ([1000.0, 999.0, 500.0], "never", 1000.0, {"dtype": torch.bfloat16}, 0),
     ],
 )
 def test_the_place_of_a_call(timesteps, told, timestep, options, place):
+    options = dict(options)
+    read = reading(timestep, options.pop("dtype", torch.float32))
     scheduler = SimpleNamespace(timesteps=torch.tensor(timesteps))
     if told != "never":
         scheduler.step_index, scheduler.begin_index = told, 0
-    assert place_of_call(scheduler, reading(timestep), **options) == place
-
-
-def test_values_that_are_one_in_half_precision():
-    """Many steps with a large shift have such values."""
-    values = [1000.0, 999.0, 998.0, 500.0]
-    for step, value in enumerate(values):
-        scheduler = SimpleNamespace(timesteps=torch.tensor(values), step_index=step)
-        assert place_of_call(scheduler, reading(value, torch.bfloat16)) == step
-    scheduler = SimpleNamespace(timesteps=torch.tensor(values))
-    assert place_of_call(scheduler, reading(1000.0, torch.bfloat16)) == 0
+    assert place_of_call(scheduler, read, **options) == place
 
 
 @pytest.mark.parametrize(

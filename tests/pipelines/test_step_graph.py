@@ -8,7 +8,6 @@ import threading
 
 import pytest
 import torch
-from peft import LoraConfig
 
 import chipsparse
 from chipsparse.cache.tensors import AttentionCache
@@ -21,6 +20,7 @@ from chipsparse.graphs.step_graph import (
     TensorsInPlace,
 )
 from tests.devices import DEVICES
+from tests.pipelines.changes import add_lora
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow, slow_unless
@@ -134,10 +134,8 @@ def move_weights(given, _tensors):
         parameter.data = parameter.data.clone()
 
 
-def add_lora(given, _tensors=None):
-    torch.manual_seed(0)
-    lora = LoraConfig(r=4, target_modules=["to_q", "to_k"], init_lora_weights=False)
-    given.transformer.add_adapter(lora, "style")
+def lora_comes(given, _tensors):
+    add_lora(given, "to_q")
 
 
 def scale_lora(given, _tensors):
@@ -156,7 +154,7 @@ def hook_a_linear(given, _tensors):
 CHANGES = {
     exchange_prompt: ([3], None),
     move_weights: ([3, 5, 6], "_parameters."),
-    add_lora: ([3, 5, 6], ""),
+    lora_comes: ([3, 5, 6], ""),
     scale_lora: ([3], None),
     hook_a_linear: ([3], "_forward_hooks"),
 }
@@ -176,7 +174,7 @@ def test_what_changes_after_the_recording_counts(change, device, pipe, monkeypat
     def run(config):
         fresh = tiny_flux_pipeline().to(device, pipe.dtype)
         if change is scale_lora:
-            add_lora(fresh)
+            add_lora(fresh, "to_q")
         tensors = ["latents", "prompt_embeds"]
         options = {"between": between, "callback_on_step_end_tensor_inputs": tensors}
         return generate(fresh, config, **options)

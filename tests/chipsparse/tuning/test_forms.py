@@ -96,24 +96,3 @@ def test_the_first_form_has_the_forecast_that_drifts_least():
         assert first.reuse.correct == correct
         others = [Form(reuse=Reuse(*forecast, correct)) for forecast in FORECASTS]
         assert drifts(first) == min(map(drifts, others))
-
-
-def test_rivals_of_each_choice():
-    forms = Forms(BASE, [trajectory(12)], SECONDS)
-    first = forms.first(5)
-    skips = list(forms.of_skips(first, 5))
-    assert [(form.growth, form.reuse.correct) for form in skips] == [
-        (1.0, True),
-        (2.0, True),
-        (1.0, False),
-    ]
-    sparse = list(forms.of_sparse_steps(first, 5))
-    assert [(form.density, form.sparse_error) for form in sparse] == [
-        (0.2, 0.3),
-        (0.1, 0.3),
-        (0.3, 0.3),
-        (0.2, 0.1),
-        (0.2, 0.6),
-    ]
-    assert list(forms.of_sparse_mlps(sparse[0], 5)) == [replace(sparse[0], sparse_mlp=True)]
-    assert list(forms.of_sparse_mlps(first, 5)) == []  # nothing is sparse

@@ -70,7 +70,6 @@ FAMILIES = [
             "editing": {"edits": ((12, 8), (8, 8))},
         },
         kinds=4,  # those that refine, the first of the others, and with cross-attention or without
-        slow=True,
     ),
     Family(
         "bria-fibo2 masked",

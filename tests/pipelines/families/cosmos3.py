@@ -125,4 +125,4 @@ VARIANTS = {
     "policy": action("policy"),
     "forward dynamics": action("forward_dynamics", raw_actions=random(4, 9, seed=6)),
 }
-FAMILIES = [Family("cosmos 3", pipeline, VIDEO, VARIANTS, slow=True)]
+FAMILIES = [Family("cosmos 3", pipeline, VIDEO, VARIANTS)]

@@ -38,7 +38,6 @@ class Family:
         fallbacks: what the report may say of them, as parts of sentences.
         kinds: how many kinds of repeated blocks the model has: one compiled graph for each.
         dense_parts: parts ("attention", "mlp") that never run sparse here.
-        slow: all its tests are slow ones, but for a short generation.
         masked: variants whose attention runs dense, and what the report says of each.
         unpatched_steps: first steps of a generation that run as without chipsparse.
         brief: only its calls are tested, in slow tests; its adapter is another family's, too.
@@ -51,7 +50,6 @@ class Family:
     fallbacks: tuple[str, ...] = ()
     kinds: int = 1
     dense_parts: tuple[str, ...] = ()
-    slow: bool = False
     brief: bool = False
     masked: Mapping[str, str] = field(default_factory=dict)
     unpatched_steps: int = 0

@@ -77,7 +77,6 @@ FAMILIES = [
             "references": {"references": ((4, 6), (5, 3))},
         },
         kinds=3,  # blocks of the image alone and of the text alone are other graphs
-        slow=True,
     ),
     Family(
         "flux3, step-distilled",

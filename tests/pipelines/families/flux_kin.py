@@ -63,6 +63,4 @@ MODELS = {
     "ovis-image": partial(loop, OvisImageTransformer2DModel, out_channels=CHANNELS),
     "bria": partial(loop, BriaTransformer2DModel, arguments),
 }
-FAMILIES = [
-    Family(name, make, IMAGE, VARIANTS, kinds=KINDS, slow=True) for name, make in MODELS.items()
-]
+FAMILIES = [Family(name, make, IMAGE, VARIANTS, kinds=KINDS) for name, make in MODELS.items()]

@@ -60,7 +60,7 @@ VARIANTS = {
 EXPERTS_DENSE = ("the 4 routed experts of each layer run dense",)
 FAMILIES = [
     # Projections of text are compiled, too.
-    Family("hidream", pipeline, IMAGE, VARIANTS, kinds=3, slow=True),
+    Family("hidream", pipeline, IMAGE, VARIANTS, kinds=3),
     Family("hidream experts", experts, IMAGE, VARIANTS, EXPERTS_DENSE, brief=True),
     Family(
         "hidream that turns half of a head's channels",

@@ -51,7 +51,7 @@ def helios_arguments(latents, timestep, branch, *, history=True, **_):
     return {**call, "indices_hidden_states": present.expand(batch, -1)}
 
 
-def helios(**overrides):
+def helios():
     config = {name: value for name, value in TRANSFORMER_CONFIG.items() if "rope" not in name}
     transformer = seeded(
         HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
@@ -105,7 +105,6 @@ FAMILIES = [
         helios,
         VIDEO,
         {"odd size": ODD, "no earlier frames": {"history": False}},
-        slow=True,
     ),
     Family(
         "framepack",
@@ -113,6 +112,5 @@ FAMILIES = [
         {**VIDEO, "max_sequence_length": TEXT + IMAGE_TOKENS},
         {"odd size": ODD, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
         kinds=3,  # of the single blocks two: the first gets tokens that nothing was cut from
-        slow=True,
     ),
 ]

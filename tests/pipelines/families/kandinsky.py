@@ -89,7 +89,6 @@ FAMILIES = [
         VIDEO,
         {"odd size": ODD, "batch": {"batch": 2}},
         kinds=2,  # the text's blocks, too
-        slow=True,
     ),
     Family(
         "kandinsky 6",
@@ -102,6 +101,5 @@ FAMILIES = [
             "frames of two types": {"types": True},
         },
         kinds=3,  # the text's blocks for the video, and those for the sound
-        slow=True,
     ),
 ]

@@ -19,9 +19,9 @@ LTX_CONFIG = {
 }
 
 
-def prompts(batch=1, seed=3):
-    """Embeddings of prompts whose last token is padding, and of the negative ones."""
-    mask = (torch.arange(TEXT) < TEXT - 1).long().expand(batch, TEXT)
+def prompts(batch=1, seed=3, padding=1):
+    """Embeddings of prompts whose last tokens are padding, and of the negative ones."""
+    mask = (torch.arange(TEXT) < TEXT - padding).long().expand(batch, TEXT)
     return {
         "prompt_embeds": random(batch, TEXT, TEXT_DIM, seed=seed),
         "prompt_attention_mask": mask,
@@ -51,23 +51,24 @@ def tiny_ltx_transformer(*, seed=0, **overrides):
     return seeded(diffusers.LTXVideoTransformer3DModel, seed=seed, **{**LTX_CONFIG, **overrides})
 
 
-def tiny_ltx_vae(*, seed=1):
-    """A VAE that shrinks space by 8 and time by 2."""
+VAE = {  # shrinks space by 8 and time by 2
+    "latent_channels": CHANNELS,
+    "block_out_channels": (8, 8),
+    "decoder_block_out_channels": (8, 8),
+    "layers_per_block": (1, 1, 1),
+    "decoder_layers_per_block": (1, 1, 1),
+    "spatio_temporal_scaling": (True, False),
+    "decoder_spatio_temporal_scaling": (True, False),
+    "decoder_inject_noise": (False, False, False),
+    "spatial_compression_ratio": 8,
+    "temporal_compression_ratio": 2,
+}
+
+
+def tiny_ltx_vae():
+    blocks = ("LTXVideoDownBlock3D",) * 2
     return seeded(
-        diffusers.AutoencoderKLLTXVideo,
-        seed=seed,
-        latent_channels=CHANNELS,
-        block_out_channels=(8, 8),
-        down_block_types=("LTXVideoDownBlock3D",) * 2,
-        decoder_block_out_channels=(8, 8),
-        layers_per_block=(1, 1, 1),
-        decoder_layers_per_block=(1, 1, 1),
-        spatio_temporal_scaling=(True, False),
-        decoder_spatio_temporal_scaling=(True, False),
-        decoder_inject_noise=(False, False, False),
-        patch_size=4,
-        spatial_compression_ratio=8,
-        temporal_compression_ratio=2,
+        diffusers.AutoencoderKLLTXVideo, seed=1, **VAE, down_block_types=blocks, patch_size=4
     )
 
 

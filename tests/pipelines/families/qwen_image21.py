@@ -101,7 +101,6 @@ FAMILIES = [
         masked={
             "a padded prompt": "attention runs dense: the prompts of the batch differ in length, so"
         },
-        slow=True,
         kinds=2,  # the first block gets tokens that are cut from a longer sequence
         unpatched_steps=1,
     ),

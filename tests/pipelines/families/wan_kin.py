@@ -125,10 +125,9 @@ FAMILIES = [
         {**wan_prompts(), **VIDEO, "guidance_scale": 4.0},
         {"odd size": ODD, "unguided": {"guidance_scale": 1.0}},
         kinds=3,  # the first block of the control video has a projection more
-        slow=True,
     ),
-    Family("wan animate", animate, VIDEO, VARIANTS, slow=True),
-    Family("skyreels v2", skyreels, VIDEO, VARIANTS, slow=True),
+    Family("wan animate", animate, VIDEO, VARIANTS),
+    Family("skyreels v2", skyreels, VIDEO, VARIANTS),
     Family(
         "skyreels v2, forced",
         lambda: skyreels(forced_arguments, inject_sample_info=True),
@@ -143,7 +142,5 @@ FAMILIES = [
         dense_parts=("attention",),
         brief=True,
     ),
-    Family(
-        "chrono edit", chrono_edit, {**VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}, slow=True
-    ),
+    Family("chrono edit", chrono_edit, {**VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}),
 ]
