@@ -14,8 +14,8 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.parallel import head_exchange
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action, SparsityPlan
+from tests.pipelines.tiny_runs import WAN
 from tests.ranks import run_ranks
-from tests.tiny_models import PROMPT, tiny_wan_pipeline
 
 # 10 blocks of 4 tokens, the last one short, and a prompt behind them.
 LAYOUT = ModelLayout(
@@ -81,34 +81,23 @@ CONFIG = SparsityConfig().override(
         "schedule.first_dense_layers": 1,
     }
 )
-SIZES = {"height": 48, "width": 64, "num_frames": 9, "max_sequence_length": 16}
 
 
 def counted(ulysses, guidance):
     """Bytes that this rank sends to others in each step, by its action."""
     sent = Counter()
     _count_exchanges(sent)
-    pipe, found = tiny_wan_pipeline(), {}
+    pipe, found = WAN.make(), {}
 
     def look(_pipe, step, _t, tensors):
         (action,) = {each.action for each in handle.report.steps if each.step == step}
         found[action.value] = sent.pop("bytes", 0)
         return tensors
 
-    with chipsparse.enable(
-        pipe, CONFIG, parallel=chipsparse.Parallel(ulysses=ulysses, guidance=guidance)
-    ) as handle:
+    parallel = chipsparse.Parallel(ulysses=ulysses, guidance=guidance)
+    with chipsparse.enable(pipe, CONFIG, parallel=parallel) as handle:
         sent.clear()
-        pipe(
-            PROMPT,
-            **SIZES,
-            negative_prompt="",
-            guidance_scale=3.0,
-            num_inference_steps=4,
-            generator=torch.Generator().manual_seed(0),
-            output_type="latent",
-            callback_on_step_end=look,
-        )
+        WAN.generate(pipe, height=48, num_inference_steps=4, callback_on_step_end=look)
     return found
 
 

@@ -6,25 +6,17 @@ import numpy as np
 import pytest
 
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift, jump_costs
-from tests.chipsparse.tuning.trajectories import HOLD, list_cost, outputs, reused, trajectory
+from tests.chipsparse.tuning.trajectories import (
+    HOLD,
+    errors_of_gaps,
+    list_cost,
+    outputs,
+    reused,
+    trajectory,
+)
 
 STEPS = 13
 LISTS = ([0], [0, 1], [0, 1, 2, 5, 9], [0, 4, 5, 11], [0, 3, 6, 9, 12], list(range(STEPS)))
-
-
-def errors_of_gaps(times, weights, full_steps, reuse):
-    """The squares of their lengths; where they are corrected, with half of those before that."""
-    values = outputs(STEPS)
-
-    def squares(reuse):
-        errors = values - reused(values, times, full_steps, reuse)
-        gaps = zip(full_steps, [*full_steps[1:], STEPS], strict=True)
-        return np.array([np.sum((weights[a:b] @ errors[a:b]) ** 2) for a, b in gaps])
-
-    before = squares(replace(reuse, correct=False))
-    if not reuse.correct:
-        return before.sum()
-    return squares(reuse).sum() + before[:-1].sum() / 2
 
 
 @pytest.mark.parametrize("full_steps", LISTS)
@@ -33,7 +25,7 @@ def errors_of_gaps(times, weights, full_steps, reuse):
 def test_a_lists_cost_is_the_error_of_each_gap(full_steps, growth, reuse):
     given = trajectory(STEPS)
     weights = given.effects * ((np.arange(STEPS) + 1) / STEPS) ** -growth
-    expected = errors_of_gaps(given.times, weights, full_steps, reuse)
+    expected = errors_of_gaps(outputs(STEPS), given.times, weights, full_steps, reuse)
     cost = list_cost(jump_costs(given, reuse, growth), full_steps)
     assert cost == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
@@ -45,7 +37,7 @@ def test_between_equal_timesteps_there_is_no_line_and_the_output_is_held(reuse):
     times = given.times.copy()
     times[4:7] = times[3]
     given = Trajectory(given.products, given.effects, times)
-    expected = errors_of_gaps(times, given.effects, full_steps, reuse)
+    expected = errors_of_gaps(outputs(STEPS), times, given.effects, full_steps, reuse)
     costs = jump_costs(given, reuse, 0.0)
     assert list_cost(costs, full_steps) == pytest.approx(expected, rel=1e-9, abs=1e-6)
     assert not np.isnan(costs).any()

@@ -8,7 +8,7 @@ import pytest
 
 from chipsparse.tuning.jump_costs import Reuse, jump_costs
 from chipsparse.tuning.placed_steps import PARTS, Placed, Steps
-from tests.chipsparse.tuning.trajectories import list_cost, outputs, trajectory
+from tests.chipsparse.tuning.trajectories import errors_of_gaps, list_cost, outputs, trajectory
 
 STEPS = 7
 REFRESH, SPARSE, ERROR = 1.1, 0.2, 0.1
@@ -17,41 +17,26 @@ HALF = Reuse(forecast=0.5, forecast_after=0.4, correct=False)
 
 
 def expected_cost(given, values, steps, reuse, growth, error):
-    """The cost of one list, jump by jump, from the outputs themselves."""
+    """The cost of one list: of its gaps, and of what its sparse steps miss."""
     weights, times = given.weights(growth), given.times
     level = [given.effects[step:].sum() / given.effects.sum() for step in range(STEPS)]
     computed = sorted([*steps.full, *steps.sparse])
+    total = errors_of_gaps(values, times, weights, computed, reuse)
 
     def share(step, old, new):
         return (times[step] - times[old]) / (times[new] - times[old])
 
-    total = 0.0
-    for place, (last, end) in enumerate(itertools.pairwise([*computed, STEPS])):
-        before = computed[place - 1] if place else None
-        corrected = reuse.correct and end < STEPS
-        gap, off_line = np.zeros((2, values.shape[1]))
-        inner = range(last + 1, end)
-        for step in inner:
-            made = values[last].copy()
-            if before is not None and step >= reuse.forecast_after * STEPS:
-                reach = share(step, before, last) - 1
-                made += reuse.forecast * reach * (values[last] - values[before])
-            gap += weights[step] * (values[step] - made)
-            if corrected:
-                line = values[last] + share(step, last, end) * (values[end] - values[last])
-                off_line += weights[step] * (values[step] - line)
-        cost, reach = np.sum(gap**2), weights[last:end].sum() ** 2
-        if corrected:
-            cost = cost / 2 + np.sum(off_line**2)
-            lines = weights[last] + sum(weights[n] * (1 - share(n, last, end)) for n in inner)
-            if before is not None:
-                behind = range(before + 1, last)
-                lines += sum(weights[n] * share(n, before, last) for n in behind)
+    for before, last, end in zip(computed, computed[1:], [*computed[2:], STEPS], strict=False):
+        if last not in steps.sparse:
+            continue
+        reach = weights[last:end].sum() ** 2
+        if reuse.correct and end < STEPS:
+            behind, inner = range(before + 1, last), range(last + 1, end)
+            lines = weights[last] + sum(weights[n] * share(n, before, last) for n in behind)
+            lines += sum(weights[n] * (1 - share(n, last, end)) for n in inner)
             reach = reach / 2 + lines**2
-        if last in steps.sparse:
-            missed = error + (1 - error) * level[last] ** 8
-            cost += missed**2 * np.sum((values[last] - values[before]) ** 2) * reach
-        total += cost
+        missed = error + (1 - error) * level[last] ** 8
+        total += missed**2 * np.sum((values[last] - values[before]) ** 2) * reach
     return total
 
 

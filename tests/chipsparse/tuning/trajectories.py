@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from chipsparse.tuning.jump_costs import Reuse, Trajectory
@@ -41,6 +43,20 @@ def reused(values, times, full_steps, reuse):
                 reach = (times[step] - times[last]) / (times[new] - times[old])
                 made[step] += scale * reach * (values[new] - values[old])
     return made
+
+
+def errors_of_gaps(values, times, weights, full_steps, reuse):
+    """The squares of their lengths; where they are corrected, with half of those before that."""
+
+    def squares(reuse):
+        errors = values - reused(values, times, full_steps, reuse)
+        gaps = zip(full_steps, [*full_steps[1:], len(values)], strict=True)
+        return np.array([np.sum((weights[a:b] @ errors[a:b]) ** 2) for a, b in gaps])
+
+    before = squares(replace(reuse, correct=False))
+    if not reuse.correct:
+        return before.sum()
+    return squares(reuse).sum() + before[:-1].sum() / 2
 
 
 def list_cost(costs, full_steps):
