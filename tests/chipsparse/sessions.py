@@ -29,10 +29,10 @@ TOTAL = len(ACTIONS) + 1  # after the last step nothing would be left to look at
 BOTH = MemoryDemand(branches=2)
 
 
-def layout_of(layers=4, grid=(3, 4, 5), batch=1, text_tokens=3):
+def layout_of(grid=(3, 4, 5), batch=1, text_tokens=3):
     kinds = (
-        LayerKind("double", layers // 2, intermediate_size=24, mlp_sees_text=False),
-        LayerKind("single", layers - layers // 2, intermediate_size=40),
+        LayerKind("double", 2, intermediate_size=24, mlp_sees_text=False),
+        LayerKind("single", 2, intermediate_size=40),
     )
     return ModelLayout(
         kinds, heads=2, head_dim=8, batch=batch, grids=(grid,), text_tokens=text_tokens
@@ -88,10 +88,10 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
     return outputs
 
 
-def session_with(overrides=(), *, memory=None, **options):
+def session_with(overrides=(), **options):
     """A session, and a pool with these options."""
     report = GenerationReport()
-    pool = OffloadPool(memory or HostMemory(), report.fall_back, **options)
+    pool = OffloadPool(HostMemory(), report.fall_back, **options)
     return Session(CONFIG.override(dict(overrides)), report, pool)
 
 

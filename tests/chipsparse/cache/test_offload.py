@@ -109,12 +109,12 @@ def test_traffic_is_counted_and_what_is_larger_than_planned_is_refused():
 # Order.
 
 
-def walk(pool, *, rewritten=False, calls=3, layers=LAYERS):
+def walk(pool, *, rewritten=False, layers=LAYERS):
     """Refresh, then sparse calls as a session makes them; checks every value."""
     for layer in range(layers):
         store(pool, layer, numbers(layer, 16).mul(1.0))
         pool.release(key(layer))
-    for call in range(calls):
+    for call in range(3):
         prefetch(pool, 0)
         for layer in range(layers):
             tensor = load(pool, layer)

@@ -98,9 +98,9 @@ def test_recorded_mlps_stay_sparse(case):
     assert 1e3 * times.sparse == pytest.approx(case["latency_ms"], rel=0.3)
 
 
-def slower(plan, *, captured=True, rates=H200, **given):
-    times = part_times(plan, rates=rates, dtype=BF16, captured=captured, **given)
-    return slower_parts(times, rates)
+def slower(plan, *, captured=True, **given):
+    times = part_times(plan, rates=H200, dtype=BF16, captured=captured, **given)
+    return slower_parts(times, H200)
 
 
 def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():

@@ -17,13 +17,16 @@ LAYOUT = ModelLayout(
     kinds=(LayerKind("block", 3, 32),), heads=2, head_dim=4, batch=1, grids=((1, 4, 8),)
 )
 UNIT = Rates(link=1.0, both_ways=1.0)
+ACTIONS = ["dense", "refresh", "sparse", "skip", "sparse"]
+PLAN = SparsityPlan(SparsityConfig().override({"schedule.actions": ACTIONS}), LAYOUT, 5)
+ON_DEVICE = Placement()
 NOTHING: dict = {part: {} for part in PARTS}
 
 
-def estimate(plan, placement, *, captured=True, dense=NOTHING, branches=1, rates=None):
+def estimate(placement=ON_DEVICE, *, captured=True, dense=NOTHING, branches=1, rates=None):
     return estimate_run(
-        plan,
-        moved=partial(placement.moved, plan.config),
+        PLAN,
+        moved=partial(placement.moved, PLAN.config),
         captured=captured,
         dense_parts=dense,
         dtype=torch.bfloat16,
@@ -32,14 +35,8 @@ def estimate(plan, placement, *, captured=True, dense=NOTHING, branches=1, rates
     )
 
 
-def plan_of(**changes):
-    actions = ["dense", "refresh", "sparse", "skip", "sparse"]
-    config = SparsityConfig().override({"schedule.actions": actions, **changes})
-    return SparsityPlan(config, LAYOUT, 5)
-
-
 def test_a_run_is_the_sum_of_its_steps():
-    found = estimate(plan_of(), Placement(), branches=2)
+    found = estimate(branches=2)
     steps = found.steps
     assert steps[Action.SKIP] == 0
     assert steps[Action.DENSE] == pytest.approx(found.stock)
@@ -47,16 +44,14 @@ def test_a_run_is_the_sum_of_its_steps():
     assert found.run == pytest.approx(total)
     assert found.stock_run == pytest.approx(5 * found.stock)
     assert found.speedup_run == pytest.approx(5 * found.stock / total)
-    single = estimate(plan_of(), Placement())
+    single = estimate()
     assert found.stock == pytest.approx(2 * single.stock)
     assert (found.moving, found.hidden) == (0, 1)
 
 
 def test_of_the_branches_the_first_alone_sums_columns_at_a_refresh():
     rates = Rates(launch_seconds=0.0, refresh_seconds=0.0, refresh_attention=2.0)
-    one, three = (
-        estimate(plan_of(), Placement(), branches=branches, rates=rates) for branches in (1, 3)
-    )
+    one, three = (estimate(branches=branches, rates=rates) for branches in (1, 3))
     assert one.steps[Action.REFRESH] > one.stock
     assert three.steps[Action.REFRESH] == pytest.approx(one.steps[Action.REFRESH] + 2 * one.stock)
     assert three.steps[Action.SPARSE] == pytest.approx(3 * one.steps[Action.SPARSE])
@@ -64,12 +59,11 @@ def test_of_the_branches_the_first_alone_sums_columns_at_a_refresh():
 
 def test_layers_that_run_dense_take_as_long_as_stock_ones():
     all_layers = dict.fromkeys(range(3), "why")
-    found = estimate(plan_of(), Placement(), dense=dict.fromkeys(PARTS, all_layers))
+    found = estimate(dense=dict.fromkeys(PARTS, all_layers))
     for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
         assert found.steps[action] == pytest.approx(found.stock)
     none, one = (
-        estimate(plan_of(), Placement(), dense={"attention": dense, "mlp": dense}).steps
-        for dense in ({}, {0: "why"})
+        estimate(dense={"attention": dense, "mlp": dense}).steps for dense in ({}, {0: "why"})
     )
     saved = found.stock - none[Action.SPARSE]
     assert found.stock - one[Action.SPARSE] == pytest.approx(saved * 2 / 3)
@@ -78,7 +72,7 @@ def test_layers_that_run_dense_take_as_long_as_stock_ones():
 def test_slow_transfers_decide_how_long_a_step_takes():
     host = {(layer, "mlp"): {"activation": 1 << 20} for layer in range(3)}
     rates = Rates(launch_seconds=0.0, link=1e6)
-    found = estimate(plan_of(), Placement(host=host), branches=2, rates=rates)
+    found = estimate(Placement(host=host), branches=2, rates=rates)
     assert found.to_device == found.to_host == 2 * 3 << 20
     assert found.moving == pytest.approx(found.to_device / (rates.both_ways * 1e6))
     assert found.steps[Action.SPARSE] > found.moving > 100 * found.computing
@@ -87,7 +81,7 @@ def test_slow_transfers_decide_how_long_a_step_takes():
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_no_sparse_layer_is_faster_than_its_launch(captured):
-    found = estimate(plan_of(), Placement(), captured=captured, rates=Rates(launch_seconds=1.0))
+    found = estimate(captured=captured, rates=Rates(launch_seconds=1.0))
     if captured:
         assert found.steps[Action.SPARSE] < 0.1
     else:

@@ -61,13 +61,11 @@ def row_mask(cache):
     return mask_of(cache).repeat_interleave(ROWS, dim=2)[:, :, :TOKENS]
 
 
-def refreshed(
-    rule="merge", *, budget=BUDGET, seed=0, in_fp8=False, tensors=None, rows=ROWS, **config
-):
+def refreshed(rule="merge", *, budget=BUDGET, in_fp8=False, tensors=None, **config):
     """The cache, the config and the output of a refresh behind a dense step."""
-    cache, tensors = AttentionCache(in_fp8=in_fp8), tensors or given(seed)
+    cache, tensors = AttentionCache(in_fp8=in_fp8), tensors or given()
     attention = AttentionConfig(delta_rule=rule, **config)
-    settings = SparsityConfig(attention=attention, block_size=rows)
+    settings = SparsityConfig(attention=attention, block_size=ROWS)
     dense_step(cache, tensors, in_fp8=attention.in_fp8)
     output = refresh_step(cache, tensors, config=settings, budget=budget)
     return cache, settings, output

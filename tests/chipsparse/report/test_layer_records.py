@@ -1,7 +1,8 @@
 """What a report says of each layer: actions, shares, backends, bytes and times."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,25 +118,14 @@ def test_times_are_parts_of_the_steps_time_and_reading_them_changes_nothing():
     assert plain.report.to_dict()["totals"]["attention_seconds"] is None
 
 
-@dataclass
-class FakeEvent:
-    """Notes the calls of an event of a device that is not here."""
-
-    log: list
-
-    def record(self, stream):
-        self.log.append("record")
-
-    def synchronize(self):
-        self.log.append("wait")
-
-    def elapsed_time(self, other):
-        return 250.0
-
-
 def test_device_times_wait_only_when_they_are_read(monkeypatch):
     log = []
-    monkeypatch.setattr("torch.cuda.Event", lambda **_: FakeEvent(log))
+    event = SimpleNamespace(
+        record=lambda _stream: log.append("record"),
+        synchronize=lambda: log.append("wait"),
+        elapsed_time=lambda _other: 250.0,
+    )
+    monkeypatch.setattr("torch.cuda.Event", lambda **_: event)
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: None)
     timer = StepTimer(torch.device("cuda"), lambda: 0.0)
     assert timer.seconds() is None

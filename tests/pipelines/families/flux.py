@@ -37,10 +37,10 @@ def guidance_distilled():
     return tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=True))
 
 
-def beside(pipeline_class=diffusers.FluxControlPipeline, times=2, more=0):
+def beside(pipeline_class=diffusers.FluxControlPipeline, more=0):
     """Latents of other pictures, and more channels, stand beside the image's."""
     channels = FLUX_CONFIG["in_channels"]
-    transformer = tiny_flux_transformer(in_channels=times * channels + more, out_channels=channels)
+    transformer = tiny_flux_transformer(in_channels=2 * channels + more, out_channels=channels)
     return tiny_flux_pipeline(pipeline_class, transformer=transformer)
 
 

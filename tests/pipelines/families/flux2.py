@@ -38,17 +38,17 @@ VARIANTS = {
 GUIDED = {"negative_prompt_embeds": random(1, TEXT, TEXT_DIM, seed=4)}
 
 
-def tiny_flux2_transformer(*, seed=0, **overrides):
+def tiny_flux2_transformer(**overrides):
     """A FLUX.2 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
-    model = seeded(diffusers.Flux2Transformer2DModel, seed=seed, **{**FLUX2_CONFIG, **overrides})
+    model = seeded(diffusers.Flux2Transformer2DModel, **{**FLUX2_CONFIG, **overrides})
     return strong(model, 8, ("ff.linear_out", "attn.to_out"))
 
 
-def tiny_flux2_vae(*, seed=1):
+def tiny_flux2_vae():
     """A VAE that shrinks by 4."""
     return seeded(
         diffusers.AutoencoderKLFlux2,
-        seed=seed,
+        seed=1,
         block_out_channels=(8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,

@@ -75,20 +75,13 @@ TO_VIDEO = diffusers.HunyuanVideoImageToVideoPipeline
 
 def latent_concat():
     """The picture's latents and a mask stand beside the others."""
-    return pipeline(
-        TO_VIDEO,
-        in_channels=2 * CHANNELS + 1,
-        image_condition_type="latent_concat",
-    )
+    channels = 2 * CHANNELS + 1
+    return pipeline(TO_VIDEO, in_channels=channels, image_condition_type="latent_concat")
 
 
 def token_replace():
     """The picture's latents are the first frame."""
     return pipeline(TO_VIDEO, image_condition_type="token_replace")
-
-
-def skyreels():
-    return pipeline(diffusers.HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS)
 
 
 def prompts(*lengths, prefix="", seed=1):
@@ -160,8 +153,8 @@ def vae15():
     )
 
 
-def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, guidance=3.0, **components):
-    guider = diffusers.ClassifierFreeGuidance(guidance_scale=guidance)
+def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, **components):
+    guider = diffusers.ClassifierFreeGuidance(guidance_scale=3.0)
     parts = {"transformer": transformer15(), "vae": vae15(), "guider": guider, **components}
     pipe = of_class(pipeline_class, **parts)
     pipe.vision_num_semantic_tokens = IMAGE_TOKENS
@@ -242,7 +235,7 @@ FAMILIES = [
     ),
     Family(
         "skyreels image to video",
-        skyreels,
+        lambda: pipeline(diffusers.HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS),
         {**VIDEO, "image": picture(3, 48, 64)},
         kinds=KINDS,
     ),

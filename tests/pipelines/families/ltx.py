@@ -46,9 +46,9 @@ VARIANTS = {
 }
 
 
-def tiny_ltx_transformer(*, seed=0, **overrides):
+def tiny_ltx_transformer(**overrides):
     """An LTX-Video transformer; `overrides` replace entries of its config."""
-    return seeded(diffusers.LTXVideoTransformer3DModel, seed=seed, **{**LTX_CONFIG, **overrides})
+    return seeded(diffusers.LTXVideoTransformer3DModel, **{**LTX_CONFIG, **overrides})
 
 
 VAE = {  # shrinks space by 8 and time by 2

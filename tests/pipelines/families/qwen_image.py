@@ -63,11 +63,11 @@ def tiny_qwen_transformer(*, seed=0, **overrides):
     return seeded(diffusers.QwenImageTransformer2DModel, seed=seed, **{**QWEN_CONFIG, **overrides})
 
 
-def tiny_qwen_vae(*, seed=1):
+def tiny_qwen_vae():
     """A VAE that shrinks space by 4."""
     return seeded(
         diffusers.AutoencoderKLQwenImage,
-        seed=seed,
+        seed=1,
         base_dim=4,
         z_dim=CHANNELS,
         dim_mult=[1, 1, 1],
