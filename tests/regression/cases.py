@@ -40,12 +40,8 @@ class Case:
         name: also of its golden files.
         model: folder below ``assets``; its profile holds what is not changed here, with the quality
             ``published``, which has all actions.
-        prompt: what to make.
-        seed: of the first latents.
-        bounds: how close dense and sparse must be.
         arguments: changes of the profile's generation settings.
         sparsity: changes of the profile's sparsity config.
-        slow: whether it takes too long for ``make test``.
     """
 
     name: str

@@ -65,7 +65,7 @@ def rows(case: Case, runs: Runs, *, noise: int, faults: bool) -> Iterator[str]:
     config = runs.config(case)
     yield row(case, "right", closeness(dense, runs.sparse(case).frames, golden))
     for seed in range(noise):
-        with rounded_otherwise(runs.workload(case.model).pipe.transformer, seed):
+        with rounded_otherwise(runs.model(case.model)[0].transformer, seed):
             noisy = runs.generate(case, config)
         yield row(case, f"noise {seed}", closeness(dense, noisy.frames, golden))
     for fault in FAULTS if faults else ():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,59 +32,27 @@ class Result:
     report: GenerationReport | None
 
 
-class Workload:
-    """A bundled model and its profile."""
-
-    def __init__(self, model: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self.pipe: Any = DiffusionPipeline.from_pretrained(str(model), dtype=dtype).to(device)
-        self.pipe.set_progress_bar_config(disable=True)
-        self.profile: Profile = find_profile(model, type(self.pipe.transformer).__name__)
-
-    def settings(self, **changes: Any) -> dict[str, Any]:
-        """Arguments of the pipeline call: the profile's, with changes."""
-        return {k: v for k, v in vars(self.profile.generation).items() if v is not None} | changes
-
-    def generate(
-        self, config: SparsityConfig | None, prompt: str, *, seed: int, **changes: Any
-    ) -> Result:
-        """Generates a clip; ``config`` None runs the stock pipeline."""
-        arguments = self.settings(**changes) | {
-            "prompt": prompt,
-            "generator": torch.Generator().manual_seed(seed),
-            "output_type": "pt",
-            "return_dict": False,
-        }
-        if arguments.get("true_cfg_scale", 1) > 1:  # without a prompt, guidance would be left out
-            arguments["negative_prompt"] = ""
-        report = None
-        if config is None:
-            pixels = self.pipe(**arguments)[0]
-        else:
-            with chipsparse.enable(self.pipe, config) as handle:
-                pixels = self.pipe(**arguments)[0]
-                report = handle.report
-        frames = pixels[0] if pixels.dim() == 5 else pixels  # of a video, or of one image
-        return Result(frames.permute(0, 2, 3, 1).float().cpu(), report)
-
-
 class Runs:
     """Makes cases on one device in one dtype."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
-        self._workloads: dict[str, Workload] = {}
+        self._models: dict[str, tuple[Any, Profile]] = {}
         self._results: dict[tuple[str, str], Result] = {}
 
-    def workload(self, model: str) -> Workload:
-        """The model of that folder, with its profile."""
-        if model not in self._workloads:
-            self._workloads[model] = Workload(ASSETS / model, self._device, self._dtype)
-        return self._workloads[model]
+    def model(self, name: str) -> tuple[Any, Profile]:
+        """The pipeline in that folder, and its profile."""
+        if name not in self._models:
+            folder = ASSETS / name
+            pipe = DiffusionPipeline.from_pretrained(str(folder), dtype=self._dtype)
+            pipe.to(self._device).set_progress_bar_config(disable=True)
+            self._models[name] = pipe, find_profile(folder, type(pipe.transformer).__name__)
+        return self._models[name]
 
     def config(self, case: Case) -> SparsityConfig:
         """That of the published schedule with the changes of the case."""
-        published = self.workload(case.model).profile.of_quality("published")
-        return published.sparsity.override(dict(case.sparsity))
+        _, profile = self.model(case.model)
+        return profile.of_quality("published").sparsity.override(dict(case.sparsity))
 
     def dense(self, case: Case) -> Result:
         """What the stock pipeline makes; remembered."""
@@ -97,9 +64,27 @@ class Runs:
 
     def generate(self, case: Case, config: SparsityConfig | None) -> Result:
         """Makes the case anew, dense for None."""
-        workload = self.workload(case.model)
+        pipe, profile = self.model(case.model)
+        arguments = {k: v for k, v in vars(profile.generation).items() if v is not None}
+        arguments |= {
+            **case.arguments,
+            "prompt": case.prompt,
+            "generator": torch.Generator().manual_seed(case.seed),
+            "output_type": "pt",
+            "return_dict": False,
+        }
+        if arguments.get("true_cfg_scale", 1) > 1:  # without a prompt, guidance would be left out
+            arguments["negative_prompt"] = ""
+        report = None
         with noise_of_float32():
-            return workload.generate(config, case.prompt, seed=case.seed, **case.arguments)
+            if config is None:
+                pixels = pipe(**arguments)[0]
+            else:
+                with chipsparse.enable(pipe, config) as handle:
+                    pixels = pipe(**arguments)[0]
+                    report = handle.report
+        frames = pixels[0] if pixels.dim() == 5 else pixels  # of a video, or of one image
+        return Result(frames.permute(0, 2, 3, 1).float().cpu(), report)
 
     def _remembered(self, case: Case, kind: str, config: SparsityConfig | None) -> Result:
         if (case.name, kind) not in self._results:

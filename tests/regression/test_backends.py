@@ -29,11 +29,12 @@ from chipsparse.kernels.triton_support import (
 )
 from chipsparse.plan import Action
 from tests.pipelines.small_sparse import SPARSE
+from tests.pipelines.tiny_runs import STILL
 from tests.regression.cases import CASES
 from tests.regression.check import closeness, violations
 from tests.regression.golden import read
 from tests.regression.runs import Runs
-from tests.tiny_models import PROMPT, tiny_wan_pipeline, tiny_wan_transformer
+from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
 ROOT = Path(__file__).parents[2]
 HALF = (torch.bfloat16, torch.float16)
@@ -135,17 +136,7 @@ def small_latents(config):
         linear.weight.data = linear.weight.data.t().contiguous().t()
     pipe = tiny_wan_pipeline(transformer=model.bfloat16())
     with chipsparse.enable(pipe, config) as handle:
-        latents = pipe(
-            PROMPT,
-            height=32,
-            width=32,
-            num_frames=5,
-            num_inference_steps=4,
-            guidance_scale=1.0,
-            max_sequence_length=16,
-            output_type="latent",
-            generator=torch.Generator().manual_seed(0),
-        ).frames
+        latents = STILL.generate(pipe, width=32, num_frames=5, num_inference_steps=4)
     assert handle.report.fallbacks == []
     return latents.float(), handle.report
 
