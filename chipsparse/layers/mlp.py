@@ -12,14 +12,19 @@ import torch
 
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.kernels.dispatch import Choice, kind_of
-from chipsparse.kernels.fp8_activations import fp8_activations
+from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.neuron_selection import (
     NeuronSelection,
     mean_preactivations,
     neuron_selection,
 )
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
+from chipsparse.kernels.sparse_mlp_up import (
+    FP8_HEADROOM,
+    SparseMLPUp,
+    dense_activation,
+    sparse_mlp_up,
+)
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
 from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
@@ -160,10 +165,10 @@ def backend_choices(
     rows = block_size
     return {
         "neuron_selection": neuron_selection.choose(
-            hidden, weights.up, cache.mean, weights.gate, backend=backend
+            hidden, weights.up, weights.gate, cache.mean, backend=backend
         ),
         "sparse_mlp_up": sparse_mlp_up.choose(
-            hidden, weights.up, cache.activation, weights.gate, rows, backend=backend
+            hidden, weights.up, weights.gate, rows, cache.activation, backend=backend
         ),
         # Of a delta, dtype and device decide: those of hidden.
         "sparse_mlp_down": sparse_mlp_down.choose(hidden, weights.down, rows, backend=backend),
@@ -205,8 +210,9 @@ def dense_step(
         read = weights.read(hidden.dtype, backend=backend)
         cache.mean = _means(hidden, read, block_size=block_size, backend=backend)
         if cache.activation_in_fp8:
-            rounded = fp8_activations(activation, backend=backend)
-            activation, cache.token_scale = rounded
+            activation, cache.token_scale = fp8_rows(
+                activation, headroom=FP8_HEADROOM, turned=True, backend=backend
+            )
         elif read is not weights:  # computed by the model's linears, not for the kernels
             activation = _for_kernels(
                 activation, hidden, read, block_size=block_size, backend=backend
@@ -226,7 +232,7 @@ def _for_kernels(
     backend: str | None,
 ) -> torch.Tensor:
     """Activations in the layout of the kernel that will change them at sparse steps."""
-    facts = (hidden, weights.up, None, weights.gate, block_size)
+    facts = (hidden, weights.up, weights.gate, block_size)
     if sparse_mlp_up.choose(*facts, backend=backend).backend.name == "reference":
         return activation
     return empty_token_contiguous(hidden, *activation.shape).copy_(activation)

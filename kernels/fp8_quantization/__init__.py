@@ -9,9 +9,7 @@ import torch
 
 from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.dispatch import Operation, triton_or_reference
-from chipsparse.kernels.triton_support import (
-    quantization_unsupported_reason,
-)
+from chipsparse.kernels.triton_support import attention_unsupported_reason, no_fp8_reason
 
 OP = "fp8_quantization"
 FP8 = torch.float8_e4m3fn
@@ -104,10 +102,6 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
     _: KW_ONLY
     rotate: bool = False
 
-    def facts(self) -> tuple[Any, ...]:
-        """Query, key and value."""
-        return self.query, self.key, self.value
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rotation do not fit."""
         self.check_attention(OP)
@@ -126,8 +120,13 @@ def stored_order(device: torch.device) -> torch.Tensor:
     return tokens.view(2, 4, 2).transpose(0, 1).flatten()
 
 
+def _no_fp8(query: torch.Tensor, *_: object) -> str | None:
+    return no_fp8_reason(query.device)
+
+
 fp8_quantization = Operation(
     OP,
     Fp8Quantization,
-    *triton_or_reference(__name__, OP, quantization_unsupported_reason),
+    lambda call: (call.query, call.key, call.value),
+    *triton_or_reference(__name__, OP, attention_unsupported_reason, _no_fp8),
 )

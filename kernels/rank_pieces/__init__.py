@@ -10,7 +10,6 @@ import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
-from chipsparse.kernels.triton_support import triton_unsupported_reason
 
 PACK, UNPACK = "pack_pieces", "unpack_pieces"
 DIMS = (1, 2)  # tokens and heads of ``[B, N, H, D]``
@@ -59,10 +58,6 @@ class PackPieces(Call[torch.Tensor]):
     _: KW_ONLY
     dim: int
 
-    def facts(self) -> tuple[torch.Tensor, ...]:
-        """The tensors."""
-        return self.tensors
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
         _check_pieces(PACK, self.tensors, self.pieces, self.dim)
@@ -92,10 +87,6 @@ class UnpackPieces(Call[None]):
     dim: int
     room: int | None = None
 
-    def facts(self) -> tuple[torch.Tensor, ...]:
-        """The tensors."""
-        return self.tensors
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
         _check_pieces(UNPACK, self.tensors, self.pieces, self.dim)
@@ -123,20 +114,21 @@ class UnpackPieces(Call[None]):
         return len(self.tensors) * math.prod(sizes)
 
 
-def _triton_unsupported_reason(*tensors: torch.Tensor) -> str | None:
-    if any(each.dim() == 4 and each.stride(-1) != 1 for each in tensors):
+def _not_for_triton(*tensors: torch.Tensor) -> str | None:
+    if any(tensor.dim() == 4 and tensor.stride(-1) != 1 for tensor in tensors):
         return "the head dimension is not contiguous"
-    return triton_unsupported_reason(tensors[0])
+    return None
 
 
 pack_pieces = Operation(
     PACK,
     PackPieces,
-    *triton_or_reference(__name__, PACK, _triton_unsupported_reason),
+    lambda call: call.tensors,
+    *triton_or_reference(__name__, PACK, _not_for_triton),
 )
-
 unpack_pieces = Operation(
     UNPACK,
     UnpackPieces,
-    *triton_or_reference(__name__, UNPACK, _triton_unsupported_reason),
+    lambda call: call.tensors,
+    *triton_or_reference(__name__, UNPACK, _not_for_triton),
 )

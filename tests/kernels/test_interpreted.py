@@ -33,7 +33,6 @@ OPERATIONS = {
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number and dtype1",
-    "fp8_activations": "each_token and dtype1 or not_finite",
     "fp8_rows": "each_row and dtype1 or not_finite",
     "attention_residual": "leave_of_the_difference_rule or other_strides or row_that_is_not_finite",
     "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",

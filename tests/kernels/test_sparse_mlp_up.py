@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from chipsparse.kernels.fp8_activations import fp8_activations
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
+from chipsparse.kernels.fp8_rows import fp8_rows
+from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import is_token_contiguous
 from tests.kernels.formulas import (
     DTYPES,
@@ -18,7 +18,6 @@ from tests.kernels.formulas import (
     neuron_activation,
     padding_of,
     random_neurons,
-    skip_unless_it_runs,
     token_contiguous,
     without_padding,
 )
@@ -77,7 +76,6 @@ def run_and_check(backend, hidden, weight, bias, neurons, cache, *, gate=None, *
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, activation, device):
     hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
     cache = random_cache(2, rows, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache, activation=activation)
 
@@ -90,7 +88,6 @@ def test_gated(backend, with_bias, activation, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 131, 24, 50, dtype=dtype, device=device)
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
     cache = random_cache(2, 131, 50, dtype=dtype, device=device)
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight)
     neurons = random_neurons(2, 2, 17, 50, device=device)
     gate = (gate_weight, gate_bias if with_bias else None)
     bias = bias if with_bias else None
@@ -105,8 +102,6 @@ def test_counts_and_block_sizes(backend, gated, block_size, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 70, 24, 50, dtype=dtype, device=device)
     cache = random_cache(2, 70, 50, dtype=dtype, device=device)
     gate = gate_inputs(24, 50, dtype=dtype, device=device) if gated else None
-    gate_weight = gate[0] if gated else None
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight, block_size)
     blocks = blocks_of(70, block_size)
     neurons = random_neurons(2, blocks, 9, 50, device=device)
     counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 10
@@ -122,7 +117,7 @@ def fp8_cache(batch, rows, neurons, *, device, seed=2):
     """Activations in e4m3, and the scales of their tokens, of which one is small."""
     old = random_cache(batch, rows, neurons, dtype=torch.float32, device=device, seed=seed)
     old[:, rows // 2] *= 1e-3
-    return fp8_activations(old, backend="reference")
+    return fp8_rows(old, headroom=FP8_HEADROOM, turned=True, backend="reference")
 
 
 def units_of(cache):
@@ -140,7 +135,6 @@ def test_a_cache_in_fp8(backend, block_size, gated, rows, dtype, device):
     gate = gate_inputs(24, 50, dtype=dtype, device=device) if gated else None
     cache, scale = fp8_cache(2, rows, 50, device=device)
     gate_weight, gate_bias = gate or (None, None)
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight, block_size)
     blocks = blocks_of(rows, block_size)
     neurons = random_neurons(2, blocks, 17, 50, device=device)
     counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 7 + 11
@@ -180,9 +174,10 @@ def test_what_a_cache_in_fp8_cannot_hold(backend, device):
     hidden = torch.ones(1, 24, 16, dtype=torch.bfloat16, device=device)
     hidden[0, 1], hidden[0, 2, 3], hidden[0, 3, 3] = 100, torch.nan, torch.inf
     weight = torch.ones(8, 16, dtype=torch.bfloat16, device=device)
-    cache, scale = fp8_activations(torch.ones(1, 24, 8, device=device), backend="reference")
+    cache, scale = fp8_rows(
+        torch.ones(1, 24, 8, device=device), headroom=16, turned=True, backend="reference"
+    )
     scale[0, 4] = torch.nan  # its activations were not finite at the refresh
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = torch.arange(4, dtype=torch.int32, device=device).view(1, 1, 4)
 
     def change():
@@ -201,22 +196,6 @@ def test_what_a_cache_in_fp8_cannot_hold(backend, device):
     assert not second[0, 2:5].isfinite().any()
 
 
-def test_a_cache_in_fp8_needs_its_scales():
-    hidden, weight, bias, _ = mlp_inputs(1, 7, 24, 50, dtype=torch.bfloat16, device="cpu")
-    cache, scale = fp8_cache(1, 7, 50, device="cpu")
-    neurons = random_neurons(1, 1, 17, 50, device="cpu")
-    for found, given, said in (
-        (cache, None, "activation_cache must be a floating point tensor, got torch.float8_e4m3fn"),
-        (cache.float(), scale, "activation_cache must be torch.float8_e4m3fn, got torch.float32"),
-        (cache, scale.double(), "cache_scale must be torch.float32, got torch.float64"),
-        (cache, scale[..., 0], r"cache_scale must be \[1, 7, 1\], got \[1, 7\]"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            sparse_mlp_up(
-                hidden, weight, bias, neurons, found, cache_scale=given, activation="gelu"
-            )
-
-
 @backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [8, 72, 160])
@@ -224,7 +203,6 @@ def test_more_neurons_than_a_tile_and_odd_channels(backend, channels, dtype, dev
     """Several tiles of neurons and of channels, some of them partial or past the count."""
     hidden, weight, bias, _ = mlp_inputs(1, 300, channels, 350, dtype=dtype, device=device)
     cache = random_cache(1, 300, 350, dtype=dtype, device=device)
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(1, 3, 333, 350, device=device)
     counts = torch.tensor([[333, 256, 3]], dtype=torch.int32, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache, counts=counts)
@@ -238,7 +216,6 @@ def test_views_of_larger_tensors(backend, device):
     whole = random_cache(2, 160, 60, dtype=torch.bfloat16, device=device)
     before = whole.clone()
     cache = whole[:, 16:149, 5:55]
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(2, 2, 17, 50, device=device)
     run_and_check(backend, hidden, weight, bias, neurons, cache)
     cache.copy_(before[:, 16:149, 5:55])
@@ -254,7 +231,6 @@ def test_what_pads_the_tokens_is_not_seen(backend, gated, rows, cache_dtype, dev
     hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=torch.bfloat16, device=device)
     gate_weight = gate_inputs(24, 50, dtype=torch.bfloat16, device=device)[0] if gated else None
     old = random_cache(2, rows, 50, dtype=cache_dtype, device=device)
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, old, gate_weight)
     neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
 
     def change(cache):
@@ -285,7 +261,6 @@ def test_changes_add_up_to_the_cache_without_drift(backend, gated, dtype, device
     hidden, weight, bias, _ = mlp_inputs(1, 200, 24, 50, dtype=dtype, device=device)
     cache = random_cache(1, 200, 50, dtype=dtype, device=device)
     gate_weight = gate_inputs(24, 50, dtype=dtype, device=device)[0] if gated else None
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache, gate_weight)
     neurons = random_neurons(1, 2, 20, 50, device=device)
     arguments = (hidden, weight, bias, neurons, cache)
     options = {"activation": "gelu-tanh", "gate_weight": gate_weight, "backend": backend}
@@ -302,7 +277,6 @@ def test_poisoned_entries_stay_and_recover(backend, device):
     """NaN in the cache shows in the change of the listed entries alone, and once."""
     hidden, weight, bias, _ = mlp_inputs(1, 131, 24, 50, dtype=torch.bfloat16, device=device)
     cache = token_contiguous(torch.full((1, 131, 50), torch.nan, device=device).bfloat16())
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, cache)
     neurons = random_neurons(1, 2, 20, 50, device=device)
     arguments = (hidden, weight, bias, neurons, cache)
     assert sparse_mlp_up(*arguments, activation="gelu", backend=backend).isnan().all()
@@ -321,7 +295,6 @@ def test_dense_activation(backend, gated, activation, dtype, device):
     hidden, weight, bias, _ = mlp_inputs(2, 133, 24, 50, dtype=dtype, device=device)
     gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
     gate = {"gate_weight": gate_weight, "gate_bias": gate_bias} if gated else {}
-    skip_unless_it_runs(sparse_mlp_up, backend, hidden, weight, None, gate.get("gate_weight"))
     found = dense_activation(hidden, weight, bias, activation=activation, **gate, backend=backend)
     up = hidden.double() @ weight.double().mT + bias.double()
     expected = activation_of(up, activation)
@@ -359,68 +332,3 @@ def test_dense_activation_where_nothing_sparse_follows(activation, bias, dtype, 
     assert found.is_contiguous()
     assert found.dtype == dtype
     assert_close(found, exact, TOLERANCE[dtype])
-
-
-def mistakes():
-    neurons = random_neurons(1, 2, 20, 50, device="cpu")
-    hidden, weight, bias, _ = mlp_inputs(1, 200, 24, 50, dtype=torch.float32, device="cpu")
-    good = {
-        "hidden": hidden,
-        "weight": weight,
-        "bias": bias,
-        "neuron_indices": neurons,
-        "activation_cache": torch.zeros(1, 200, 50),
-        "activation": "gelu",
-    }
-    gate = {"gate_weight": weight}
-    return good, [
-        ({"activation": "relu"}, "got 'relu'"),
-        ({"hidden": hidden[0]}, r"hidden must be \[B, N, C\], got \[200, 24\]"),
-        ({"weight": weight.T}, r"weight must be \[24, 24\], got \[24, 50\]"),
-        ({"weight": weight.half()}, "weight must be torch.float32, got torch.float16"),
-        ({"bias": bias[:3]}, r"bias must be \[50\], got \[3\]"),
-        ({"neuron_indices": neurons.long()}, "neuron_indices must be torch.int32, got torch.int64"),
-        ({"block_size": 64}, r"neuron_indices must be \[1, 4, 20\], got \[1, 2, 20\]"),
-        ({"activation_cache": torch.zeros(1, 200, 51)}, r"activation_cache must be \[1, 200, 50\]"),
-        ({"counts": torch.zeros(1, 3, dtype=torch.int32)}, r"counts must be \[1, 2\]"),
-        ({"gate_weight": weight[:3]}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),
-        ({"gate_weight": weight.half()}, "gate_weight must be torch.float32, got torch.float16"),
-        ({**gate, "gate_bias": bias[:3]}, r"gate_bias must be \[50\], got \[3\]"),
-        ({"gate_bias": bias}, "gate_bias needs gate_weight, which is None"),
-        ({"backend": "fast"}, "unknown backend 'fast'"),
-    ]
-
-
-def test_mistakes_are_named():
-    good, changes = mistakes()
-    for change, message in changes:
-        with pytest.raises(ValueError, match=f"sparse_mlp_up: .*{message}"):
-            sparse_mlp_up(**{**good, **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"hidden": torch.zeros(1, 20, 24)}, "needs fp16 or bf16, got torch.float32"),
-        ({"hidden": torch.zeros(1, 20, 20).half()}, "needs a multiple of 8 channels, got 20"),
-        ({"hidden": torch.zeros(1, 20, 25).half()[..., 1:]}, "rows of hidden are not contiguous"),
-        ({"weight": torch.zeros(24, 50).half().T}, "rows of weight are not contiguous"),
-        ({"gate_weight": torch.zeros(24, 50).half().T}, "rows of gate_weight are not contiguous"),
-        (
-            {"activation_cache": torch.zeros(1, 20, 50).half()},
-            r"tokens are contiguous.*strides \(1000, 50, 1\)",
-        ),
-        ({"activation_cache": torch.zeros(1, 50, 20).half().mT}, r"strides \(1000, 1, 20\)"),
-        ({"activation_cache": torch.zeros(1, 20, 50).double()}, "fp16, bf16, fp32 or e4m3"),
-    ],
-)
-def test_kernels_say_what_they_do_not_support(change, reason, monkeypatch):
-    monkeypatch.setattr("chipsparse.kernels.triton_support.interpreting", lambda: True)
-    good = {
-        "hidden": torch.zeros(1, 20, 24).half(),
-        "weight": torch.zeros(50, 24).half(),
-        "activation_cache": torch.zeros(1, 50, 24).half().mT[:, :20],
-    }
-    assert sparse_mlp_up.choose(*good.values(), backend="triton").backend.name == "triton"
-    with pytest.raises(ValueError, match=f"backend 'triton' cannot run here: .*{reason}"):
-        sparse_mlp_up.choose(*{**good, **change}.values(), backend="triton")
