@@ -11,21 +11,21 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from benchmarks import equal_work, figures, kernels, parallel, steps
+from benchmarks import equal_work, kernels, steps
 from benchmarks.records import Run, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Command(NamedTuple):
-    """What measures, the options of its module, its table, and the dtypes on a GPU and a CPU."""
+    """The measuring function, the options of its module, its table, dtypes on a GPU and a CPU."""
 
     run: Callable[..., None]
-    module: ModuleType | Any
+    module: ModuleType
     columns: dict[str, str] | None = None
     dtypes: tuple[str, str] = ("bfloat16", "bfloat16")
 
@@ -35,8 +35,7 @@ COMMANDS = {
     "curve": Command(kernels.run_curve, kernels, kernels.COLUMNS),
     "steps": Command(steps.run, steps, steps.COLUMNS),
     "offload": Command(steps.run_offload, steps, steps.OFFLOAD_COLUMNS),
-    "parallel": Command(parallel.run, parallel, dtypes=("bfloat16", "float32")),
-    "figure": Command(figures.run, figures),
+    "parallel": Command(steps.run_parallel, steps, dtypes=("bfloat16", "float32")),
     "equal-work": Command(equal_work.run, equal_work, dtypes=("float16", "float32")),
 }
 

@@ -1,24 +1,26 @@
-"""The named cases, shapes of real models, and random tensors of theirs.
+"""The named cases, shapes of real models, their random tensors, and the places of checks.
 
-Tensors have the models' layout and a realistic spread, and are made on the device head by head.
-Generators are explicit: the same seed gives the same tensors on one device, and the global random
-state is left alone.
+Tensors have the models' layout and a realistic spread, and are made on the device. Generators are
+explicit: the same seed gives the same tensors on one device, and the global random state is left
+alone.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 
 import torch
 
+from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.mask_packing import pack_mask
 
 # Column sums of the bundled model: the top 5, 10 and 20 % of the columns hold 33, 48 and 66 % of a
-# block's mass, as in a lognormal of deviation 1.22 = hypot(1, 0.7).
-SHARED_DEVIATION, OWN_DEVIATION = 1.0, 0.7
-# Groups of neighbouring rows look at similar columns.
-NEIGHBOURS = 8
+# block's mass, as in a lognormal of this deviation.
+DEVIATION = 1.22
+# Largest ||actual - expected|| / ||expected|| of an output, per dtype of the inputs.
+OUTPUT_LIMIT = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-4}
 
 Lists = tuple[int, int, int]  # B, H and G: a list for each block
 
@@ -54,17 +56,14 @@ class Case:
     @property
     def mlp_rows(self) -> int:
         """Rows of the MLP in one sample."""
-        return self.tokens if self.mlp_tokens is None else self.mlp_tokens
+        return min(self.tokens, self.mlp_tokens or self.tokens)
 
-    def scaled(self, *, tokens: int | None = None, heads: int | None = None) -> Case:
+    def scaled(self, *, tokens: int, heads: int) -> Case:
         """The case with fewer or more tokens and heads; its name tells where they changed."""
-        tokens = self.tokens if tokens is None else tokens
-        heads = self.heads if heads is None else heads
         if (tokens, heads) == (self.tokens, self.heads):
             return self
         name = f"{self.name.split()[0]} N{tokens} H{heads}"
-        mlp_tokens = None if self.mlp_tokens is None else min(self.mlp_tokens, tokens)
-        return replace(self, name=name, tokens=tokens, heads=heads, mlp_tokens=mlp_tokens)
+        return replace(self, name=name, tokens=tokens, heads=heads)
 
 
 CASES = {
@@ -115,19 +114,11 @@ def index_lists(lists: Lists, columns: int, count: int, *, device: torch.device)
 def column_sums(
     lists: Lists, columns: int, *, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Heavy-tailed sums ``[B, H, G, M]``: lognormal, with a part that neighbouring blocks share.
-
-    A block's sums add up to about its rows, as attention weights do.
-    """
+    """Heavy-tailed sums ``[B, H, G, M]``: a block's add up to about its rows, as weights do."""
     generator = torch.Generator(device).manual_seed(0)
     sums = torch.empty(*lists, columns, dtype=dtype, device=device)
-    log_mean = math.log(block_size / columns) - (SHARED_DEVIATION**2 + OWN_DEVIATION**2) / 2
-    for of_head in sums.flatten(0, 1):
-        for part in of_head.split(NEIGHBOURS):
-            shared = torch.randn(columns, generator=generator, device=device) * SHARED_DEVIATION
-            own = torch.randn(part.shape, generator=generator, device=device) * OWN_DEVIATION
-            part.copy_((own + shared + log_mean).exp_())
-    return sums
+    log_mean = math.log(block_size / columns) - DEVIATION**2 / 2
+    return sums.log_normal_(log_mean, DEVIATION, generator=generator)
 
 
 def packed_masks(
@@ -142,3 +133,62 @@ def packed_masks(
         largest = max(largest, int(mask.sum(-1).max()))
         of_head[:] = pack_mask(mask, backend="reference")
     return packed, largest
+
+
+class WrongResultError(Exception):
+    """A result is too far from the reference for its time to mean anything."""
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """``||actual - expected|| / ||expected||`` in float32."""
+    difference = actual.float() - expected.float()
+    return (difference.norm() / expected.float().norm()).item()
+
+
+def require(what: str, error: float, limit: float, where: object) -> float:
+    """Returns the error; raises `WrongResultError` where it is NaN or above the limit."""
+    if not error <= limit:
+        raise WrongResultError(f"{what} {error:.2e} exceeds {limit:.0e} at {where}; not timed")
+    return error
+
+
+def check_finite(output: torch.Tensor) -> None:
+    """Raises `WrongResultError` where the whole output has a NaN or an infinity."""
+    if not bool(output.isfinite().all()):
+        raise WrongResultError("the output is not finite everywhere; not timed")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One query block of one head, as indices that keep every dimension.
+
+    Attributes:
+        head: in ``[B, H, ...]``.
+        rows: of its rows in ``[B, H, N, ...]``.
+        block: of the block in ``[B, H, G, ...]``.
+    """
+
+    head: tuple[slice, slice]
+    rows: tuple[slice, slice, slice]
+    block: tuple[slice, slice, slice]
+
+    def __str__(self) -> str:
+        batch, head, block = (index.start for index in self.block)
+        return f"batch {batch}, head {head}, block {block}"
+
+
+def samples(batch: int, heads: int, tokens: int, block_size: int) -> list[Sample]:
+    """The first block of the first head, the last one of the last, three between.
+
+    A whole reference would take minutes at the large cases. These blocks, with the ragged one among
+    them, find a wrong tile, stride or tail.
+    """
+    blocks = block_count(tokens, block_size)
+    picked = [0, *random.Random(0).choices(range(blocks), k=3), blocks - 1]
+    drawn = []
+    for i, block in enumerate(picked):
+        b, h = (i * (count - 1) // (len(picked) - 1) for count in (batch, heads))
+        head = slice(b, b + 1), slice(h, h + 1)
+        rows = slice(block * block_size, min(tokens, (block + 1) * block_size))
+        drawn.append(Sample(head, (*head, rows), (*head, slice(block, block + 1))))
+    return drawn

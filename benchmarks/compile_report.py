@@ -22,8 +22,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import networkx
-
 from benchmarks.compiled_cases import CompiledCase, cases
 from benchmarks.records import Record, table, write
 
@@ -32,11 +30,9 @@ SHARED_BYTES = 232_448  # that a block may have on Hopper: 227 KiB
 PRODUCTS = ("HGMMA", "HMMA", "QGMMA", "QMMA", "UTCQMMA", "IGMMA", "IMMA", "UTCIMMA")
 HOT = {*PRODUCTS, "LDGSTS", "UTMALDG"}
 HOT_ELSEWHERE = {"LDG"}
-ROOT = -1  # in a graph of blocks: before all entries
-LEAVING = {"BRA", "BRX", "EXIT", "RET"}  # after these another basic block starts
 COUNTED = (*PRODUCTS, "LDGSTS", "UTMALDG", "STL", "LDL")
 COLUMNS = {
-    **dict.fromkeys(("operation", "backend", "kernel", "capability", "variant", "default"), ""),
+    **dict.fromkeys(("operation", "backend", "kernel", "capability", "variant"), ""),
     **dict.fromkeys(("registers", "shared_bytes", "LDGSTS", "UTMALDG", "STL", "LDL"), "d"),
     **dict.fromkeys(("hot_loops", "hot_stores", "hot_loads"), "d"),
 }
@@ -72,7 +68,6 @@ def reports(case: CompiledCase) -> list[Record]:
             "kernel": kernel.__name__.strip("_").removesuffix("_kernel"),
             "capability": case.capability,
             "variant": case.name,
-            "default": case.default,
             "hash": compiled.hash,
             **_read(compiled),
         }
@@ -139,95 +134,55 @@ def instructions(code: str) -> list[Instruction]:
 
 
 def hot_loops(code: Sequence[Instruction]) -> list[list[Instruction]]:
-    """The innermost loops of those that do the work of a function."""
-    hot = HOT if any(each.opcode in HOT for each in code) else HOT_ELSEWHERE
-    blocks = _basic_blocks(code)
-    working = [
-        loop
-        for loop in _loops(blocks)
-        if any(each.opcode in hot for b in loop for each in blocks[b])
-    ]
-    return [
-        [each for block in sorted(loop) for each in blocks[block]]
-        for loop in working
-        if not any(other < loop for other in working)
-    ]
+    """The innermost loops of those that do the work of a function.
 
-
-def _basic_blocks(code: Sequence[Instruction]) -> list[list[Instruction]]:
-    starts = {code[0].address} | {each.target for each in code if each.target is not None}
-    blocks: list[list[Instruction]] = []
-    for each in code:
-        if each.address in starts or not blocks or blocks[-1][-1].opcode in LEAVING:
-            blocks.append([])
-        blocks[-1].append(each)
-    return blocks
-
-
-def _loops(blocks: Sequence[Sequence[Instruction]]) -> list[set[int]]:
-    """The natural loops as sets of the numbers of their blocks.
-
-    A branch back to a block that every way here came through closes a loop. Others jump back too:
-    rarely executed parts, such as waiting for a barrier again, stand at the end of the code.
+    A loop is the code between a branch back and its target, with no end of the function in it:
+    rarely executed parts, such as waiting for a barrier again, stand behind the end and jump back.
     """
-    number = {block[0].address: index for index, block in enumerate(blocks)}
-    flow = networkx.DiGraph()
-    flow.add_nodes_from(range(len(blocks)))
-    for index, block in enumerate(blocks):
-        last = block[-1]
-        if last.target in number:
-            flow.add_edge(index, number[last.target])
-        if (last.conditional or last.opcode not in LEAVING) and index + 1 < len(blocks):
-            flow.add_edge(index, index + 1)
-    # What nothing else leads to is jumped to by an address that was computed: a part of the warps.
-    entries, reached = [0], {0} | networkx.descendants(flow, 0)
-    while unreached := set(flow) - reached:
-        entries.append(min(unreached))
-        reached |= {entries[-1]} | networkx.descendants(flow, entries[-1])
-    branches = [*flow.edges]
-    flow.add_edges_from((ROOT, entry) for entry in entries)
-    before = networkx.immediate_dominators(flow, ROOT)
-
-    def leads_through(block: int, head: int) -> bool:
-        while block not in (head, ROOT):
-            block = before[block]
-        return block == head
-
-    loops: dict[int, set[int]] = {}
-    for tail, head in branches:
-        if leads_through(tail, head):
-            # All from which the branch back can be reached without passing the head.
-            without = flow.subgraph(set(flow) - {head})
-            body = {head} if tail == head else {head, tail} | networkx.ancestors(without, tail)
-            loops.setdefault(head, set()).update(body - {ROOT})
-    return [*loops.values()]
+    hot = HOT if any(line.opcode in HOT for line in code) else HOT_ELSEWHERE
+    spans = [
+        (line.target, line.address)
+        for line in code
+        if line.target is not None and line.target <= line.address
+    ]
+    loops = {span: [line for line in code if span[0] <= line.address <= span[1]] for span in spans}
+    working = {
+        span: loop
+        for span, loop in loops.items()
+        if any(line.opcode in hot for line in loop)
+        and not any(line.opcode in ("EXIT", "RET") and not line.conditional for line in loop)
+    }
+    return [
+        loop
+        for (first, last), loop in working.items()
+        if not any(first <= a and b <= last and (a, b) != (first, last) for a, b in working)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; returns 1 where a kernel does not compile, 2 where none can be read."""
     parser = argparse.ArgumentParser(description="What the compiled kernels use, without a GPU.")
     parser.add_argument("--json", type=Path, help="also write the reports to this file")
-    parser.add_argument("--default", action="store_true", help="only what is launched by default")
     parser.add_argument("--only", default="", help="only variants whose name contains this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args(arguments)
     if (reason := why_not_here()) is not None:
         print(reason, file=sys.stderr)
         return 2
-    asked = [c for c in cases() if (c.default or not args.default) and args.only in c.name]
+    asked = [case for case in cases() if args.only in case.name]
     # A kernel that several calls launch is reported with the first of them.
-    found: dict[tuple[str, int], Record] = {}
+    reports_of: dict[tuple[str, int], Record] = {}
     failed = False
     # New processes instead of forks: torch and Triton have threads.
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         for case, future in [(case, pool.submit(reports, case)) for case in asked]:
             try:
                 for report in future.result():
-                    found.setdefault((report.pop("hash"), report["capability"]), report)
+                    reports_of.setdefault((report.pop("hash"), report["capability"]), report)
             except Exception as error:
                 failed = True
                 print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
-    records = list(found.values())
+    records = list(reports_of.values())
     print(table(records, COLUMNS))
     if args.json is not None:
         write(records, args.json)

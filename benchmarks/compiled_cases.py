@@ -1,4 +1,4 @@
-"""Every kernel in all configurations that launchers choose from, compiled without a GPU.
+"""Every kernel in the forms that launchers choose from, compiled without a GPU.
 
 The operations are called on tensors without memory that say they are on a GPU, and
 `chipsparse.kernels.launch.compile_only` compiles what they launch. A new kernel needs a call here.
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +21,8 @@ from torch.overrides import TorchFunctionMode
 from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
-from chipsparse.kernels.dense_attention import FASTER_HEAD_DIM, dense_attention
-from chipsparse.kernels.dense_attention_column_sums import (
-    DenseAttentionColumnSums,
-    dense_attention_column_sums,
-)
+from chipsparse.kernels.dense_attention import dense_attention
+from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8, fp8_quantization
@@ -34,13 +30,8 @@ from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.mask_packing import pack_mask, packed_to_indices, unpack_mask
 from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.rank_pieces import pack_pieces, unpack_pieces
-from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import (
-    FP8_HEADROOM,
-    SparseMLPUp,
-    dense_activation,
-    sparse_mlp_up,
-)
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
 HOPPER, AMPERE = 90, 80
@@ -56,12 +47,10 @@ class CompiledCase:
 
     Attributes:
         launch: calls the operation.
-        default: False for what is not launched unless asked for.
         capability: the compute capability in tenths, 90 for Hopper.
     """
 
-    launch: partial[None]
-    default: bool
+    launch: partial[Any]
     capability: int
 
     @property
@@ -72,7 +61,7 @@ class CompiledCase:
         return " ".join(str(part).removeprefix("torch.") for part in named)
 
     def compile(self) -> list[tuple[Any, Any]]:
-        """Each kernel that is launched, and what Triton compiled of it."""
+        """Each kernel that is launched, and the result of Triton's compiler."""
         from chipsparse.kernels.launch import compile_only
 
         with pretended_gpu(self.capability), compile_only() as compiled:
@@ -127,116 +116,72 @@ class _MetaTensors(TorchFunctionMode):
 
 
 def case(
-    launch: Callable[..., None],
-    *arguments: Any,
-    default: bool = True,
-    capability: int = HOPPER,
-    **options: Any,
+    launch: Callable[..., Any], *arguments: Any, capability: int = HOPPER, **options: Any
 ) -> CompiledCase:
     """The case of a call with these arguments."""
-    return CompiledCase(partial(launch, *arguments, **options), default, capability)
+    return CompiledCase(partial(launch, *arguments, **options), capability)
 
 
-def cases() -> list[CompiledCase]:
-    """Every kernel in all configurations that the launchers choose from."""
-    return [*_attention(), *_fp8(), *_lists_and_pieces(), *_mlp(), *_neurons()]
-
-
-def _attention() -> Iterator[CompiledCase]:
-    sizes = ((128, BF16), (64, BF16), (192, BF16), (128, FP16))
+def cases() -> Iterator[CompiledCase]:
+    """Every kernel in the forms that the launchers choose from."""
     rules = ((None, False), ("merge", False), ("merge", True), ("difference", True))
-    for (rows, dtype), head_dim in product(sizes, HEAD_DIMS):
-        usual = (rows, dtype) == (128, BF16)
+    sizes = ((128, BF16), (64, BF16), (192, BF16), (128, FP16))
+    for head_dim, (rows, dtype) in product(HEAD_DIMS, sizes):
         for rule, in_fp8 in rules:
-            yield case(sparse, "gluon", head_dim, rule, in_fp8, rows, dtype, default=usual)
-        for sums in (True, False) if usual else (True,):
-            if rows != 192:
-                in_use = usual and (sums or head_dim == FASTER_HEAD_DIM)
-                yield case(dense, "gluon", head_dim, sums, rows, dtype, default=in_use)
-                yield case(in_8_bits, "gluon", head_dim, sums, rows, dtype, default=usual)
-    for capability, head_dim in product((HOPPER, AMPERE), HEAD_DIMS):
-        for rule, in_fp8 in rules[:3]:
-            yield case(sparse, "triton", head_dim, rule, in_fp8, capability=capability)
-        for sums in (True, False):
-            yield case(dense, "triton", head_dim, sums, default=sums, capability=capability)
-        # Ampere cannot convert FP8 itself.
-        yield case(residual, head_dim, BF16, "merge", True, capability=capability)
-        if capability == HOPPER:
-            yield case(residual, head_dim, BF16, "merge", False)
-            yield case(residual, head_dim, FP32, "merge", False)
-            for in_fp8 in (False, True):
-                yield case(residual, head_dim, BF16, "difference", in_fp8)
-
-
-def _fp8() -> Iterator[CompiledCase]:
-    for capability, head_dim in product((HOPPER, ADA, BLACKWELL), HEAD_DIMS):
-        for sums in (True, False):
-            yield case(in_8_bits, "triton", head_dim, sums, capability=capability)
-        yield case(quantized, head_dim, rotate=True, capability=capability)
-    for capability, turned in product((HOPPER, ADA, AMPERE, BLACKWELL), (False, True)):
-        yield case(weight_of_8_bits, turned=turned, capability=capability)
+            yield case(sparse, "gluon", head_dim, rule, in_fp8, rows, dtype)
+        if rows != 192:
+            yield case(sums, "gluon", head_dim, rows, dtype)
+            yield case(in_8_bits, "gluon", head_dim, True, rows, dtype)
+    for head_dim in HEAD_DIMS:
+        yield case(dense, head_dim)
+        yield case(in_8_bits, "gluon", head_dim, False)
+        for dtype, rule, in_fp8 in (
+            *((BF16, "merge", False), (FP32, "merge", False)),
+            *((BF16, "difference", False), (BF16, "difference", True)),
+        ):
+            yield case(residual, head_dim, dtype, rule, in_fp8)
+        for capability in (HOPPER, AMPERE):
+            for rule, in_fp8 in rules[:3]:
+                yield case(sparse, "triton", head_dim, rule, in_fp8, capability=capability)
+            yield case(sums, "triton", head_dim, capability=capability)
+            # Ampere cannot convert FP8 itself.
+            yield case(residual, head_dim, BF16, "merge", True, capability=capability)
+        for capability in (HOPPER, ADA, BLACKWELL):
+            for with_sums in (True, False):
+                yield case(in_8_bits, "triton", head_dim, with_sums, capability=capability)
+            yield case(quantized, head_dim, rotate=True, capability=capability)
+    for capability, flag in product((HOPPER, ADA, AMPERE, BLACKWELL), (False, True)):
+        yield case(weight_of_8_bits, turned=flag, capability=capability)
     for capability, dtype in product((HOPPER, ADA, BLACKWELL), (BF16, FP16)):
-        yield case(rounded_rows, dtype, default=dtype == BF16, capability=capability)
-    for capability, by_tokens in product((HOPPER, AMPERE), (True, False)):
-        yield case(rounded_activations, by_tokens=by_tokens, capability=capability)
-
-
-def _lists_and_pieces() -> Iterator[CompiledCase]:
-    yield case(selected, BF16, 1352)
+        yield case(rounded_rows, dtype, capability=capability)
+    for capability, flag in product((HOPPER, AMPERE), (False, True)):
+        yield case(rounded_activations, by_tokens=flag, capability=capability)
+    for dtype, columns in product((BF16, FP32), (1352, 1337)):
+        yield case(selected, dtype, columns)
     yield case(selected, BF16, 1352, static=True)
-    yield case(selected, BF16, 1337, default=False)
-    yield case(selected, FP32, 1352, default=False)
-    yield case(selected, BF16, 1 << 16, random=1 << 15, default=False)
+    yield case(selected, BF16, 1 << 16, random=1 << 15)
     for columns in (1352, 1337):
         yield case(packed, columns)
     for packs, dim in product((True, False), (1, 2)):
         # Query, key and value there, the output back.
         yield case(pieces, packs=packs, dim=dim, count=3 if packs == (dim == 2) else 1)
-
-
-def _mlp() -> Iterator[CompiledCase]:
     for activation in ("gelu-tanh", "gelu"):
-        yield case(up, "gluon", activation=activation, default=activation == "gelu-tanh")
-    yield case(up, "gluon", activation="silu", even=False, default=False)
-    yield case(up, "gluon", even=False, dtype=FP16, default=False)
-    for addend in (False, True):
-        yield case(down, "gluon", addend=addend)
-    yield case(down, "gluon", even=False, dtype=FP16, default=False)
-    first, second = (
-        import_module(f"chipsparse.kernels.{name}.triton_kernel").CONFIGS
-        for name in ("sparse_mlp_up", "sparse_mlp_down")
-    )
+        yield case(up, "gluon", activation=activation)
+    yield case(up, "gluon", activation="silu", even=False)
+    yield case(up, "gluon", even=False, dtype=FP16)
+    for flag in (False, True):
+        yield case(down, "gluon", addend=flag)
+    yield case(down, "gluon", even=False, dtype=FP16)
     for capability in (HOPPER, AMPERE):
-        for gated in (False, True):
-            yield case(up, "triton", gated=gated, capability=capability)
-            yield case(up, "triton", gated=gated, fp8=True, capability=capability)
+        for gated, in_fp8 in product((False, True), (False, True)):
+            yield case(up, "triton", gated=gated, fp8=in_fp8, capability=capability)
         yield case(down, "triton", capability=capability)
-        options: dict[str, Any] = {"default": False, "capability": capability}
-        for (config, sizes), gated in product(first.items(), (False, True)):
-            if _sums_fit(sizes, 1 + gated, capability):
-                yield case(up, "triton", config=config, gated=gated, **options)
-        for config, sizes in second.items():
-            if _sums_fit(sizes, 1, capability):
-                yield case(down, "triton", config=config, **options)
-    yield case(activated)
-
-
-def _neurons() -> Iterator[CompiledCase]:
-    configs = import_module("chipsparse.kernels.neuron_selection.triton_kernel").PRODUCT_CONFIGS
-    for capability in (HOPPER, AMPERE):
         for blocks, gated in product((32, 64, 256), (False, True)):
             yield case(neurons, blocks, gated=gated, capability=capability)
-        for config in configs:
-            yield case(neurons, 256, config=config, default=False, capability=capability)
+    yield case(activated)
     yield case(neurons, 32, channels=256)
     for blocks, width in ((1, 2048), (1, 16384), (256, 16384), (1, 65536), (256, 65536)):
-        yield case(neurons, blocks, width, default=width <= 16384)
-
-
-def _sums_fit(config: Mapping[str, int], products: int, capability: int) -> bool:
-    """Whether a configuration is meant for that: Ampere keeps factors in registers as well."""
-    sums = products * config["BLOCK_M"] * config["BLOCK_N"] // (32 * config["num_warps"])
-    return sums <= config.get("maxnreg", 256) // (2 if capability >= HOPPER else 4)
+        yield case(neurons, blocks, width)
 
 
 def _tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -245,15 +190,6 @@ def _tensor(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def _rows_of(head_dim: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return _tensor(1, HEADS, TOKENS, head_dim, dtype=dtype)
-
-
-def _run(operation: Any, call: Any, **options: Any) -> None:
-    """Runs a call, plain Triton with options that its operation does not have."""
-    options = {name: value for name, value in options.items() if value is not None}
-    name = operation.__name__
-    module = f"chipsparse.kernels.{name}.triton_kernel"
-    run = getattr(import_module(module), name) if options else operation.run
-    run(call, **options)
 
 
 def sparse(
@@ -274,14 +210,17 @@ def sparse(
     )
 
 
-def dense(backend: str, head_dim: int, sums: bool, rows: int = 128, dtype: Any = BF16) -> None:
-    """`dense_attention_column_sums`, and its kernels without sums."""
+def dense(head_dim: int) -> None:
+    """`dense_attention`."""
+    query = _rows_of(head_dim)
+    dense_attention(query, query, query, backend="gluon")
+
+
+def sums(backend: str, head_dim: int, rows: int = 128, dtype: Any = BF16) -> None:
+    """`dense_attention_column_sums`."""
     query, lse = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
-    if backend == "gluon" and not sums:
-        dense_attention(query, query, query, backend=backend)
-        return
-    call = DenseAttentionColumnSums(query, query, query, lse, block_size_q=rows, backend=backend)
-    _run(dense_attention_column_sums, call, with_column_sums=None if sums else False)
+    options: dict[str, Any] = {"block_size_q": rows, "backend": backend}
+    dense_attention_column_sums(query, query, query, lse, **options)
 
 
 def quantized(head_dim: int, dtype: Any = BF16, *, rotate: bool = False) -> Any:
@@ -358,7 +297,6 @@ def _layer(even: bool, dtype: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def up(
     backend: str,
     *,
-    config: str | None = None,
     activation: Any = "gelu-tanh",
     gated: bool = False,
     fp8: bool = False,
@@ -369,7 +307,7 @@ def up(
     hidden, weight, lists = _layer(even, dtype)
     rows, width = hidden.shape[1], weight.shape[0]
     bias = _tensor(width, dtype=dtype)
-    call = SparseMLPUp(
+    sparse_mlp_up(
         *(hidden, weight, bias, lists),
         empty_token_contiguous(hidden, 1, rows, width, dtype=FP8 if fp8 else dtype),
         activation="silu" if gated else activation,
@@ -379,27 +317,18 @@ def up(
         counts=None if even else lists[:, :, 0],
         backend=backend,
     )
-    _run(sparse_mlp_up, call, config=config)
 
 
-def down(
-    backend: str,
-    *,
-    config: str | None = None,
-    addend: bool = True,
-    even: bool = True,
-    dtype: Any = BF16,
-) -> None:
+def down(backend: str, *, addend: bool = True, even: bool = True, dtype: Any = BF16) -> None:
     """`sparse_mlp_down`."""
     hidden, weight, lists = _layer(even, dtype)
-    call = SparseMLPDown(
+    sparse_mlp_down(
         empty_token_contiguous(hidden, 1, hidden.shape[1], lists.shape[2]),
         *(weight.t(), lists, hidden),
         addend=hidden if addend else None,
         counts=None if even else lists[:, :, 0],
         backend=backend,
     )
-    _run(sparse_mlp_down, call, config=config)
 
 
 def activated() -> None:
@@ -408,21 +337,11 @@ def activated() -> None:
     dense_activation(hidden, weight, weight[:, 0], activation="gelu-tanh", backend="triton")
 
 
-def neurons(
-    blocks: int,
-    width: int = 1024,
-    channels: int = 512,
-    *,
-    gated: bool = False,
-    config: str | None = None,
-) -> None:
-    """`neuron_selection` of so many blocks and neurons, with a configuration of its product."""
+def neurons(blocks: int, width: int = 1024, channels: int = 512, *, gated: bool = False) -> None:
+    """`neuron_selection` of so many blocks and neurons."""
     weight, bias = _tensor(width, channels), _tensor(width)
     options: dict[str, Any] = {"keep_count": 320, "backend": "triton"}
     if gated:
         options |= {"gate_weight": weight, "gate_bias": bias, "activation": "silu"}
-    module = import_module("chipsparse.kernels.neuron_selection.triton_kernel")
-    chosen = module.default_product_config if config is None else lambda *_, **__: config
     means = _tensor(1, blocks, width, dtype=FP32)
-    with mock.patch.object(module, "default_product_config", chosen):
-        neuron_selection(_tensor(1, blocks * 128, channels), weight, bias, means, **options)
+    neuron_selection(_tensor(1, blocks * 128, channels), weight, bias, means, **options)

@@ -1,9 +1,7 @@
 """``python -m benchmarks equal-work``: quality at equal work, against diffusers' caches.
 
-Rivals get wide ranges of settings. Which of them lie around the amounts of work that are compared
-shows one prompt that is not compared. A method in one variant is a curve; its points are its
-settings. ``--json`` is written clip by clip, and ``--store`` keeps all that was made, so that a run
-that broke off goes on.
+A method in one variant is a curve; its points are its settings. ``--json`` is written clip by clip,
+and ``--store`` keeps all that was made, so that a run that broke off goes on.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.curves import DENSE, OP, OURS, SKIPS, chosen, compared, text_of
-from benchmarks.records import Record, Run, environment
+from benchmarks.curves import DENSE, OP, OURS, SKIPS, by_workload, quality_rows
+from benchmarks.records import Record, Run, environment, table
 from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
 from benchmarks.work import DenseWork, attention_of, blocks_of
 from chipsparse.config import SparsityConfig
@@ -29,20 +27,27 @@ from chipsparse.plan import Action
 from chipsparse.profiles.profile import ASSETS, bundled_model, find_profile, load_profile
 from chipsparse.schedule.schedule import Schedule
 
-# Self-attention of FLUX's and Wan's blocks; TaylorSeer's defaults miss Wan's ``attn1``.
-ATTENTION_NAMES = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]
 FEWER_STEPS = (0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)  # shares of the dense steps
 MAG_LIMITS = ((0.2, 4), (0.2, 12), (0.1, 5), (0.1, 12))  # first share that is kept, most skipped
-MAG_THRESHOLDS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
-SEA_THRESHOLDS = (0.1, 0.2, 0.35, 0.6, 1.0, 1.6)
+MAG_THRESHOLDS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
+SEA_THRESHOLDS = (0.1, 0.2, 0.35, 0.6, 1.0)
 FIRST_BLOCK_THRESHOLDS = (0.02, 0.04, 0.07, 0.1, 0.15, 0.25, 0.4)
 INTERVALS = (2, 3, 4, 6, 9)
 # Timesteps, from 1000 down to 0, in which attention is reused: diffusers' choice, and almost all.
-PYRAMID_TIMESTEPS = ((800, 100), (950, 0))
-FASTER_TIMESTEPS = ((681, 0), (950, 0))
+PYRAMID_TIMESTEPS = ((800, 100), (950, -1))
+FASTER_TIMESTEPS = ((681, -1), (950, -1))
 # Blocks that a config or a cache changes are compiled apart.
 COMPILATIONS: dict[str, Any] = {"recompile_limit": 256, "accumulated_recompile_limit": 1 << 20}
 TINY = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 8}
+# The class of each cache's config in diffusers.
+CACHES = {
+    "MagCache": "MagCacheConfig",
+    "SeaCache": "SeaCacheConfig",
+    "FirstBlockCache": "FirstBlockCacheConfig",
+    "TaylorSeer": "TaylorSeerCacheConfig",
+    "PAB": "PyramidAttentionBroadcastConfig",
+    "FasterCache": "FasterCacheConfig",
+}
 
 
 @dataclass(frozen=True)
@@ -53,22 +58,36 @@ class Entry:
         method: whose it is.
         variant: what tells its curves apart; empty where there is one.
         setting: a point of the curve.
-        config: what chipsparse computes; None for a stock model.
-        cache: makes the config of diffusers' cache on a stock model.
+        config: of chipsparse; None for a stock model.
+        cache: fields of the config of diffusers' cache on a stock model.
         steps: denoising steps, None for those of the dense generation.
-        reuses_attention: whether the cache passes over attention and not over blocks.
     """
 
     method: str
     variant: str = ""
     setting: str = ""
     config: SparsityConfig | None = None
-    cache: Callable[[Any], Any] | None = None
+    cache: Mapping[str, Any] | None = None
     steps: int | None = None
-    reuses_attention: bool = False
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.method, self.variant, self.setting)))
+
+    @property
+    def reuses_attention(self) -> bool:
+        """Whether a cache passes over attention and not over blocks."""
+        return self.method in ("PAB", "FasterCache")
+
+    def cache_config(self, run: Any) -> Any:
+        """The config of diffusers' cache for a `CacheRun`."""
+        from diffusers import hooks
+
+        fields = dict(self.cache or {})
+        if self.method == "MagCache":
+            fields |= {"num_inference_steps": run.steps, "mag_ratios": list(run.ratios)}
+        if self.reuses_attention:
+            fields["current_timestep_callback"] = run.timestep
+        return getattr(hooks, CACHES[self.method])(**fields)
 
 
 def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
@@ -96,65 +115,36 @@ def _ours(path: Path, steps: int) -> Entry:
 
 def rivals(steps: int) -> Iterator[Entry]:
     """diffusers' caches at all settings."""
-    from diffusers import hooks
-
-    from chipsparse.pipelines.diffusers_caches import sea_config
-
-    def cache(method: str, variant: str, setting: str, make: Any, **fields: Any) -> Entry:
-        return Entry(method, variant, setting, cache=make, **fields)
-
     for (first, most), threshold in product(MAG_LIMITS, MAG_THRESHOLDS):
         variant = f"first {first:.0%}, at most {most} skipped"
-        limits = {"retention_ratio": first, "max_skip_steps": most, "threshold": threshold}
-        yield cache(
-            *("MagCache", variant, f"threshold {threshold:g}"),
-            lambda run, limits=limits: hooks.MagCacheConfig(
-                num_inference_steps=run.steps, mag_ratios=list(run.ratios), **limits
-            ),
-        )
-    tenth = round(0.1 * steps)
-    limits_of_sea = ((1, 1, 3), (1, tenth, 8), (0, 1, 3), (0, tenth, 8))
-    for (order, kept, most), threshold in product(limits_of_sea, SEA_THRESHOLDS):
-        variant = f"order {order}, first {kept}, at most {most} skipped"
-        limits = {"residual_order": order, "retention_steps": kept, "threshold": threshold}
-        limits["max_consecutive_cached"] = most
-        make = lambda _, limits=limits: sea_config(**limits)  # noqa: E731
-        yield cache("SeaCache", variant, f"threshold {threshold:g}", make)
+        fields = {"retention_ratio": first, "max_skip_steps": most, "threshold": threshold}
+        yield Entry("MagCache", variant, f"threshold {threshold:g}", cache=fields)
+    tenth, sixth = round(0.1 * steps), round(steps / 6)
+    for order, threshold in product((0, 1), SEA_THRESHOLDS):
+        variant = f"order {order}, first {tenth}, at most 8 skipped"
+        fields = {"residual_order": order, "retention_steps": tenth, "threshold": threshold}
+        fields["max_consecutive_cached"] = 8
+        yield Entry("SeaCache", variant, f"threshold {threshold:g}", cache=fields)
     for threshold in FIRST_BLOCK_THRESHOLDS:
-        make = lambda _, t=threshold: hooks.FirstBlockCacheConfig(threshold=t)  # noqa: E731
-        yield cache("FirstBlockCache", "", f"threshold {threshold:g}", make)
-    sixth = round(steps / 6)
-    taylor: list[tuple[str, int, int, int, dict[str, Any]]] = [
-        (f"whole steps, first {kept}, order {order}", kept, order, every, {"use_lite_mode": True})
-        for (kept, order), every in product(((3, 1), (sixth, 1), (sixth, 2)), INTERVALS)
-    ]
-    names = {"cache_identifiers": ATTENTION_NAMES}
-    taylor += [("attention, first 3, order 1", 3, 1, every, names) for every in (2, 3, 5, 8)]
-    for variant, kept, order, every, options in taylor:
-        fields: dict[str, Any] = {"disable_cache_before_step": kept, "max_order": order}
-        fields |= {"cache_interval": every, "taylor_factors_dtype": torch.float32, **options}
-        yield cache(
-            *("TaylorSeer", variant, f"every {every}"),
-            lambda _, fields=fields: hooks.TaylorSeerCacheConfig(**fields),
-            reuses_attention="cache_identifiers" in fields,
-        )
-    # FasterCache's guidance is set as distilled: else it would split a batch that there is not.
-    pyramid, faster = hooks.PyramidAttentionBroadcastConfig, hooks.FasterCacheConfig
-    of_attention: list[tuple[str, Any, Any, dict[str, Any]]] = [
-        ("PAB", pyramid, PYRAMID_TIMESTEPS, {}),
-        ("FasterCache", faster, FASTER_TIMESTEPS, {"is_guidance_distilled": True}),
-    ]
-    for method, config, timesteps, options in of_attention:
+        fields = {"threshold": threshold}
+        yield Entry("FirstBlockCache", "", f"threshold {threshold:g}", cache=fields)
+    for (kept, order), every in product(((3, 1), (sixth, 1), (sixth, 2)), INTERVALS):
+        variant = f"whole steps, first {kept}, order {order}"
+        taylor: dict[str, Any] = {
+            "disable_cache_before_step": kept,
+            "max_order": order,
+            "use_lite_mode": True,
+        }
+        taylor |= {"cache_interval": every, "taylor_factors_dtype": torch.float32}
+        yield Entry("TaylorSeer", variant, f"every {every}", cache=taylor)
+    for method, timesteps in (("PAB", PYRAMID_TIMESTEPS), ("FasterCache", FASTER_TIMESTEPS)):
+        # FasterCache's guidance is set as distilled: else it would split a batch that there is not.
+        options = {"is_guidance_distilled": True} if method == "FasterCache" else {}
         for (high, low), every in product(timesteps, INTERVALS):
-            skipped = {"spatial_attention_block_skip_range": every, **options}
-            skipped["spatial_attention_timestep_skip_range"] = (low or -1, high)
-            yield cache(
-                *(method, f"timesteps {high} to {low}", f"every {every}"),
-                lambda run, config=config, fields=skipped: config(
-                    current_timestep_callback=run.timestep, **fields
-                ),
-                reuses_attention=True,
-            )
+            variant = f"timesteps {high} to {max(0, low)}"
+            broadcast: dict[str, Any] = {"spatial_attention_block_skip_range": every, **options}
+            broadcast["spatial_attention_timestep_skip_range"] = (low, high)
+            yield Entry(method, variant, f"every {every}", cache=broadcast)
 
 
 @contextmanager
@@ -199,9 +189,8 @@ def with_cache(
         for module in hooked:
             beneath = module.forward if module is head else compiled(module.forward)
             module.forward = counted(module, beneath)
-        assert entry.cache is not None
-        cache = Cache(entry.method, entry.setting, entry.cache, per_branch=entry.reuses_attention)
-        with cached(run, cache) as warnings:
+        make, per_branch = entry.cache_config, entry.reuses_attention
+        with cached(run, Cache(entry.method, entry.setting, make, per_branch)) as warnings:
             if entry.reuses_attention:
                 for block in blocks:  # so that its block's code ends before it
                     attention = attention_of(block)
@@ -220,7 +209,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, default=ASSETS / "prompts" / "shapes.txt")
     parser.add_argument("--first", type=int, default=0, help="number of the first prompt, from 0")
     parser.add_argument("--count", type=int, default=16, help="how many prompts")
-    parser.add_argument("--calibrating", type=int, default=0, help="number of that prompt")
     parser.add_argument("--steps", type=int, help="denoising steps, default the profile's")
     parser.add_argument("--size", help="HEIGHTxWIDTH[xFRAMES], default the profile's")
     parser.add_argument("--flow-shift", type=float, help="of noise levels")
@@ -235,26 +223,16 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
 
     lines = args.prompts.read_text(encoding="utf-8").splitlines()
     samples = [Sample(index, prompt, index) for index, prompt in enumerate(lines)]
-    wanted = samples[args.first : args.first + args.count]
     lab = _Lab(args, device, dtype, samples, to)
     with lab.prepared():
         known = entries(lab.steps, args.profiles)
         known = [entry for entry in known if re.search(args.case, str(entry))]
-        caches = [entry for entry in known if entry.cache is not None]
-        if caches:
-            calibrating = samples[args.calibrating]
-            if calibrating in wanted:
-                raise ValueError(
-                    f"settings are chosen on prompt {args.calibrating}, which cannot be compared, "
-                    "too; leave it out with --first and --count"
-                )
-            tried = lab.measure(caches, [calibrating], "calibrating")
-            settings = chosen(tried)
-            known = [
-                e for e in known if not e.cache or e.setting in settings.get(_named(e)[:2], ())
-            ]
-        lab.measure(known, wanted, "compared")
-    print(text_of(compared(to.records)))
+        lab.measure(known, samples[args.first : args.first + args.count])
+    for name, clips in by_workload(to.records).items():
+        for axis in ("work", "time"):
+            rows = quality_rows(clips, axis)
+            columns = dict.fromkeys(rows[0] if rows else (), "s")
+            print(f"{name}: PSNR in dB at equal {axis}, mean (worst)\n\n{table(rows, columns)}\n")
 
 
 class _Lab:
@@ -297,7 +275,7 @@ class _Lab:
         self._experiment = Experiment(
             self._maker, samples, self._store, dense=dense_way(), describe=plainly
         )
-        self._calibrating = samples[args.calibrating]
+        self._calibrating = samples[args.first - 1]  # by default the last, which is not compared
 
     def _arguments(self, prompt: str) -> dict[str, Any]:
         guided = self._settings.get("true_cfg_scale", 1) > 1
@@ -325,18 +303,17 @@ class _Lab:
                 transformer.compile_repeated_blocks(**COMPILE_OPTIONS)
             yield
 
-    def measure(self, known: Sequence[Entry], samples: Sequence[Any], role: str) -> list[Record]:
-        """The records of all clips."""
+    def measure(self, known: Sequence[Entry], samples: Sequence[Any]) -> None:
+        """Adds the records of all clips."""
         ways = {self._way(entry): entry for entry in known}
-        records = []
         for clip in self._experiment.run(list(ways), samples):
             entry = ways.get(clip.way, Entry(DENSE))
             dense = self._experiment.record(self._experiment.dense_way, clip.sample)
             record: Record = {
                 **self._run,
-                **dict(zip(("method", "variant", "setting"), _named(entry), strict=True)),
-                **{"role": role, "prompt": clip.sample.prompt, "seed": clip.sample.seed},
-                **{"refused": clip.record.refused},
+                **{"method": entry.method, "variant": entry.variant, "setting": entry.setting},
+                **{"prompt": clip.sample.prompt, "seed": clip.sample.seed},
+                "refused": clip.record.refused,
                 **environment(self._device),
             }
             if clip.record.refused is None and dense is not None:
@@ -346,8 +323,6 @@ class _Lab:
             self._to.add(record)
             text = clip.record.refused or "{work:.1%} of the work, {psnr} dB".format(**record)
             print(f"{clip.sample.seed} {entry}: {text}", flush=True)
-            records.append(record)
-        return records
 
     def _way(self, entry: Entry) -> Any:
         """The way of an entry; its facts are the share of the work and the calls of each action."""
@@ -402,7 +377,3 @@ class _Lab:
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         on_gpu = self._device.type == "cuda"
         return torch.compile(forward, **COMPILE_OPTIONS) if on_gpu else forward
-
-
-def _named(entry: Entry) -> tuple[str, str, str]:
-    return entry.method, entry.variant, entry.setting

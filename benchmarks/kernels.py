@@ -6,20 +6,17 @@ fails is not timed.
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentParser, Namespace
 from functools import partial
-from typing import Any
 
 import torch
 
-from benchmarks import attention_cases, mlp_cases
-from benchmarks.cases import CASES, Case
+from benchmarks.cases import CASES, Case, check_finite
 from benchmarks.kernel_cases import DENSE, KERNELS, Inputs, Kernel, Settings
-from benchmarks.kernel_checks import check_finite
 from benchmarks.records import Record, Run, environment
 from chipsparse.experiments.timing import time_call
 
-__all__ = ["attention_cases", "mlp_cases"]  # they fill the registry
 WITHOUT_BLOCKS = ("dense_attention", "fp8_dense_attention")
 COLUMNS = {
     **dict.fromkeys(("op", "case", "backend"), ""),
@@ -41,7 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(CASES)}")
     parser.add_argument("--backend", help="comma-separated, default all but the reference")
     parser.add_argument("--block-size", default="128", help="comma-separated")
-    parser.add_argument("--keep", type=float, help="keep fraction in place of the cases' own")
     rules = ("none", "merge", "difference")
     parser.add_argument("--delta-rule", choices=rules, default="none")
 
@@ -59,67 +55,66 @@ def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> N
             inputs = Inputs(_cut(CASES[name], args.tiny), device, dtype)
             for op in ops:
                 for rows in sizes[: 1 if op in WITHOUT_BLOCKS else None]:
-                    settings = Settings(rows, args.keep, args.delta_rule)
-                    measure_backends(op, op, inputs, settings, args.backend, to)
+                    settings = Settings(rows, delta_rule=args.delta_rule)
+                    measure_backends(op, inputs, settings, args.backend, to)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what one shape leaves may not fit the next one
 
 
 def run_curve(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds a record per point, of the first backend that runs unless one is forced."""
-    for curve, case, keeps in curve_cases():
-        inputs = Inputs(_cut(case, args.tiny), device, dtype)
-        for keep in keeps:
-            settings = Settings(density=keep, delta_rule=args.delta_rule)
-            names = "attention_curve", "column_sparse_attention"
-            measure_backends(*names, inputs, settings, args.backend, to, curve=curve)
-
-
-def curve_cases() -> list[tuple[str, Case, tuple[float, ...]]]:
-    """The curve's name, the case and the keep fractions to measure on it."""
     base = CASES["hunyuan_720p"]
-    of_keep = [("keep", case, KEEP_FRACTIONS) for case in (CASES["hunyuan_32k"], base)]
-    of_tokens = [("tokens", base.scaled(tokens=tokens), (TOKENS_KEEP,)) for tokens in TOKENS]
-    return [
-        (curve, case.scaled(heads=FEW_HEADS) if case.tokens > MANY_TOKENS else case, keeps)
-        for curve, case, keeps in of_keep + of_tokens
+    points = [
+        ("keep", case, keep) for case in (CASES["hunyuan_32k"], base) for keep in KEEP_FRACTIONS
     ]
+    points += [("tokens", base.scaled(tokens=n, heads=base.heads), TOKENS_KEEP) for n in TOKENS]
+    for curve, case, keep in points:
+        if case.tokens > MANY_TOKENS:
+            case = case.scaled(tokens=case.tokens, heads=FEW_HEADS)
+        inputs = Inputs(_cut(case, args.tiny), device, dtype)
+        settings = Settings(density=keep, delta_rule=args.delta_rule)
+        fields = {"op": "attention_curve", "curve": curve}
+        measure_backends("column_sparse_attention", inputs, settings, args.backend, to, fields)
 
 
 def _cut(case: Case, tiny: bool) -> Case:
     """The case, in a dry run with few tokens and heads."""
-    return case.scaled(**{n: min(getattr(case, n), most) for n, most in TINY.items() if tiny})
+    return (
+        case.scaled(**{n: min(getattr(case, n), most) for n, most in TINY.items()})
+        if tiny
+        else case
+    )
 
 
 def measure_backends(
     op: str,
-    kernel: str,
     inputs: Inputs,
     settings: Settings,
     forced: str | None,
     to: Run,
-    **fields: Any,
+    of_curve: Record | None = None,
 ) -> None:
     """Adds a record for each backend that can run, of a curve the first, or for the forced ones.
 
     The reference, which the others are checked against, is measured where no other can run.
     """
-    make, able = partial(KERNELS[kernel], inputs, settings), False
-    names = forced.split(",") if forced else [each.name for each in make().operation.backends]
+    make, able = partial(KERNELS[op], inputs, settings), False
+    names = forced.split(",") if forced else [item.name for item in make().operation.backends]
     for backend in names:
-        if able and not forced and (fields or backend == names[-1]):
+        if able and not forced and (of_curve or backend == names[-1]):
             return
         with to.attempt(f"{op}, {inputs.case.name}, block size {settings.block_size}, {backend}"):
             before, able = able, True
             try:
-                record = measure(op, make(), inputs, backend)
+                record = measure(op, make(), inputs, backend) | (of_curve or {})
             except ValueError as error:
                 if forced or "cannot run here" not in str(error):
                     raise
                 able = before
                 continue
-            to.add(record | fields)
-            print(_line(record), flush=True)
+            to.add(record)
+            name, ms, ratio = record["case"], record["latency_ms"], record["speedup"] or math.nan
+            print(f"{op} {name} R{settings.block_size} {backend}: {ms:.3f} ms, {ratio:.2f}x")
 
 
 def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
@@ -155,12 +150,3 @@ def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
         **{name: max(error[name] for error in errors) for name in errors[0]},
         **environment(inputs.device),
     }
-
-
-def _line(record: Record) -> str:
-    speedup = "" if record["speedup"] is None else f"  {record['speedup']:.2f}x"
-    if speedup and "ideal" in record:
-        speedup += f" ({record['speedup'] / record['ideal']:.0%} of the ideal)"
-    rows = f" R{record['block_size']}" if "block_size" in record else ""
-    label = f"{record['op']} {record['case']}{rows} {record['backend']}"
-    return f"{label:70s} {record['latency_ms']:9.3f} ms{speedup}"

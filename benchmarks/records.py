@@ -55,20 +55,11 @@ def environment(device: torch.device) -> Record:
 
 
 def write(records: Sequence[Record], path: Path) -> None:
-    """Writes records as a JSON list, infinity (the PSNR of equal clips) as null.
-
-    The file appears whole or not at all.
-    """
-    finite = json.loads(json.dumps(list(records)), parse_constant=lambda _: None)
-    write_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")
-
-
-def write_compact(records: Sequence[Record], path: Path) -> None:
-    """Writes a file for the repository: a line for each field, with each of its values once.
+    """Writes records: a line for each field, with each of its values once.
 
     Behind the values stands which one each record has, -1 for none; of a field whose values are all
-    different there are the values alone. Numbers are rounded to six digits. The file appears whole
-    or not at all.
+    different there are the values alone. Numbers are rounded to six digits; infinity (the PSNR of
+    equal clips) is null. The file appears whole or not at all.
     """
     lines = []
     for name in dict.fromkeys(name for record in records for name in record):
@@ -82,18 +73,21 @@ def write_compact(records: Sequence[Record], path: Path) -> None:
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def read(*paths: Path | None) -> list[Record]:
-    """The records of files, one behind the other.
-
-    Args:
-        paths: of files of either form; there is none of a file that is not there yet.
-    """
-    found: list[Record] = []
+def read(*paths: Path) -> list[Record]:
+    """The records of files, one behind the other."""
+    records: list[Record] = []
     for path in paths:
-        if path is not None and path.exists():
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found += _records(content) if isinstance(content, dict) else content
-    return found
+        of_file: list[Record] = []
+        for name, values in json.loads(path.read_text(encoding="utf-8")).items():
+            places = list(range(len(values)))
+            if isinstance(values, dict):
+                values, places = values["values"], values["of"]
+            of_file = of_file or [{} for _ in places]
+            for record, place in zip(of_file, places, strict=True):
+                if place >= 0:
+                    record[name] = values[place]
+        records += of_file
+    return records
 
 
 def table(records: Sequence[Record], columns: dict[str, str]) -> str:
@@ -106,20 +100,6 @@ def table(records: Sequence[Record], columns: dict[str, str]) -> str:
             cells.append("" if value is None else format(value, form))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _records(fields: dict[str, Any]) -> list[Record]:
-    """The records of a file of `write_compact`."""
-    count = max(len(each["of"] if isinstance(each, dict) else each) for each in fields.values())
-    records: list[Record] = [{} for _ in range(count)]
-    for name, field in fields.items():
-        values, places = field, list(range(count))
-        if isinstance(field, dict):
-            values, places = field["values"], field["of"]
-        for record, place in zip(records, places, strict=True):
-            if place >= 0:
-                record[name] = values[place]
-    return records
 
 
 def _text(value: Any) -> str:

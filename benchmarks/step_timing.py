@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-# Largest relative error of a dense or refresh step: the model's own rounding, in another order.
-DENSE_LIMIT = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
 PARTS = ("attention", "MLP", "other GEMM", "elementwise", "index work", "idle")
 OPS = {
     "chipsparse::self_attention": "attention",
@@ -26,7 +24,7 @@ INDEX_WORK = tuple(
     f"_{name}_kernel"
     for name in ("means", "product", "top", "select", "draw", "pack", "unpack", "count", "list")
 )
-PRODUCTS = ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk", "aten::mm", "aten::addmm")
+PRODUCTS = ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk")
 # Passed to ``compile_repeated_blocks``.
 COMPILE_OPTIONS: dict[str, Any] = {}
 
@@ -88,35 +86,23 @@ def milliseconds(start: Any, end: Any) -> float:
 
 
 def breakdown(call: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Milliseconds of one call by part, with ``transfers`` beside them, and ``all``.
+    """Milliseconds of one call on a GPU by part, with ``transfers`` beside them.
 
     Kernels are told apart by the custom op that launched them, and by their names outside of one.
-    On a CPU the time of each operation itself counts in place of kernels.
     """
-    on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-    if on_gpu:
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with profile(activities=activities, acc_events=True) as profiler:
         call()
-        if on_gpu:
-            torch.cuda.synchronize(device)
+        torch.cuda.synchronize(device)
     parts = dict.fromkeys((*PARTS, "transfers"), 0.0)
-    spans = kernel_spans(profiler) if on_gpu else operation_spans(profiler)
-    for name, op, _, microseconds in spans:
-        parts[part_of(name, op)] += microseconds / 1e3
-    first = min((start for _, _, start, _ in spans), default=0.0)
-    last = max((start + length for _, _, start, length in spans), default=0.0)
-    parts["all"] = (last - first) / 1e3
-    parts["idle"] = max(0.0, parts["all"] - sum(parts[part] for part in PARTS))
+    for name, op, nanoseconds in kernels_with_ops(profiler):
+        parts[part_of(name, op)] += nanoseconds / 1e6
     return parts
 
 
-Span = tuple[str, str | None, float, float]  # name, op around it, begin and length in us
-
-
-def kernel_spans(profiler: Any) -> list[Span]:
-    """Every kernel and copy once, with the op of ours in which the host launched it."""
+def kernels_with_ops(profiler: Any) -> list[tuple[str, str | None, int]]:
+    """Every kernel and copy with the op of ours in which the host launched it, and nanoseconds."""
     events, cpu = profiler.profiler.kineto_results.events(), torch.autograd.DeviceType.CPU
     on_host = [event for event in events if event.device_type() == cpu]
     ops = sorted(
@@ -124,12 +110,12 @@ def kernel_spans(profiler: Any) -> list[Span]:
         for event in on_host
         if event.name() in OPS
     )
+    starts = [start for start, _, _ in ops]
     launches = {
         event.correlation_id(): event.start_ns()
         for event in on_host
-        if event.name().startswith(("cuda", "cu"))
+        if event.name().startswith("cu")  # of CUDA's runtime and driver
     }
-    starts = [start for start, _, _ in ops]
 
     def op_of(event: Any) -> str | None:
         launched = launches.get(event.correlation_id(), -1)
@@ -137,21 +123,10 @@ def kernel_spans(profiler: Any) -> list[Span]:
         return ops[place][2] if place >= 0 and launched <= ops[place][1] else None
 
     return [
-        (event.name(), op_of(event), event.start_ns() / 1e3, event.duration_ns() / 1e3)
+        (event.name(), op_of(event), event.duration_ns())
         for event in events
         if event.device_type() != cpu and not event.is_user_annotation()
     ]
-
-
-def operation_spans(profiler: Any) -> list[Span]:
-    """PyTorch's operations with the time of each itself, where there are no kernels."""
-    spans = []
-    for event in profiler.events():
-        op, around = None, event
-        while around is not None:  # the outermost of our ops
-            op, around = around.name if around.name in OPS else op, around.cpu_parent
-        spans.append((event.name, op, event.time_range.start, event.self_cpu_time_total))
-    return spans
 
 
 def part_of(kernel: str, op: str | None) -> str:

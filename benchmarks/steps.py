@@ -11,55 +11,47 @@ pictures do not; that the patched transformer computes the same model is checked
 Only the transformer is timed: the text encoder and the VAE cost the same with and without.
 
 ``offload`` times sparse steps with all caches in host memory against all of them on the GPU.
+
+``parallel``, under ``torchrun``, times steps on several GPUs against one: the first process runs
+alone, then all run together. Each time is that of the slowest process. Of each action the record
+says which share of the time is exchange that nothing hides: the time that the stream of the layers
+spends with packing, waiting (for slower processes, too) and unpacking.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
+import math
+import os
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any, get_args
+from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+import torch.distributed as dist
 
 import chipsparse
-from benchmarks.fp8_linears import to_fp8
-from benchmarks.kernel_checks import check_finite, relative_error, require
-from benchmarks.models import (
-    FAMILIES,
-    MODELS,
-    STEPS,
-    FullModel,
-    call,
-    last_blocks_only,
-    without_useless_masks,
-)
+from benchmarks.cases import check_finite, relative_error, require
+from benchmarks.models import MODELS, STEPS, FullModel, call, to_fp8, without_useless_masks
 from benchmarks.records import Record, Run, environment
 from benchmarks.step_timing import (
-    DENSE_LIMIT,
     PARTS,
     attention_backend,
     breakdown,
     compiled_blocks,
+    mark,
+    milliseconds,
     run_timed,
 )
-from chipsparse import ScheduleConfig, SparsityConfig
-from chipsparse.cache.kinds import with_caches
-from chipsparse.cache.memory_plan import (
-    UNLIMITED,
-    Capacity,
-    MemoryDemand,
-    MemoryPlan,
-    plan_memory,
-    reserve_share,
-    working_bytes,
-)
-from chipsparse.common.machine import host_budget, host_free_bytes
+from chipsparse import Parallel, ScheduleConfig, SparsityConfig
 from chipsparse.config import ActionName, Precision
 from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.layout import ModelLayout
@@ -75,35 +67,29 @@ COLUMNS = {
 }
 OFFLOAD_COLUMNS = {
     **{"case": "", "mlp": "", "layers": "d", "latency_ms": ".2f", "baseline_ms": ".2f"},
-    **{"slowdown": ".4f", "host_bytes": ".4e", "bytes_to_device": ".3e", "identical": ""},
+    **{"slowdown": ".4f", "host_bytes": ".4e", "to_device_bytes": ".3e", "identical": ""},
 }
-CACHES = ("cache_bytes", "host_bytes", "pinned_bytes")
-# Largest relative error of a dense step that is rounded to 8 bits: attention by about one in a
-# hundred a layer, where it is; inputs of linears by a whole level where they differ by little.
+# Largest relative error of a dense step: the model's own rounding, in another order.
+DENSE_LIMIT = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
+# The same where it is rounded to 8 bits: attention by about one in a hundred a layer, where it is;
+# inputs of linears by a whole level where they differ by little.
 FP8_LIMIT = 0.1
-# The last COUNTED steps of each action tell its time: the first of all makes room for caches, the
-# second sparse one is recorded as a graph where that pays. One more sparse step is profiled.
-RUNS: dict[ActionName, int] = {"dense": 3, "refresh": 2, "sparse": 4, "skip": 2}
+# Steps up to the first sparse one run once before, and compile. The last COUNTED steps of each
+# action tell its time: the first of all makes room for caches, the second sparse one is recorded as
+# a graph where that pays. One more sparse step is profiled.
+ACTIONS: list[ActionName] = [
+    *("dense", "refresh", "sparse", "sparse", "sparse", "sparse", "skip"),
+    *("dense", "refresh", "skip", "dense", "refresh", "skip"),
+]
 COUNTED = 2
-ACTIONS: list[ActionName] = [action for action, runs in RUNS.items() for _ in range(runs)]
-NOTHING_SPARSE = [action for action in ACTIONS if action in ("dense", "skip")]
-REFRESH, SPARSE = (len(ACTIONS) - 3 - back for back in (RUNS["sparse"], 0))  # the last of each
-OFFLOADED: list[Any] = ["dense", "refresh", *["sparse"] * 6]
-# The first steps in full look at every module and write down what the model holds, once.
-FIRST = 2
+FIRST_SPARSE, LAST_SPARSE = 2, 5
+TINY = {"block_size": 16, "schedule.first_dense_layers": 0}  # few tokens and layers
+WAIT = timedelta(minutes=20)  # of the others, while the first process runs alone
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of both commands."""
-    models = f"{', '.join(MODELS)}; by name alone: {', '.join(FAMILIES)}"
-    parser.add_argument("--case", help=f"comma-separated, default all of the first: {models}")
-    parser.add_argument(
-        "--depth",
-        type=float,
-        default=1.0,
-        help="measure this share of the blocks of each kind, in the same share of the memory, and "
-        "scale their times and caches",
-    )
+    """Options of all three commands."""
+    parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(MODELS)}")
     extra = "or dense, or sparse: published with 44 of 50 steps sparse"
     parser.add_argument("--schedules", help=f"comma-separated, default all qualities; {extra}")
     precision = "of full attention at the dense steps and refreshes of all qualities"
@@ -111,50 +97,72 @@ def add_arguments(parser: ArgumentParser) -> None:
     linears = "of all blocks by torchao, weights and inputs, also those of the baseline"
     parser.add_argument("--fp8-linears", action="store_true", help=linears)
     parser.add_argument("--mlp", action="store_true", help="offload: sparse feed-forward, too")
+    stock = "parallel: also the stock full step under diffusers' own context parallelism"
+    parser.add_argument("--stock", action="store_true", help=stock)
 
 
 def run(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds a record for each case and quality."""
 
-    def measure(model: FullModel) -> None:
-        measured = Measured(model, args, device, dtype)
-        to.add(*measured.records(chosen(model, args)))
+    def measure(steps: Steps) -> None:
+        to.add(*steps.records(chosen(steps.model, args)))
         # After the records are written: the times tell what went wrong.
-        rounded = args.fp8_linears or args.precision == "fp8"
-        limit = FP8_LIMIT if rounded else DENSE_LIMIT[dtype]
-        require("relative error", measured.rel_error, limit, "the dense step")
+        in_fp8 = args.fp8_linears or args.precision == "fp8"
+        limit = FP8_LIMIT if in_fp8 else DENSE_LIMIT[dtype]
+        require("relative error", steps.rel_error, limit, "the dense step")
 
-    _each_case(args, MODELS, to, measure)
+    _each_case(args, device, dtype, to, measure)
 
 
 def run_offload(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Adds a record for each case."""
 
-    def measure(model: FullModel) -> None:
-        to.add(record := Measured(model, args, device, dtype).offload(args.mlp))
+    def measure(steps: Steps) -> None:
+        to.add(record := steps.offload(args.mlp))
         if not record["identical"]:
             raise ValueError("the outputs differ from those with all caches on the device")
 
-    _each_case(args, ("hunyuan_720p", "wan1b_480p"), to, measure)
+    _each_case(args, device, dtype, to, measure)
+
+
+def run_parallel(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
+    """Adds a record for each case; the first process keeps it."""
+
+    def measure(steps: Steps) -> None:
+        record = steps.parallel(args.stock)
+        if record is not None:
+            to.add(record)
+            print(json.dumps(record, indent=1))
+
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=WAIT)
+    try:
+        _each_case(args, device, dtype, to, measure)
+    finally:
+        dist.destroy_process_group()
 
 
 def _each_case(
-    args: Namespace, usual: Iterable[str], to: Run, measure: Callable[[FullModel], None]
+    args: Namespace,
+    device: torch.device,
+    dtype: torch.dtype,
+    to: Run,
+    measure: Callable[[Steps], None],
 ) -> None:
-    if not 0 < args.depth <= 1:
-        raise ValueError(f"--depth {args.depth:g}: above 0 and at most 1")
-    models = MODELS | FAMILIES
-    for name in args.case.split(",") if args.case else usual:
-        with to.attempt(name):
-            if name not in models:
-                raise ValueError(f"no model for the case {name!r}; there are {list(models)}")
-            measure(models[name])
+    """Measures the models one after the other; a failure of one leaves the others."""
+    for name in args.case.split(",") if args.case else MODELS:
+        with to.attempt(name), torch.no_grad():
+            if name not in MODELS:
+                raise ValueError(f"no model for the case {name!r}; there are {list(MODELS)}")
+            measure(Steps(MODELS[name], args, device, dtype))
         gc.collect()  # the next model wants its memory
         torch.cuda.empty_cache()
 
 
 def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
-    """What is measured of a model, by the name of its schedule.
+    """The configs that are measured of a model, by the name of the schedule.
 
     Raises:
         ValueError: a quality that it does not have.
@@ -169,339 +177,361 @@ def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
 
 
 def of_steps(config: SparsityConfig) -> SparsityConfig:
-    """What is measured for a config: steps of each action that it takes, one behind the other."""
+    """The config of measured steps: of each action that a config takes, one behind the other."""
     schedule = Schedule(config.schedule, STEPS)
     sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
+    full = [action for action in ACTIONS if action in ("dense", "skip")]
     return replace(
         config,
         schedule=ScheduleConfig(
-            actions=tuple([*ACTIONS, "sparse"] if sparse else NOTHING_SPARSE),
+            actions=tuple([*ACTIONS, "sparse"] if sparse else full),
             first_dense_layers=config.schedule.first_dense_layers,
             forecast=float(config.schedule.forecast > 0),  # of any share, it takes as long
         ),
     )
 
 
-def actions_of(config: SparsityConfig, layout: ModelLayout) -> list[str]:
-    """What every step of a generation does."""
-    return [action.value for action in SparsityPlan(config, layout, STEPS).actions()]
+def actions_of(config: SparsityConfig, layout: ModelLayout) -> Counter[str]:
+    """The number of steps of each action in a generation."""
+    return Counter(action.value for action in SparsityPlan(config, layout, STEPS).actions())
 
 
-def of_all_blocks(plan: SparsityPlan, share: float) -> SparsityPlan:
-    """A plan of this share of a model's blocks, as it is of all of them."""
-    kinds = tuple(replace(kind, layers=round(kind.layers / share)) for kind in plan.layout.kinds)
-    return replace(plan, layout=replace(plan.layout, kinds=kinds))
+@dataclass
+class Timed:
+    """Steps of a patched transformer, timed.
 
-
-def in_share(
-    config: SparsityConfig, whole: MemoryPlan, *, share: float, taken: int
-) -> SparsityConfig:
-    """The config with budgets under which a share of the blocks has its caches where all have them.
-
-    Args:
-        config: of the measurement.
-        whole: of all blocks, in the memory that there is.
-        share: of the blocks that are measured.
-        taken: bytes of the GPU that their weights and working memory take.
+    Attributes:
+        ms: of all, and of a step of each action.
+        outputs: of each step.
+        layout: of the model.
+        facts: of the session, by the names that they have in records.
+        exposed: milliseconds of exchange that nothing hides, as ``ms``.
+        same_again: whether the first sparse step gave the same bits in the run before.
     """
-    config = with_caches(config, in_fp8=whole.in_fp8)
-    placement, host = whole.placement, share * whole.host_bytes
-    if placement.host and not placement.recomputed:  # caches move as a whole
-        host += 2 * whole.branches * max(sum(kinds.values()) for kinds in placement.host.values())
-    caches = share * whole.branches * placement.device_bytes + placement.slot_bytes
-    return config.override({"memory.vram": taken + int(caches), "memory.ram": int(host)})
+
+    ms: dict[str, float]
+    outputs: list[torch.Tensor]
+    layout: ModelLayout
+    facts: Record
+    exposed: dict[str, float]
+    same_again: bool
 
 
-def bytes_of(module: torch.nn.Module) -> int:
-    """The bytes of a module's parameters; of those in FP8, of their numbers and scales."""
+class Steps:
+    """One model, run stock and patched.
 
-    def own(parameter: Any) -> int:
-        if not is_traceable_wrapper_subclass(parameter):
-            return int(parameter.nbytes)
-        names, _ = parameter.__tensor_flatten__()
-        return sum(own(getattr(parameter, name)) for name in names)
-
-    return sum(map(own, module.parameters()))
-
-
-class Measured:
-    """One model, run stock and patched."""
+    Attributes:
+        rel_error: the largest one of a dense step so far.
+    """
 
     def __init__(
         self, model: FullModel, args: Namespace, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.model, self.device, self.dtype = model, device, dtype
-        layers = model.layers_of(args.depth)
-        self.transformer = model.make(layers, args.tiny, device, dtype)
-        self._linears = "fp8" if args.fp8_linears else str(dtype).removeprefix("torch.")
+        self.model, self.device, self.rel_error = model, device, 0.0
+        self._changes = TINY if args.tiny else {}
+        if args.tiny and dist.is_initialized():
+            heads = {"num_attention_heads": 2 * dist.get_world_size()}
+            model = replace(model, tiny={**model.tiny, **heads})
+        self._dtype = str(dtype).removeprefix("torch.")
+        self._transformer = model.make(args.tiny, device, dtype)
+        self._linears = "fp8" if args.fp8_linears else self._dtype
         if args.fp8_linears:
-            to_fp8(self.transformer, model.blocks)
-        self._blocks, self._share = sum(model.layers), sum(layers) / sum(model.layers)
-        self._inputs = model.step(self.transformer, args.tiny)
+            to_fp8(self._transformer, model.blocks)
+        self._inputs = model.step(self._transformer, args.tiny)
         self._backend = "_native_cudnn" if device.type == "cuda" else "native"
-        self.rel_error = 0.0
-        self._outside: dict[str, float] = {}  # of a step, what its blocks do not take, by part
 
-    def records(self, qualities: Mapping[str, SparsityConfig]) -> list[Record]:
+    def records(self, configs: dict[str, SparsityConfig]) -> list[Record]:
         """The records of all qualities."""
-        measured: dict[SparsityConfig, tuple[dict[str, Any], ModelLayout]] = {}
-        with attention_backend(self.transformer, self._backend), torch.no_grad():
-            step = self._of_all(self._stock())
-            for config in qualities.values():
-                steps_of = of_steps(config)
-                if steps_of not in measured:
-                    measured[steps_of] = self._patched(steps_of, config)
-        records = []
-        for name, config in qualities.items():
-            facts, layout = measured[of_steps(config)]
-            counts = Counter(actions_of(config, layout))
-            latency = sum(count * facts[f"{action}_ms"] for action, count in counts.items())
-            times = {f"{a}_ms": facts[f"{a}_ms"] if counts[a] else None for a in RUNS}
-            sparse_ms, backend = times["sparse_ms"], self._backend.lstrip("_")
-            records.append(
-                {
-                    "op": "end_to_end",
-                    "benchmark": "full_size",
-                    **self._facts(layout),
-                    "model": self.model.transformer_class,
-                    "steps": STEPS,
-                    "schedule": name,
-                    "actions": dict(counts),
-                    "config": asdict(config),
-                    "precision": config.attention.precision,
-                    "linears": self._linears,
-                    "density": config.attention.density,
-                    "mlp_density": config.mlp.density if config.mlp.is_sparse else 1.0,
-                    "baseline": f"stock transformer, {backend} attention, no mask, compiled "
-                    f"blocks, linears in {self._linears}",
-                    "latency_ms": latency,
-                    "baseline_ms": STEPS * step,
-                    "speedup": STEPS * step / latency,
-                    "measured": "summed from measured steps",
-                    "baseline_step_ms": step,
-                    "outside_ms": self._outside.get("all"),
-                    "step_speedup": step / sparse_ms if sparse_ms else None,
-                    **facts,
-                    **times,
-                    **environment(self.device),
-                }
+        measured: dict[SparsityConfig, Timed] = {}
+        with attention_backend(self._transformer, self._backend):
+            step_ms, expected = self._stock()
+            for config in configs.values():
+                if of_steps(config) not in measured:
+                    measured[of_steps(config)] = self._compared(config, expected)
+        return [
+            self._record(name, config, measured[of_steps(config)], step_ms)
+            for name, config in configs.items()
+        ]
+
+    def _record(self, name: str, config: SparsityConfig, timed: Timed, step_ms: float) -> Record:
+        """The record of a quality, from measured steps and the time of a stock one."""
+        counts, latency = (
+            actions_of(config, timed.layout),
+            _generation(config, timed.ms, timed.layout),
+        )
+        times = {action: timed.ms.get(action) if counts[action] else None for action in ACTIONS}
+        backend = self._backend.lstrip("_")
+        return {
+            "op": "end_to_end",
+            "benchmark": "full_size",
+            **self._facts(timed.layout),
+            "model": self.model.transformer_class,
+            "steps": STEPS,
+            "schedule": name,
+            "actions": dict(counts),
+            "precision": config.attention.precision,
+            "linears": self._linears,
+            "density": config.attention.density,
+            "mlp_density": config.mlp.density if config.mlp.is_sparse else 1.0,
+            "baseline": f"stock transformer, {backend} attention, no mask, compiled blocks, "
+            f"linears in {self._linears}",
+            "latency_ms": latency,
+            "baseline_ms": STEPS * step_ms,
+            "speedup": STEPS * step_ms / latency,
+            "measured": "summed from measured steps",
+            "baseline_step_ms": step_ms,
+            "step_speedup": step_ms / times["sparse"] if times["sparse"] else None,
+            **{f"{action}_ms": ms for action, ms in times.items()},
+            **timed.facts,
+            **environment(self.device),
+        }
+
+    def offload(self, sparse_mlp: bool) -> Record:
+        """The record of sparse steps with all caches in host memory."""
+        changes = {} if sparse_mlp else {"mlp.density": "dense"}
+        config = of_steps(self.model.nearly_all_sparse().override(changes))
+        with attention_backend(self._transformer, self._backend):
+            resident, hosted = (
+                self._patched(config.override({"memory.offload": where}))
+                for where in ("never", "always")
             )
-        return records
+        pairs = zip(resident.outputs, hosted.outputs, strict=True)
+        return {
+            "op": "offload",
+            **self._facts(resident.layout),
+            "density": config.attention.density,
+            "mlp": "sparse" if sparse_mlp else "dense",
+            "backend": "host memory",
+            "baseline": "all caches on the device",
+            "latency_ms": hosted.ms["sparse"],
+            "baseline_ms": resident.ms["sparse"],
+            "slowdown": hosted.ms["sparse"] / resident.ms["sparse"],
+            **{
+                f"baseline_{name}": resident.facts[name]
+                for name in ("peak_gpu_bytes", "host_bytes")
+            },
+            **hosted.facts,
+            "identical": all(torch.equal(*pair) for pair in pairs),
+            **environment(self.device),
+        }
+
+    def parallel(self, with_stock: bool) -> Record | None:
+        """Measures with all processes; the first one has the record."""
+        ranks, alone = dist.get_world_size(), None
+        # Nothing of faithful is sparse: it consists of the same full and skipped steps.
+        sparse, faithful = self.model.nearly_all_sparse(), self.model.qualities()["faithful"]
+        if dist.get_rank() == 0:
+            alone = self._patched(of_steps(sparse))
+        dist.barrier()
+        together = []
+        for guidance in (1, 2) if self.model.guided else (1,):
+            degrees = Parallel(ulysses=ranks // guidance, guidance=guidance)
+            timed = self._patched(of_steps(sparse), degrees)
+            ms = _largest(timed.ms)
+            shares = {name: timed.exposed[name] / timed.ms[name] for name in timed.ms}
+            facts: Record = {**asdict(degrees), "ms": ms, "exposed_share": _largest(shares)}
+            facts |= _largest({"peak_gpu_bytes": timed.facts["peak_gpu_bytes"] or 0})
+            if alone is None:
+                continue
+            times = {
+                name: [_generation(config, part, timed.layout) for part in (alone.ms, ms)]
+                for name, config in (("sparse", sparse), ("faithful", faithful))
+            }
+            pair = timed.outputs[LAST_SPARSE], alone.outputs[LAST_SPARSE]
+            facts |= {
+                "same_again": timed.same_again,
+                "speedup": {name: alone.ms[name] / ms[name] for name in ms},
+                "generation_ms": {name: shared for name, (_, shared) in times.items()},
+                "generation_speedup": {name: one / shared for name, (one, shared) in times.items()},
+                "rel_l2": relative_error(*pair),
+            }
+            together.append(facts)
+        stock_ms = self._stock_in_parallel() if with_stock else None
+        if alone is None:
+            return None
+        return {
+            "op": "parallel_steps",
+            **self._facts(alone.layout),
+            "ranks": ranks,
+            "blocks": alone.layout.layers,
+            "measured_blocks": alone.layout.layers,
+            "density": sparse.attention.density,
+            "alone": {"ms": alone.ms, "peak_gpu_bytes": alone.facts["peak_gpu_bytes"]},
+            "together": together,
+            "stock_ms": stock_ms,
+            **environment(self.device),
+        }
 
     def _facts(self, layout: ModelLayout) -> Record:
         return {
             "case": self.model.case,
             "branches": len(self.model.branches),
             "tokens": layout.tokens,
-            "layers": self._blocks,
-            "measured_layers": layout.layers,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "layers": layout.layers,
+            "dtype": self._dtype,
         }
+
+    def _branch(self, step: int, steps: int) -> torch.Tensor:
+        return call(self._transformer, self._inputs, self.model.branches[0], step, steps)
 
     def _step(self, step: int, steps: int) -> torch.Tensor:
         """All guidance branches of a step; the output of the last, which all processes have."""
         for branch in self.model.branches:
-            output = call(self.transformer, self._inputs, branch, step, steps)
+            output = call(self._transformer, self._inputs, branch, step, steps)
         return output
 
-    def _warm_up(self, steps: Iterable[int], count: int) -> None:
-        """These steps of so many with the last blocks alone, which compile; then the first ones."""
-        with last_blocks_only(self.model, self.transformer):
-            for step in steps:
-                self._step(step, count)
-        for step in range(FIRST):
-            self._step(step, count)
-
-    def _timed(self, steps: Iterable[int], count: int) -> tuple[list[float], list[torch.Tensor]]:
-        calls = [partial(self._step, step, count) for step in steps]
-        times, outputs = run_timed(calls, self.device)
+    def _timed(
+        self, run: Callable[[int], torch.Tensor], steps: Sequence[int]
+    ) -> tuple[list[float], list[torch.Tensor]]:
+        """Milliseconds and outputs of steps."""
+        times, outputs = run_timed([partial(run, step) for step in steps], self.device)
         for output in outputs:
             check_finite(output)
         return times, outputs
 
-    def _stock(self) -> float:
-        """Time of a step with all branches; keeps the outputs of the steps that are compared."""
-        compared = [0, SPARSE]
-        with (
-            without_useless_masks(self.model, self.transformer),
-            compiled_blocks(self.transformer),
-        ):
-            self._warm_up(range(2), STEPS)
-            times, outputs = self._timed(compared, STEPS)
-            self._expected = dict(zip(compared, outputs, strict=True))
-            if self._share < 1:
-                with last_blocks_only(self.model, self.transformer, 0):
-                    self._step(0, STEPS)
-                    parts = breakdown(partial(self._branch, 0, STEPS), self.device)
-                # Kernels alone: beside blocks the host passes while theirs run.
-                calls = len(self.model.branches)
-                self._outside = {part: calls * parts[part] for part in PARTS if part != "idle"}
-                self._outside["all"] = sum(self._outside.values())
-        return statistics.median(times)
+    def _stock(self) -> tuple[float, dict[int, torch.Tensor]]:
+        """Milliseconds of a step with all branches, and the outputs of the steps to compare."""
+        step, compared = partial(self._step, steps=STEPS), [0, LAST_SPARSE]
+        with without_useless_masks(self._transformer), compiled_blocks(self._transformer):
+            step(0)  # compiles
+            times, outputs = self._timed(step, compared)
+        return statistics.median(times), dict(zip(compared, outputs, strict=True))
 
-    def _branch(self, step: int, steps: int) -> torch.Tensor:
-        return call(self.transformer, self._inputs, self.model.branches[0], step, steps)
+    def _compared(self, config: SparsityConfig, expected: dict[int, torch.Tensor]) -> Timed:
+        """Measured steps of a config, with their errors among the facts."""
+        of_it = of_steps(config)
+        if "sparse" in (of_it.schedule.actions or ()):
+            with self._enabled(config) as handle:
+                self._step(0, STEPS)
+                plan = handle._adapters[0].session.plan
+            of_it = as_of_many(of_it, plan, self._transformer.dtype)
+        timed = self._patched(of_it)
+        timed.facts["rel_error"] = relative_error(timed.outputs[0], expected[0])
+        self.rel_error = max(timed.facts["rel_error"], self.rel_error)
+        if "sparse" in timed.ms:
+            pair = timed.outputs[LAST_SPARSE], expected[LAST_SPARSE]
+            timed.facts["sparse_error"] = relative_error(*pair)
+        return timed
 
-    def _of_all(self, step_ms: float, part: str = "all", calls: int = 1) -> float:
-        """Milliseconds of a step, or a part of one, of all blocks, from those of the ones made.
+    def _enabled(self, config: SparsityConfig, parallel: Parallel | None = None) -> Any:
+        pipe = self.model.pipe(self._transformer)
+        return chipsparse.enable(pipe, config.override(self._changes), parallel=parallel)
 
-        What is outside of the blocks counts once. ``calls`` is how many calls of a step share it.
-        """
-        outside = self._outside.get(part, 0.0) / calls
-        return outside + max(0.0, step_ms - outside) / self._share
-
-    def _enabled(self, config: SparsityConfig) -> Any:
-        return chipsparse.enable(self.model.pipe(self.transformer), config)
-
-    def _plan(self, quality: SparsityConfig) -> SparsityPlan:
-        """The plan of a whole generation with a config, of what is measured of the model."""
-        with self._enabled(quality) as handle, last_blocks_only(self.model, self.transformer):
-            self._step(0, STEPS)
-            plan: SparsityPlan = handle._adapters[0].session.plan
-        return plan
-
-    def _patched(
-        self, config: SparsityConfig, quality: SparsityConfig
-    ) -> tuple[dict[str, Any], ModelLayout]:
-        """Times of the actions, errors, memory, parts of a sparse step; and the layout.
-
-        Args:
-            config: of the measured steps.
-            quality: of a generation with them.
-        """
-        actions, first_dense = config.schedule.actions or (), config.schedule.first_dense_layers
+    def _patched(self, config: SparsityConfig, parallel: Parallel | None = None) -> Timed:
+        """Times the steps of a config's actions on a patched transformer."""
+        device, cuda = self.device, self.device.type == "cuda"
+        actions = list(config.schedule.actions or ())
         sparse = "sparse" in actions
-        if sparse:
-            config = as_of_many(config, self._plan(quality), self.dtype)
-            if self._share < 1:  # one of a few layers is more than one of all: it is added later
-                config = config.override({"schedule.first_dense_layers": 0})
-                config = self._in_less_memory(config)
-        timed = len(ACTIONS) if sparse else len(actions)
-        facts, times, outputs, layout = self._run(config, actions, timed)
-        for action in dict.fromkeys(actions[:timed]):
-            of_it = [time for time, a in zip(times, actions, strict=False) if a == action]
-            facts[f"{action}_ms"] = statistics.median(of_it[-COUNTED:])
-        facts["rel_error"] = relative_error(outputs[0], self._expected[0])
-        self.rel_error = max(facts["rel_error"], self.rel_error)
-        if not sparse:
-            return {**facts, "dense_ms": self._of_all(facts["dense_ms"])}, layout
-        expected = self._expected[SPARSE]
-        facts["sparse_step_ms"] = times[REFRESH + 1 : SPARSE + 1]
-        facts["sparse_error"] = relative_error(outputs[SPARSE], expected)
-        # A profiled call waits for the host; what it idles for is known of the others.
-        parts = facts["breakdown_ms"]
-        parts["all"] = facts["sparse_ms"] / len(self.model.branches)
-        parts["idle"] = max(0.0, parts["all"] - sum(parts[p] for p in PARTS if p != "idle"))
-        if self._share < 1:
-            facts |= self._of_all_blocks(facts, first_dense / self._blocks)
-        return facts, layout
+        timed = [*range(len(actions) - sparse)]  # the last one is profiled
+        spans: list[tuple[int, Any, Any]] = []  # of exchanges on the stream of the layers
+        current = 0
 
-    def _run(
-        self, config: SparsityConfig, actions: Sequence[str], timed: int
-    ) -> tuple[dict[str, Any], list[float], list[torch.Tensor], ModelLayout]:
-        """Runs steps of a patched transformer, so many of them timed; one behind is profiled.
+        def step(number: int) -> torch.Tensor:
+            nonlocal current
+            current = number
+            return self._step(number, len(actions) + 1)  # caches are freed behind the last
 
-        Returns:
-            What the report says, times and outputs of the timed steps, and the layout.
-        """
-        cuda, count = self.device.type == "cuda", len(actions) + 1  # caches are freed at the last
-        facts: dict[str, Any] = {}
-        with self._enabled(config) as handle, compiled_blocks(self.transformer) as graphs:
+        @contextlib.contextmanager
+        def watched() -> Iterator[None]:
+            start = mark(device)
+            yield
+            spans.append((current, start, mark(device)))
+
+        with (
+            self._enabled(config, parallel) as handle,
+            compiled_blocks(self._transformer) as graphs,
+        ):
+            if (split := self._transformer.chipsparse_adapter.split) is not None:
+                split.exchange.watch = watched
             # Compiles, tunes, picks dense kernels, takes host memory.
-            self._warm_up([actions.index(a) for a in dict.fromkeys(actions) if a != "skip"], count)
+            _, first = self._timed(step, timed[: FIRST_SPARSE + 1])
+            spans.clear()
             if cuda:
-                torch.cuda.reset_peak_memory_stats(self.device)
-            times, outputs = self._timed(range(timed), count)
-            report, session = handle.report, handle._adapters[0].session
-            kept = [step for step in report.steps if step.action is Action.SPARSE]
-            if kept:
-                facts = {name: getattr(kept[0], name) for name in ("attention_kept", "mlp_kept")}
-                of_step = kept[-len(self.model.branches) :]
-                for name in ("bytes_to_device", "bytes_to_host"):
-                    facts[name] = sum(getattr(step, name) for step in of_step)
-            if timed < len(actions):
-                report.layer_times = True  # so that kernels are launched one by one, by layers
-                profiled = partial(self._branch, timed, count)
-                facts["breakdown_ms"] = breakdown(profiled, self.device)
-                report.layer_times = False
-            facts |= {
-                "backends": dict(report.backends),
-                "fallbacks": list(report.fallbacks),
-                "cache_bytes": report.cache_bytes if kept else 0,
-                "host_bytes": report.host_bytes if kept else 0,
-                "pinned_bytes": session._pool.host.pinned_bytes if kept else 0,
-                "peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
+                torch.cuda.reset_peak_memory_stats(device)
+            times, outputs = self._timed(step, timed)
+            facts = self._of_session(handle)
+            facts["breakdown_ms"] = None
+            if sparse and cuda and parallel is None:
+                handle.report.layer_times = True  # so that kernels are launched one by one
+                profiled = partial(self._branch, len(timed), len(actions) + 1)
+                facts["breakdown_ms"] = breakdown(profiled, device)
+            layout = handle._adapters[0].session.plan.layout
+        exposed = [0.0] * len(times)
+        for number, start, end in spans:
+            exposed[number] += milliseconds(start, end)
+        gc.collect()  # the next one plans with what is free
+        torch.cuda.empty_cache()
+        ms, unhidden = (
+            {"all": math.fsum(part), **_medians(part, actions)} for part in (times, exposed)
+        )
+        if parts := facts["breakdown_ms"]:
+            # A profiled call waits for the host; what it idles for is known of the others.
+            parts["all"] = ms["sparse"] / len(self.model.branches)
+            parts["idle"] = max(0.0, parts["all"] - sum(parts[p] for p in PARTS if p != "idle"))
+        same = torch.equal(outputs[FIRST_SPARSE], first[-1])
+        return Timed(ms, outputs, layout, facts | graphs, unhidden, same)
+
+    def _of_session(self, handle: Any) -> Record:
+        """The memory, kernels and kept shares of the steps that ran."""
+        report, facts = handle.report, dict[str, Any]()
+        pinned = handle._adapters[0].session._pool.host.pinned_bytes
+        sparse = [step for step in report.steps if step.action is Action.SPARSE]
+        if sparse:
+            of_step = sparse[-len(self.model.branches) :]
+            facts = {
+                "attention_kept": sparse[0].attention_kept,
+                "mlp_kept": sparse[0].mlp_kept,
+                "to_device_bytes": sum(step.bytes_to_device for step in of_step),
+                "to_host_bytes": sum(step.bytes_to_host for step in of_step),
             }
-            layout = session.plan.layout
-        return facts | graphs, times, outputs, layout
-
-    def _in_less_memory(self, config: SparsityConfig) -> SparsityConfig:
-        """The config with budgets under which caches live where they would with all blocks.
-
-        A few blocks need as much working memory as all of them, and as large slots for what comes
-        from host memory, but their share of the weights and caches.
-        """
-        if self.device.type != "cuda":
-            return config
-        plan = self._plan(config)
-        free, _ = torch.cuda.mem_get_info(self.device)
-        room = free + torch.cuda.memory_reserved(self.device)
-        room -= round(room * reserve_share())
-        in_blocks = sum(bytes_of(getattr(self.transformer, name)) for name in self.model.blocks)
-        weights = bytes_of(self.transformer) - in_blocks + round(in_blocks / self._share)
-        working = working_bytes(plan, dtype=self.dtype)
-        free_host = host_free_bytes()
-        host = UNLIMITED if free_host is None else host_budget(free_host)
-        demand = MemoryDemand(self.dtype, len(self.model.branches), captures=False)
-        capacity = Capacity(room - weights - working, host)
-        whole = plan_memory(of_all_blocks(plan, self._share), capacity, demand)
-        taken = torch.cuda.memory_allocated(self.device) + working
-        return in_share(config, whole, share=self._share, taken=taken)
-
-    def _of_all_blocks(self, facts: dict[str, Any], dense_share: float) -> dict[str, Any]:
-        """Times of a step of all blocks, this share of which is always dense, and their caches.
-
-        What a part of the blocks takes of the GPU at most says nothing of all of them.
-        """
-        dense = facts["dense_ms"]
-        scaled: dict[str, Any] = {"dense_ms": self._of_all(dense), "peak_gpu_bytes": None}
-        for name in ("refresh_ms", "sparse_ms"):
-            scaled[name] = self._of_all(dense_share * dense + (1 - dense_share) * facts[name])
-        for name in CACHES:
-            scaled[name] = round((1 - dense_share) * facts[name] / self._share)
-        calls = len(self.model.branches)  # of which one was looked at
-        parts = facts["breakdown_ms"]
-        return scaled | {
-            "breakdown_ms": {part: self._of_all(ms, part, calls) for part, ms in parts.items()}
+        cuda = self.device.type == "cuda"
+        return facts | {
+            "backends": dict(report.backends),
+            "fallbacks": list(report.fallbacks),
+            "cache_bytes": report.cache_bytes if sparse else 0,
+            "host_bytes": report.host_bytes if sparse else 0,
+            "pinned_bytes": pinned if sparse else 0,
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device) if cuda else None,
         }
 
-    def offload(self, sparse_mlp: bool) -> Record:
-        """The record of sparse steps with all caches in host memory."""
-        changes = {} if sparse_mlp else {"mlp.density": "dense"}
-        config = self.model.nearly_all_sparse().override(changes)
-        config = replace(config, schedule=ScheduleConfig(actions=tuple(OFFLOADED)))
-        first = OFFLOADED.index("sparse") + 1  # the first of them warms up
-        with attention_backend(self.transformer, self._backend), torch.no_grad():
-            resident, hosted = (
-                self._run(config.override({"memory.offload": where}), OFFLOADED, len(OFFLOADED))
-                for where in ("never", "always")
-            )
-        baseline, step = (statistics.median(times[first:]) for _, times, _, _ in (resident, hosted))
-        pairs = zip(resident[2], hosted[2], strict=True)
-        facts = {f"baseline_{name}": resident[0][name] for name in ("peak_gpu_bytes", *CACHES)}
-        return {
-            "op": "offload",
-            **self._facts(resident[3]),
-            "layers": resident[3].layers,
-            "density": config.attention.density,
-            "mlp": "sparse" if sparse_mlp else "dense",
-            "backend": "host memory",
-            "baseline": "all caches on the device",
-            "latency_ms": step,
-            "baseline_ms": baseline,
-            "slowdown": step / baseline,
-            **facts,
-            **hosted[0],
-            "identical": all(torch.equal(*pair) for pair in pairs),
-            **environment(self.device),
-        }
+    def _stock_in_parallel(self) -> float:
+        """Milliseconds of a full stock step, shared as diffusers does it; the slowest process's.
+
+        The first block is not compiled: diffusers' hook on it cannot be.
+        """
+        from diffusers import ContextParallelConfig
+
+        transformer, ranks = self._transformer, dist.get_world_size()
+        torch._dynamo.reset()
+        for name in self.model.blocks:
+            for block in getattr(transformer, name)[1:]:
+                block.compile()
+        with attention_backend(transformer, self._backend), without_useless_masks(transformer):
+            # diffusers divides by the number of accelerators, and there may be none.
+            counted = torch.accelerator.device_count() or ranks
+            with mock.patch.object(torch.accelerator, "device_count", return_value=counted):
+                config = ContextParallelConfig(ulysses_degree=ranks)
+                transformer.enable_parallelism(config=config)
+            times, _ = self._timed(partial(self._step, steps=STEPS), range(3))
+        return _largest({"ms": statistics.median(times[1:])})["ms"]
+
+
+def _generation(config: SparsityConfig, ms: dict[str, float], layout: ModelLayout) -> float:
+    """Milliseconds of all steps."""
+    counts = actions_of(config, layout)
+    return math.fsum(count * ms[action] for action, count in counts.items())
+
+
+def _medians(times: Sequence[float], actions: Sequence[str]) -> dict[str, float]:
+    """The median of the last times of each action."""
+    by_action: dict[str, list[float]] = {}
+    for time, action in zip(times, actions, strict=False):
+        by_action.setdefault(action, []).append(time)
+    return {action: statistics.median(ms[-COUNTED:]) for action, ms in by_action.items()}
+
+
+def _largest(values: dict[str, float]) -> dict[str, float]:
+    """The largest of each value among all processes."""
+    of_ranks: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, values)
+    return {name: max(of_rank[name] for of_rank in of_ranks) for name in values}

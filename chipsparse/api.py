@@ -134,8 +134,7 @@ class Handle:
         self.disable()
 
     def __repr__(self) -> str:
-        pipeline = self.report.pipeline
-        of = "a pipeline" if pipeline is None else f"a {pipeline.pipeline_class}"
+        of = f"a {self.report.pipeline.class_name or 'pipeline'}"
         return f"<Handle of {of}, {'enabled' if self.enabled else 'disabled'}: {self.config!r}>"
 
     def summary(self) -> str:

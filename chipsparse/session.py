@@ -346,7 +346,7 @@ class Session:
         """Makes room for the caches of a branch, and says which layers run dense without any."""
         generation, branch = self._generation, self._generation.branches[name]
         plan, layers = branch.plan, range(branch.plan.layout.layers)
-        self.report.dtype = demand.dtype
+        self.report.dtype = str(demand.dtype).removeprefix("torch.")
         rates = self._rates_of(device, demand.dtype)
         branch.captures = demand.captures and captures(plan, demand.dtype, rates)
         demand = replace(demand, captures=branch.captures)
@@ -407,7 +407,7 @@ class Session:
         """
         state, generation = self._open_call(), self._generation
         plan, context, record = state.plan, state.context, state.record
-        if record.timer is not None:
+        if isinstance(record.timer, StepTimer):
             record.timer.stop()
         self._recorder.end(self._pool.take_traffic())
         branch = generation.branches[context.branch]

@@ -4,49 +4,37 @@ from __future__ import annotations
 
 import codecs
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from chipsparse import __version__
-from chipsparse.cli.commands import (
-    batch,
-    compare,
-    explain,
-    generate,
-    models,
-    report,
-    studio,
-    tune,
-)
+from chipsparse.cli.commands import COMMANDS, generate
 from chipsparse.cli.errors import EXIT_USER_ERROR, say, usage_errors
 from chipsparse.cli.options import as_command
 
 NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
+
+
+def _example(command: Callable[[Any], None]) -> str:
+    return f"Example: [bold]chipsparse {COMMANDS[command]}[/bold]"
+
 
 app = typer.Typer(
     name="chipsparse",
     help="Faster diffusion transformers, without training.\n\n"
     "Diffusion models compute much the same at every denoising step. chipsparse computes a few "
     "steps in full, and between them only what changes.",
-    epilog=generate.EXAMPLE,
+    epilog=_example(generate),
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command, example in (
-    (generate.generate, generate.EXAMPLE),
-    (batch.batch, batch.EXAMPLE),
-    (explain.explain, explain.EXAMPLE),
-    (tune.tune, tune.EXAMPLE),
-    (compare.compare, compare.EXAMPLE),
-    (report.report, report.EXAMPLE),
-    (studio.studio, studio.EXAMPLE),
-    (models.models, None),
-):
-    app.command(epilog=example)(as_command(command))
+for command in COMMANDS:
+    app.command(epilog=_example(command))(as_command(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -1,8 +1,8 @@
 """Options of the commands: each is declared once, as a field of a dataclass.
 
-`option` gives a field its help, and the type of a field its check by pydantic. `as_command` makes
-of the dataclass the function that typer reads. A field without `option` is none: so a command
-leaves out what it inherits. Nothing here needs torch.
+`option` gives a field its help. The type of the field is its check, by pydantic. `as_command` makes
+the function that typer reads. A field without `option` is no option: so a command leaves out what
+it inherits. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
 from typing import (
@@ -66,17 +66,14 @@ class Check:
     Attributes:
         function: returns the value; raises `ValueError` with the words that follow the option and
             its value in the error, or `UserError` with a whole sentence.
-        before: whether it gets what was typed, in place of a value of the field's type.
     """
 
     function: Callable[[Any], Any]
-    before: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic import AfterValidator, BeforeValidator
+        from pydantic import AfterValidator
 
-        validator = (BeforeValidator if self.before else AfterValidator)(self.function)
-        return validator.__get_pydantic_core_schema__(source, handler)
+        return AfterValidator(self.function).__get_pydantic_core_schema__(source, handler)
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,6 @@ def option(
     Args:
         also: further names, such as ``-o``.
         panel: the part of the help that has it.
-        default: the field's value where the option is left out.
         shown: the default in words; True shows the value, False nothing.
         metavar: stands for its value in the help.
         make: makes typer's declaration.
@@ -116,16 +112,15 @@ generation_option = partial(option, panel="Generation")
 sparsity_option = partial(option, panel="Sparsity")
 output_option = partial(option, panel="Output")
 
+
+def seed_option() -> Any:
+    """Return the field of ``--seed``."""
+    return generation_option(
+        help="Seed of the noise; the same one gives the same result.", default=0
+    )
+
+
 # Types of values, with their checks.
-
-
-def read_fps(text: str | float) -> float:
-    """Return the rate of ``24``, ``23.976`` or ``24000/1001``; whole ones as a whole number."""
-    try:
-        rate = Fraction(text)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise ValueError("is no rate; give a number such as 24 or 23.976, or 24000/1001") from None
-    return rate.numerator if rate.denominator == 1 else float(rate)
 
 
 def _check_model(location: str) -> str:
@@ -165,7 +160,7 @@ def _check_quality(name: str) -> str:
 Positive = Annotated[int, Interval(ge=1)]
 Seed = Annotated[int, Interval(ge=0, le=SEEDS - 1)]
 # Beyond the largest rate timestamps fall together.
-Fps = Annotated[float, Check(read_fps, before=True), Interval(ge=1, le=1000)]
+Fps = Annotated[float, Interval(ge=1, le=1000)]
 Prompt = Annotated[str, Check(typed_prompt)]
 Model = Annotated[str, Check(_check_model)]
 Device = Annotated[str, Check(_check_device)]
@@ -240,13 +235,6 @@ class PrintOptions:
         return "nothing was written"
 
 
-def seed_option() -> Any:
-    """Return the field of ``--seed``."""
-    return generation_option(
-        help="Seed of the noise; the same one gives the same result.", default=0
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(PrintOptions):
     """The options of every command about a generation; None where one was left out."""
@@ -258,8 +246,7 @@ class GenerationOptions(PrintOptions):
     lora: list[str] | None = None
     scheduler: str | None = None
     device: Device = model_option(
-        help="cpu, cuda, cuda:N, or auto: a GPU if there is one.",
-        default="auto",
+        help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", default="auto"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = model_option(
         help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
@@ -276,38 +263,25 @@ class GenerationOptions(PrintOptions):
     )
     image: Path | None = None
     strength: float | None = None
-    height: Positive | None = generation_option(
-        help="Height in pixels.",
-        shown=FROM_PROFILE,
-    )
-    width: Positive | None = generation_option(
-        help="Width in pixels.",
-        shown=FROM_PROFILE,
-    )
+    height: Positive | None = generation_option(help="Height in pixels.", shown=FROM_PROFILE)
+    width: Positive | None = generation_option(help="Width in pixels.", shown=FROM_PROFILE)
     frames: Positive | None = generation_option(
-        help="Number of frames; models of images have none.",
-        shown=FROM_PROFILE,
+        help="Number of frames; models of images have none.", shown=FROM_PROFILE
     )
     steps: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = generation_option(
-        help="Number of denoising steps.",
-        shown=FROM_PROFILE,
+        help="Number of denoising steps.", shown=FROM_PROFILE
     )
     guidance_scale: Annotated[float, Interval(ge=0, le=1000)] | None = generation_option(
-        help="How closely to follow the prompt; 1 turns guidance off.",
-        shown=FROM_PROFILE,
+        help="How closely to follow the prompt; 1 turns guidance off.", shown=FROM_PROFILE
     )
     flow_shift: Annotated[float, Interval(gt=0, le=1000)] | None = generation_option(
         help="Shift of the noise levels towards the noisy end, of schedulers of flow matching; "
         "larger sizes want more.",
         shown="the scheduler's own",
     )
-    negative_prompt: Prompt | None = generation_option(
-        help="What not to show.",
-        shown="none",
-    )
+    negative_prompt: Prompt | None = generation_option(help="What not to show.", shown="none")
     config: ProfileFile | None = sparsity_option(
-        help="Profile (YAML) that says what is computed when.",
-        shown="the model's own",
+        help="Profile (YAML) that says what is computed when.", shown="the model's own"
     )
     quality: Quality | None = sparsity_option(
         help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
@@ -315,12 +289,10 @@ class GenerationOptions(PrintOptions):
         shown="balanced",
     )
     vram: Memory | None = sparsity_option(
-        help="GPU memory for all, weights included, such as 24G.",
-        shown="what is free",
+        help="GPU memory for all, weights included, such as 24G.", shown="what is free"
     )
     ram: Memory | None = sparsity_option(
-        help="Host memory for caches, such as 64G.",
-        shown="most of what is free",
+        help="Host memory for caches, such as 64G.", shown="most of what is free"
     )
     dense: bool = False
     strict: bool = False
@@ -368,35 +340,17 @@ class Item(Sample):
         return str(self.output)
 
 
-def numbered_items(
-    pairs: Sequence[tuple[str, int]], output: Path, report: Path | None
-) -> list[Item]:
-    """Return the clips of prompts with seeds, whose files are numbered: ``out-000.mp4``, ..."""
-    digits = max(DIGITS, len(str(len(pairs) - 1)))
-
-    def numbered(path: Path, number: int) -> Path:
-        return path.with_name(f"{path.stem}-{number:0{digits}}{path.suffix}")
-
-    return [
-        Item(
-            number,
-            text,
-            seed,
-            f"{number + 1} of {len(pairs)}",
-            output=numbered(output, number),
-            report=None if report is None else numbered(report, number),
-        )
-        for number, (text, seed) in enumerate(pairs)
-    ]
+def numbered(path: Path, number: int, count: int) -> Path:
+    """Return ``out-000.mp4`` for ``out.mp4`` and the first file of so many."""
+    digits = max(DIGITS, len(str(count - 1)))
+    return path.with_name(f"{path.stem}-{number:0{digits}}{path.suffix}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(GenerationOptions):
     """The options of `generate`; None where one was left out."""
 
-    prompt: Prompt | None = argument(
-        help="What to show, in words; or give --prompts.",
-    )
+    prompt: Prompt | None = argument(help="What to show, in words; or give --prompts.")
     output: Path = output_option(
         "-o",
         help="File to write: .mp4, .webm, .gif, or .png (numbered files for several frames). "
@@ -450,10 +404,7 @@ class GenerateOptions(GenerationOptions):
         "written also where the run fails.",
         shown="none",
     )
-    fps: Fps = output_option(
-        help="Frames per second of a video.",
-        default=DEFAULT_FPS,
-    )
+    fps: Fps = output_option(help="Frames per second of a video.", default=DEFAULT_FPS)
     crf: int | None = output_option(
         help="Constant rate factor of the encoder of a video, 0 to 51 for .mp4 and to 63 for "
         ".webm: less is better and larger.",
@@ -469,13 +420,13 @@ class GenerateOptions(GenerationOptions):
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
     @property
-    def given_fps(self) -> float | None:
-        """The rate of ``--fps``; None where it is as if left out."""
-        return None if self.fps == DEFAULT_FPS else self.fps
+    def ways(self) -> tuple[Literal["dense", "sparse"], ...]:
+        """The generations of each clip, in their order; the last one is the result."""
+        return ("dense", "sparse") if self.compare else ("dense",) if self.dense else ("sparse",)
 
     @property
     def many(self) -> bool:
-        """Whether a series is asked for, be it one of a single clip."""
+        """True for a series, be it one of a single clip."""
         return self.prompts is not None or self.num is not None
 
     @cached_property
@@ -485,11 +436,22 @@ class GenerateOptions(GenerationOptions):
             both = "not both" if self.prompt is not None else "got neither"
             raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
         texts = [self.prompt or ""] if self.prompts is None else read_prompts(self.prompts)
-        check_count(f"--prompts {self.prompts}", len(texts) * (self.num or 1))
-        pairs = [(text, self.seed + i) for text in texts for i in range(self.num or 1)]
+        seeds = range(self.seed, self.seed + (self.num or 1))
+        count = len(texts) * len(seeds)
+        check_count(f"--prompts {self.prompts}", count)
         if not self.many:
-            return [Item(0, *pairs[0], "", output=self.output, report=self.report)]
-        return numbered_items(pairs, self.output, self.report)
+            return [Item(0, texts[0], self.seed, "", output=self.output, report=self.report)]
+        return [
+            Item(
+                number,
+                text,
+                seed,
+                f"{number + 1} of {count}",
+                output=numbered(self.output, number, count),
+                report=None if self.report is None else numbered(self.report, number, count),
+            )
+            for number, (text, seed) in enumerate(itertools.product(texts, seeds))
+        ]
 
     def check(self) -> None:
         """Raise `UserError` for what is wrong with any model and on any device."""
@@ -510,9 +472,10 @@ class GenerateOptions(GenerationOptions):
         if self.image is None:
             self.refuse("--strength", why="is about the image of --image, and there is none")
         also = ("dense", "compare") if self.compare else ()
+        fps = None if self.fps == DEFAULT_FPS else self.fps
         inputs = [self.config, self.prompts, self.image, *(lora.file for lora in self.loras)]
         for item in self.items:
-            check_output(item.output, fps=self.given_fps, crf=self.crf, also=also)
+            check_output(item.output, fps=fps, crf=self.crf, also=also)
             check_inputs_stay("--output", item.output, inputs)
             if item.report is not None:
                 check_file("--report", item.report, ".json")
@@ -559,9 +522,9 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
     """Return the value of an option, checked; raise `UserError` where it is wrong."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-    checked: Any = value_type(kind, name, checks=True)
+    hint = get_type_hints(kind, include_extras=True)[name]
     try:
-        return TypeAdapter(checked, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         cause = wrong.get("ctx", {}).get("error")
@@ -574,14 +537,6 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
             why = f"{side} {'2^64 - 1' if limit == SEEDS - 1 else f'{limit:g}'}"
         text = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{option_name(name)} {text} {why}") from None
-
-
-def value_type(kind: type[PrintOptions], name: str, *, checks: bool = False) -> Any:
-    """Return the type of an option that is given, with or without its checks."""
-    hint = get_type_hints(kind, include_extras=checks)[name]
-    if type(None) not in get_args(hint):
-        return hint
-    return next(part for part in get_args(hint) if part is not type(None))
 
 
 def option_name(field: str) -> str:
@@ -634,17 +589,15 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
     parameters = []
     for name, item in _declared(kind).items():
         names = (option_name(name), *item.names) if item.make is typer.Option else ()
-        typed = types[name]
-        checked = value_type(kind, name, checks=True)
-        before = any(getattr(check, "before", False) for check in get_args(checked))
-        if before or get_origin(checked) is Literal:  # whose errors are told here, not by typer
-            typed = str if defaults[name] else str | None
+        typed, default = types[name], defaults[name]
+        if any(get_origin(part) is Literal for part in (typed, *get_args(typed))):
+            typed = str | None if default is None else str  # `read_value` knows the choices
         parameters.append(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 annotation=Annotated[typed, item.make(*names, **item.words)],
-                default=inspect.Parameter.empty if defaults[name] is REQUIRED else defaults[name],
+                default=inspect.Parameter.empty if default is REQUIRED else default,
             )
         )
     return parameters

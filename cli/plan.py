@@ -17,7 +17,6 @@ from chipsparse.cli.settings import (
     GenerationSettings,
     guiding_argument,
     latent_sizes,
-    usual_size,
     vae_factors,
 )
 from chipsparse.cli.views.units import counted
@@ -25,7 +24,8 @@ from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
 from chipsparse.config import ConfigError
 from chipsparse.layers.mlp_weights import Fp8Form
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.parallel.degrees import Parallel
+from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.profiles.profile import MOST_STEPS, Profile
@@ -41,7 +41,7 @@ FP8_CONFIGS: Mapping[str, Fp8Form] = {
 
 @dataclass(frozen=True)
 class PlannedGeneration:
-    """A generation as it is known without its model.
+    """The plan of a generation, known without its model.
 
     Attributes:
         pixels: height and width of a frame.
@@ -49,8 +49,6 @@ class PlannedGeneration:
         never: parts that run dense in every layer, and why.
     """
 
-    settings: GenerationSettings
-    adapter: type[ModelAdapter]
     plan: SparsityPlan
     pixels: tuple[int, int]
     branches: int
@@ -74,13 +72,18 @@ def plan_generation(
             f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
             f"does not support; supported classes: {', '.join(ADAPTERS)}"
         )
-    latents = latent_sizes(settings, model)
+    frames, rows, columns = latent_sizes(settings, model)
+    if rows is None or columns is None:
+        option = "--height" if rows is None else "--width"
+        raise UserError(
+            f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
+        )
     argument = guiding_argument(model)
     guided = argument is not None and (getattr(settings, argument) or 0) > 1
     in_batch = adapter.guides_in_batch and not model.has_guider
     layout = adapter.planned_layout(
         model.transformer_config,
-        latents=latents,
+        latents=(frames, rows, columns),
         text_tokens=settings.max_sequence_length or 0,
         batch=2 if guided and in_batch else 1,
     )
@@ -89,23 +92,17 @@ def plan_generation(
         branches += adapter.further_branches(model.default)
     with user_errors(ConfigError, what=profile.source):
         plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
+    never: dict[Part, str] = {}
+    if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
+        never["mlp"] = "its weights are quantized"
+    never |= adapter.masked_parts
+    for part in PARTS:
+        if not getattr(plan.config, part).is_sparse:
+            never[part] = f"{part}.density is dense in the profile"
+    if plan.is_dense():
+        never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}
     space, _ = vae_factors(model.vae_config)
-    return PlannedGeneration(
-        settings=settings,
-        adapter=adapter,
-        plan=plan,
-        pixels=(latents[1] * space, latents[2] * space),
-        branches=branches,
-        never=_never_sparse(plan, adapter, model),
-    )
-
-
-def planned_if_known(
-    settings: GenerationSettings, model: ModelDescription, profile: Profile | None
-) -> PlannedGeneration | None:
-    """Return the plan; None where the model's own code decides on what its configs leave."""
-    known = model.transformer_class in ADAPTERS and usual_size(settings, model) is not None
-    return plan_generation(settings, model, profile) if known and profile is not None else None
+    return PlannedGeneration(plan, (rows * space, columns * space), branches, never)
 
 
 def fp8_weights(model: ModelDescription) -> Fp8Form | None:
@@ -116,22 +113,6 @@ def fp8_weights(model: ModelDescription) -> Fp8Form | None:
     return FP8_CONFIGS.get(default.get("_type", "")) if isinstance(default, Mapping) else None
 
 
-def _never_sparse(
-    plan: SparsityPlan, adapter: type[ModelAdapter], model: ModelDescription
-) -> dict[Part, str]:
-    reasons: dict[Part, str] = {}
-    if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
-        reasons["mlp"] = "its weights are quantized"
-    reasons |= adapter.masked_parts
-    if not plan.config.attention.is_sparse:
-        reasons["attention"] = "attention.density is dense in the profile"
-    if not plan.config.mlp.is_sparse:
-        reasons["mlp"] = "mlp.density is dense in the profile"
-    if plan.is_dense():
-        reasons = {part: reasons.get(part, "no step of the schedule is sparse") for part in PARTS}
-    return reasons
-
-
 def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda _: 0) -> str | None:
     """Return one sentence where a plan that wants to be sparse has too few steps, else None.
 
@@ -139,22 +120,21 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
         first_step: the step that the pipeline begins with, of so many; more than 0 where it starts
             from an image.
     """
-    assert plan.steps is not None
-    first = first_step(plan.steps)
-    if _saves(plan, first):
+
+    def saves(steps: int) -> bool:
+        """Return whether any step uses what another one computed."""
+        other, first = dataclasses.replace(plan, steps=steps), first_step(steps)
+        # What is taken is never less than what is planned, which is quicker to ask for.
+        planned = any(other.step_action(step) in CACHED for step in range(first, steps))
+        return planned and any(action in CACHED for action in other.actions(first))
+
+    steps = plan.steps
+    assert steps is not None
+    if saves(steps) or not saves(MOST_STEPS):  # then the profile wants nothing sparse
         return None
-    if not _saves(dataclasses.replace(plan, steps=MOST_STEPS), first_step(MOST_STEPS)):
-        return None  # the profile wants nothing sparse
-    enough = next(
-        (
-            steps
-            for steps in range(plan.steps + 1, MOST_STEPS + 1)
-            if _saves(dataclasses.replace(plan, steps=steps), first_step(steps))
-        ),
-        MOST_STEPS,
-    )
-    computed = plan.steps - first
-    counts = "the only step" if computed == 1 else f"all {counted(computed, 'step')}"
+    enough = next(more for more in range(steps + 1, MOST_STEPS + 1) if saves(more))
+    first = first_step(steps)
+    counts = "the only step" if steps - first == 1 else f"all {counted(steps - first, 'step')}"
     changes = what_helps(plan, first)
     return (
         f"nothing runs sparse: the profile's schedule computes {counts} in full; it takes "
@@ -162,15 +142,12 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
     )
 
 
-def _saves(plan: SparsityPlan, first: int) -> bool:
-    """Return whether any step uses what another one computed."""
-    assert plan.steps is not None
-    # What is taken is never less than what is planned, which is quicker to ask for.
-    planned = any(plan.step_action(step) in CACHED for step in range(first, plan.steps))
-    return planned and any(action in CACHED for action in plan.actions(first))
-
-
-def check_memory(planned: PlannedGeneration, model: ModelDescription, dtype: torch.dtype) -> None:
+def check_memory(
+    planned: PlannedGeneration,
+    frames: int | None,
+    model: ModelDescription,
+    dtype: torch.dtype,
+) -> None:
     """Raise `UserError` where a CPU's memory cannot hold a generation.
 
     Counts weights, a transformer call and the finished frames, and no caches: what does not fit
@@ -181,7 +158,7 @@ def check_memory(planned: PlannedGeneration, model: ModelDescription, dtype: tor
         return
     weights = sum(size or 0 for size in count_weights(model, dtype).values())
     work = working_bytes(planned.plan, dtype=dtype)
-    (height, width), frames = planned.pixels, planned.settings.num_frames
+    height, width = planned.pixels
     # As decoded, and as an array of three channels.
     pixels = 3 * (frames or 1) * height * width * (dtype.itemsize + torch.float32.itemsize)
     needed = weights + work + pixels
@@ -193,3 +170,35 @@ def check_memory(planned: PlannedGeneration, model: ModelDescription, dtype: tor
             f"{format_bytes(pixels)}), and {format_bytes(free)} are free; ask for a smaller "
             "--height and --width or fewer --frames"
         )
+
+
+def check_sharing(
+    model: ModelDescription, planned: PlannedGeneration | None, parallel: Parallel | None
+) -> None:
+    """Raise `UserError` where so many processes cannot share the generation.
+
+    Args:
+        planned: what the configs tell of it; None where the model's own code decides.
+        parallel: the processes; None for one.
+    """
+    if parallel is None:
+        return
+    name, adapter = model.transformer_class, ADAPTERS.get(model.transformer_class)
+    if adapter is None:
+        raise UserError(f"a {name} has no adapter, so several processes cannot share it")
+    if parallel.guidance > 1:
+        reason = adapter.why_guidance_stays()
+        if reason is None and planned is not None and planned.branches == 1:
+            reason = "this generation has no guidance; raise --guidance-scale, or leave it out"
+        if reason is not None:
+            raise UserError(f"--guidance-parallel {parallel.guidance}: {reason}")
+    if parallel.ulysses == 1:
+        return
+    reason = adapter.why_not_split(model.transformer_config)
+    if reason is not None:
+        raise UserError(f"a {name} cannot run on several processes: {reason}")
+    if planned is not None:
+        layout, config = planned.plan.layout, planned.plan.config
+        with user_errors(ValueError):
+            check_heads(layout, parallel.ulysses)
+            cut_sequence(layout, parallel.ulysses, config.block_size if config.mlp.is_sparse else 1)

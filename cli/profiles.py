@@ -37,7 +37,7 @@ def write_profile(
         "sparsity": _changed(config),
     }
     if tuned is not None:
-        content["tuned"] = _plain(dataclasses.asdict(tuned))
+        content["tuned"] = dataclasses.asdict(tuned)
     text = HEADER.format(command) + yaml.safe_dump(
         content, sort_keys=False, allow_unicode=True, width=100
     )

@@ -20,15 +20,12 @@ import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, user_errors
 from chipsparse.cli.options import SHOWING, GenerationOptions, command_words, option_name
-from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.experiments.progress import Ranks
 from chipsparse.parallel.degrees import Parallel
 
 if TYPE_CHECKING:
     import torch
 
-    from chipsparse.cli.model.description import ModelDescription
-    from chipsparse.cli.plan import PlannedGeneration
     from chipsparse.parallel.peers import Peers
     from chipsparse.profiles.profile import Profile
     from chipsparse.report.generation import GenerationReport
@@ -64,7 +61,7 @@ class Rank(Ranks):
 
     @property
     def writes(self) -> bool:
-        """Whether it writes files and tells what was done."""
+        """True for the process that writes files and tells what was done."""
         return self.rank == 0 and not self.starts
 
     @property
@@ -73,20 +70,27 @@ class Rank(Ranks):
         return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
 
     def device(self, chosen: torch.device) -> torch.device:
-        """Return where this process computes; raise `UserError` where it has no GPU."""
-        if self.starts:
-            check_gpus(self.ranks, chosen)
-        if self.ranks == 1 or self.starts or chosen.type != "cuda":
+        """Return where this process computes; raise `UserError` where there are too few GPUs."""
+        if self.ranks == 1 or chosen.type != "cuda":
             return chosen
         import torch
 
         there = torch.cuda.device_count()
+        if self.starts and chosen.index is not None:
+            raise UserError(
+                f"--gpus {self.ranks} takes the first GPUs, and --device {chosen} is one; use "
+                "--device cuda, and CUDA_VISIBLE_DEVICES to choose"
+            )
+        if self.starts and self.ranks > there:
+            raise UserError(
+                f"--gpus {self.ranks} is more than the {there} GPUs that this machine has"
+            )
         if self.local_rank >= there:
             raise UserError(
                 f"a launcher started process {self.local_rank + 1} of this machine, which has "
                 f"{there} GPUs; start one for each, or use --device cpu"
             )
-        return torch.device("cuda", self.local_rank)
+        return chosen if self.starts else torch.device("cuda", self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
         """Return what the first process makes, as JSON values, which decides for all."""
@@ -118,13 +122,13 @@ def launched() -> Rank:
 
     Raises `UserError` for variables of a launcher that are no numbers.
     """
-    values = [os.environ.get(name) for name in LAUNCHED]
-    if None in values:
+    values = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
+    if len(values) < len(LAUNCHED):
         return Rank()
     try:
-        rank, ranks, local_rank = (int(value or "") for value in values)
+        rank, ranks, local_rank = (int(value) for value in values.values())
     except ValueError:
-        said = ", ".join(f"{name}={value}" for name, value in zip(LAUNCHED, values, strict=True))
+        said = ", ".join(f"{name}={value}" for name, value in values.items())
         raise UserError(f"the launcher's variables are no numbers: {said}") from None
     return Rank(rank, ranks, local_rank)
 
@@ -142,7 +146,7 @@ def shared_by(processes: int, guidance: int | None) -> Parallel:
 
     Raises `UserError` where the one is no multiple of the other.
     """
-    guidance = 1 if guidance is None else guidance
+    guidance = guidance or 1
     if processes % guidance:
         raise UserError(
             f"--guidance-parallel {guidance} needs a multiple of {guidance} GPUs, and there are to "
@@ -157,94 +161,16 @@ def this_rank(options: GenerationOptions) -> Rank:
     Raises:
         UserError: a launcher started another number of processes, or they cannot share guidance.
     """
-    rank, gpus, guidance = launched(), options.gpus, options.guidance_parallel or 1
-    shared_by(rank.ranks if rank.ranks > 1 else gpus or 1, guidance)
+    rank, gpus, guidance = launched(), options.gpus or 1, options.guidance_parallel or 1
     if rank.ranks == 1:
-        return Rank(ranks=gpus or 1, guidance=guidance, starts=(gpus or 1) > 1)
-    if gpus not in (None, rank.ranks):
+        shared_by(gpus, guidance)
+        return Rank(ranks=gpus, guidance=guidance, starts=gpus > 1)
+    shared_by(rank.ranks, guidance)
+    if options.gpus not in (None, rank.ranks):
         raise UserError(
             f"--gpus {gpus}, but torchrun started {rank.ranks} processes; leave --gpus out"
         )
     return replace(rank, guidance=guidance)
-
-
-# What they can share.
-
-
-def check_gpus(gpus: int, device: torch.device, *, option: str = "--gpus") -> None:
-    """Raise `UserError` where there are fewer GPUs, or they cannot exchange tensors."""
-    import torch
-
-    check_exchange(device)
-    if device.type != "cuda":
-        return
-    if device.index is not None:
-        raise UserError(
-            f"{option} {gpus} takes the first GPUs, and --device {device} is one; use "
-            "--device cuda, and CUDA_VISIBLE_DEVICES to choose"
-        )
-    there = torch.cuda.device_count()
-    if gpus > there:
-        raise UserError(f"{option} {gpus} is more than the {there} GPUs that this machine has")
-    kinds = {gpu_kind(index) for index in range(gpus)}
-    if len(kinds) > 1:
-        raise UserError(
-            f"{option} {gpus} would run on GPUs of several kinds, {' and '.join(sorted(kinds))}, "
-            "which wait for the slowest; choose equal ones with CUDA_VISIBLE_DEVICES"
-        )
-
-
-def check_exchange(device: torch.device) -> None:
-    """Raise `UserError` where processes that compute on a device cannot exchange tensors."""
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        raise UserError("several processes need torch.distributed, which this PyTorch lacks")
-    if device.type == "cuda" and not dist.is_nccl_available():
-        raise UserError("several GPUs need NCCL, which this build of PyTorch lacks")
-
-
-def gpu_kind(index: int) -> str:
-    """Return a GPU's name and memory, as far as equal ones have the same."""
-    import torch
-
-    memory = torch.cuda.get_device_properties(index).total_memory
-    return f"{torch.cuda.get_device_name(index)} ({format_bytes(memory >> 30 << 30)})"
-
-
-def check_sharing(
-    model: ModelDescription, planned: PlannedGeneration | None, parallel: Parallel | None
-) -> None:
-    """Raise `UserError` where so many processes cannot share the generation.
-
-    Args:
-        planned: what the configs tell of it; None where the model's own code decides.
-        parallel: the processes; None for one.
-    """
-    if parallel is None:
-        return
-    from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
-    from chipsparse.pipelines.registry import ADAPTERS
-
-    name, adapter = model.transformer_class, ADAPTERS.get(model.transformer_class)
-    if adapter is None:
-        raise UserError(f"a {name} has no adapter, so several processes cannot share it")
-    if parallel.guidance > 1:
-        reason = adapter.why_guidance_stays()
-        if reason is None and planned is not None and planned.branches == 1:
-            reason = "this generation has no guidance; raise --guidance-scale, or leave it out"
-        if reason is not None:
-            raise UserError(f"--guidance-parallel {parallel.guidance}: {reason}")
-    if parallel.ulysses == 1:
-        return
-    reason = adapter.why_not_split(model.transformer_config)
-    if reason is not None:
-        raise UserError(f"a {name} cannot run on several processes: {reason}")
-    if planned is not None:
-        layout, config = planned.plan.layout, planned.plan.config
-        with user_errors(ValueError):
-            check_heads(layout, parallel.ulysses)
-            cut_sequence(layout, parallel.ulysses, config.block_size if config.mlp.is_sparse else 1)
 
 
 # Start and meeting.
@@ -283,45 +209,33 @@ def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
             raise typer.Exit(failure.exitcode if ours else EXIT_FAILED) from error
 
 
-def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any] | None = None) -> Rank:
+def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any]) -> Rank:
     """Return the process with its peers, for the rest of its life; as it is where it is alone.
 
     Args:
-        facts: what must be equal on all of them, by its name in words, besides versions and GPUs.
+        facts: what must be equal on all of them, by its name in words.
 
     Raises:
         UserError: they cannot meet, or differ in something.
     """
     if rank.ranks == 1:
         return rank
-    import diffusers
     import torch
     import torch.distributed as dist
 
-    import chipsparse
     from chipsparse.parallel.peers import TIMEOUT_SECONDS, PeerError, Peers
 
-    check_exchange(device)
-    on_gpu = device.type == "cuda"
-    if not on_gpu:  # they share the machine's cores
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(rank.local_rank)
+    else:  # they share the machine's cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // rank.ranks))
-    elif device.index is not None:
-        torch.cuda.set_device(device)
     with user_errors(RuntimeError, ValueError, what="the processes could not meet"):
         if not dist.is_initialized():
-            backend, timeout = "nccl" if on_gpu else "gloo", timedelta(seconds=TIMEOUT_SECONDS)
-            dist.init_process_group(backend, timeout=timeout)
+            dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_SECONDS))
         peers = Peers(range(rank.ranks), timeout_s=FIRST_SECONDS)
     with user_errors(PeerError):
-        peers.check_same(
-            {
-                "version of chipsparse": chipsparse.__version__,
-                "version of torch": torch.__version__,
-                "version of diffusers": diffusers.__version__,
-                "device": gpu_kind(torch.cuda.current_device()) if on_gpu else "cpu",
-                **(facts or {}),
-            }
-        )
+        peers.check_same(facts)
     return replace(rank, peers=peers)
 
 
@@ -331,10 +245,11 @@ def called(
     """Return what processes must have been called with alike, wherever they write."""
     from chipsparse.profiles.tuned_range import digest
 
-    typed = {field.name: str(getattr(options, field.name)) for field in dataclasses.fields(options)}
-    computed = [digest(dataclasses.asdict(each.sparsity)) for each in profiles if each is not None]
+    names = [field.name for field in dataclasses.fields(options)]
+    typed = {name: str(getattr(options, name)) for name in names if name not in SHOWING | WRITTEN}
+    computed = [digest(dataclasses.asdict(profile.sparsity)) for profile in profiles if profile]
     return {
-        **{name: value for name, value in typed.items() if name not in SHOWING | WRITTEN},
+        **typed,
         "what the profile says": ", ".join(computed),
         "what the prompts say": digest({"prompts": list(prompts)}),
     }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import ImageOps
@@ -30,15 +29,21 @@ from chipsparse.cli.plan import (
     PlannedGeneration,
     called_steps,
     check_memory,
-    planned_if_known,
+    check_sharing,
+    plan_generation,
     too_few_steps,
 )
 from chipsparse.cli.progress import ProgressDisplay, silent_display
-from chipsparse.cli.ranks import Rank, check_sharing
-from chipsparse.cli.settings import GenerationSettings, resolve_settings, unused_defaults
-from chipsparse.cli.views.units import counted
-from chipsparse.common.machine import cpu_model
+from chipsparse.cli.ranks import Rank
+from chipsparse.cli.settings import (
+    GenerationSettings,
+    latent_sizes,
+    resolve_settings,
+    unused_defaults,
+)
+from chipsparse.common.machine import device_name
 from chipsparse.experiments.clips import step_costs
+from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import (
     MODEL_PROFILE_NAME,
     GenerationDefaults,
@@ -56,6 +61,8 @@ if TYPE_CHECKING:
     from chipsparse.parallel.degrees import Parallel
 
 IN_PYTHON = "generate has nothing for it; use it in Python"
+# The model of a command, where and in what it computes, and the display of its progress.
+Work = tuple[ModelDescription, torch.device, torch.dtype, ProgressDisplay]
 
 
 @dataclass(frozen=True)
@@ -102,11 +109,18 @@ class Request:
         """The cost of each computed step, relative to the others; empty where not known."""
         return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)
 
-    @property
-    def image_arguments(self) -> dict[str, Any]:
-        """The arguments of the pipeline's call about the image that it starts from."""
-        values = {"image": self.image, "strength": self.options.strength}
-        return {name: value for name, value in values.items() if value is not None}
+    def pipeline_call(self, prompt: str) -> dict[str, Any]:
+        """Return all arguments of the pipeline's call for a prompt, generator left out."""
+        values = {
+            "prompt": prompt,
+            "negative_prompt": self.options.negative_prompt,
+            "image": self.image,
+            "strength": self.options.strength,
+        }
+        if values["negative_prompt"] is None and (self.settings.true_cfg_scale or 0) > 1:
+            values["negative_prompt"] = ""  # without one, such a pipeline leaves guidance out
+        given = {name: value for name, value in values.items() if value is not None}
+        return {**given, **self.settings.call_arguments()}
 
     def load(self) -> Any:
         """Return the pipeline, with its scheduler and LoRAs; raise `UserError`."""
@@ -116,15 +130,6 @@ class Request:
         if self.options.loras:
             load_loras(pipe, self.options.loras)
         return pipe
-
-
-class Work(NamedTuple):
-    """The model of a command, where it computes, and what shows the progress."""
-
-    model: ModelDescription
-    device: torch.device
-    dtype: torch.dtype
-    display: ProgressDisplay
 
 
 @contextmanager
@@ -139,17 +144,16 @@ def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
         ProgressDisplay() if rank.writes else silent_display() as display,
         quiet_libraries(debug=options.debug),
     ):
-        device, dtype = device_and_dtype(options, rank)
-        yield Work(look_up(options, display), device, dtype, display)
+        device, dtype = device_and_dtype(options)
+        device = rank.device(device)
+        yield look_up(options, display), device, dtype, display
 
 
-def device_and_dtype(
-    options: GenerationOptions, rank: Rank | None = None
-) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(options: GenerationOptions) -> tuple[torch.device, torch.dtype]:
     """Return where and in what to compute; raise `UserError` where that is not here."""
     device = choose_device(options.device)
     options.check_vram(device)
-    return device if rank is None else rank.device(device), choose_dtype(options.dtype, device)
+    return device, choose_dtype(options.dtype, device)
 
 
 def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
@@ -205,19 +209,33 @@ def resolve(
             return 0
         return int(max(steps - min(steps * strength, steps), 0))  # as diffusers has it
 
-    first = first_step(settings.num_inference_steps)
-    planned, too_few, differences = planned_if_known(settings, model, profile), None, []
+    planned = too_few = None
+    known = model.transformer_class in ADAPTERS and None not in latent_sizes(settings, model)
+    if profile is not None and known:
+        planned = plan_generation(settings, model, profile)
     check_sharing(model, planned, parallel)
     if planned is not None and not options.dense:
         too_few = too_few_steps(planned.plan, first_step)
     if too_few is not None and options.strict:
         raise UserError(too_few)
     if planned is not None and device.type == "cpu" and instead is not None:
-        check_memory(planned, model, dtype)
+        check_memory(planned, settings.num_frames, model, dtype)
+    differences: list[str] = []
+    warnings = [too_few]
+    if profile is not None:
+        warnings += [profile.instead, *unused_defaults(model, profile)]
+    if profile is not None and profile.is_general and not options.dense:
+        warnings.append(
+            f"there is no profile for the model class {model.transformer_class}: "
+            f"{profile.quality} is made for no model in particular"
+        )
     if profile is not None and profile.tuned is not None and not options.dense:
         facts = range_of(settings, options.flow_shift, device if here else None, dtype)
-        config = digest(model.transformer_config)
-        differences = outside(profile.tuned, {**facts, "transformer_config": config})
+        facts["transformer_config"] = digest(model.transformer_config)
+        differences = outside(profile.tuned, facts)
+        if differences:
+            warnings.append(out_of_range_text(profile, differences))
+    first = first_step(settings.num_inference_steps)
     return Request(
         options=options,
         model=model,
@@ -233,7 +251,7 @@ def resolve(
         planned=planned,
         too_few_steps=too_few,
         out_of_range=differences,
-        warnings=_warnings(options, model, profile, too_few, differences),
+        warnings=[warning for warning in warnings if warning is not None],
     )
 
 
@@ -256,26 +274,6 @@ def _check_inputs(options: GenerationOptions, model: ModelDescription, instead: 
         )
 
 
-def _warnings(
-    options: GenerationOptions,
-    model: ModelDescription,
-    profile: Profile | None,
-    too_few: str | None,
-    differences: list[str],
-) -> list[str]:
-    warnings = [None if profile is None else profile.instead, too_few]
-    if profile is not None and profile.is_general and not options.dense:
-        warnings.append(
-            f"there is no profile for the model class {model.transformer_class}: "
-            f"{profile.quality} is made for no model in particular"
-        )
-    if profile is not None:
-        warnings += unused_defaults(model, profile)
-    if profile is not None and differences:
-        warnings.append(out_of_range_text(profile, differences))
-    return [warning for warning in warnings if warning is not None]
-
-
 # The profile.
 
 
@@ -287,25 +285,31 @@ def choose_profile(
     Args:
         optional: None, not `UserError`, where there is no profile.
     """
+    kind = model.transformer_class
+    own = Path(model.location) / MODEL_PROFILE_NAME
     with user_errors(ValueError):
-        profile = _profile(options, model)
-        profile = None if profile is None else profile.for_steps(options.steps)
-        if profile is not None and options.quality is not None:
-            profile = profile.of_quality(options.quality)
-    if profile is None:
-        if optional:
+        if options.config is not None:
+            profile = load_profile(options.config)
+        elif kind in profile_classes() or own.exists():
+            profile = find_profile(model.location, kind)
+        elif options.quality is not None:
+            profile = default_profile()
+        elif optional:
             return None
-        raise UserError(
-            f"there is no profile for the model class {model.transformer_class} (there is for "
-            f"{', '.join(profile_classes())}); give one with --config, or --quality "
-            f"{DEFAULT_QUALITY}, which is made for no model in particular"
-        )
-    if not profile.serves(model.transformer_class):
-        raise UserError(
-            f"{profile.source} is for {profile.model_class}, but the model "
-            f"{model.location} has a {model.transformer_class}"
-        )
-    with user_errors(ValueError):
+        else:
+            raise UserError(
+                f"there is no profile for the model class {kind} (there is for "
+                f"{', '.join(profile_classes())}); give one with --config, or --quality "
+                f"{DEFAULT_QUALITY}, which is made for no model in particular"
+            )
+        profile = profile.for_steps(options.steps)
+        if options.quality is not None:
+            profile = profile.of_quality(options.quality)
+        if not profile.serves(kind):
+            raise UserError(
+                f"{profile.source} is for {profile.model_class}, but the model "
+                f"{model.location} has a {kind}"
+            )
         return profile.override(options.memory_budgets())
 
 
@@ -316,21 +320,8 @@ def required_profile(options: GenerationOptions, model: ModelDescription) -> Pro
     return profile
 
 
-def _profile(options: GenerationOptions, model: ModelDescription) -> Profile | None:
-    """Return the profile that the options mean; None where the model has none."""
-    if options.config is not None:
-        return load_profile(options.config)
-    own = Path(model.location) / MODEL_PROFILE_NAME
-    if model.transformer_class not in profile_classes() and not own.exists():
-        return None if options.quality is None else default_profile()
-    return find_profile(model.location, model.transformer_class)
-
-
-# What a profile was tuned for.
-
-
 def out_of_range_text(profile: Profile, differences: list[str]) -> str:
-    """Return one sentence about the differences."""
+    """Return one sentence about what a profile was not tuned for."""
     return (
         f"{profile.source} was tuned for other generations than this one "
         f"({'; '.join(differences)}): its quality and speed were not measured here"
@@ -349,19 +340,6 @@ def range_of(
         flow_shift: None is the scheduler's own.
         device: None for one that is not here, which has no name.
     """
-    values = dataclasses.asdict(settings)
-    del values["max_sequence_length"]
-    name = {} if device is None else {"device": device_name(device)}
-    return {
-        **values,
-        "flow_shift": flow_shift,
-        "dtype": str(dtype).removeprefix("torch."),
-        **name,
-    }
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of a device in results and profiles."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{cpu_model()}, {counted(torch.get_num_threads(), 'thread')}"
+    values = settings.model_dump(exclude={"max_sequence_length"})
+    values |= {"flow_shift": flow_shift, "dtype": str(dtype).removeprefix("torch.")}
+    return values if device is None else {**values, "device": device_name(device)}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 import chipsparse
 from chipsparse.common.errors import UserError, user_errors
 from chipsparse.config import PARTS, ConfigError, SparsityConfig
-from chipsparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.experiments.progress import Progress, StepsShown
 from chipsparse.parallel.degrees import Parallel
@@ -28,8 +28,7 @@ from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport, StepRecord
 
 WARM_UP_DENSE_STEPS = 2
-OPTIONAL_PACKAGES = ("ftfy",)  # that pipelines of diffusers call by these names
-# What may help where a model computes numbers that are none.
+# The way out where a model computes numbers that are none.
 WAYS_OUT = {
     torch.float16: "use --dtype bfloat16 or float32",
     torch.bfloat16: "use --dtype float32, or a lower --guidance-scale",
@@ -44,8 +43,6 @@ IN_FULL = SparsityConfig().override(
         "tile": None,
     }
 )
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -173,15 +170,6 @@ class ClipMaker:
         return made
 
 
-def in_turn(ways: Sequence[Item], index: int) -> list[Item]:
-    """The ways in an order that begins with another one for each index.
-
-    A machine that slows down or warms up then favours none.
-    """
-    first = index % len(ways) if ways else 0
-    return [*ways[first:], *ways[:first]]
-
-
 @contextmanager
 def patched(
     pipe: Any,
@@ -220,19 +208,22 @@ def generate(
     """Makes one clip with one call of the pipeline.
 
     Args:
-        arguments: what to call it with, without generator, callback and output type.
+        arguments: of the call, without generator, callback and output type.
         seed: of the noise, drawn on the CPU so that it is the same on every device.
         display: gets each finished step; its own time is not counted.
         report: of the patched pipeline; None where it is not patched.
     """
-    result, steps, seconds, peak = _run(pipe, arguments, seed, display, report, output_type="np")
+    device: torch.device = pipe._execution_device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    result, steps, seconds = _run(pipe, arguments, seed, display, report, output_type="np")
     dtype = next((module.dtype for module in transformers_of(pipe)), torch.float32)
     return Generation(
         frames=_as_frames(result, dtype),
         steps=steps,
         denoising_seconds=sum(step.seconds for step in steps),
         total_seconds=seconds,
-        peak_gpu_bytes=peak,
+        peak_gpu_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         cache_bytes=report.cache_bytes if report else 0,
         host_bytes=report.host_bytes if report else 0,
         backends=dict(report.backends) if report else {},
@@ -264,18 +255,16 @@ def _run(
     report: GenerationReport | None,
     *,
     output_type: str,
-) -> tuple[Any, list[StepResult], float, int | None]:
-    """What a call of the pipeline gives, its steps, seconds in all, and the peak of the GPU."""
+) -> tuple[Any, list[StepResult], float]:
+    """The output of one call of the pipeline, its steps, and its seconds in all."""
     device: torch.device = pipe._execution_device
-    on_cuda = device.type == "cuda"
-    begun: list[float] = []  # when the first transformer call began
-    steps: list[int] = []  # the pipeline's number of each step,
-    ends: list[float] = []  # when it ended,
-    shown: list[float] = []  # and when it had been shown
+    steps: list[StepResult] = []
+    begun: list[float] = []  # when the latest step began
+    shown = 0.0  # seconds that the display took
 
     def now() -> float:
         """The time at which all was computed that was queued."""
-        if on_cuda:
+        if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
@@ -284,32 +273,61 @@ def _run(
             begun.append(now())
 
     def on_step_end(step: int, latents: torch.Tensor | None) -> bool:
-        ends.append(now())
-        steps.append(step)
-        display.done(step, _action_of(_records(report, len(steps) - 1)), latents)
-        shown.append(time.perf_counter())
+        nonlocal shown
+        end = now()
+        # A step in which no transformer was called counts from the start of the call.
+        seconds = end - (begun[-1] if begun else start)
+        steps.append(_step_result(step, seconds, steps, report))
+        display.done(step, steps[-1].action, latents)
+        begun.append(time.perf_counter())
+        shown += begun[-1] - end
         return False
 
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats(device)
     start = time.perf_counter()
-    with ExitStack() as hooks, _wanted_packages(type(pipe).__name__):
+    with ExitStack() as hooks:
         for module in transformers_of(pipe):
             hooks.enter_context(module.register_forward_pre_hook(before_call))
-        result = call_pipeline(
-            pipe,
-            arguments,
-            generator=torch.Generator("cpu").manual_seed(seed),
-            output_type=output_type,
-            on_step_end=on_step_end,
-        )
-    total_seconds = now() - start - (sum(shown) - sum(ends))
-    if not ends:
+        try:
+            result = call_pipeline(
+                pipe,
+                arguments,
+                generator=torch.Generator("cpu").manual_seed(seed),
+                output_type=output_type,
+                on_step_end=on_step_end,
+            )
+        except NameError as error:  # diffusers imports this package only where it is installed
+            if error.name != "ftfy":
+                raise
+            raise UserError(
+                f"{type(pipe).__name__} needs the Python package ftfy; install it with pip install "
+                "ftfy"
+            ) from error
+    seconds = now() - start - shown
+    if not steps:
         raise RuntimeError(f"{type(pipe).__name__} made no denoising step")
-    # Where no step was computed at all, the first one counts from the start of the call.
-    starts = [begun[0] if begun else start, *shown]
-    peak = torch.cuda.max_memory_allocated(device) if on_cuda else None
-    return result, _step_results(report, steps, starts, ends), total_seconds, peak
+    return result, steps, seconds
+
+
+def _step_result(
+    step: int, seconds: float, before: Sequence[StepResult], report: GenerationReport | None
+) -> StepResult:
+    """The step behind those before; its number begins anew with each section."""
+    records: list[StepRecord] = []
+    if report is not None:
+        # The scheduler's own count begins later where the pipeline starts from an image.
+        places = list(dict.fromkeys(record.place for record in report.steps))
+        place = places[len(before) : len(before) + 1]
+        records = [record for record in report.steps if record.place in place]
+    actions = dict.fromkeys(record.action.value for record in records)
+    section = before[-1].section + (step <= before[-1].step) if before else 0
+    return StepResult(
+        step=step,
+        action="dense" if report is None else "+".join(actions),
+        seconds=seconds,
+        attention_kept=_mean([record.attention_kept for record in records]),
+        mlp_kept=_mean([record.mlp_kept for record in records]),
+        section=section,
+    )
 
 
 def warm_up(
@@ -323,7 +341,7 @@ def warm_up(
     """Runs the first steps only, so that a timed run pays for no compilation and no allocation.
 
     Stops after the first sparse step, or after two steps where none is to come; or where
-    ``check``, which is asked after each, raises.
+    ``check``, which is called after each, raises.
     """
 
     def on_step_end(step: int, _: torch.Tensor | None) -> bool:
@@ -349,58 +367,6 @@ def peak_process_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-@contextmanager
-def _wanted_packages(pipeline: str) -> Iterator[None]:
-    """Names a package that is missing: diffusers uses some that it imports only where they are."""
-    try:
-        yield
-    except NameError as error:
-        if error.name is None or error.name not in OPTIONAL_PACKAGES:
-            raise
-        raise UserError(
-            f"{pipeline} needs the Python package {error.name}; install it with pip install "
-            f"{error.name}"
-        ) from error
-
-
-def _records(report: GenerationReport | None, count: int) -> list[StepRecord] | None:
-    """Of the step that the loop made behind `count` others; None where nothing is patched.
-
-    The scheduler's own count begins later where the pipeline starts from an image, and again with
-    each section.
-    """
-    if report is None:
-        return None
-    places = list(dict.fromkeys(record.place for record in report.steps))
-    return [record for record in report.steps if record.place in places[count : count + 1]]
-
-
-def _action_of(records: list[StepRecord] | None) -> str:
-    if records is None:
-        return "dense"
-    return "+".join(dict.fromkeys(record.action.value for record in records))
-
-
-def _step_results(
-    report: GenerationReport | None, steps: list[int], starts: list[float], ends: list[float]
-) -> list[StepResult]:
-    results: list[StepResult] = []
-    for count, (step, start, end) in enumerate(zip(steps, starts, ends, strict=False)):
-        records = _records(report, count)
-        is_new = bool(results) and step <= results[-1].step
-        results.append(
-            StepResult(
-                step=step,
-                action=_action_of(records),
-                seconds=end - start,
-                attention_kept=_mean([record.attention_kept for record in records or ()]),
-                mlp_kept=_mean([record.mlp_kept for record in records or ()]),
-                section=results[-1].section + is_new if results else 0,
-            )
-        )
-    return results
 
 
 def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
@@ -445,24 +411,21 @@ def work_share(report: GenerationReport) -> float | None:
     for record in report.steps:
         if record.plan is None:
             return None
-        dense = [
-            layer_time(layer, Action.DENSE, plan=record.plan, rates=OPERATIONS, dtype=torch.float32)
-            for layer in range(record.plan.layout.layers)
-        ]
+        dense = _layer_costs(record.plan, Action.DENSE, {})
         step = sum(layer.total for layer in dense)
         whole += step
         if record.action is not Action.SKIP:
             done += step - sum(
-                (1.0 - each.kept) * getattr(dense[each.layer], each.part)
-                for each in record.layers
-                if each.action is Action.SPARSE
+                (1.0 - layer.kept) * getattr(dense[layer.layer], layer.part)
+                for layer in record.layers
+                if layer.action is Action.SPARSE
             )
     return done / whole if whole else None
 
 
 def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
     """Operations of each step of a plan from ``first`` on, as far as known beforehand."""
-    costs = _action_costs(plan, {part: {} for part in PARTS})
+    costs = _action_costs(plan, {})
     return [costs[action] for action in plan.actions(first)]
 
 
@@ -474,13 +437,21 @@ def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
 
 def _action_costs(plan: SparsityPlan, dense: DenseParts) -> dict[Action, float]:
     """Operations of a step of each action."""
+    return {
+        action: sum(layer.total for layer in _layer_costs(plan, action, dense)) for action in Action
+    }
 
-    def cost(layer: int, action: Action) -> float:
-        parts = [part for part in PARTS if layer in dense[part]]
-        time = layer_time(
-            layer, action, plan=plan, rates=OPERATIONS, dtype=torch.float32, dense_parts=parts
+
+def _layer_costs(plan: SparsityPlan, action: Action, dense: DenseParts) -> list[LayerTime]:
+    """Operations of each layer; ``dense`` has those that run dense whatever the plan says."""
+    return [
+        layer_time(
+            layer,
+            action,
+            plan=plan,
+            rates=OPERATIONS,
+            dtype=torch.float32,
+            dense_parts=[part for part in PARTS if layer in dense.get(part, {})],
         )
-        return time.total
-
-    layers = range(plan.layout.layers)
-    return {action: sum(cost(layer, action) for layer in layers) for action in Action}
+        for layer in range(plan.layout.layers)
+    ]

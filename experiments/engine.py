@@ -11,7 +11,7 @@ import numpy as np
 
 from chipsparse.common.errors import first_line
 from chipsparse.config import SparsityConfig
-from chipsparse.experiments.clips import ClipMaker, Generation, in_turn, patched, stock
+from chipsparse.experiments.clips import ClipMaker, Generation, patched, stock
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.experiments.records import ClipRecord
@@ -49,7 +49,6 @@ class Way:
         cost: the time of a clip in dense ones, until it is known better.
         step_costs: the relative times of its denoising steps; none: all alike.
         warm: whether it is warmed up before its first clip.
-        refused: why it cannot run on this model, where that is known beforehand.
         method: the family of ways that one curve joins.
         setting: of the method.
     """
@@ -60,7 +59,6 @@ class Way:
     cost: float = 1.0
     step_costs: Sequence[float] = ()
     warm: bool = True
-    refused: str | None = None
     method: str = ""
     setting: str = ""
 
@@ -70,18 +68,13 @@ class Clip:
     """A clip of a way, made now or before.
 
     Attributes:
-        generation: the frames and times; None where it was made before, or refused.
+        generation: its frames and times; None where it was made before, or refused.
     """
 
     way: Way
     sample: Sample
     record: ClipRecord
     generation: Generation | None = None
-
-    @property
-    def frames(self) -> np.ndarray | None:
-        """The frames, uint8 ``[F, H, W, 3]``; None where it was made before, or refused."""
-        return None if self.generation is None else self.generation.frames
 
 
 @dataclass
@@ -118,8 +111,7 @@ class Experiment:
         self.store.forget(lambda value: isinstance(value, dict) and bool(value.get("refused")))
 
     def run(self, ways: Sequence[Way], samples: Sequence[Sample] | None = None) -> Iterator[Clip]:
-        """Yields the clips prompt by prompt, those of the store too: dense, then the ways, each
-        prompt beginning with another one.
+        """Yields the clips prompt by prompt, those of the store too: dense, then the ways.
 
         A way that was refused once is passed over from then on.
 
@@ -128,13 +120,16 @@ class Experiment:
             samples: by default all.
         """
         for sample in self.samples if samples is None else samples:
-            for way in (self.dense_way, *in_turn(ways, sample.index)):
-                yield from self._clips(way, sample)
+            # Another way begins each time: a machine that slows down then favours none.
+            first = sample.index % max(1, len(ways))
+            for way in (self.dense_way, *ways[first:], *ways[:first]):
+                if self.refusal(way) is None:
+                    yield self._clip(way, sample)
 
     def clip(self, way: Way, sample: Sample) -> Clip:
         """One clip, with the dense one before it."""
-        order = [way] if way is self.dense_way else [self.dense_way, way]
-        return [clip for each in order for clip in self._clips(each, sample)][-1]
+        dense = self._clip(self.dense_way, sample)
+        return dense if way is self.dense_way else self._clip(way, sample)
 
     def record(self, way: Way, sample: Sample) -> ClipRecord | None:
         """The record of a clip; None where it is not made."""
@@ -143,7 +138,7 @@ class Experiment:
 
     def refusal(self, way: Way) -> str | None:
         """The reason why a way cannot run here, as far as it is known."""
-        return way.refused or self._refused.get(way.key or way.name)
+        return self._refused.get(way.name)
 
     def plan(self, ways: Sequence[Way], **also: float) -> int:
         """Plans what is left to make, and further work by name; returns the number of clips."""
@@ -157,29 +152,39 @@ class Experiment:
         self.maker.progress.plan({**left, **also})
         return len(left)
 
-    def _clips(self, way: Way, sample: Sample) -> Iterator[Clip]:
+    def _clip(self, way: Way, sample: Sample) -> Clip:
         known = self.record(way, sample)
         if known is not None:
-            yield Clip(way, sample, known)
-        elif self.refusal(way) is None:
-            try:
-                made, record = self._make(way, sample)
-            except Exception as error:
-                if self.describe is None or way is self.dense_way:
-                    raise
-                yield self._refuse(way, sample, self.describe(error))
-            else:
-                yield self._keep(way, sample, made, record)
+            return Clip(way, sample, known)
+        made, dense = None, None
+        try:
+            made, record = self._make(way, sample)
+        except Exception as error:
+            if self.describe is None or way is self.dense_way:
+                raise
+            why = self._refused[way.name] = self.describe(error)
+            record = ClipRecord(way=way.name, prompt=sample.prompt, seed=sample.seed, refused=why)
+        if made is not None:
+            dense = made.frames if way is self.dense_way else self._dense_frames(sample)
+
+        def compared() -> dict[str, Any]:
+            quality = {}
+            if made is not None:
+                assert dense is not None
+                quality = self._compare(way, sample, dense, made.frames)
+            full = record.model_copy(update=quality)
+            return full.model_dump(mode="json", exclude_defaults=True)
+
+        kept = self.store.keep(record_name(way, sample), compared)
+        return Clip(way, sample, ClipRecord.model_validate(kept), made)
 
     def _make(self, way: Way, sample: Sample) -> tuple[Generation, ClipRecord]:
         """A clip, and its record without its quality."""
-        maker, ranks = self.maker, self.store.ranks
-        pipe = maker.pipe
-        label = sample.label
+        pipe, label = self.maker.pipe, sample.label
         if label is None:
             label = f"prompt {sample.index + 1} of {len(self.samples)}"
         with way.apply(pipe) as applied:
-            made = maker.make(
+            made = self.maker.make(
                 sample.prompt,
                 seed=sample.seed,
                 title=f"{label}, {way.name}" if label else way.name,
@@ -188,8 +193,7 @@ class Experiment:
                 work=record_name(way, sample),
                 step_costs=way.step_costs,
             )
-            ranks.gather_fallbacks(applied.report)
-            notes = [*applied.notes(), *filter(None, [made.nothing_sparse])]
+            self.store.ranks.gather_fallbacks(applied.report)
             dense = None if way is self.dense_way else self.record(self.dense_way, sample)
             record = ClipRecord(
                 way=way.name,
@@ -201,44 +205,33 @@ class Experiment:
                 work=made.work_share,
                 actions=[step.action for step in made.steps],
                 fallbacks=[] if applied.report is None else list(applied.report.fallbacks),
-                notes=notes,
+                notes=[*applied.notes(), *filter(None, [made.nothing_sparse])],
                 facts=dict(applied.facts(made)),
             )
         if way is self.dense_way:
             self._frames = sample, made.frames
         return made, record
 
-    def _keep(self, way: Way, sample: Sample, made: Generation, record: ClipRecord) -> Clip:
-        is_dense = way is self.dense_way
-        frames = made.frames if is_dense else self._dense_frames(sample)
-
-        def compared() -> dict[str, Any]:
-            assert frames is not None
-            file = self.store.dense_file(sample.name) if is_dense else None
-            if file is not None:
-                write_frames(file, frames)
-            if self.write is not None:
-                self.write(way, sample, made.frames)
-            wanted = self.per_frame or not is_dense
-            quality = self.quality(frames, made.frames) if wanted else {"identical": True}
-            full = record.model_copy(update=quality)
-            return full.model_dump(mode="json", exclude_defaults=True)
-
-        kept = self.store.keep(record_name(way, sample), compared)
-        return Clip(way, sample, ClipRecord.model_validate(kept), made)
-
-    def quality(self, dense: np.ndarray, made: np.ndarray) -> dict[str, Any]:
-        """The values of a `ClipRecord` that say how far a clip is from dense.
-
-        Args:
-            dense: uint8 ``[F, H, W, 3]``.
-            made: uint8, of the same shape.
-        """
+    def _compare(
+        self, way: Way, sample: Sample, dense: np.ndarray, made: np.ndarray
+    ) -> dict[str, Any]:
+        """The values of a record that say how far a clip is from dense; writes its frames."""
+        if way is self.dense_way:
+            self._write_dense(sample, dense)
+        if self.write is not None:
+            self.write(way, sample, made)
+        if way is self.dense_way and not self.per_frame:
+            return {"identical": True}
         if self._lpips is None:
             self._lpips = self.lpips(*dense.shape[1:3])
-        result = compare_clips(dense, made, perceptual=self._lpips.measure)
-        values = result.model_dump(exclude=set() if self.per_frame else {"per_frame"})
+        quality = compare_clips(dense, made, perceptual=self._lpips.measure)
+        values = quality.model_dump(exclude=set() if self.per_frame else {"per_frame"})
         return {**values, "lpips_missing": self._lpips.why_not}
+
+    def _write_dense(self, sample: Sample, frames: np.ndarray) -> None:
+        file = self.store.dense_file(sample.name)
+        if file is not None:
+            write_frames(file, frames)
 
     def _dense_frames(self, sample: Sample) -> np.ndarray | None:
         """The frames of a dense clip; None where they lie in a file of the first process."""
@@ -246,23 +239,15 @@ class Experiment:
             return self._frames[1]
         file, ranks = self.store.dense_file(sample.name), self.store.ranks
         if file is not None and ranks.first(file.is_file):
-            if not ranks.writes:
-                return None
-            self._frames = sample, np.load(file)
-        else:  # the folder may be deleted at any time
-            frames = self._make(self.dense_way, sample)[0].frames
-            if file is not None and ranks.writes:
-                write_frames(file, frames)
-        assert self._frames is not None
-        return self._frames[1]
-
-    def _refuse(self, way: Way, sample: Sample, why: str) -> Clip:
-        self._refused[way.key or way.name] = why
-        record = ClipRecord(way=way.name, prompt=sample.prompt, seed=sample.seed, refused=why)
-        self.store.keep(
-            record_name(way, sample), lambda: record.model_dump(mode="json", exclude_defaults=True)
-        )
-        return Clip(way, sample, record)
+            if ranks.writes:
+                self._frames = sample, np.load(file)
+                return self._frames[1]
+            return None
+        # The folder may be deleted at any time.
+        frames = self._make(self.dense_way, sample)[0].frames
+        if ranks.writes:
+            self._write_dense(sample, frames)
+        return frames
 
 
 def record_name(way: Way, sample: Sample) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,10 +17,7 @@ from chipsparse.common.errors import first_line
 from chipsparse.experiments.quality import PerceptualDistance
 
 INSTALL = "pip install 'chipsparse[lpips]'"
-LOAD = {
-    "torchmetrics": lambda: importlib.import_module("torchmetrics.image.lpip"),
-    "torchvision": lambda: importlib.import_module("torchvision.models"),
-}
+MODULES = ("torchmetrics.image.lpip", "torchvision.models")
 LEAST_SIDE = 32  # of a frame: AlexNet leaves nothing of smaller ones
 
 
@@ -42,20 +38,22 @@ def find_lpips(height: int, width: int) -> Lpips:
     """LPIPS for frames of this size."""
     if min(height, width) < LEAST_SIDE:
         return Lpips(None, f"frames are smaller than {LEAST_SIDE}x{LEAST_SIDE}")
-    found: dict[str, Any] = {}
-    for package, load in LOAD.items():
+    modules = []
+    for name in MODULES:
+        package = name.partition(".")[0]
         try:
-            found[package] = load()
+            modules.append(importlib.import_module(name))
         except ModuleNotFoundError:
             return Lpips(None, f"{package} is not installed ({INSTALL})")
         except Exception as error:  # such as a torchvision built for another torch
             return Lpips(None, f"{package} cannot be imported: {first_line(error)}")
-    weights = _cached_weights(found["torchvision"])
+    lpip, models = modules
+    # The file from which torchvision reads the weights before it would download them.
+    file_name = models.AlexNet_Weights.DEFAULT.url.rpartition("/")[2]
+    weights = Path(torch.hub.get_dir()) / "checkpoints" / file_name
     if not weights.is_file():
         return Lpips(None, f"the weights of AlexNet are not in {weights.parent}")
-    metric = found["torchmetrics"].LearnedPerceptualImagePatchSimilarity(
-        net_type="alex", normalize=True
-    )
+    metric = lpip.LearnedPerceptualImagePatchSimilarity(net_type="alex", normalize=True)
 
     def measure(a: torch.Tensor, b: torch.Tensor) -> float:
         first, second = (frame.permute(0, 3, 1, 2).float() for frame in (a, b))
@@ -63,9 +61,3 @@ def find_lpips(height: int, width: int) -> Lpips:
             return float(metric(first, second))
 
     return Lpips(measure, None)
-
-
-def _cached_weights(models: Any) -> Path:
-    """Where torchvision looks for AlexNet's weights before it would download them."""
-    url: str = models.AlexNet_Weights.DEFAULT.url
-    return Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,26 +56,6 @@ def floor() -> Way:
     return Way(FLOOR, apply, method=FLOOR)
 
 
-def cache_way(
-    name: str, cache: Cache, steps: int, *, ratios: Callable[[], tuple[float, ...]], cost: float
-) -> Way:
-    """A cache of diffusers on the stock model.
-
-    Args:
-        steps: denoising steps.
-        ratios: gives MagCache's ratios, asked before the cache is on.
-    """
-
-    @contextmanager
-    def apply(pipe: Any) -> Iterator[Applied]:
-        run = CacheRun(pipe, steps, ratios() if cache.method == MAG else ())
-        with cached(run, cache) as warnings:
-            yield Applied(notes=lambda: warnings)
-
-    key = f"{name}, {cache.setting}"
-    return Way(name, apply, key=key, cost=cost, method=cache.method, setting=cache.setting)
-
-
 def suite_rivals(maker: ClipMaker, store: Store, sample: Sample) -> list[Way]:
     """The floor, MagCache and SeaCache.
 
@@ -83,11 +63,18 @@ def suite_rivals(maker: ClipMaker, store: Store, sample: Sample) -> list[Way]:
         sample: its prompt is that of MagCache's calibration.
     """
     ratios = MagRatios(maker, store, sample)
-    caches = (
-        cache_way(name, cache, maker.steps, ratios=ratios, cost=cost)
-        for name, (cache, cost) in CACHES.items()
-    )
-    return [floor(), *caches]
+
+    def cache_way(name: str, cache: Cache, cost: float) -> Way:
+        @contextmanager
+        def apply(pipe: Any) -> Iterator[Applied]:
+            run = CacheRun(pipe, maker.steps, ratios() if cache.method == MAG else ())
+            with cached(run, cache) as warnings:
+                yield Applied(notes=lambda: warnings)
+
+        key = f"{name}, {cache.setting}"
+        return Way(name, apply, key=key, cost=cost, method=cache.method, setting=cache.setting)
+
+    return [floor(), *(cache_way(name, *item) for name, item in CACHES.items())]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over paired measurements: what another draw of prompts could have given.
+"""Bootstrap intervals over paired measurements: the range that other prompts could have given.
 
 The percentile method of Efron 1979, "Bootstrap methods: another look at the jackknife". All series
 of one comparison are resampled with the same `draws`, which keeps their pairs together.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from chipsparse.common.bounded import Number
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -20,27 +22,30 @@ LEAST_VALUES = 2
 Statistic = Literal["mean", "median"]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A statistic of some values and the bounds between which most resamples have it.
+class Estimate(BaseModel):
+    """A statistic, and the bounds between which most resamples have it; None is infinite."""
 
-    Attributes:
-        value: of the values themselves.
-        low: lower bound.
-        high: upper bound.
-    """
+    model_config = ConfigDict(frozen=True)
 
-    value: float
-    low: float
-    high: float
+    value: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
 
-    def contains(self, value: float) -> bool:
-        """Whether a value lies between the bounds or on one of them."""
-        return self.low <= value <= self.high
+    @property
+    def includes_zero(self) -> bool:
+        """Whether zero lies between the bounds, or on one of them."""
+        return self.low is not None and self.low <= 0 and (self.high is None or self.high >= 0)
+
+    @property
+    def numbers(self) -> tuple[float, float, float] | None:
+        """The value and both bounds; None where one is infinite."""
+        if self.value is None or self.low is None or self.high is None:
+            return None
+        return self.value, self.low, self.high
 
 
 def draws(count: int, *, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Which of ``count`` values each resample consists of, int64 ``[resamples, count]``.
+    """Return the indices of ``count`` values in each resample, int64 ``[resamples, count]``.
 
     The same numbers for the same arguments. Raises `ValueError` for fewer than two values.
     """
@@ -51,31 +56,33 @@ def draws(count: int, *, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarra
 
 def interval(
     values: Sequence[float], statistic: Statistic, drawn: np.ndarray, *, level: float = LEVEL
-) -> Interval:
-    """The percentile interval of the mean or the median.
+) -> Estimate:
+    """Return the mean or the median with its percentile interval.
+
+    Its bounds are the smallest values of the statistic with at least ``(1 - level) / 2`` and
+    ``(1 + level) / 2`` of the resamples at or below them; nothing is interpolated.
 
     Args:
-        values: ``[n]``; infinite ones of one sign are allowed, NaN is not.
-        statistic: of what.
+        values: ``[n]``; may be infinite, but not NaN or -inf.
         drawn: int ``[resamples, n]``, from `draws`.
         level: share of the resamples between the bounds.
 
-    Returns:
-        Bounds that are the smallest values of the statistic with at least ``(1 - level) / 2`` and
-        ``(1 + level) / 2`` of the resamples at or below them; nothing is interpolated.
-
     Raises:
-        ValueError: a value is NaN, infinities cancel out, or the shapes differ.
+        ValueError: a value is NaN or -inf, or the shapes differ.
     """
     series = np.asarray(values, dtype=np.float64)
     if series.ndim != 1 or drawn.ndim != 2 or drawn.shape[1] != len(series):
         raise ValueError(f"values {series.shape} and draws {drawn.shape} do not fit together")
-    if np.isnan(series).any() or (np.isposinf(series).any() and np.isneginf(series).any()):
+    if np.isnan(series).any() or np.isneginf(series).any():
         raise ValueError(f"values must be numbers that can be added up, got {series.tolist()}")
     reduce = np.mean if statistic == "mean" else np.median
-    found = np.sort(reduce(series[drawn], axis=1))
+    resampled = np.sort(reduce(series[drawn], axis=1))
 
-    def at(share: float) -> float:
-        return float(found[max(0, math.ceil(share * len(found)) - 1)])
+    def finite(value: Any) -> float | None:
+        return float(value) if math.isfinite(value) else None
 
-    return Interval(float(reduce(series)), at((1 - level) / 2), at((1 + level) / 2))
+    def at(share: float) -> float | None:
+        return finite(resampled[max(0, math.ceil(share * len(resampled)) - 1)])
+
+    low, high = at((1 - level) / 2), at((1 + level) / 2)
+    return Estimate(value=finite(reduce(series)), low=low, high=high)

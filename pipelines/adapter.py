@@ -140,7 +140,7 @@ class PatchedTransformer(WholePatched):
             super().set_attention_backend(backend)  # type: ignore[misc]
 
     def reset_attention_backend(self) -> None:
-        """As `set_attention_backend`, back to the default."""
+        """Sets the default attention backend again, like `set_attention_backend`."""
         with self.chipsparse_adapter.attention_released():
             super().reset_attention_backend()  # type: ignore[misc]
 
@@ -303,7 +303,7 @@ class ModelAdapter(ModelFamily):
         return self.grids(self._model.config, (frames, rows, columns))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """How many tokens of text a call has in the sequence."""
+        """The number of text tokens that a call has in the sequence."""
         if self.text_place == "cross-attention":
             return 0
         text: torch.Tensor = arguments["encoder_hidden_states"]
@@ -335,12 +335,12 @@ class ModelAdapter(ModelFamily):
         return arguments[self.timestep_argument]
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """What the transformer is called with to denoise it, as one tensor of any shape."""
+        """The argument that the transformer is to denoise, as one tensor of any shape."""
         hidden: torch.Tensor = arguments["hidden_states"]
         return hidden
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """What the report should note of a call with these arguments, besides what runs dense."""
+        """Notes for the report on a call with these arguments, besides what runs dense."""
         return []
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
@@ -349,15 +349,15 @@ class ModelAdapter(ModelFamily):
         return next((why for name, why in reasons if arguments.get(name) is not None), None)
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Whether attention of a call with these arguments runs with a mask of the model's own."""
+        """Return whether attention of such a call runs with a mask of the model's own."""
         return self.why_attention_is_dense(arguments) is not None
 
     def masks_text(self, arguments: dict[str, Any]) -> bool:
-        """Whether the model masks padded text in a call for which ours is cut instead."""
+        """Return whether the model masks padded text in a call for which ours is cut instead."""
         return False
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
-        """Whether `layout` can tell the sizes of this call; where it cannot, `observe` runs it."""
+        """Return whether `layout` can tell the sizes of a call; otherwise `observe` runs it."""
         return True
 
     def observe(
@@ -559,7 +559,7 @@ class ModelAdapter(ModelFamily):
 
     @property
     def _shares_guidance(self) -> bool:
-        """Whether other processes compute the other guidance branches."""
+        """True if other processes compute the other guidance branches."""
         return self.team is not None and self.team.guidance is not None
 
     def _refuse_split(self, reason: str | None) -> None:
@@ -575,7 +575,7 @@ class ModelAdapter(ModelFamily):
             )
 
     def _locate(self, arguments: dict[str, Any]) -> StepContext:
-        """Where a call with these arguments stands in the denoising loop."""
+        """The position of a call with these arguments in the denoising loop."""
         loop, named = self._loop, self.named_position
 
         def read_in(schedule: Any) -> float:
@@ -626,7 +626,7 @@ class ModelAdapter(ModelFamily):
             report.note(f"{OTHER_SCHEDULER}, so forecasts go by steps; {ENABLE_THERE}")
 
     def _guidance_ended(self, generation: int) -> bool:
-        """Whether the pipeline has said that it guides this generation, and now says it does not.
+        """Return whether the pipeline said that it guides, and now says it does not.
 
         Then the last call of the other branch has been. Not every pipeline says so.
         """
@@ -671,7 +671,7 @@ class ModelAdapter(ModelFamily):
             )
 
     def _guidance(self, context: StepContext) -> int:
-        """How often scales of guidance changed in the pipeline, up to this step of the generation.
+        """The number of changes of guidance scales in the generation, up to this step.
 
         One that changes from each step to the next, as dynamic guidance, is not counted: outputs
         do not depend on it, and what is interpolated over a gap follows a line.
@@ -719,7 +719,7 @@ class ModelAdapter(ModelFamily):
         return None
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
-        """What a generation of such calls asks of the memory, as things stand now."""
+        """The memory that a generation of such calls asks for, as things stand now."""
         execution = self.execution
         all_dense = self.why_attention_is_dense(arguments) is not None
         dense: set[tuple[int, Part]] = {
@@ -759,7 +759,7 @@ class ModelAdapter(ModelFamily):
         return 1 + guided + self.further_branches((self._loop.arguments or {}).get)
 
     def _is_guided(self) -> bool:
-        """Whether each step also computes the transformer without the prompt, as far as known.
+        """Return whether each step also computes the transformer without the prompt, if known.
 
         Of other loops than the pipeline's own, which remembers its last call, it is not known.
         """
@@ -770,11 +770,11 @@ class ModelAdapter(ModelFamily):
 
     @property
     def _guides_in_batch(self) -> bool:
-        """Whether the pipeline makes both branches halves of a batch: guiders never do."""
+        """True if the pipeline makes both branches halves of a batch: guiders never do."""
         return self.guides_in_batch and self._loop.branches() is None
 
     def held_output(self, result: Any) -> torch.Tensor:
-        """What skipped calls are made from: all of the transformer's output in one tensor."""
+        """All of the transformer's output in one tensor, of which skipped calls are made."""
         output: torch.Tensor = result[0]
         return output
 
@@ -808,11 +808,11 @@ class ModelAdapter(ModelFamily):
 
     @property
     def moves_tokens(self) -> bool:
-        """Whether the tokens of the open call are put in order, or cut for several processes."""
+        """True if the tokens of the open call are put in order, or cut for several processes."""
         return self.session.tile_order is not None or self.split is not None
 
     def ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """What this process has of the grid's tokens along a dimension, in the session's order."""
+        """This process's share of the grid's tokens along a dimension, in the session's order."""
         if self.session.tile_order is not None:
             order, _ = self.session.tile_order
             tensor = tensor.index_select(dim, order.to(tensor.device))
@@ -825,7 +825,7 @@ class ModelAdapter(ModelFamily):
         return tuple(self.ordered(part, self.rotary_dim) for part in output)
 
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """What this process has of the text tokens along a dimension."""
+        """This process's share of the text tokens along a dimension."""
         return tensor if self.split is None else self.split.own_text(tensor, dim)
 
     def cut_entering(
@@ -894,7 +894,7 @@ class ModelAdapter(ModelFamily):
             self.claim_attention()
 
     def attention(self, layer: int) -> LayerCall:
-        """What computes the self-attention of a layer; called as `AttentionLayer` is."""
+        """The self-attention of a layer, called as `AttentionLayer` is."""
         attend = self.session.attention[layer]
         return attend if self.split is None else functools.partial(self.split.attend, attend)
 
@@ -923,7 +923,7 @@ class ModelAdapter(ModelFamily):
         return self._unpatched_backends[layer]
 
     def _has_faster_attention(self, layout: ModelLayout, arguments: dict[str, Any]) -> bool:
-        """Whether full attention is faster as our layers compute it: by our kernel, or unmasked.
+        """Return whether full attention is faster in our layers: by our kernel, or unmasked.
 
         Not in the place of a backend that a user chose, which may be faster still.
         """
@@ -992,7 +992,7 @@ class ModelAdapter(ModelFamily):
         self._report("mlp", dense)
 
     def _readable_form(self, site: FeedForwardSite) -> Form | str:
-        """As `_form`, with the second weight of what runs sparse laid out for the kernels."""
+        """The form of a layer; the second weight of a sparse one is laid out for the kernels."""
         form = self._form(site)
         if isinstance(form, Form) and form.fp8 is None and self._wants_contiguous_channels():
             linear = site.second_linear()
@@ -1001,7 +1001,7 @@ class ModelAdapter(ModelFamily):
         return form
 
     def _form(self, site: FeedForwardSite) -> Form | str:
-        """What a layer computes, or why it is dense."""
+        """The form of a layer, or why it is dense."""
         form = site.form()
         if isinstance(form, Form) and form.fp8 == "weights" and self.execution.autocast:
             return "torch.autocast casts what its weights in FP8 are multiplied by, and not them"
@@ -1016,7 +1016,7 @@ class ModelAdapter(ModelFamily):
         return form
 
     def _wants_contiguous_channels(self) -> bool:
-        """Whether the kernels that run on this device want second weights of another layout."""
+        """Return whether the kernels on this device want second weights of another layout."""
         return self.session.config.backend != "reference" and self.execution.on_half_precision_gpu
 
     def _check_caches(self, generation: int) -> None:
@@ -1045,7 +1045,7 @@ class ModelAdapter(ModelFamily):
 
 
 def surroundings(device_type: str) -> dict[str, object]:
-    """What a call on devices of a type depends on outside of its model and arguments, by name."""
+    """The state outside of its model and arguments that a call on a device depends on, by name."""
     attention_backends = attention_dispatch._AttentionBackendRegistry
     autocast = torch.amp.is_autocast_available(device_type)
     return {

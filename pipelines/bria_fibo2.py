@@ -57,7 +57,7 @@ class BriaFibo2Adapter(ModelAdapter):
     def sizes(
         cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
     ) -> ModelLayout:
-        """As `ModelAdapter`, with the gist of a prompt of so many tokens as the text."""
+        """The sizes, with the gist of a prompt of so many tokens as the text."""
         gist = max(_gist_counts(config, [text_tokens]))
         return super().sizes(config, grids=grids, text_tokens=gist, batch=batch)
 
@@ -143,7 +143,7 @@ class BriaFibo2Adapter(ModelAdapter):
 
 
 def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:
-    """How many gist tokens the model makes of prompts of these lengths."""
+    """The number of gist tokens that the model makes of prompts of these lengths."""
     # Only releases that have the model have this module.
     from diffusers.models.transformers.transformer_bria_fibo2 import compute_gist_count
 

@@ -64,7 +64,7 @@ def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
 
 
 def _under_autocast(name: str, device_type: str) -> Callable[..., torch.Tensor]:
-    """What ``torch.autocast`` makes of an op: as of a linear, all its tensors get one dtype.
+    """The arguments of an op under ``torch.autocast``: like a linear's, all get one dtype.
 
     Weights are cast for the call alone. Autocast keeps copies of those that linears use, but hands
     them to nobody.
@@ -279,7 +279,7 @@ def attention_backend(other: Any = None) -> Any:
 
 
 def is_claimed(module: Any) -> bool:
-    """Whether an attention module leads to our op now.
+    """Return whether an attention module leads to our op now.
 
     It does not where gradients are recorded, nor after somebody replaced its processor.
     """
@@ -289,7 +289,7 @@ def is_claimed(module: Any) -> bool:
 
 
 def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
-    """What the ``forward`` of a module's class calls its arguments, in order.
+    """The names of the arguments of the ``forward`` of a module's class, in order.
 
     Of one that takes any and hands them on, they are called as in the class below.
     """
@@ -328,7 +328,7 @@ def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., A
 
 
 def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
-    """What diffusers calls for a patched attention module in the place of another backend."""
+    """The function that diffusers calls for a patched attention module as its backend."""
 
     def dispatched(
         query: torch.Tensor,

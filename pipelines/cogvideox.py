@@ -89,7 +89,7 @@ class CogVideoXAdapter(ModelAdapter):
         return ((-(-frames // patch_frames), rows // patch, columns // patch),)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of latents ``[B, F, C, H, W]``."""
+        """The grid of latents ``[B, F, C, H, W]``."""
         _, frames, _, rows, columns = arguments["hidden_states"].shape
         return self.grids(self._model.config, (frames, rows, columns))
 

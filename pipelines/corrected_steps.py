@@ -1,4 +1,4 @@
-"""Where skipped steps are put right: at the schedulers that run an enabled transformer."""
+"""Correction of skipped steps at the schedulers that run an enabled transformer."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class StepCorrection:
 
     @property
     def is_on(self) -> bool:
-        """Whether any schedulers are followed."""
+        """True if any schedulers are followed."""
         return bool(self._wanted)
 
     def follows(self, scheduler: Any) -> bool:
-        """Whether `follow` was called with a scheduler."""
+        """Return whether `follow` was called with a scheduler."""
         return any(scheduler is each for each in self._wanted)
 
     def settle(self, reason: str | None, step: int | None = None) -> None:
@@ -86,7 +86,7 @@ class StepCorrection:
                 corrected.drop()
 
     def _made(self) -> Made | None:
-        """How the outputs of the step came about to which the transformers were called last."""
+        """The origin of the outputs of the step to which the transformers were called last."""
         last = self._report.steps[-1] if self._report.steps else None
         if last is None or last is self._over or last.plan is None or not last.plan.corrects_any:
             return None

@@ -109,7 +109,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     # What runs as without chipsparse.
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
-        """Whether a call makes frames, of the grids that the generation began with."""
+        """Return whether a call makes frames, of the grids that the generation began with."""
         grids = self.called_grids(arguments)
         if context.generation != self._began[0]:
             self._began = context.generation, grids
@@ -158,7 +158,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 
 
 def makes_frames(arguments: Mapping[str, Any]) -> bool:
-    """Whether a call is to say anything of a video."""
+    """Return whether the report is to say anything of a video in this call."""
     return bool(arguments["vision_mse_loss_indexes"].numel() > 0)
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline tells of its denoising loop while it runs: scheduler, branches, position."""
+"""The denoising loop of a running pipeline: its scheduler, branches and position."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class DenoisingLoop:
 
     @property
     def runs(self) -> bool:
-        """Whether the pipeline's own call is running, or a loop that says it is a generation."""
+        """True if the pipeline's own call is running, or a loop that says it is a generation."""
         return self._runs or self._is_other
 
     def corrects(self, schedule: Schedule) -> bool:
-        """Whether the steps that a schedule skips are put right, asked once in a generation."""
+        """Return whether skipped steps of a schedule are put right, asked once in a generation."""
         scheduler = self.scheduler
         self._not_corrected = why_not_corrected(scheduler)
         if self._not_corrected is None:
@@ -85,7 +85,7 @@ class DenoisingLoop:
         return self._not_corrected is None
 
     def settle_correction(self, step: int | None = None) -> None:
-        """See `StepCorrection.settle`."""
+        """Notes where a skipped step cannot be put right (`StepCorrection.settle`)."""
         self.correction.settle(self._not_corrected, step)
 
     @property
@@ -145,7 +145,7 @@ class DenoisingLoop:
             self._runs, self._left = outer
 
     def is_scheduled(self, read: Callable[[Any], float]) -> bool:
-        """Whether the scheduler runs the loop that makes a call of the transformer.
+        """Return whether the scheduler runs the loop that makes a call of the transformer.
 
         In the pipeline's own call it does. Elsewhere the timestep of the call has to prove it.
         Where it does not, later calls are not asked: schedules may have timesteps in common.
@@ -178,7 +178,7 @@ class DenoisingLoop:
         return None
 
     def why_not_cached(self, model: torch.nn.Module) -> str | None:
-        """What a guider has done to a model for this call, so that it can only run dense."""
+        """The change of a model by a guider for this call, which so runs dense; or None."""
         guided = isinstance(getattr(self.pipe, "guider", None), BaseGuidance)
         return why_not_cached(model) if guided else None
 
@@ -206,7 +206,7 @@ class ModularLoop(DenoisingLoop):
 
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
-        """See `DenoisingLoop`. Guiders may be exchanged between calls, and blocks too."""
+        """Around a call of the pipeline. Guiders and blocks may be exchanged between calls."""
         patches, components = Patches(), self.pipe.components
         guiders = [each for each in components.values() if isinstance(each, BaseGuidance)]
         try:
@@ -242,27 +242,27 @@ class ModularLoop(DenoisingLoop):
         return step
 
     def branch(self) -> str | None:
-        """See `DenoisingLoop`."""
+        """The guidance branch of the first batch that has no prediction yet."""
         for batch in self._batches:
             if not hasattr(batch, "noise_pred"):
                 return str(getattr(batch, BaseGuidance._identifier_key))
         return None
 
     def timestep(self) -> float | None:
-        """See `DenoisingLoop`."""
+        """The timestep that the loop's block was called with; may wait for a device."""
         return None if self._timestep is None else float(torch.as_tensor(self._timestep))
 
     def why_not_cached(self, model: torch.nn.Module) -> str | None:
-        """See `DenoisingLoop`; a guider may have any name."""
+        """The change that a guider made to a model; a guider may have any name."""
         return why_not_cached(model)
 
     def branches(self) -> int:
-        """See `DenoisingLoop`."""
+        """The number of batches that the guiders made for this step."""
         return max(1, len(self._batches))
 
 
 def is_modular(pipe: Any) -> bool:
-    """Whether a pipeline is a modular one."""
+    """Return whether a pipeline is a modular one."""
     return isinstance(pipe, ModularPipeline)
 
 
@@ -325,7 +325,7 @@ ROUNDING = 2**-7  # relative, of a timestep that users round to bfloat16 twice
 
 
 def was_set(scheduler: Any) -> bool:
-    """Whether a scheduler has timesteps to denoise by: at first it has those of its training."""
+    """Return whether a scheduler has timesteps to denoise by, not those of its training."""
     if getattr(scheduler, "num_inference_steps", None) is not None:
         return True
     trained = getattr(getattr(scheduler, "config", None), "num_train_timesteps", None)
@@ -339,7 +339,7 @@ def place_of_call(
     *,
     behind_step: bool = False,
 ) -> int | None:
-    """Where in its schedule a call of the transformer is that the scheduler runs, or None.
+    """The place in its schedule of a call that the scheduler runs, or None.
 
     Args:
         scheduler: may tell its step always, from its first step on, or never.

@@ -22,7 +22,7 @@ from chipsparse.pipelines.stacked_caches import hooks_of, transformers_of
 
 @dataclass(frozen=True)
 class CacheRun:
-    """What a cache's config is made for.
+    """The run that a cache's config is made for.
 
     Attributes:
         pipe: the pipeline.
@@ -183,7 +183,7 @@ def _keep_states_apart(transformer: torch.nn.Module) -> None:
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """What diffusers' hooks warn of, each sentence once, instead of on the screen."""
+    """The warnings of diffusers' hooks, each sentence once, instead of on the screen."""
     warnings: list[str] = []
 
     class Ear(logging.Handler):

@@ -40,7 +40,7 @@ def hooked_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:
-    """Whether a module runs hooks that are not among the patches.
+    """Return whether a module runs hooks that are not among the patches.
 
     That of accelerate's model offload is none: it does nothing while the model is on its device.
     """
@@ -54,7 +54,7 @@ def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) ->
 
 
 def why_not_cached(model: Any) -> str | None:
-    """What hooks of guidance do to a model now, in words; None without any, or where it is none."""
+    """The change that hooks of guidance make to a model now, in words; None without any."""
     for module in hooked_modules(model) if isinstance(model, torch.nn.Module) else ():
         for hook in hooks_on(module).values():
             done = GUIDANCE_HOOKS.get(type(hook).__module__)

@@ -1,4 +1,4 @@
-"""Where a transformer really computes, and in which dtype: not always as its arguments are."""
+"""The device and dtype in which a transformer computes: not always those of its arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNUSED_PLACES = ("cpu", "disk", "meta")  # of a device map, where there is a GPU
 
 @dataclass(frozen=True)
 class Execution:
-    """How the blocks of a transformer compute.
+    """The device and dtype in which the blocks of a transformer compute.
 
     Attributes:
         device: where.
@@ -29,18 +29,18 @@ class Execution:
     autocast: bool = False
 
     def __str__(self) -> str:
-        """As it is said in messages."""
+        """The wording of messages."""
         how = ", under torch.autocast" if self.autocast else ""
         return f"{str(self.dtype).removeprefix('torch.')} on {self.device}{how}"
 
     @property
     def on_half_precision_gpu(self) -> bool:
-        """Whether the GPU kernels can run, which want weights laid out for them."""
+        """True if the GPU kernels can run, which want weights laid out for them."""
         return self.device.type == "cuda" and self.dtype in (torch.float16, torch.bfloat16)
 
 
 def execution_of(model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor) -> Execution:
-    """How a call of a model computes.
+    """The device and dtype of a call of a model.
 
     Args:
         model: the transformer, which may be offloaded.
@@ -89,7 +89,7 @@ def _execution_device(
 
 
 def _hook_devices(module: Any) -> Iterator[Any]:
-    """Where the hooks of accelerate and diffusers bring the weights of a module."""
+    """The devices to which hooks of accelerate and diffusers bring the weights of a module."""
     outer = getattr(module, "_hf_hook", None)
     for hook in getattr(outer, "hooks", [outer]):  # it may be several in one
         if getattr(hook, "execution_device", None) is not None:

@@ -1,4 +1,4 @@
-"""What is known of a family of models without having one: names, sizes, and what runs sparse."""
+"""Facts about a family of models without having one: names, sizes, and what runs sparse."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class ModelFamily:
 
     @classmethod
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
-        """Whether a pipeline also computes the transformer without the prompt.
+        """Return whether a pipeline also computes the transformer without the prompt.
 
         Some tell. Of others the arguments of their call decide, as far as these are known: a scale
         above 1 and, for true guidance, what to guide away from.

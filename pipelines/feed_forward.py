@@ -35,7 +35,7 @@ class FeedForwardSite(Protocol):
         """Prepares the modules; they compute as before until `run_as`."""
 
     def form(self) -> Form | str:
-        """What the layer computes, or the reason why it cannot run sparse now."""
+        """The form of the layer, or the reason why it cannot run sparse now."""
 
     def run_as(self, form: Form | None) -> None:
         """Runs the layer as one op from now on, or as diffusers made it."""
@@ -47,7 +47,7 @@ class FeedForwardSite(Protocol):
         """The linear that holds the second weight."""
 
     def keeps_its_layout(self) -> bool:
-        """Whether the storage of the weights is not ours to change."""
+        """Return whether the storage of the weights is not ours to change."""
 
 
 def _prepare(module: Any, patches: Patches, tag: torch.Tensor) -> None:
@@ -66,7 +66,7 @@ def _run_as(module: Any, form: Form | None) -> None:
 
 
 def _runs_as_one(module: Any) -> bool:
-    """Whether a patched module does its part of a layer that runs as one op."""
+    """Return whether a patched module does its part of a layer that runs as one op."""
     return module.chipsparse_activation is not None and not torch.is_grad_enabled()
 
 
@@ -76,7 +76,7 @@ class PatchedModule:
     chipsparse_activation: str | None
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the module was made, or `chipsparse_forward`."""
+        """The output of the module as it was made, or of `chipsparse_forward`."""
         output: torch.Tensor
         if not isinstance(self, PatchedModule):  # restored, and hooks had kept this method
             output = type(self).forward(self, hidden_states, *args, **kwargs)
@@ -87,7 +87,7 @@ class PatchedModule:
         return output
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """What it does where its layer runs as one op."""
+        """The output of the module where its layer runs as one op."""
         raise NotImplementedError
 
 
@@ -130,12 +130,12 @@ class FeedForwardModule:
         self._module = getattr(block, name)
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
-        """See `FeedForwardSite`."""
+        """Prepares the module; it computes as before until `run_as`."""
         _prepare(self._module, patches, tag)
         patches.set_class(self._module, PatchedFeedForward)
 
     def form(self) -> Form | str:
-        """See `FeedForwardSite`."""
+        """The form of the layer, or the reason why it cannot run sparse now."""
         if getattr(self._block, self._name) is not self._module:
             return "its module was replaced"
         if getattr(self._block, "_chunk_size", None) is not None:
@@ -148,11 +148,11 @@ class FeedForwardModule:
         return readable_form(found, present)
 
     def run_as(self, form: Form | None) -> None:
-        """See `FeedForwardSite`."""
+        """Runs the layer as one op from now on, or as diffusers made it."""
         _run_as(self._module, form)
 
     def fp8_weights(self) -> Fp8MLPWeights:
-        """See `FeedForwardSite`."""
+        """The live weights of both linears in FP8."""
         up, down, gate = linears(self._module)
         return Fp8MLPWeights(
             up.weight,
@@ -166,11 +166,11 @@ class FeedForwardModule:
         )
 
     def second_linear(self) -> torch.nn.Linear:
-        """See `FeedForwardSite`."""
+        """The linear that holds the second weight."""
         return without_adapters(linears(self._module).down)
 
     def keeps_its_layout(self) -> bool:
-        """See `FeedForwardSite`."""
+        """Return whether the storage of the weights is not ours to change."""
         return is_group_offloaded(self._block) or is_group_offloaded(self._module)
 
 
@@ -231,7 +231,7 @@ class ParallelFeedForward:
         return block
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
-        """See `FeedForwardSite`."""
+        """Prepares the modules; they compute as before until `run_as`."""
         up, activation, out = self._modules
         for module in (up, activation):
             patches.set_attribute(module, "chipsparse_activation", None)
@@ -245,7 +245,7 @@ class ParallelFeedForward:
         patches.set_class(self._modules[0], PatchedPassing)
 
     def form(self) -> Form | str:
-        """See `FeedForwardSite`."""
+        """The form of the layer, or the reason why it cannot run sparse now."""
         for name, module in zip(self.names, self._modules, strict=True):
             if without_adapters(getattr(self._owner, name)) is not module:
                 return f"its {name} was replaced"
@@ -258,14 +258,14 @@ class ParallelFeedForward:
         return readable_form(form, {"first": first, "second": second})
 
     def run_as(self, form: Form | None) -> None:
-        """See `FeedForwardSite`."""
+        """Runs the layer as one op from now on, or as diffusers made it."""
         *before, out = self._modules
         for module in before:
             module.chipsparse_activation = None if form is None else form.activation
         _run_as(out, form)
 
     def fp8_weights(self) -> Fp8MLPWeights:
-        """See `FeedForwardSite`; both linears whole, the attention's parts included."""
+        """The live weights of both linears in FP8, whole, the attention's parts included."""
         up, _, out = self._modules
         return Fp8MLPWeights(
             up.weight,
@@ -277,12 +277,12 @@ class ParallelFeedForward:
         )
 
     def second_linear(self) -> torch.nn.Linear:
-        """See `FeedForwardSite`."""
+        """The linear that holds the second weight."""
         linear: torch.nn.Linear = self._modules[2]
         return linear
 
     def keeps_its_layout(self) -> bool:
-        """See `FeedForwardSite`."""
+        """Return whether the storage of the weights is not ours to change."""
         return is_group_offloaded(self._block) or is_group_offloaded(self._owner)
 
 
@@ -315,7 +315,7 @@ class PatchedParallelAttention:
 
     @property
     def mlp_mult_factor(self) -> int:
-        """How many rows of the projection belong to a neuron."""
+        """The number of rows of the projection that belong to a neuron."""
         rows: int = self.__dict__["mlp_mult_factor"]
         return 1 if _runs_as_one(self) else rows
 
@@ -345,12 +345,12 @@ class FusedParallelFeedForward(ParallelFeedForward):
         patches.set_class(self._owner, PatchedParallelAttention)
 
     def run_as(self, form: Form | None) -> None:
-        """See `FeedForwardSite`."""
+        """Runs the layer and the attention that computes it as one op, or as diffusers made it."""
         super().run_as(form)
         self._owner.chipsparse_activation = None if form is None else form.activation
 
     def form(self) -> Form | str:
-        """See `FeedForwardSite`."""
+        """The form of the layer; dense if the attention's processor was replaced."""
         if stock_class(self._owner.processor).__name__ not in self.processors:
             return "the attention's processor, which computes it, was replaced"
         return super().form()
@@ -389,11 +389,11 @@ class GatedParallelFeedForward(ParallelFeedForward):
         patches.set_class(self._block, PatchedGatedBlock)
 
     def run_as(self, form: Form | None) -> None:
-        """See `FeedForwardSite`."""
+        """Runs the layer and its block as one op, or as diffusers made them."""
         super().run_as(form)
         self._block.chipsparse_activation = None if form is None else form.activation
 
     def form(self) -> Form | str:
-        """See `FeedForwardSite`; the gate is the second half."""
+        """The form of the layer; the gate is the second half."""
         form = super().form()
         return form if isinstance(form, str) else replace(form, gate="second")

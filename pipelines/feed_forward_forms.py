@@ -1,4 +1,4 @@
-"""What feed-forward layers of diffusers models compute, and whether their weights say it all."""
+"""The forms of feed-forward layers of diffusers models; do their weights say it all?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chipsparse.pipelines.patches import Patches, stock_class
 
 @dataclass(frozen=True)
 class Form:
-    """What a feed-forward layer computes between its linears.
+    """The computation of a feed-forward layer between its linears.
 
     Attributes:
         activation: its activation function.
@@ -40,7 +40,7 @@ class Linears(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """What a class of feed-forward modules, other than diffusers' ``FeedForward``, calls its parts.
+    """The names of parts of feed-forward modules other than diffusers' ``FeedForward``.
 
     Attributes:
         up: its first linear.
@@ -77,7 +77,7 @@ OWN_CLASSES: Mapping[str, Parts] = MappingProxyType(
 
 
 def parts_of(module: Any) -> Parts | None:
-    """What a module of `OWN_CLASSES` calls its parts; None of another."""
+    """The names of the parts of a module of `OWN_CLASSES`; None of another."""
     stock = stock_class(module)
     return OWN_CLASSES.get(f"{stock.__module__.rpartition('.')[2]}.{stock.__name__}")
 
@@ -92,7 +92,7 @@ def linears(module: Any) -> Linears:
 
 
 def feed_forward_form(module: Any) -> Form | str:
-    """What a feed-forward module computes between its linears, or why that is not supported."""
+    """The form of a feed-forward module, or the reason why it is not supported."""
     parts = parts_of(module)
     if parts is not None and parts.activation is None:
         return Form("silu", "apart")
@@ -112,7 +112,7 @@ def feed_forward_form(module: Any) -> Form | str:
 
 
 def _first_layer_form(first: Any) -> Form | None:
-    """What diffusers' module of a first linear and its activation computes."""
+    """The form of diffusers' module of a first linear and its activation."""
     name = type(first).__name__
     if name == "GELU":
         activation = _gelu(first.approximate)
@@ -128,7 +128,7 @@ def _first_layer_form(first: Any) -> Form | None:
 
 
 def activation_form(module: Any) -> Form | None:
-    """What a module that may be a gated activation computes, None where we have no kernel."""
+    """The form of a module that may be a gated activation, None where we have no kernel."""
     if stock_class(module).__name__ in ("Flux2SwiGLU", "Flux3SwiGLU"):
         return Form("silu", "first")
     activation = activation_of(module)
@@ -212,7 +212,7 @@ def why_hooked(name: str, module: Any) -> str | None:
 
 
 def is_group_offloaded(module: Any) -> bool:
-    """Whether diffusers brings the weights of a module anew for every call."""
+    """Return whether diffusers brings the weights of a module anew for every call."""
     return GROUP_OFFLOADING in hooks_on(module)
 
 
@@ -220,7 +220,7 @@ def is_group_offloaded(module: Any) -> bool:
 
 
 def has_contiguous_channels(linear: torch.nn.Linear) -> bool:
-    """Whether the weight ``[C, F]`` holds the channels of a neuron side by side."""
+    """Return whether the weight ``[C, F]`` holds the channels of a neuron side by side."""
     return linear.weight.stride(0) == 1
 
 

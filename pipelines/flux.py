@@ -50,7 +50,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
         return patched((1, *latents[1:]), PACKED)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of packed latents ``[B, N, C]`` at the places that ``img_ids`` names."""
+        """The grids of packed latents ``[B, N, C]`` at the places that ``img_ids`` names."""
         tokens = arguments["hidden_states"].shape[1]
         return fitting(self._grids_of(arguments["img_ids"]), tokens)
 
@@ -61,7 +61,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
         self._patches.add_hook(norm.register_forward_pre_hook(self.restore_order))
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """Whether the image tokens could not be put in order."""
+        """A note if the image tokens could not be put in order."""
         unordered = self._grids_of(arguments["img_ids"]) is None
         if not unordered or self.session.tile_order is None:
             return []

@@ -11,7 +11,7 @@ from chipsparse.pipelines.flux import FluxAdapter
 
 
 class Flux2Adapter(FluxAdapter):
-    """As FLUX.1, with gated feed-forward layers; those of the single blocks are one with the rest.
+    """FLUX.2: gated feed-forward layers; those of the single blocks are one with the rest.
 
     Reference images stand behind the image and have grids of their own. Where the pipeline keeps
     their keys and values after the first step, the attention is left to its processors; the

@@ -50,7 +50,7 @@ class Flux3Adapter(FluxAdapter):
         return (LayerKind("single", layers, width, mlp_linears=3),)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """As `FluxAdapter`, with the grids of the references behind the image's."""
+        """The image's grid, and behind it those of the references."""
         grids = super().called_grids(arguments)
         if arguments.get(REFERENCES) is not None:
             tokens = arguments[REFERENCES].shape[1]
@@ -69,7 +69,7 @@ class Flux3Adapter(FluxAdapter):
             arguments[name] = arguments[name].index_select(-2, part.to(arguments[name].device))
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """As in `ModelAdapter`, of the image alone, which comes out."""
+        """Restores the order of the image alone, which comes out."""
         if self.session.tile_order is None:
             return None
         hidden, *rest = args

@@ -14,7 +14,7 @@ from chipsparse.pipelines.wan import WanAdapter
 
 
 class HeliosAdapter(HistoryAdapter, WanAdapter):
-    """As Wan, behind earlier frames in patches of three sizes; each chunk is a generation."""
+    """Wan behind earlier frames in patches of three sizes; each chunk is a generation."""
 
     transformer_class = "HeliosTransformer3DModel"
     families = "Helios, pyramid and distilled too: text, image and video to video"
@@ -47,7 +47,7 @@ class HeliosAdapter(HistoryAdapter, WanAdapter):
         return self.ordered_places(output, self.video_order())
 
     def ordered_places(self, output: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
-        """Of ``[B, D, T, H, W]``."""
+        """Orders the places of ``[B, D, T, H, W]``."""
         if order is None:
             return output
         return output.flatten(2).index_select(2, order.to(output.device)).view(output.shape)

@@ -136,12 +136,12 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """As `ModelAdapter`; the prompt is in the sequence several times."""
+        """The planned sizes; the prompt is in the sequence several times."""
         texts = TEXTS * text_tokens
         return super().planned_layout(config, latents=latents, text_tokens=texts, batch=batch)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of latents ``[B, C, H, W]``."""
+        """The grids of latents ``[B, C, H, W]``."""
         _, _, rows, columns = self.latents(arguments).shape
         return self.grids(self._model.config, (1, rows, columns))
 

@@ -51,7 +51,7 @@ class HunyuanVideoAdapter(DoubleAndSingleBlocks, PaddedTextAdapter):
 
 
 class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
-    """As HunyuanVideo, behind earlier frames in patches of three sizes; sections are generations.
+    """HunyuanVideo behind earlier frames in patches of three sizes; sections are generations.
 
     The embedding of an image stands before the text, and counts as text.
     """
@@ -75,7 +75,7 @@ class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
         return factor, 2 * factor, 2 * factor
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
-        """As `PaddedTextAdapter`, with the image's tokens."""
+        """The tokens that a caching call keeps, with the image's."""
         return {**super().kept_text(arguments), "image_embeds": arguments["image_embeds"].shape[1]}
 
     def install_tile_order(self) -> None:
@@ -87,5 +87,5 @@ class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
         add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def ordered_places(self, output: Any, order: torch.Tensor) -> Any:
-        """Of cosines and sines, both ``[N, D]``."""
+        """Orders cosines and sines, both ``[N, D]``."""
         return tuple(part.index_select(0, order.to(part.device)) for part in output)

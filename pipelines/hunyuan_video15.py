@@ -98,14 +98,14 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
             self._patches.set_class(processor, TagPassing)
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
-        """As `PaddedTextAdapter`, with the image's tokens."""
+        """The tokens that a caching call keeps, with the image's."""
         image = arguments["image_embeds"]
         tokens = image.shape[1] if self._holds_image(image) else 0
         return {**super().kept_text(arguments), "image_embeds": tokens}
 
 
 def holds_image(embeds: torch.Tensor) -> bool:
-    """Whether an image embedding is not all zeros, as a text-to-video pipeline passes it.
+    """Return whether an image embedding is not all zeros, as for text to video.
 
     Args:
         embeds: ``[B, N, C]``. Waits for the device.

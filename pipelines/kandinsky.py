@@ -53,7 +53,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return config["model_dim"] // head_dim, head_dim
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of latents ``[B, F, H, W, C]``; one row of tokens where NABLA orders them."""
+        """The grids of latents ``[B, F, H, W, C]``; one row of tokens where NABLA orders them."""
         _, frames, rows, columns, _ = arguments["hidden_states"].shape
         (grid,) = self.grids(self._model.config, (frames, rows, columns))
         return ((1, 1, math.prod(grid)),) if arguments.get(NABLA) is not None else (grid,)
@@ -67,7 +67,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         add(model.out_layer.register_forward_pre_hook(self._restore_tokens))
 
     def _order_tokens(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        """Of ``[B, T, H, W, ...]``; what a process has of it is one row of tokens."""
+        """Orders ``[B, T, H, W, ...]``; a process's part of it is one row of tokens."""
         tokens = self.ordered(output.flatten(1, 3), 1)
         return tokens.unflatten(1, (-1, 1, 1)) if self.split else tokens.view(output.shape)
 
@@ -91,7 +91,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return (restored[0].unflatten(1, self._grid()), *rest)
 
     def _grid(self) -> Grid:
-        """Of the open call."""
+        """The grid of the open call."""
         assert self.session.plan is not None
         (grid,) = self.session.plan.layout.grids
         return grid
@@ -102,14 +102,14 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return output
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """As the model does."""
+        """The transformer's output, a tensor without ``return_dict``."""
         if not arguments.get("return_dict", True):
             return output
         return Transformer2DModelOutput(sample=output)
 
 
 class Kandinsky6Adapter(Kandinsky5Adapter):
-    """As Kandinsky 5, with a stream of sound, which is left, as is attention between both.
+    """Kandinsky 5 with a stream of sound, which is left, as is attention between both.
 
     Where frames have types of their own, which the model adds to the tokens behind their embedding,
     each frame is put in order by itself.
@@ -128,13 +128,13 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
         return [block.video_dec_block for block in super().blocks()]
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """As `Kandinsky5Adapter`, frame by frame where these have types."""
+        """The grids of a call, frame by frame where frames have types."""
         grids = super().called_grids(arguments)
         typed = arguments.get("visual_token_type_ids") is not None
         return frame_by_frame(*grids) if typed else grids
 
     def _order_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        """Of ``[T, H, W, ...]``, the same for all samples."""
+        """Orders ``[T, H, W, ...]``, the same for all samples."""
         return self.ordered(output.flatten(0, 2), 0).view(output.shape)
 
     def held_output(self, result: Any) -> torch.Tensor:
@@ -143,7 +143,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
         return joined([stream for stream in streams if stream is not None])
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """As the model does: without sound a tuple of one tensor."""
+        """The transformer's output; without sound a tuple of one tensor."""
         # Not in the oldest diffusers that we support.
         from diffusers.models.transformers.transformer_kandinsky6 import Kandinsky6TransformerOutput
 

@@ -36,7 +36,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
         super().__init__(*args, **kwargs)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of packed latents ``[B, N, C]`` at the places that the call names."""
+        """The grids of packed latents ``[B, N, C]`` at the places that the call names."""
         return fitting(self._read_grids(arguments), arguments["hidden_states"].shape[1])
 
     def install_tile_order(self) -> None:
@@ -47,7 +47,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
         add(model.register_forward_hook(self._restore_output))
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """Whether the video tokens could not be put in order."""
+        """A note if the video tokens could not be put in order."""
         if self._read_grids(arguments) is not None or self.session.tile_order is None:
             return []
         return ["video tokens stay in the pipeline's order: their video_coords form no full grids"]

@@ -16,7 +16,7 @@ MASK = "video_self_attention_mask"
 
 
 class LTX2Adapter(LTXAdapter):
-    """As LTX-Video; the sound, its attention and that between both streams are left.
+    """LTX-Video with sound; the sound, its attention and that between both streams are left.
 
     The video's coordinates are put in order with its tokens, as two rotary embeddings are made of
     them. Guidance by blocks without attention and by streams apart are branches of their own; a
@@ -44,7 +44,7 @@ class LTX2Adapter(LTXAdapter):
 
     @staticmethod
     def places(coordinates: torch.Tensor) -> torch.Tensor:
-        """Where the patches ``[B, 3, N, 2]`` begin."""
+        """The beginnings of the patches ``[B, 3, N, 2]``."""
         return coordinates[0, ..., 0]
 
     def install_tile_order(self) -> None:
@@ -53,7 +53,7 @@ class LTX2Adapter(LTXAdapter):
         self._patches.add_hook(self._model.register_forward_hook(self._restore_output))
 
     def order_arguments(self, arguments: dict[str, Any]) -> None:
-        """As `LTXAdapter`, with the coordinates and whatever else is per token."""
+        """Puts the tokens in order, their coordinates and all else that is per token."""
         if not self.moves_tokens:
             return
         if arguments.get("video_coords") is None:

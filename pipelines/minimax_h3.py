@@ -59,7 +59,7 @@ class MiniMaxH3Adapter(ModelAdapter):
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """As `ModelAdapter`, of a video with its sound, and no conditions."""
+        """The planned sizes of a video with its sound, and no conditions."""
         others = text_tokens + audio_rows(latents[0])
         return super().planned_layout(config, latents=latents, text_tokens=others, batch=batch)
 
@@ -76,7 +76,7 @@ class MiniMaxH3Adapter(ModelAdapter):
         self.hook_inputs(self._order_rows)
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """Whether conditions take up all that sparse steps keep: each picture has many rows."""
+        """A note if conditions take up all that sparse steps keep: each picture has many rows."""
         plan = self.session.plan
         if plan is None or plan.is_dense():
             return []

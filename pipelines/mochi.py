@@ -108,13 +108,13 @@ class MochiAdapter(SeparateLengths):
         return GAPS if self.lengths is None else None
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
-        """What `prompt_lengths` makes of the call's mask."""
+        """The lengths of the prompts by the call's mask."""
         mask = arguments["encoder_attention_mask"]
         self._padded_length = mask.shape[1]
         return prompt_lengths(mask)
 
     def attention(self, layer: int) -> LayerCall:
-        """As `ModelAdapter.attention` of what is no padding; in the place of padding, zeros."""
+        """The self-attention of what is no padding; in the place of padding, zeros."""
         return partial(self._without_padding, super().attention(layer))
 
     def _without_padding(
@@ -155,7 +155,7 @@ def rotated(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
 
 
 def prompt_lengths(mask: torch.Tensor) -> list[int] | None:
-    """How many tokens of each prompt are no padding; waits for the device.
+    """The number of tokens of each prompt that are no padding; waits for the device.
 
     Args:
         mask: ``[B, T]`` in any dtype, zero where there is padding.

@@ -1,4 +1,4 @@
-"""How much of a device the weights of a model will take during a call, beside what is there."""
+"""The memory that a model's weights will take on a device during a call, beside what is there."""
 
 from __future__ import annotations
 

@@ -42,5 +42,5 @@ class OneThread:
             self._lock.release()
 
     def is_inside(self) -> bool:
-        """Whether this thread is inside."""
+        """Return whether this thread is inside."""
         return self._thread == threading.get_ident()

@@ -72,7 +72,7 @@ class _Swaps(TorchFunctionMode):
             self.end()
 
     def sentence(self) -> str | None:
-        """See `other_attention`."""
+        """The other kernel and the stock one, in words; None where none was exchanged."""
         if not self._made:
             return None
         (stock, other), _ = self._made.most_common(1)[0]

@@ -1,4 +1,4 @@
-"""Where text, audio, conditions and the video stand in a sequence that has them all, packed."""
+"""The places of text, audio, conditions and the video in a packed sequence of them all."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class PaddedTextAdapter(ModelAdapter):
         return self.why_attention_is_dense(arguments) is None
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
-        """How many tokens of each text a caching call keeps, by argument; sums up to the layout's.
+        """The tokens that a caching call keeps of each text, by argument; sums up to the layout's.
 
         Reads each mask once, which waits for the device.
         """
@@ -79,7 +79,7 @@ class PaddedTextAdapter(ModelAdapter):
         add(self._model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def attention(self, layer: int) -> LayerCall:
-        """See `ModelAdapter`.
+        """The self-attention of a layer, in calls whose text is cut.
 
         Raises:
             ValueError: where the text was not cut, so that the mask must not be left out.
@@ -95,7 +95,7 @@ class PaddedTextAdapter(ModelAdapter):
     def cut_entering(
         self, hidden: torch.Tensor, text: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `ModelAdapter`; the video tokens are in order since their latents were."""
+        """This process's share of the tokens; the video's are in order since its latents were."""
         assert self.split is not None
         return self.split.own_grid(hidden, 1), self.own_text(text, 1)
 
@@ -127,7 +127,7 @@ class PaddedTextAdapter(ModelAdapter):
 
 
 def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
-    """How many tokens a mask keeps of each sample, where those are its first ones.
+    """The tokens that a mask keeps of each sample, where those are its first ones.
 
     Args:
         mask: ``[B, N]``, not 0 where a token is valid. Waits for the device.

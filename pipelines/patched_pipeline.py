@@ -1,4 +1,4 @@
-"""What happens around the calls of a patched pipeline.
+"""The frame around the calls of a patched pipeline.
 
 The transformer sees single calls; only the pipeline knows when a generation begins and ends. So the
 pipeline, too, gets another class at run time, which wraps ``__call__`` and is the stock one in
@@ -49,7 +49,7 @@ class PatchedPipeline(WholePatched):
             return
 
         def interrupt(self: Any) -> bool:
-            """Whether the steps that are left are passed over, and the latents decoded as is."""
+            """True if the remaining steps are passed over, and the latents decoded as they are."""
             interrupted = bool(super(cls, self).interrupt)  # type: ignore[misc]
             if interrupted:
                 getattr(self, CALLS).interrupted()
@@ -111,7 +111,7 @@ class PipelineCalls:
 
     @contextlib.contextmanager
     def generation(self, scheduler: Any) -> Iterator[None]:
-        """As `around`, for a loop of the user's with a scheduler; None: that of the pipeline."""
+        """Like `around`, for a loop of the user's with a scheduler; None: that of the pipeline."""
         with self._generation(self._loop.others(scheduler)):
             yield
 
@@ -185,7 +185,7 @@ def _by_name(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[st
 
 
 def _is_exchanged(pipe: Any, name: str, adapter: ModelAdapter) -> bool:
-    """Whether what the pipeline has under a name is a model that nobody patched."""
+    """Return whether the pipeline has a model under this name that nobody patched."""
     now = getattr(pipe, name, None)
     now = getattr(now, "_orig_mod", now)  # of one that was compiled as a whole since
     return now is not adapter.transformer and ADAPTER not in getattr(now, "__dict__", {})

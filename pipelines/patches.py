@@ -71,7 +71,7 @@ class WholePatched(metaclass=StockLike):
         return cls.chipsparse_base(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What `copy` and `pickle` ask for."""
+        """Refuses `copy` and `pickle`."""
         raise TypeError(
             f"cannot copy or pickle this {type(self).__name__} while chipsparse has it patched; "
             "call chipsparse.disable(pipe) first and enable it again afterwards "

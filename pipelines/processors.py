@@ -15,7 +15,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_a
 
 
 class DispatchingProcessor:
-    """What these processors share."""
+    """The part that these processors share."""
 
     # PyTorch's own attention, as in the stock processor, until somebody names another one.
     _attention_backend: Any = AttentionBackendName.NATIVE
@@ -48,7 +48,7 @@ def dispatch(
 
 
 def is_tag(mask: torch.Tensor | None) -> bool:
-    """Whether an attention mask is a layer's tag (`make_tag`): masks have more dimensions."""
+    """Return whether a mask is a layer's tag (`make_tag`): masks have more dimensions."""
     return mask is not None and mask.ndim == 1
 
 
@@ -93,5 +93,5 @@ def joint_states(
 
 
 def normed(states: torch.Tensor, norm: Any | None) -> torch.Tensor:
-    """What a norm of each head, if there is one, makes of queries or keys."""
+    """Queries or keys behind the norm of each head, if there is one."""
     return states if norm is None else norm(states)

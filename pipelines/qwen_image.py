@@ -50,7 +50,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return patched((1, *latents[1:]), PACKED)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of packed latents ``[B, N, C]`` of the images that ``img_shapes`` names."""
+        """The grids of packed latents ``[B, N, C]``, one for each image in ``img_shapes``."""
         tokens = arguments["hidden_states"].shape[1]
         return fitting(image_grids(arguments["img_shapes"]), tokens)
 
@@ -84,7 +84,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
 
     def masks_text(self, arguments: dict[str, Any]) -> bool:
-        """Where there is a mask, and it only tells a length."""
+        """True for a mask that only tells a length."""
         return arguments.get(TEXT_MASK) is not None and self._valid_length(arguments) is not None
 
     def _cuts_text(self, arguments: dict[str, Any]) -> bool:
@@ -129,7 +129,7 @@ def image_grids(shapes: Any) -> tuple[Grid, ...]:
 
 
 def valid_length(mask: torch.Tensor) -> int | None:
-    """How many of the first text tokens are valid, if no others are, in all samples.
+    """The number of leading text tokens that are valid, if no others are, in all samples.
 
     Args:
         mask: ``[B, T]``, not 0 where a token is valid. Waits for the device.

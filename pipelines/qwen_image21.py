@@ -72,7 +72,7 @@ class QwenImage21Adapter(ModelAdapter):
     # The first step.
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
-        """Whether a call reads the keys of the prompt that an earlier one has kept."""
+        """Return whether a call reads the keys of the prompt that an earlier one has kept."""
         return bool(arguments.get(MODE) == "cached")
 
     def observe(
@@ -95,7 +95,7 @@ class QwenImage21Adapter(ModelAdapter):
     # As many queries as keys.
 
     def attention(self, layer: int) -> LayerCall:
-        """As `ModelAdapter.attention`, with queries of zeros for the keys that are kept."""
+        """The layer's attention, with queries of zeros for the keys that are kept."""
         return partial(self._behind_kept_keys, super().attention(layer))
 
     def _behind_kept_keys(

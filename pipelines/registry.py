@@ -112,7 +112,7 @@ def why_refused(transformer: Any) -> str:
 
 
 def _hands_on(forward: Any, overridden: Any) -> bool:
-    """Whether a method takes all arguments of the one that it overrides, and calls that.
+    """Return whether a method takes all arguments of the one that it overrides, and calls that.
 
     Of one that takes whatever it is given the signature says so, of others their code.
     """

@@ -28,7 +28,7 @@ class SeparateLengths(ModelAdapter):
     _samples: tuple[int, ...] | None = None
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
-        """How long the prompts of a call are in the sequence; None where that is not known."""
+        """The lengths of a call's prompts in the sequence; None where they are not known."""
         raise NotImplementedError
 
     def branches(self) -> int:
@@ -36,12 +36,12 @@ class SeparateLengths(ModelAdapter):
         return self._branches
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """As `ModelAdapter.layout`, with the samples of a call apart."""
+        """The sizes of a call, with its samples separate."""
         return replace(super().layout(arguments), samples=self._samples)
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """As `ModelAdapter.call`, once for each length of prompt where anything may be sparse."""
+        """Runs the transformer once for each length of prompt where anything may be sparse."""
         arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
         self.lengths, self._branches, self._samples = lengths, 1, None
@@ -68,7 +68,7 @@ class SeparateLengths(ModelAdapter):
         return self.wrap_output(output[torch.tensor(order).argsort().to(output.device)], arguments)
 
     def _runs_together(self, arguments: dict[str, Any]) -> bool:
-        """Whether one process alone runs it, and no step of a generation can be sparse."""
+        """Return whether one process alone runs it, and no step of a generation can be sparse."""
         if self.split is not None:
             return False
         return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()

@@ -88,7 +88,7 @@ class StableDiffusion3Adapter(ModelAdapter):
         )
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of latents ``[B, C, H, W]``."""
+        """The grid of latents ``[B, C, H, W]``."""
         _, _, rows, columns = arguments["hidden_states"].shape
         return self.grids(self._model.config, (1, rows, columns))
 

@@ -14,7 +14,7 @@ def joined(streams: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def apart(output: torch.Tensor, shapes: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-    """What `joined` joined.
+    """The parts that `joined` joined.
 
     Args:
         output: ``[B, all numbers of a sample]``.

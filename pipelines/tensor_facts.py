@@ -1,4 +1,4 @@
-"""What was read of tensors, remembered as long as they live and nobody writes to them."""
+"""Facts read of tensors, remembered as long as they live and nobody writes to them."""
 
 from __future__ import annotations
 

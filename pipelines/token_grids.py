@@ -66,7 +66,7 @@ def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
 
 
 def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int:
-    """How many ids, from the first on, lie at these rows and columns seen from the first."""
+    """The number of leading ids that lie at these rows and columns seen from the first."""
     shift = torch.zeros(ids.shape, dtype=torch.int64)
     shift[:, 1], shift[:, 2] = row, column
     # Half precision cannot hold every whole number: round as the pipeline did.

@@ -32,7 +32,7 @@ def uncompiled(model: torch.nn.Module) -> Iterator[None]:
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether a model is compiled as a whole, in its own place: not as what wraps it."""
+    """Return whether a model is compiled as a whole, in its own place and not in a wrapper."""
     if getattr(model, "_compiled_call_impl", None) is not None:
         return True
     forwards = getattr(model, "__dict__", {}).get("forward"), getattr(type(model), "forward", None)
@@ -48,5 +48,5 @@ def compiled_as_a_whole(name: str) -> str:
 
 
 def _original(forward: Any) -> Any:
-    """What a compiled function compiles; None where it is none."""
+    """The function inside a compiled one; None where it is none."""
     return getattr(forward, "_torchdynamo_orig_callable", None)

@@ -18,7 +18,7 @@ MASKED = "the model masks later blocks of frames"
 
 
 class ChronoEditAdapter(WanAdapter):
-    """As Wan; another rotary embedding where two frames stand for more."""
+    """Wan with another rotary embedding where two frames stand for more."""
 
     transformer_class = "ChronoEditTransformer3DModel"
     families = "ChronoEdit: edits of an image, with or without frames in between"
@@ -27,7 +27,7 @@ class ChronoEditAdapter(WanAdapter):
 
 
 class WanVACEAdapter(WanAdapter):
-    """As Wan, with the blocks that see the control video besides, which run first."""
+    """Wan with the blocks that see the control video besides, which run first."""
 
     transformer_class = "WanVACETransformer3DModel"
     families = "Wan VACE 2.1 and 2.2: text, references, masks and control to video"
@@ -40,7 +40,7 @@ class WanVACEAdapter(WanAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """As many layers of control as ``vace_layers`` names."""
+        """The kinds of layers, with those of control that ``vace_layers`` names."""
         layers, width = len(config["vace_layers"]), cls.neurons(config)
         control = LayerKind("control", layers, width, projections=cls.projections + 1)
         return (control, *super().kinds(config))
@@ -53,7 +53,7 @@ class WanVACEAdapter(WanAdapter):
 
 
 class WanAnimateAdapter(WanAdapter):
-    """As Wan; each frame is put in order by itself, since faces are seen frame by frame."""
+    """Wan whose frames are each put in order, since faces are seen frame by frame."""
 
     transformer_class = "WanAnimateTransformer3DModel"
     families = "Wan 2.2 Animate: a character follows a video, or takes a place in it"
@@ -81,7 +81,7 @@ class WanAnimateAdapter(WanAdapter):
 
 
 class SkyReelsV2Adapter(WanAdapter):
-    """As Wan. With diffusion forcing, each frame is put in order by itself.
+    """Wan with diffusion forcing, where each frame is put in order by itself.
 
     Then frames have timesteps of their own, which the model repeats for their tokens where no hook
     can order them.
@@ -93,7 +93,7 @@ class SkyReelsV2Adapter(WanAdapter):
     shares_guidance = True
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """As Wan, but for diffusion forcing and for models that mask by frames."""
+        """The grids of a call, one for each frame with diffusion forcing or masks of frames."""
         grids = super().called_grids(arguments)
         if arguments.get("enable_diffusion_forcing"):
             self._refuse_split(
@@ -132,7 +132,7 @@ class SkyReelsV2Adapter(WanAdapter):
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Where attention is masked, it is not ours."""
+        """The reason, where attention is masked and so not ours."""
         return MASKED if masks_frames(config) else super().why_not_split(config)
 
     def _order_timesteps(self, _module: Any, _args: Any, output: tuple[Any, ...]) -> Any:
@@ -141,5 +141,5 @@ class SkyReelsV2Adapter(WanAdapter):
 
 
 def masks_frames(config: Mapping[str, Any]) -> bool:
-    """Whether a SkyReels V2 generates block by block."""
+    """Return whether a SkyReels V2 generates block by block."""
     return bool(config.get("num_frame_per_block", 1) > 1)

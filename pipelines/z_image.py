@@ -60,12 +60,12 @@ class ZImageAdapter(SeparateLengths):
     def sizes(
         cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
     ) -> ModelLayout:
-        """As `ModelAdapter`, the prompt and the image padded as the model does it."""
+        """The sizes, with the prompt and the image padded as the model pads them."""
         others = -math.prod(*grids) % MULTIPLE + padded(text_tokens)
         return super().sizes(config, grids=grids, text_tokens=others, batch=batch)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Of images ``[C, F, H, W]`` of one size."""
+        """The grids of images ``[C, F, H, W]`` of one size."""
         _, frames, rows, columns = arguments["x"][0].shape
         patch, frame_patch = arguments.get("patch_size", 2), arguments.get("f_patch_size", 1)
         return patched((frames, rows, columns), (frame_patch, patch, patch))
@@ -95,11 +95,11 @@ class ZImageAdapter(SeparateLengths):
         return torch.stack(images) if len(images) > 1 else images[0][None]
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int]:
-        """As the model pads them."""
+        """The lengths of the prompts, padded as the model pads them."""
         return [padded(len(text)) for text in arguments["cap_feats"]]
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Where prompts of several lengths are in one call."""
+        """True where prompts of several lengths are in one call."""
         return len(set(self.prompt_lengths(arguments))) > 1
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:

@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: no collection has to look at it again."""
+    """Modules that are imported by now stay: no collection has to look at them again."""
     gc.collect()
     gc.freeze()
 

@@ -49,7 +49,7 @@ WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def _by_number(function: Any, args: Any) -> bool:
-    """Whether it takes entries by their numbers, and not by a mask, which says how many."""
+    """Return whether it takes entries by their numbers, not by a mask, which says how many."""
     if function is not aten.index.Tensor:
         return False
     return all(index is None or index.dtype != torch.bool for index in args[1])
@@ -72,12 +72,11 @@ class TapeRecorder:
         self.recorded = self.launched = self.dangling = self.held = 0
 
     def on(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """See `Capturer`."""
         assert device.type == "cpu", device
         return contextlib.nullcontext()
 
     def capture(self, call: Callable[[], Any]) -> tuple[Any, TapeRecording]:
-        """See `Capturer`; whatever the call wrote to memory not its own is taken back.
+        """Records a call; whatever it wrote to memory not its own is taken back.
 
         Raises:
             RuntimeError: where the call makes the host wait for the device.
@@ -91,26 +90,19 @@ class TapeRecorder:
 
 
 class TapeRecording:
-    """Implements `chipsparse.graphs.step_graph.Capture`.
-
-    Args:
-        recorder: counts what is done.
-        tape: of the call.
-    """
+    """Implements `chipsparse.graphs.step_graph.Capture`; the recorder counts what is done."""
 
     def __init__(self, recorder: TapeRecorder, tape: Tape) -> None:
         self._recorder = recorder
         self._tape: Tape | None = tape
 
     def replay(self) -> None:
-        """See `Capture`."""
         assert self._tape is not None, "launched after it was released"
         self._recorder.launched += 1
         self._recorder.dangling += self._tape.dangles()
         self._tape.play()
 
     def release(self) -> None:
-        """See `Capture`."""
         assert self._tape is not None, "released twice"
         self._tape = None
         self._recorder.held -= 1
@@ -121,15 +113,11 @@ class TapeRecording:
 
 @dataclass
 class Operation:
-    """One operation of a tape.
+    """An operation of PyTorch, or a kernel of ours.
 
-    Attributes:
-        function: of PyTorch, or a kernel of ours.
-        args: its arguments; the tensors among them are aliases, which keep the memory even where
-            the tensor itself is given other memory later.
-        kwargs: likewise.
-        outputs: the leaves of what it returned, in memory that it made and each launch writes anew;
-            None for those in memory that was there before.
+    Tensors among its arguments are aliases: they keep the memory even where the tensor itself is
+    given other memory later. Its outputs are the leaves of its result in memory that it made, which
+    each launch writes anew; None for those in memory that was there before.
     """
 
     function: Callable[..., Any]
@@ -138,7 +126,6 @@ class Operation:
     outputs: list[torch.Tensor | None]
 
     def play(self) -> None:
-        """Runs the operation on the memory of the recording."""
         leaves = pytree.tree_leaves(self.function(*self.args, **self.kwargs))
         for leaf, output in zip(leaves, self.outputs, strict=True):
             if output is not None:
@@ -173,14 +160,13 @@ class Tape:
             self._before.clear()
 
     def play(self) -> None:
-        """Runs all operations."""
         # They were recorded below autocast, which would cast their arguments once more.
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for operation in self._operations:
                 operation.play()
 
     def dangles(self) -> bool:
-        """Whether an operation uses memory that only this tape still holds."""
+        """Return whether an operation uses memory that only this tape still holds."""
         return any(
             torch._C._storage_Use_Count(storage._cdata) <= self._held[number]
             for number, storage in self._outside.items()
@@ -193,14 +179,7 @@ class Tape:
         kwargs: dict[str, Any],
         written: Iterable[torch.Tensor],
     ) -> Any:
-        """Runs an operation and writes it down.
-
-        Args:
-            function: the operation.
-            args: its arguments.
-            kwargs: likewise.
-            written: those that it may write to.
-        """
+        """Runs an operation, which may write to the last tensors, and writes it down."""
         packet = getattr(function, "overloadpacket", None)
         if packet in LITERAL:
             self._adopt(args[0])
@@ -251,9 +230,6 @@ class Writer(TorchDispatchMode):
 
     Operations that are made of others are taken apart, and so are our custom ops, which run Python
     of ours. A call that waits is broken off, as CUDA does.
-
-    Args:
-        tape: is written.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -262,7 +238,6 @@ class Writer(TorchDispatchMode):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Listens to this thread."""
         with _kernels.written_to(self), self:
             yield
 
@@ -320,7 +295,7 @@ _one_recording = threading.Lock()
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """Of the tensor's memory."""
+    """The number of the tensor's memory."""
     return tensor.untyped_storage()._cdata
 
 

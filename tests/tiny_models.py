@@ -150,7 +150,7 @@ def tiny_flux_transformer(*, seed: int = 0, **overrides: Any) -> FluxTransformer
 
 
 def tiny_flux_components(*, seed: int = 0, **overrides: Any) -> dict[str, Any]:
-    """What all FLUX pipelines are made of; `overrides` replace or add components."""
+    """The components of all FLUX pipelines; `overrides` replace or add some."""
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
         "text_encoder": tiny_clip_encoder(seed=seed + 1),

@@ -10,15 +10,16 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.kernels.checks import block_count
-from chipsparse.layout import ModelLayout, Share
+from chipsparse.layout import ModelLayout
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
 from chipsparse.plan import Action, SparsityPlan
@@ -39,8 +40,8 @@ class Exchange:
     """
 
     times: int
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
+    sent: Sequence[int]
+    received: Sequence[int]
     packed: int = 0
 
     def seconds(self, rates: Rates) -> float:
@@ -49,21 +50,16 @@ class Exchange:
         return self.times * (wire + PACKING_PASSES * self.packed / rates.memory)
 
 
-@dataclass(frozen=True)
-class RankShare:
+class RankShare(NamedTuple):
     """The share of a generation that one process has.
 
     Attributes:
         branch: the guidance branch that it computes; None where it computes all.
-        tokens: of a call, outside of attention, those of the text included.
-        text_tokens: how many of them are text.
-        share: the same for a layout; None where it has all of a call.
+        layout: of the generation, with its own share of a call's tokens and heads.
     """
 
     branch: int | None
-    tokens: int
-    text_tokens: int
-    share: Share | None
+    layout: ModelLayout
 
 
 @dataclass(frozen=True)
@@ -97,34 +93,28 @@ class Sharing:
         return cut_sequence(self.plan.layout, self.parallel.ulysses, rows)
 
     @property
-    def heads(self) -> tuple[int, ...]:
-        """The attention heads of those that share a call."""
-        return shares(self.plan.layout.heads, self.parallel.ulysses)
-
-    @property
     def calls(self) -> int:
         """Transformer calls per step of one process."""
         return max(1, self.branches // self.parallel.guidance)
 
     def ranks(self) -> list[RankShare]:
         """Return the share of each process; those that share a call follow each other."""
-        whole = self.parallel.ulysses == 1
-        return [
-            RankShare(
-                branch if self.parallel.guidance > 1 else None,
-                self.cut.tokens[place],
-                self.cut.text[place],
-                None if whole else self._share(place),
-            )
-            for branch in range(self.parallel.guidance)
-            for place in range(self.parallel.ulysses)
-        ]
+        layouts = [self.plan.layout]
+        if self.parallel.ulysses > 1:
+            layouts = [self._layout(place) for place in range(self.parallel.ulysses)]
+        branches = [None] if self.parallel.guidance == 1 else range(self.parallel.guidance)
+        return [RankShare(branch, layout) for branch in branches for layout in layouts]
 
-    def _share(self, place: int) -> Share:
-        share = on_rank(self.plan.layout, self.cut, place).share
-        assert share is not None
-        tokens, grid_tokens = self.cut.tokens[place], self.cut.grid[place]
-        return replace(share, heads=self.heads[place], tokens=tokens, grid_tokens=grid_tokens)
+    def _layout(self, place: int) -> ModelLayout:
+        layout = on_rank(self.plan.layout, self.cut, place)
+        assert layout.share is not None
+        share = replace(
+            layout.share,
+            heads=shares(layout.heads, self.parallel.ulysses)[place],
+            tokens=self.cut.tokens[place],
+            grid_tokens=self.cut.grid[place],
+        )
+        return replace(layout, share=share)
 
     def exchanges(self, action: Action) -> list[Exchange]:
         """Return what is sent in a step of this action."""
@@ -134,50 +124,40 @@ class Sharing:
         return exchanges
 
     def _of_calls(self) -> list[Exchange]:
-        layout, ranks = self.plan.layout, self.parallel.ulysses
+        """Return what the processes of a call send, the same for each guidance branch."""
+        layout, ranks, groups = self.plan.layout, self.parallel.ulysses, self.parallel.guidance
         unit = layout.batch * layout.head_dim * self.dtype.itemsize
-        places = list(zip(self.cut.tokens, self.heads, strict=True))
+        places = list(zip(self.cut.tokens, shares(layout.heads, ranks), strict=True))
         # Each process's own tokens of the others' heads, and the others' tokens of its own heads.
-        given = [unit * tokens * (layout.heads - heads) for tokens, heads in places]
-        taken = [unit * (layout.tokens - tokens) * heads for tokens, heads in places]
+        given = [unit * tokens * (layout.heads - heads) for tokens, heads in places] * groups
+        taken = [unit * (layout.tokens - tokens) * heads for tokens, heads in places] * groups
         packed = unit * max(max(n * layout.heads, layout.tokens * h) for n, h in places)
         row = layout.batch * layout.width * self.dtype.itemsize
-        gathered = [(ranks - 1) * max(self.cut.grid) * row] * ranks  # all send as much
+        gathered = [(ranks - 1) * max(self.cut.grid) * row] * ranks * groups  # all send as much
         layers = self.calls * layout.layers
         return [
-            self._everywhere(layers, [3 * n for n in given], [3 * n for n in taken], 3 * packed),
-            self._everywhere(layers, taken, given, packed),
-            self._everywhere(self.calls, gathered, gathered),
+            Exchange(layers, [3 * n for n in given], [3 * n for n in taken], 3 * packed),
+            Exchange(layers, taken, given, packed),
+            Exchange(self.calls, gathered, gathered),
         ]
 
-    def _everywhere(
-        self, times: int, sent: list[int], received: list[int], packed: int = 0
-    ) -> Exchange:
-        """Return an exchange that the processes of each guidance branch make."""
-        groups = self.parallel.guidance
-        return Exchange(times, (*sent,) * groups, (*received,) * groups, packed)
-
     def _of_branches(self, action: Action) -> list[Exchange]:
-        layout, dtype, ranks = self.plan.layout, self.dtype, self.parallel.ulysses
-        output = layout.batch * layout.grid_tokens * self.output_channels * dtype.itemsize
-        swapped = (output,) * self.parallel.ranks
+        layout, ranks = self.plan.layout, self.parallel.ulysses
+        output = layout.batch * layout.grid_tokens * self.output_channels * self.dtype.itemsize
+        swapped = [output] * self.parallel.ranks
         exchanges = [Exchange(1, swapped, swapped)]
         layers = set(range(layout.layers)) - set(self.dense)
         sparse = sum(self.plan.is_sparse(layer, "attention") for layer in layers)
         if action is Action.REFRESH and sparse:
-            chosen = [self._column_bytes(self.layout_of(rank)) for rank in self.ranks()[:ranks]]
+            chosen = [self._column_bytes(rank.layout) for rank in self.ranks()[:ranks]]
             none = [0] * ranks
-            exchanges.append(Exchange(sparse, (*chosen, *none), (*none, *chosen)))
+            exchanges.append(Exchange(sparse, chosen + none, none + chosen))
         return exchanges
 
     def _column_bytes(self, layout: ModelLayout) -> int:
         """Bytes of the columns that a layer keeps, a bit for each."""
         blocks = block_count(layout.own_query_rows, self.plan.config.block_size)
         return layout.batch * layout.own_heads * blocks * -(-layout.tokens // 8)
-
-    def layout_of(self, rank: RankShare) -> ModelLayout:
-        """Return the layout with the share of one process."""
-        return replace(self.plan.layout, share=rank.share)
 
     def sent_bytes(self, action: Action) -> list[int]:
         """Return the bytes that leave each process in a step."""

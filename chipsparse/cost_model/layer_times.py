@@ -10,7 +10,7 @@ A layer's time is the sum of
 
 Left out: attention to a prompt beside the sequence, and the embeddings. For all layers of
 FLUX.1-dev at 1280x768 on an H200 it gives 126, 144 and 78 ms dense, at a refresh and sparse;
-measured were 124, 144 and 76 (benchmarks/results/transformer_step_h200.json).
+measured were 126, 145 and 76 (benchmarks/results/full_size_fp8_h200.json).
 
 A part of a layer pays if its sparse step saves enough of a dense one in any case: `PartSeconds`.
 Small layers take longer than their operations, so floors and fixed times are added, and what the

@@ -4,20 +4,28 @@ A report has two lists of sentences. *Fallbacks* are what runs dense, or denser 
 the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
 knowing: slower copies, another tile order, a cache that lives elsewhere than planned. A generation
 in which nothing at all is sparse or skipped has a sentence of its own, and the user is warned.
+
+The same classes are filled during the calls, written by `GenerationReport.to_dict`, and read from
+files by pydantic. Times are in seconds, sizes in bytes, shares between 0 and 1; None is not known.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import torch
+from pydantic import Field, GetPydanticSchema, PlainSerializer, TypeAdapter
 
+from chipsparse.common.bounded import Count, Index, Number
+from chipsparse.common.machine import package_version
 from chipsparse.common.user_warnings import warn_user
+from chipsparse.common.version import __version__
 from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import CACHED, Action, SparsityPlan
@@ -58,6 +66,30 @@ class StepTimer:
         return self._seconds
 
 
+def _seconds(timer: StepTimer | float | None) -> float | None:
+    return timer.seconds() if isinstance(timer, StepTimer) else timer
+
+
+T = TypeVar("T")
+# A field that is neither written nor read.
+InMemory: TypeAlias = Annotated[
+    T, GetPydanticSchema(lambda _, handler: handler(Any)), Field(exclude=True)
+]
+# Fields that files have as numbers. A record waits for the device when it is written.
+Time: TypeAlias = Annotated[
+    StepTimer | float | None,
+    GetPydanticSchema(lambda _, handler: handler(Number | None)),
+    PlainSerializer(_seconds),
+    Field(alias="seconds"),
+]
+Share: TypeAlias = Annotated[
+    torch.Tensor | float,
+    GetPydanticSchema(lambda _, handler: handler(Number)),
+    PlainSerializer(float),
+    Field(alias="kept"),
+]
+
+
 @dataclass
 class LayerRecord:
     """A layer's attention or feed-forward layer in one transformer call.
@@ -76,15 +108,15 @@ class LayerRecord:
         bytes_to_host: bytes of them that went there.
     """
 
-    layer: int
+    layer: Index
     part: Part
     action: Action
-    computed: torch.Tensor | float = 1.0
+    computed: Share = 1.0
     backend: str = "model"
     reason: str | None = None
-    timer: StepTimer | None = None
-    bytes_to_device: int = 0
-    bytes_to_host: int = 0
+    timer: Time = None
+    bytes_to_device: Count = 0
+    bytes_to_host: Count = 0
 
     @property
     def kept(self) -> float:
@@ -94,7 +126,7 @@ class LayerRecord:
     @property
     def seconds(self) -> float | None:
         """Its time in seconds; None where it was not measured or did not come to its end."""
-        return None if self.timer is None else self.timer.seconds()
+        return _seconds(self.timer)
 
 
 @dataclass
@@ -106,6 +138,7 @@ class StepRecord:
         steps_total: number of steps where known.
         branch: guidance branch.
         action: what the call did.
+        timer: its time; None where it was skipped.
         bytes_to_device: bytes of caches that came from host memory.
         bytes_to_host: bytes of caches that went there.
         cache_bytes: what the caches of its transformer held behind it, wherever they live.
@@ -125,17 +158,17 @@ class StepRecord:
         plan: of its generation and branch; None where chipsparse only looked on.
     """
 
-    step: int
-    steps_total: int | None
+    step: Index
+    steps_total: Index | None
     branch: str
     action: Action
-    timer: StepTimer | None = None
-    bytes_to_device: int = 0
-    bytes_to_host: int = 0
-    cache_bytes: int = 0
-    host_bytes: int = 0
-    allocated_bytes: int | None = None
-    peak_allocated_bytes: int | None = None
+    timer: Time = None
+    bytes_to_device: Count = 0
+    bytes_to_host: Count = 0
+    cache_bytes: Count = 0
+    host_bytes: Count = 0
+    allocated_bytes: Count | None = None
+    peak_allocated_bytes: Count | None = None
     transformer: str = ""
     layers: list[LayerRecord] = field(default_factory=list, repr=False)
     finished: bool = False
@@ -143,8 +176,8 @@ class StepRecord:
     forecast: bool = False
     corrected: bool = False
     restarted: bool = False
-    generation: int = 0
-    plan: SparsityPlan | None = field(default=None, repr=False)
+    generation: Index = 0
+    plan: InMemory[SparsityPlan | None] = field(default=None, repr=False)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -154,7 +187,7 @@ class StepRecord:
     @property
     def seconds(self) -> float:
         """Time of the transformer call in seconds (0 for one that was skipped or broke off)."""
-        return 0.0 if self.timer is None else self.timer.seconds() or 0.0
+        return _seconds(self.timer) or 0.0
 
     @property
     def used_caches(self) -> bool:
@@ -162,23 +195,22 @@ class StepRecord:
         sparse = self.replayed or any(layer.action is Action.SPARSE for layer in self.layers)
         return self.action is Action.SKIP or sparse
 
-    def fractions(self, part: Part) -> list[float]:
-        """Return the share that each layer computed whose part ran sparse."""
-        return [
-            layer.kept
-            for layer in self.layers
-            if layer.part == part and layer.action is Action.SPARSE
-        ]
-
     @property
     def attention_kept(self) -> float | None:
         """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
-        return _mean(self.fractions("attention"))
+        return self._mean_kept("attention")
 
     @property
     def mlp_kept(self) -> float | None:
         """Mean share of MLP neurons computed, over layers; None where nothing ran sparse."""
-        return _mean(self.fractions("mlp"))
+        return self._mean_kept("mlp")
+
+    def _mean_kept(self, part: Part) -> float | None:
+        return mean(
+            layer.kept
+            for layer in self.layers
+            if layer.part == part and layer.action is Action.SPARSE
+        )
 
 
 @dataclass(frozen=True)
@@ -186,14 +218,45 @@ class PipelineFacts:
     """The pipeline of a report.
 
     Attributes:
-        pipeline_class: its class.
+        class_name: its class; None where it is not known.
         location: the folder or hub name that it was loaded from, or None.
         transformers: the class of each of its patched transformers, by the pipeline's name for it.
     """
 
-    pipeline_class: str
-    location: str | None
-    transformers: Mapping[str, str]
+    class_name: str | None = None
+    location: str | None = None
+    transformers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Device:
+    """The type ("cuda", "cpu") and the name of a device."""
+
+    type: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedSteps:
+    """The plan of one transformer, as files have it.
+
+    Attributes:
+        schedule: the schedule in words.
+        actions: the planned action of every step; None where the number of steps is not known.
+        layout: the `ModelLayout` of its last call, with tokens and layers.
+    """
+
+    schedule: str = ""
+    actions: list[Action] | None = None
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: SparsityPlan) -> PlannedSteps:
+        """Return a plan in words and numbers."""
+        layout = plan.layout
+        sizes = {**dataclasses.asdict(layout), "tokens": layout.tokens, "layers": layout.layers}
+        actions = None if plan.steps is None else list(plan.actions())
+        return cls(plan.describe(), actions, sizes)
 
 
 @dataclass
@@ -205,10 +268,11 @@ class GenerationReport:
     Attributes:
         strict: whether a fallback raises `FallbackError`.
         layer_times: whether the time of each layer is measured.
-        pipeline: what it is about, where known.
-        config: what was asked for, where known before the first call.
-        quality: the name of that among the qualities of a profile, where it has one.
         in_call: whether the next record is made within a call of the pipeline.
+        config: what was asked for, where known before the first call.
+        plans: what was planned for each transformer that was called, by its name.
+        pipeline: what it is about, where known.
+        quality: the name of the config among the qualities of a profile, where it has one.
         generation: number of the last one, from 1.
         steps: one record per transformer call, in order.
         fallbacks: one sentence for everything that runs dense, or denser than the config asks.
@@ -217,38 +281,41 @@ class GenerationReport:
             would help; None where one is, or none is wanted. Known before the first step wherever
             it can be, and settled when the pipeline's call ends.
         error: the exception that ended the generation in a transformer call, or None.
-        plans: what was planned for each transformer that was called, by its name.
         device: where they ran.
-        dtype: of the hidden states, where anything is sparse.
+        dtype: of the hidden states, such as "bfloat16", where anything is sparse.
         backends: the kernel backend that each op ran on; several where layers differ.
         passed_over: for each op the faster backends that did not run, with the reason.
         cache_bytes: the largest size that the caches had, in bytes, wherever they live.
         host_bytes: how much of it was in host memory beside the device.
         kept_columns: what layers kept when `Handle.kept_columns` was last asked.
+        versions: in a file: of chipsparse, python, torch, triton and diffusers.
+        transformers: in a file: what was planned for each transformer, by its name.
     """
 
-    strict: bool = False
-    layer_times: bool = False
-    pipeline: PipelineFacts | None = None
-    config: SparsityConfig | None = None
+    strict: InMemory[bool] = False
+    layer_times: InMemory[bool] = False
+    in_call: InMemory[bool] = False
+    config: InMemory[SparsityConfig | None] = None
+    plans: InMemory[dict[str, SparsityPlan]] = field(default_factory=dict)
+    pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     quality: str | None = None
-    in_call: bool = False
-    generation: int = 0
+    generation: Count = 0
     steps: list[StepRecord] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     nothing_sparse: str | None = None
     error: str | None = None
-    plans: dict[str, SparsityPlan] = field(default_factory=dict)
-    device: torch.device | None = None
-    dtype: torch.dtype | None = None
+    device: Device | None = None
+    dtype: str | None = None
     backends: dict[str, str] = field(default_factory=dict)
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
-    cache_bytes: int = 0
-    host_bytes: int = 0
+    cache_bytes: Count = 0
+    host_bytes: Count = 0
     kept_columns: list[KeptColumns] = field(default_factory=list)
-    _warned: bool = field(default=False, init=False, repr=False)
-    _begun: bool = field(default=False, init=False, repr=False)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    transformers: Mapping[str, PlannedSteps] = field(default_factory=dict)
+    _warned: InMemory[bool] = field(default=False, repr=False)
+    _begun: InMemory[bool] = field(default=False, repr=False)
 
     def begin(self, generation: int, record: StepRecord) -> None:
         """Add a record; the first of a call, or of another loop's generation, clears others."""
@@ -280,11 +347,13 @@ class GenerationReport:
                 self._warn_of_nothing(sentence)
 
     def _clear(self) -> None:
-        self.steps, self.fallbacks, self.notes, self.nothing_sparse = [], [], [], None
-        self.error, self.plans, self.device, self.dtype = None, {}, None, None
-        self.backends, self.passed_over = {}, {}
-        self.cache_bytes = self.host_bytes = 0
-        self.kept_columns = []
+        """Forget the call, and keep what is known of the pipeline."""
+        empty = GenerationReport()
+        for name in (
+            *("plans", "steps", "fallbacks", "notes", "nothing_sparse", "error", "device", "dtype"),
+            *("backends", "passed_over", "cache_bytes", "host_bytes", "kept_columns"),
+        ):
+            setattr(self, name, getattr(empty, name))
 
     def all_dense(self, *others: str) -> str | None:
         """Return that nothing runs sparse for the reasons noted and these; None without any."""
@@ -297,9 +366,9 @@ class GenerationReport:
         Raises:
             FallbackError: if that is so and the run is strict.
         """
-        *before, _ = self.steps
-        if any(each.transformer == record.transformer or each.action in CACHED for each in before):
-            return
+        for before in self.steps[:-1]:
+            if before.transformer == record.transformer or before.action in CACHED:
+                return
         sentence = why_nothing(plan, record.step, record.transformer)
         if sentence is not None:
             self.run_dense(sentence)
@@ -391,15 +460,53 @@ class GenerationReport:
         return as_html(facts(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of `chipsparse.report.record.ReportRecord` in types of JSON.
+        """Return all of it in types of JSON, as files have it, with versions, plans and sums.
 
         May be called at any time; waits for a device that has not yet finished.
         """
-        from chipsparse.report.record import record_of
+        planned = {name: PlannedSteps.of(plan) for name, plan in self.plans.items()}
+        config = next((plan.config for plan in self.plans.values()), self.config)
+        written: dict[str, Any] = TypeAdapter(GenerationReport).dump_python(
+            replace(self, versions=versions(), transformers=planned), mode="json", by_alias=True
+        )
+        asked = None if config is None else dataclasses.asdict(config)
+        written["config"] = TypeAdapter(Any).dump_python(asked, mode="json")
+        return {"kind": "report", **written, "totals": self._totals()}
 
-        values: dict[str, Any] = json.loads(record_of(self).model_dump_json())
-        return values
+    def _totals(self) -> dict[str, Any]:
+        """Return sums over all calls, and means over those that ran sparse."""
+        by_action: dict[str, float] = {}
+        for step in self.steps:
+            by_action[step.action.value] = by_action.get(step.action.value, 0.0) + step.seconds
+        times: dict[Part, float | None] = {"attention": None, "mlp": None}
+        for layer in (layer for step in self.steps for layer in step.layers):
+            if layer.seconds is not None:
+                times[layer.part] = (times[layer.part] or 0.0) + layer.seconds
+        return {
+            "steps": dict(self.actions()),
+            "calls": len(self.steps),
+            "seconds": sum(step.seconds for step in self.steps),
+            "seconds_by_action": by_action,
+            "attention_seconds": times["attention"],
+            "mlp_seconds": times["mlp"],
+            "attention_kept": mean(step.attention_kept for step in self.steps),
+            "mlp_kept": mean(step.mlp_kept for step in self.steps),
+            "bytes_to_device": sum(step.bytes_to_device for step in self.steps),
+            "bytes_to_host": sum(step.bytes_to_host for step in self.steps),
+        }
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def versions() -> dict[str, str | None]:
+    """Return the versions that numbers depend on; None for what is not installed."""
+    return {
+        "chipsparse": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: package_version(name) for name in ("triton", "diffusers")},
+    }
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None without any."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

@@ -8,11 +8,18 @@ from typing import NamedTuple
 
 import torch
 
+from chipsparse.common.machine import device_name
 from chipsparse.config import PARTS, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import part_name
-from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, StepTimer
+from chipsparse.report.generation import (
+    Device,
+    GenerationReport,
+    LayerRecord,
+    StepRecord,
+    StepTimer,
+)
 
 
 class Traffic(NamedTuple):
@@ -39,8 +46,10 @@ class CallRecorder:
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
         """Open a call."""
-        self._report.plans[record.transformer], self._report.device = plan, device
-        record.plan = plan
+        report = self._report
+        report.plans[record.transformer] = record.plan = plan
+        if report.device is None:
+            report.device = Device(device.type, device_name(device))
         self._call = record, plan, device
         self._dense_now = {}
 
@@ -74,13 +83,12 @@ class CallRecorder:
         """
         assert self._call is not None
         record, _, device = self._call
-        entry = LayerRecord(layer, part, Action.DENSE, reason=reason)
+        timer = StepTimer(device) if self._report.layer_times else None
+        entry = LayerRecord(layer, part, Action.DENSE, reason=reason, timer=timer)
         record.layers.append(entry)
-        if self._report.layer_times:
-            entry.timer = StepTimer(device)
         yield entry
-        if entry.timer is not None:
-            entry.timer.stop()
+        if timer is not None:
+            timer.stop()
 
     def choices(
         self, kind: tuple[object, ...], choose: Callable[[], Mapping[str, Choice]]
@@ -115,12 +123,16 @@ class CallRecorder:
         _count_traffic(record, traffic)
         record.finished = finished
         if finished and record.action is not Action.SKIP and not plan.is_dense():
-            self._add_unseen(record, plan)
-            if self._report.strict and record.action is Action.SPARSE:
-                self._check_unseen(record, plan)
+            unknown = self._add_unseen(record, plan)
+            if unknown and self._report.strict and record.action is Action.SPARSE:
+                layer, part = unknown[0]
+                self._report.fall_back(
+                    f"{part_name(part)} of layer {layer} was computed by the model itself at "
+                    f"step {record.step}, which is sparse, for a reason that is not known"
+                )
 
-    def _add_unseen(self, record: StepRecord, plan: SparsityPlan) -> None:
-        """Add what the model computed by itself.
+    def _add_unseen(self, record: StepRecord, plan: SparsityPlan) -> list[tuple[int, Part]]:
+        """Add what the model computed by itself; return what it computed for no known reason.
 
         A layer of which nothing is known may have been passed over by a block cache.
         """
@@ -132,23 +144,23 @@ class CallRecorder:
             for layer, reason in reasons.get(part, {}).items()
         }
         known = seen | left.keys()
+        missing = []
         for layer in range(plan.layout.layers):
             for part, other in (PARTS, PARTS[::-1]):
+                if (layer, part) in seen:
+                    continue
                 why = left.get((layer, part)) or plan.why_dense(layer, part)
-                if why is not None and (layer, part) not in seen and (layer, other) in known:
+                if (layer, other) in known and why is not None:
                     record.layers.append(LayerRecord(layer, part, Action.DENSE, reason=why))
+                else:
+                    missing.append((layer, part, other))
         if len(record.layers) > len(seen):
             record.layers.sort(key=lambda entry: (entry.layer, PARTS.index(entry.part)))
-
-    def _check_unseen(self, record: StepRecord, plan: SparsityPlan) -> None:
-        seen = {(entry.layer, entry.part) for entry in record.layers}
-        for layer in range(plan.layout.layers):
-            for part, other in (PARTS, PARTS[::-1]):
-                if (layer, part) not in seen and ((layer, other) in seen or not seen):
-                    self._report.fall_back(
-                        f"{part_name(part)} of layer {layer} was computed by the model itself at "
-                        f"step {record.step}, which is sparse, for a reason that is not known"
-                    )
+        return [
+            (layer, part)
+            for layer, part, other in missing
+            if (layer, other) in seen or not record.layers
+        ]
 
 
 def _count_traffic(record: StepRecord, traffic: Mapping[tuple[int, Part], Traffic]) -> None:

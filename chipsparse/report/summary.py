@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from html import escape
 
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.plan import Action
-from chipsparse.report.generation import GenerationReport
+from chipsparse.report.generation import GenerationReport, mean
 
 Facts = list[tuple[str, str]]
 
 
 def facts(report: GenerationReport) -> Facts:
     """Return the facts of a report, most important first, each with its label."""
-    return [
-        *_pipeline(report),
-        *_labelled("quality", [report.quality]),
-        ("steps", _steps(report)),
-        *_shares(report),
-        *_memory(report),
-        *_labelled("warning", [report.nothing_sparse]),
-        *_labelled("dense", report.fallbacks),
-        *_labelled("note", report.notes),
-        *_labelled("error", [report.error]),
-    ]
+    pipeline, rows = report.pipeline, Facts()
+    if pipeline.class_name is not None:
+        words = [
+            pipeline.class_name,
+            "with",
+            ", ".join(dict.fromkeys(pipeline.transformers.values())),
+        ]
+        words += [] if report.device is None else ["on", report.device.type]
+        words += [] if report.dtype is None else ["in", report.dtype]
+        rows.append(("pipeline", " ".join(words)))
+    if report.quality is not None:
+        rows.append(("quality", report.quality))
+    rows.append(("steps", _steps(report)))
+    speedup = estimated_speedup(report)
+    if speedup is not None:
+        gain = f"{speedup:.2f}x as fast as dense, estimated from its fastest full call"
+        rows.append(("gain", gain))
+    kept = {
+        "of the attention's columns": mean(record.attention_kept for record in report.steps),
+        "of the MLPs' neurons": mean(record.mlp_kept for record in report.steps),
+    }
+    shares = [f"{100 * share:.3g} % {name}" for name, share in kept.items() if share is not None]
+    if shares:
+        rows.append(("computed", f"{' and '.join(shares)} at sparse steps"))
+    if report.cache_bytes:
+        host = f", {format_bytes(report.host_bytes)} of it in host memory"
+        at_most = f"{format_bytes(report.cache_bytes)} at most"
+        rows.append(("caches", at_most + (host if report.host_bytes else "")))
+    if report.nothing_sparse is not None:
+        rows.append(("warning", report.nothing_sparse))
+    rows += [("dense", sentence) for sentence in report.fallbacks]
+    rows += [("note", sentence) for sentence in report.notes]
+    if report.error is not None:
+        rows.append(("error", report.error))
+    return rows
+
+
+def _steps(report: GenerationReport) -> str:
+    counts = report.actions()
+    if not counts:
+        return "none yet"
+    places = {
+        name: {record.place for record in report.steps if getattr(record, name)}
+        for name in ("forecast", "corrected")
+    }
+    skipped = ", ".join(f"{len(steps)} {name}" for name, steps in places.items() if steps)
+    texts = [f"{count} {action}" for action, count in counts.most_common()]
+    if skipped:
+        texts = [f"{text} ({skipped})" if text.endswith("skip") else text for text in texts]
+    sections = len({record.generation for record in report.steps})
+    within = f" in {sections} sections" if sections > 1 else ""
+    return f"{counts.total()}{within}: {', '.join(texts)}"
 
 
 def as_text(facts: Facts) -> str:
@@ -60,63 +100,3 @@ def estimated_speedup(report: GenerationReport) -> float | None:
     if total <= 0 or not any(record.used_caches for record in known):
         return None
     return sum(full[record.generation] for record in known) / total
-
-
-def _pipeline(report: GenerationReport) -> Facts:
-    if report.pipeline is None:
-        return []
-    transformers = dict.fromkeys(report.pipeline.transformers.values())
-    where = [] if report.device is None else [f"on {report.device.type}"]
-    dtype = [] if report.dtype is None else [f"in {str(report.dtype).removeprefix('torch.')}"]
-    classes = f"{report.pipeline.pipeline_class} with {', '.join(transformers)}"
-    return [("pipeline", " ".join([classes, *where, *dtype]))]
-
-
-def _steps(report: GenerationReport) -> str:
-    counts = report.actions()
-    if not counts:
-        return "none yet"
-    made = {
-        how: len({record.place for record in report.steps if getattr(record, how)})
-        for how in ("forecast", "corrected")
-    }
-    how = ", ".join(f"{count} {name}" for name, count in made.items() if count)
-    also = {"skip": f" ({how})"} if how else {}
-    by_action = ", ".join(
-        f"{count} {action}{also.get(action, '')}" for action, count in counts.most_common()
-    )
-    sections = len({record.generation for record in report.steps})
-    within = f" in {sections} sections" if sections > 1 else ""
-    return f"{counts.total()}{within}: {by_action}"
-
-
-def _shares(report: GenerationReport) -> Facts:
-    rows: Facts = []
-    speedup = estimated_speedup(report)
-    if speedup is not None:
-        rows.append(
-            ("gain", f"{speedup:.2f}x as fast as dense, estimated from its fastest full call")
-        )
-    parts = {
-        "of the attention's columns": [record.attention_kept for record in report.steps],
-        "of the MLPs' neurons": [record.mlp_kept for record in report.steps],
-    }
-    shares = []
-    for name, kept in parts.items():
-        known = [share for share in kept if share is not None]
-        if known:
-            shares.append(f"{100 * sum(known) / len(known):.3g} % {name}")
-    if shares:
-        rows.append(("computed", f"{' and '.join(shares)} at sparse steps"))
-    return rows
-
-
-def _memory(report: GenerationReport) -> Facts:
-    if not report.cache_bytes:
-        return []
-    host = f", {format_bytes(report.host_bytes)} of it in host memory" if report.host_bytes else ""
-    return [("caches", f"{format_bytes(report.cache_bytes)} at most{host}")]
-
-
-def _labelled(label: str, sentences: Iterable[str | None]) -> Facts:
-    return [(label, sentence) for sentence in sentences if sentence]

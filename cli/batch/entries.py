@@ -16,8 +16,7 @@ from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.prompt_file import check_lines, read_lines
 from chipsparse.cli.batch.record import THUMBNAILS, BatchClip, State
 from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate.job import WARNING, make, prompt_warnings, record_of
-from chipsparse.cli.generate.pipeline import KeptPipeline
+from chipsparse.cli.generate.job import WARNING, KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,19 @@ import typer
 from rich.console import Console
 
 import chipsparse
-from chipsparse.cli.compare.options import MEASURED, CompareOptions, Subject
-from chipsparse.cli.compare.record import Comparison, ShownClip
+from chipsparse.cli.compare.files import write_clip
+from chipsparse.cli.compare.options import MEASURED, CompareOptions
+from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.rows import OURS, Row, differences
 from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.panels import difference_rows, stack_panels
+from chipsparse.cli.media.panels import Panel
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
 from chipsparse.cli.request import (
     Request,
-    choose_profile,
-    device_name,
-    out_of_range_text,
     required_profile,
     resolve,
     working,
@@ -41,22 +39,26 @@ from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import counted, sharing_text
-from chipsparse.common.machine import package_version
+from chipsparse.common.machine import device_name, package_version
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
-from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
+from chipsparse.profiles.profile import default_profile
 from chipsparse.profiles.tuned_range import digest
 
 PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
 TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
-# Fields of a record that are not sent: texts are in the remarks, without folders.
+PACKAGES = ("diffusers", "transformers", "triton")
+# Rows have these texts of their clips among their remarks.
 UNSENT: dict[str, Any] = {"fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
+
+
+# Two configs.
 
 
 def compare_configs(options: CompareOptions) -> None:
@@ -65,30 +67,23 @@ def compare_configs(options: CompareOptions) -> None:
     Keeps the finished prompts where the user interrupts after two: that many give intervals.
     """
     rank, code = this_rank(options), 0
-    sides = dict(zip("AB", options.subjects, strict=True))
     with working(options, rank) as (model, device, dtype, display):
-
-        def request_of(subject: Subject) -> Request:
-            return resolve(
-                dataclasses.replace(options, config=subject.path, quality=subject.quality),
+        requests = {
+            name: resolve(
+                dataclasses.replace(options, **config),
                 model=model,
                 device=device,
                 dtype=dtype,
                 parallel=rank.parallel,
                 instead="configs are compared on prompts alone",
             )
-
-        requests = {side: request_of(s) for side, s in sides.items() if s.kind != DENSE}
-        first, last = (list(requests.values())[place] for place in (0, -1))
+            for name, config in options.configs.items()
+            if not config.get("dense")
+        }
+        first, last = next(iter(requests.values())), next(reversed(requests.values()))
         _check_settings(first, last)
         video = model.accepts("num_frames")
-        samples = first_prompts(
-            options.prompts,
-            bundled=shapes(video=video),
-            usual=PAIR_PROMPTS,
-            count=options.count,
-            seed=options.seed,
-        )
+        samples = _samples(options, shapes(video=video), PAIR_PROMPTS)
         if len(samples) < LEAST_VALUES:
             raise UserError(
                 f"{options.prompts} has {counted(len(samples), 'prompt')}; intervals need at least "
@@ -98,78 +93,60 @@ def compare_configs(options: CompareOptions) -> None:
             media.check_kind(options.output, video=video)
         if rank.starts:
             return start_others("compare", options, rank.ranks)
-        names = {side: f"{side}: {name_of(subject.text)}" for side, subject in sides.items()}
-        outside = {
-            side: out_of_range_text(each.profile, each.out_of_range)
-            for side, each in requests.items()
-            if each.profile is not None and each.out_of_range
-        }
-        for note in outside.values():
-            display.tell(f"chipsparse: warning: {note}")
-        prompts = [sample.prompt for sample in samples]
+        remarks = {name: request.warnings for name, request in requests.items()}
+        for warning in dict.fromkeys(itertools.chain(*remarks.values())):
+            display.tell(f"chipsparse: warning: {warning}")
         profiles = [request.profile for request in requests.values()]
+        prompts = [sample.prompt for sample in samples]
         rank = meet(rank, device, called(options, *profiles, prompts=prompts))
-        maker = _maker(first, display)
-        experiment = Experiment(maker, samples, Store(ranks=rank), per_frame=True)
         ways = [
             sparse_way(
-                names[side],
+                name,
                 request.profile,
                 parallel=rank.parallel,
-                method=names[side],
-                setting=request.profile.source,
+                method=name,
+                setting=name_of(request.profile.source),
             )
-            for side, request in requests.items()
+            for name, request in requests.items()
             if request.profile is not None
         ]
+        store = Store(ranks=rank)
+        experiment = Experiment(_maker(first, display), samples, store, per_frame=True)
         experiment.plan(ways)
-        worst: tuple[float, dict[str, Any]] = math.inf, {}
-        done = 0
+        common = _environment(first, options, rank)
+        names = [DENSE, *requests]
+        result, shown = None, list[Panel]()  # of the prompt that is farthest from dense
         for sample in samples:
             try:
                 clips = list(experiment.run(ways, [sample]))
             except KeyboardInterrupt as error:
-                if done < LEAST_VALUES:
+                if sample.index < LEAST_VALUES:
                     raise
                 code = exit_code(error)
                 break
-            done += 1
-            lowest = _lowest([clip.record for clip in clips])
-            if not worst[1] or lowest < worst[0]:
-                worst = lowest, {clip.way.name: clip.frames for clip in clips}
-        if not rank.writes:
+            result = _result(common, experiment, ways, remarks)
+            if result.seed == sample.seed:
+                made = {clip.way.name: clip.generation for clip in clips}
+                shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
+        if not rank.writes or result is None:
             return None
-        shown, unwritten = None, None
+        clips_of = {row.name: row.clips for row in result.rows}
+        sides = [clips_of.get(name, clips_of[DENSE]) for name in options.configs]
+        update: dict[str, Any] = {"sides": [*options.configs], "difference": differences(*sides)}
+    try:
         if options.output is not None:
-            try:
-                with display.stage(f"writing {options.output}"):
-                    shown = _write_clip(worst[1], options)
-            except UserError as error:  # the numbers took longer than the clip
-                unwritten = str(error)
-        remarks = {names[side]: [note] for side, note in outside.items()}
-        result = _result(_environment(first, options), experiment, ways, samples[:done], remarks)
-        by_name = {row.name: row.clips for row in result.rows}
-        a, b = (by_name.get(name, by_name[DENSE]) for name in names.values())
-        result = result.model_copy(
-            update={
-                "sharing": "" if rank.parallel is None else sharing_text(rank.parallel),
-                "sides": list(names.values()),
-                "difference": differences(a, b),
-                "clip": shown,
-                "unwritten": unwritten,
-            }
-        )
-    print_result(result, as_json=options.json)
-    if unwritten is not None:
-        raise UserError(unwritten)
+            dense, *others = shown
+            update["clip"] = write_clip(options.output, dense, others, options, fps=options.rate)
+    finally:  # the numbers took longer than the clip
+        print_result(result.model_copy(update=update), as_json=options.json)
     if code:
         raise typer.Exit(code)
 
 
 def _check_settings(a: Request, b: Request) -> None:
     """Raise `UserError` where both configs ask for other settings."""
-    others = dataclasses.asdict(b.settings)
-    for name, value in dataclasses.asdict(a.settings).items():
+    others = b.settings.model_dump()
+    for name, value in a.settings.model_dump().items():
         if value != others[name]:
             option = OPTION_OF.get(name)
             way = f"give {option}" if option else "make them the same in both files"
@@ -179,12 +156,7 @@ def _check_settings(a: Request, b: Request) -> None:
             )
 
 
-def _write_clip(frames: Mapping[str, Any], options: CompareOptions) -> ShownClip:
-    assert options.output is not None
-    others = [(own, name) for name, own in sorted(frames.items()) if name != DENSE]
-    rows, factor = difference_rows((frames[DENSE], DENSE), others, factor=options.amplify)
-    written = media.write_media({options.output: stack_panels(rows)}, fps=options.rate)
-    return ShownClip(files=[str(file) for file in written[options.output]], amplified=factor)
+# A suite.
 
 
 def run_suite(options: CompareOptions) -> None:
@@ -208,18 +180,12 @@ def run_suite(options: CompareOptions) -> None:
             (folder if folder.is_dir() else folder.parent) / f"suite{suffix}", fps=options.fps
         )
         # The bundled models were trained on scenes of their own.
-        own = shapes(video=video)
-        samples = first_prompts(
-            options.prompts,
-            bundled="suite.txt" if bundled_name(model.location) is None else own,
-            usual=SUITE_PROMPTS,
-            count=options.count,
-            seed=options.seed,
-        )
+        is_bundled = bundled_name(model.location) is not None
+        bundled = shapes(video=video) if is_bundled else "suite.txt"
+        samples = _samples(options, bundled, SUITE_PROMPTS)
         common = _environment(request, options)
-        versions = {name: text for name, text in common["versions"].items() if name != "python"}
         facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
-        facts |= {**common["settings"], **versions, "weights": weights_digest(model)}
+        facts |= {**common["settings"], **common["versions"], "weights": weights_digest(model)}
         store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / "dense")
         maker = _maker(request, display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
@@ -231,46 +197,40 @@ def run_suite(options: CompareOptions) -> None:
             media.write_media({file: frames}, fps=options.rate)
 
         experiment = Experiment(maker, samples, store, describe=described, write=write)
-        also = {} if CALIBRATION in store.measured else {CALIBRATION: 1.0}
+        hidden = {} if options.with_prompts else {"prompt": ""}
         for sample in samples:
+            also = {} if CALIBRATION in store.measured else {CALIBRATION: 1.0}
             experiment.plan(ways, **also)
             for _ in experiment.run(ways, [sample]):
                 pass
-            result = _result(common, experiment, ways, samples)
-            shown = next((each for each in samples if each.seed == result.seed), None)
-            ran = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
-            files = {way.name: clip_file(way, shown, suffix) for way in ran if shown is not None}
-            result = _to_send(result, with_prompts=options.with_prompts, files=files)
+            result = _result(common, experiment, ways, hidden=hidden)
+            shown = [item for item in samples if item.seed == result.seed]
+            made = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
+            files = {way.name: clip_file(way, item, suffix) for way in made for item in shown}
+            result = result.model_copy(update={"files": files})
             _write(folder / TO_SEND, json.dumps(result.to_json(), indent=1, ensure_ascii=False))
         with display.stage(f"writing {folder / PAGE}"):
             _write(folder / PAGE, page([(folder / TO_SEND, result)]))
     print_result(result, as_json=options.json)
     if not options.json:
-        hidden = "" if options.with_prompts else ", without the prompts"
-        made = Facts([("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{hidden}")])
-        print_sections(Console(), [Section("", [made])])
+        without = "" if options.with_prompts else ", without the prompts"
+        made_files = [("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{without}")]
+        print_sections(Console(), [Section("", [Facts(made_files)])])
 
 
-def _ours(options: CompareOptions, request: Request) -> Iterator[Way]:
-    """Yield the named qualities; a profile without any, as of a tuning, is the only way."""
-    profile = choose_profile(options, request.model, optional=True)
-    if profile is not None and not profile.qualities:
-        name = f"{OURS} profile"
-        yield sparse_way(name, profile, cost=0.5, method=OURS, setting=name_of(profile.source))
-        return
+def _ours(options: CompareOptions, request: Request) -> list[Way]:
+    """Return the named qualities; a profile without any, as of a tuning, is the only way."""
+    profile = request.profile or default_profile()
+    if not profile.qualities:
+        setting = name_of(profile.source)
+        return [sparse_way(f"{OURS} profile", profile, cost=0.5, method=OURS, setting=setting)]
+    ways = []
     for quality, cost in QUALITIES.items():
-        name, asked = f"{OURS} {quality}", dataclasses.replace(options, quality=quality)
-        try:
-            profile = required_profile(asked, request.model)
-        except UserError as error:
-            yield Way(name, _refuse, refused=str(error), method=OURS)
-        else:
-            setting = f"--quality {quality}"
-            yield sparse_way(name, profile, cost=cost, method=OURS, setting=setting)
-
-
-def _refuse(pipe: Any) -> Any:
-    raise AssertionError("a refused way is never applied")
+        asked = dataclasses.replace(options, quality=quality)
+        profile, setting = required_profile(asked, request.model), f"--quality {quality}"
+        name = f"{OURS} {quality}"
+        ways.append(sparse_way(name, profile, cost=cost, method=OURS, setting=setting))
+    return ways
 
 
 def clip_file(way: Way, sample: Sample, suffix: str) -> str:
@@ -279,93 +239,101 @@ def clip_file(way: Way, sample: Sample, suffix: str) -> str:
     return f"clips/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
 
 
-def _result(
-    common: Mapping[str, Any],
-    experiment: Experiment,
-    ways: Sequence[Way],
-    samples: Sequence[Sample],
-    remarks: Mapping[str, Sequence[str]] | None = None,
-) -> Comparison:
-    """Return the numbers of the clips that were made so far.
+def _write(file: Path, text: str) -> None:
+    with media.written_whole("--output", file) as half:
+        half.write_text(text, encoding="utf-8")
 
-    Args:
-        remarks: further ones of each way.
-    """
-    rows = []
-    every = (experiment.dense_way, *ways)
-    for way in every:
-        refused = experiment.refusal(way)
-        clips = [] if refused else [r for s in samples if (r := experiment.record(way, s))]
-        fields = {"method": way.method, "setting": way.setting, "refused": refused}
-        rows.append(Row.of(way.name, clips, remarks=(remarks or {}).get(way.name, ()), **fields))
-    missing = (clip.lpips_missing for row in rows for clip in row.clips if clip.lpips_missing)
-    judged = [row.clips for row in rows if row.clips and row.method not in RIVALS]
-    seeds = set.intersection(*({clip.seed for clip in row.clips} for row in rows if row.clips))
-    farthest = min(
-        (clip for clips in judged for clip in clips if clip.seed in seeds),
-        key=lambda clip: _lowest([clip]),
-        default=None,
+
+# Both.
+
+
+def _samples(options: CompareOptions, bundled: str, usual: int) -> list[Sample]:
+    return first_prompts(
+        options.prompts, bundled=bundled, usual=usual, count=options.count, seed=options.seed
     )
-    return Comparison(
-        **common,
-        lpips_missing=next(missing, None),
-        asked=len(experiment.samples),
-        rows=rows,
-        seed=None if farthest is None else farthest.seed,
-    )
-
-
-def _to_send(result: Comparison, *, with_prompts: bool, files: Mapping[str, str]) -> Comparison:
-    """Return the result of a suite without folders, and without prompts if so asked."""
-    hidden = UNSENT if with_prompts else {**UNSENT, "prompt": ""}
-    rows = [
-        row.model_copy(
-            update={
-                "label": row.name.rpartition(" ")[2],
-                "refused": None if row.refused is None else without_folders(row.refused),
-                "remarks": [without_folders(text) for text in row.remarks],
-                "clips": [clip.model_copy(update=hidden) for clip in row.clips],
-            }
-        )
-        for row in result.rows
-    ]
-    missing = result.lpips_missing
-    missing = None if missing is None else without_folders(missing)
-    update = {"rows": rows, "lpips_missing": missing, "files": files}
-    return result.model_copy(update=update)
 
 
 def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
-    settings = request.settings
-    steps = settings.num_inference_steps
-    return ClipMaker(request.load, settings.pipeline_call, steps, display, plain_lines)
+    steps = request.settings.num_inference_steps
+    return ClipMaker(request.load, request.pipeline_call, steps, display, plain_lines)
 
 
-def _lowest(clips: Sequence[ClipRecord]) -> float:
-    return min((clip.psnr_db for clip in clips if clip.psnr_db is not None), default=math.inf)
-
-
-def _environment(request: Request, options: CompareOptions) -> dict[str, Any]:
+def _environment(
+    request: Request, options: CompareOptions, rank: Rank | None = None
+) -> dict[str, Any]:
     """Return the facts that all clips have in common; none of them tells whose machine it was."""
-    model, packages = request.model, ("diffusers", "transformers", "triton")
+    model, parallel = request.model, None if rank is None else rank.parallel
     return {
         "model": name_of(model.location),
         "pipeline_class": model.pipeline_class.__name__,
         "transformer_class": model.transformer_class,
         "transformer_config": digest(model.transformer_config),
-        "settings": dataclasses.asdict(request.settings),
+        "settings": request.settings.model_dump(),
         "flow_shift": options.flow_shift,
         "device": device_name(request.device),
         "dtype": str(request.dtype).removeprefix("torch."),
+        "sharing": "" if parallel is None else sharing_text(parallel),
         "versions": {
             "chipsparse": chipsparse.__version__,
             "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            **{name: package_version(name) for name in packages},
+            **{name: package_version(name) for name in PACKAGES},
         },
     }
 
 
-def _write(file: Path, text: str) -> None:
-    with media.written_whole("--output", file) as half:
-        half.write_text(text, encoding="utf-8")
+def _result(
+    common: Mapping[str, Any],
+    experiment: Experiment,
+    ways: Sequence[Way],
+    remarks: Mapping[str, Sequence[str]] | None = None,
+    hidden: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Return the numbers of the clips that were made so far.
+
+    Args:
+        remarks: further ones of each way.
+        hidden: of a result to send, which has no folders: values in place of those of the clips.
+    """
+    rows, missing = [], None
+    plain = str if hidden is None else without_folders
+    for way in (experiment.dense_way, *ways):
+        refused = experiment.refusal(way)
+        records = [] if refused else [experiment.record(way, item) for item in experiment.samples]
+        clips = [record for record in records if record is not None]
+        row = Row.of(
+            way.name,
+            clips,
+            remarks=(remarks or {}).get(way.name, ()),
+            method=way.method,
+            setting=way.setting,
+            refused=None if refused is None else plain(refused),
+        )
+        missing = next((clip.lpips_missing for clip in clips if clip.lpips_missing), missing)
+        update = {
+            "remarks": [plain(text) for text in row.remarks],
+            "clips": [clip.model_copy(update={**UNSENT, **(hidden or {})}) for clip in clips],
+        }
+        rows.append(row.model_copy(update=update))
+    return Comparison(
+        **common,
+        lpips_missing=None if missing is None else plain(missing),
+        asked=len(experiment.samples),
+        rows=rows,
+        seed=_farthest(rows),
+    )
+
+
+def _farthest(rows: Sequence[Row]) -> int | None:
+    """Return the seed of the prompt in which ours are farthest from dense, of complete ones."""
+    complete = set.intersection(*({clip.seed for clip in row.clips} for row in rows if row.clips))
+    clips = [
+        clip
+        for row in rows
+        if row.method not in RIVALS
+        for clip in row.clips
+        if clip.seed in complete
+    ]
+    lowest = min(
+        clips, key=lambda clip: math.inf if clip.psnr_db is None else clip.psnr_db, default=None
+    )
+    return None if lowest is None else lowest.seed

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
@@ -23,6 +23,7 @@ from chipsparse.cli.options import (
     output_option,
     seed_option,
 )
+from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.profile import ASSETS, profile_classes
 from chipsparse.profiles.qualities import QUALITIES
@@ -32,62 +33,27 @@ MEASURED = "measured.json"  # the results file in the folder of a suite
 OF_FILES = ("A", "B", "--output", "--amplify", "--fps", "--json", "--debug")
 NOT_OF_SUITES = ("A", "B", "--model", "--amplify")
 OWN_PROFILE = "profile"
-CONFIG_SUFFIXES = (".yaml", ".yml")
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One side of a comparison.
-
-    Attributes:
-        text: the argument of the user.
-        path: of the config or the files; None for the stock model and the model's own profile.
-        quality: of that profile; None for its default.
-    """
-
-    text: str
-    kind: Literal["dense", "config", "files"]
-    path: Path | None = None
-    quality: str | None = None
-
-
-def read_subject(text: str) -> Subject:
-    """Return what an argument means, by its name alone.
-
-    ``dense`` is the stock model, ``profile`` the model's own profile, a quality's name that quality
-    of it, the name of a bundled profile that one, what ends in .yaml or .yml a config, and
-    everything else a path of files.
-    """
+def read_config(text: str) -> dict[str, Any] | None:
+    """Return the options that the name of a config stands for; None for that of a file."""
     if text == DENSE:
-        return Subject(text, "dense")
-    if text == OWN_PROFILE or text in QUALITIES:
-        return Subject(text, "config", quality=None if text == OWN_PROFILE else text)
+        return {"dense": True}
+    if text == OWN_PROFILE:
+        return {}
+    if text in QUALITIES:
+        return {"quality": text}
     if text in profile_classes():
-        return Subject(text, "config", ASSETS / "profiles" / f"{text}.yaml")
+        return {"config": ASSETS / "profiles" / f"{text}.yaml"}
     path = Path(text)
-    return Subject(text, "config" if path.suffix.lower() in CONFIG_SUFFIXES else "files", path)
-
-
-def read_subjects(a: str, b: str) -> tuple[Subject, Subject]:
-    """Return both sides; raise `UserError` where one is a config and the other is not."""
-    first, second = read_subject(a), read_subject(b)
-    if (first.kind == "files") != (second.kind == "files"):
-        files, config = (first, second) if first.kind == "files" else (second, first)
-        raise UserError(
-            f"{config.text} is a config and {files.text} is taken for a file; compare two files, "
-            f"or two configs: {DENSE}, {OWN_PROFILE}, a quality, a bundled profile's name, or a "
-            ".yaml file"
-        )
-    if first.kind == second.kind == "dense":
-        raise UserError("both are the stock model; give a config to compare it with")
-    return first, second
+    return {"config": path} if path.suffix.lower() in (".yaml", ".yml") else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(GenerationOptions):
     """What the user typed for `compare`; None where an option was left out.
 
-    `config` and `quality` are those of a side while its profile is looked for.
+    `config`, `quality` and `dense` are those of A or B while its profile is looked for.
     """
 
     a: str | None = argument(
@@ -126,7 +92,7 @@ class CompareOptions(GenerationOptions):
     prompts: Path | None = generation_option(
         help="File with one prompt a line.", shown="bundled ones"
     )
-    count: int | None = generation_option(
+    count: Positive | None = generation_option(
         "--num",
         help="How many of the prompts; of two configs at least 2.",
         shown="all of the file, 8 of the bundled ones, 12 in a suite",
@@ -137,13 +103,28 @@ class CompareOptions(GenerationOptions):
     quality: str | None = None
 
     @cached_property
-    def subjects(self) -> tuple[Subject, Subject]:
-        """A and B; raises `UserError` where they are no pair."""
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """The options of A and of B by their titles; none where both are files.
+
+        Raises `UserError` where they are no pair.
+        """
         if self.a is None or self.b is None:
             raise UserError(
                 "give two files or two configs to compare, or a model with --suite; see --help"
             )
-        return read_subjects(self.a, self.b)
+        a, b = read_config(self.a), read_config(self.b)
+        if a is None and b is None:
+            return {}
+        if a is None or b is None:
+            file, config = (self.a, self.b) if a is None else (self.b, self.a)
+            raise UserError(
+                f"{config} is a config and {file} is taken for a file; compare two files, or two "
+                f"configs: {DENSE}, {OWN_PROFILE}, a quality, a bundled profile's name, or a "
+                ".yaml file"
+            )
+        if self.a == self.b == DENSE:
+            raise UserError("both are the stock model; give a config to compare it with")
+        return {f"A: {name_of(self.a)}": a, f"B: {name_of(self.b)}": b}
 
     @property
     def rate(self) -> float:
@@ -153,14 +134,12 @@ class CompareOptions(GenerationOptions):
     @property
     def folder(self) -> Path:
         """Where everything of a suite lies."""
-        from chipsparse.cli.views.names import name_of
-
         assert self.suite is not None
         name = name_of(self.suite.rstrip("/")).replace("/", "-")
         return self.output or Path(f"suite-{name}")
 
     def check(self) -> None:
-        """Raises `UserError` for what is wrong with any model and on any device."""
+        """Raise `UserError` for what is wrong with any model and on any device."""
         if self.output is None and self.suite is None:
             for name in ("--amplify", "--fps"):
                 self.refuse(name, why="is about --output, and there is none")
@@ -168,7 +147,7 @@ class CompareOptions(GenerationOptions):
             self._check_suite()
         elif self.with_prompts:
             raise UserError("--with-prompts is about a suite; give --suite MODEL, too")
-        elif self.subjects[0].kind == "files":
+        elif not self.configs:
             others = [name for name in self.given() if name not in OF_FILES]
             if others:
                 raise UserError(f"{others[0]} is about generations; A and B are taken for files")
@@ -176,13 +155,9 @@ class CompareOptions(GenerationOptions):
             self._check_configs()
 
     def _check_suite(self) -> None:
-        senseless = [name for name in self.given() if name in NOT_OF_SUITES]
-        if senseless:
-            raise UserError(f"--suite MODEL compares what it compares; leave {senseless[0]} out")
+        self.refuse(*NOT_OF_SUITES, why="is not for a suite, which compares what it compares")
         if (self.gpus or 1) > 1 or self.guidance_parallel is not None:
             raise UserError("--suite compares methods that one GPU runs; leave --gpus out")
-        if self.count is not None and self.count < 1:
-            raise UserError(f"--count {self.count} must be at least 1")
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"--output {self.folder} is a file; a suite fills a folder")
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from chipsparse.cli.compare.rows import (
-    ASKED,
     EIGHT_BITS,
-    FAR_DB,
     FLOOR,
     FRAME_METRICS,
-    LEAST,
-    MOST,
     OURS,
     PASSED,
     QUALITY,
+    Metric,
     Row,
-    Summary,
     clips_table,
     curves_chart,
     intervals_table,
@@ -27,7 +23,7 @@ from chipsparse.cli.compare.rows import (
     zeros_text,
 )
 from chipsparse.cli.generate.record import Settings
-from chipsparse.cli.views.names import name_of
+from chipsparse.cli.views.names import files_text, name_of
 from chipsparse.cli.views.sections import (
     Alert,
     Chart,
@@ -46,9 +42,11 @@ from chipsparse.cli.views.sections import (
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.experiments.records import ClipQuality
+from chipsparse.experiments.statistics import Estimate
 
-QUIET = 1.25
+QUIET = 1.25  # the longest dense time over the shortest
 FEW = 10  # prompts, from which intervals are too narrow
+FAR_DB = 15.0  # a floor that is so far above everything would press it together
 
 
 class ShownClip(Record):
@@ -59,12 +57,10 @@ class ShownClip(Record):
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Return its place, and what its colours mean."""
-        files = self.files
-        text = files[0] if len(files) == 1 else f"{files[0]} to {name_of(files[-1])}"
+        """Its place, and the meaning of its colours."""
         white = -(-255 // self.amplified)
         heat = f"difference x{self.amplified}: white is {white} of 255 or more"
-        return [("written", text), ("heat-map", heat)]
+        return [("written", files_text(self.files)), ("heat-map", heat)]
 
 
 class Comparison(Result):
@@ -80,7 +76,6 @@ class Comparison(Result):
         seed: of the prompt whose clips are shown, the one that is farthest from dense.
         files: of a suite, its clips by row.
         clip: of two configs, its clips side by side.
-        unwritten: why that could not be written.
     """
 
     kind: Literal["comparison"] = "comparison"
@@ -98,11 +93,10 @@ class Comparison(Result):
     asked: Index
     rows: Sequence[Row]
     sides: Sequence[String] = ()
-    difference: Mapping[str, Summary] = {}
+    difference: Mapping[str, Estimate] = {}
     seed: Count | None = None
     files: Mapping[String, String] = {}
     clip: ShownClip | None = None
-    unwritten: String | None = None
 
     @property
     def title(self) -> str:
@@ -110,13 +104,8 @@ class Comparison(Result):
         return ", ".join(self.sides) or f"{self.model}: quality over speed"
 
     @property
-    def dense(self) -> Row:
-        """The row of the stock model."""
-        return self.rows[0]
-
-    @property
     def shown(self) -> list[Row]:
-        """The other rows that have clips."""
+        """The rows that have clips, but dense."""
         return [row for row in self.rows[1:] if row.clips]
 
     @property
@@ -136,23 +125,31 @@ class Comparison(Result):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the numbers and intervals of all rows, charts, frames, notes, and every clip."""
-        pair, rows = bool(self.sides), self.shown
+        pair, rows, dense = bool(self.sides), self.shown, self.rows[0]
         intervals: list[Part] = [
             intervals_table(row.name, row.summary, folded=not pair) for row in rows
         ]
         if pair:
             zeros = Facts([("B - A", zeros_text(self.difference))])
             intervals += [intervals_table("B - A", self.difference, sign=True), zeros]
-        bounds = f"PSNR {LEAST['psnr_db']:g} dB, SSIM {LEAST['ssim']:g}, LPIPS {MOST['lpips']:g}"
+        psnr, ssim, lpips = (metric.bound for metric in QUALITY.values())
+        bounds = f"PSNR {psnr:g} dB, SSIM {ssim:g}, LPIPS {lpips:g}"
         groups = {row.name: [clip.per_frame for clip in row.clips] for row in rows}
-        notes = [note for row in self.rows[1:] for note in row.notes]
         prompts = {
             clip.seed: clip.prompt or f"prompt {place + 1}"
-            for place, clip in enumerate(self.dense.clips)
+            for place, clip in enumerate(dense.clips)
         }
         unsent = "Their texts are sent with --with-prompts only."
+        by_frame = Section(
+            "Frame by frame",
+            [curves_chart(metric, groups) for metric in FRAME_METRICS],
+            "The median over prompts, and the band from the least to the most, against dense. "
+            "Flicker is how much a frame differs from the mean of its neighbours.",
+            where="page",
+            missing="These are images, of one frame each.",
+        )
         return [
-            Section("", self._head()),
+            Section("", self._head(dense)),
             Section(
                 "Quality and speed",
                 [self._chart(metric) for metric in QUALITY],
@@ -177,69 +174,60 @@ class Comparison(Result):
             Section(
                 "Intervals",
                 intervals,
-                "Means and medians over prompts with their 95% bootstrap intervals; all rows were "
-                "resampled together.",
+                "Over prompts, with 95% bootstrap intervals; all rows were resampled together.",
                 where="both" if pair else "page",
             ),
+            *([by_frame] if pair else []),
             Section(
-                "Frame by frame",
-                [curves_chart(metric, groups) for metric in FRAME_METRICS],
-                "The median over prompts, and the band from the least to the most, against dense. "
-                "Flicker is how much a frame differs from the mean of its neighbours.",
-                where="page",
-                missing="These are images, of one frame each." if pair else "",
+                "What there is to say",
+                [Items([note for row in self.rows[1:] for note in row.notes])],
             ),
-            Section("What there is to say", [Items(notes)]),
             Section(
                 "Prompts",
                 [clips_table(rows, prompts)],
-                "" if any(clip.prompt for clip in self.dense.clips) else unsent,
+                "" if any(clip.prompt for clip in dense.clips) else unsent,
                 where="page",
             ),
         ]
 
-    def _head(self) -> list[Part]:
-        seconds = [clip.seconds for clip in self.dense.clips]
+    def _head(self, dense: Row) -> list[Part]:
+        seconds = [clip.seconds for clip in dense.clips]
         count, refused = len(seconds), sum(row.refused is not None for row in self.rows)
-        texts = []
+        alerts = []
         if count < self.asked:
-            texts.append(f"{count} of {self.asked} prompts are made")
+            alerts.append(f"{count} of {self.asked} prompts are made")
         if max(seconds) > QUIET * min(seconds):
-            texts.append(
+            alerts.append(
                 f"the machine was not quiet: dense clips took {seconds_text(min(seconds))} to "
                 f"{seconds_text(max(seconds))}, so speeds mean little"
             )
         if refused:
             rows = counted(len(self.rows) - 1, "row")
-            texts.append(f"{refused} of {rows} did not run; the same command tries them again")
+            alerts.append(f"{refused} of {rows} did not run; the same command tries them again")
         if self.sides and count < FEW:
-            texts.append(
+            alerts.append(
                 f"intervals from {count} prompts are rough and tend to be too narrow; use more"
             )
-        tiles = [
-            Tile(
-                times(row.median("speedup")),
-                row.name,
-                f"PSNR {decibels(q.mean if (q := row.quality('psnr_db')) else None)}, "
-                f"{row.pass_text} pass",
-            )
-            for row in self.shown
-            if self.sides or row.method == OURS
-        ]
+        tiles = []
+        for row in self.shown:
+            if self.sides or row.method == OURS:
+                quality = row.quality("psnr_db")
+                psnr = decibels(None if quality is None else quality.mean)
+                detail = f"PSNR {psnr}, {row.pass_text} pass"
+                tiles.append(Tile(times(row.median("speedup")), row.name, detail))
         kinds = ", ".join(filter(None, (self.transformer_class, self.pipeline_class)))
-        known = ", ".join(f"{name} {text}" for name, text in self.versions.items() if text)
         facts = [
             ("model", f"{name_of(self.model)} ({kinds})"),
             ("settings", self.settings.text(self.flow_shift)),
             ("prompts", f"{count}, each row with the same seeds as dense"),
-            ("dense", f"{seconds_text(self.dense.median('seconds'))} for the denoising loop"),
+            ("dense", f"{seconds_text(dense.median('seconds'))} for the denoising loop"),
             ("device", f"{self.device}, {self.dtype}"),
             ("processes", self.sharing),
-            ("versions", known),
+            ("versions", ", ".join(f"{name} {x}" for name, x in self.versions.items() if x)),
             ("LPIPS", f"not measured: {self.lpips_missing}" if self.lpips_missing else ""),
             *([] if self.clip is None else self.clip.facts),
         ]
-        return [*map(Alert, texts), *tiles, Facts(facts)]
+        return [*map(Alert, alerts), *tiles, Facts(facts)]
 
     def _frames(self) -> Clips:
         """Return the clips of the prompt that is farthest from dense."""
@@ -252,12 +240,12 @@ class Comparison(Result):
         return Clips(names, side_by_side=True, text=farthest, missing=missing)
 
     def _chart(self, metric: str) -> Chart | None:
-        """Return a metric over speed; that of a suite with the floor and the bounds."""
+        """Return a metric over speed; that of a suite with the floor and the bound."""
         levels: list[tuple[float, str]] = []
         if not self.sides:
+            levels = [(QUALITY[metric].bound, "asked for")]
             floor = next((row.quality(metric) for row in self.rows if row.method == FLOOR), None)
             means = [q.mean for row in self.drawn if (q := row.quality(metric)) is not None]
-            levels = [(ASKED[metric], "asked for")]
             if floor is not None and means and floor.mean - max(means) <= FAR_DB:
                 levels.append((floor.mean, "floor"))
         return quality_chart(self.drawn, metric, levels=levels)
@@ -296,10 +284,10 @@ class FilesComparison(Result, ClipQuality):
         tiles = [Tile(decibels(self.psnr_db), "PSNR of B against A")]
         for name in ("ssim", "lpips"):
             if (value := getattr(self, name)) is not None:
-                tiles.append(Tile(f"{value:.4f}", QUALITY[name].title))
+                tiles.append(Tile(QUALITY[name].text(value), QUALITY[name].title))
         return [
             Section("", tiles, where="page"),
-            Section("B against A", self._numbers()),
+            Section("B against A", [self._table(), self._facts()]),
             Section("Frames", [Clips({"A": self.a, "B": self.b}, reference="A")], where="page"),
             Section(
                 "Frame by frame",
@@ -312,48 +300,56 @@ class FilesComparison(Result, ClipQuality):
             ),
         ]
 
-    def _numbers(self) -> list[Part]:
+    def _table(self) -> Table:
+        """Return each metric of the whole clip, and its worst frame."""
         rows = []
         for name, metric in QUALITY.items():
-            form: Callable[[float], str] = decibels if name == "psnr_db" else "{:.4f}".format
-            value = math.inf if name == "psnr_db" and self.identical else getattr(self, name)
-            known = [math.inf if x is None else x for x in self.per_frame.get(name, ())]
-            title = metric.title.partition(",")[0]
-            if value is not None:
-                worst = max(known) if name in MOST else min(known)
-                where = "all" if min(known) == max(known) else str(known.index(worst))
-                rows.append([title, form(value), form(worst), where])
+            whole = math.inf if name == "psnr_db" and self.identical else getattr(self, name)
+            if whole is not None:
+                values = [math.inf if x is None else x for x in self.per_frame.get(name, ())]
+                worst = metric.worst(values)
+                place = "all" if len(set(values)) == 1 else str(values.index(worst))
+                texts = [decibels(x) if name == "psnr_db" else f"{x:.4f}" for x in (whole, worst)]
+                rows.append([metric.name, *texts, place])
             elif name == "ssim":
-                rows.append([title, "frames are too small", "", ""])
-        pixels = f"{self.largest_difference} of 255"
+                rows.append([metric.name, "frames are too small", "", ""])
+        return Table(["", "overall", "worst", "in frame"], rows)
+
+    def _facts(self) -> Facts:
+        same = "none: the same pixels in every frame"
         flicker = ""
         if self.flicker is not None and self.flicker_change is not None:
             change, b = (EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
             flicker = f"A {b - change:.3f}, B {b:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
         lossy = "part of the difference may be the encoder's; PNG files are exact"
-        missing = self.lpips_missing
-        same = "none: the same pixels in every frame"
-        facts = [
-            ("largest difference", same if self.identical else pixels),
-            ("flicker", flicker),
-            ("LPIPS", "" if missing is None else f"not measured: {missing}"),
-            ("compared", f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels"),
-            ("note", f"{' and '.join(self.lossy)}: {lossy}" if self.lossy else ""),
-            *([] if self.clip is None else self.clip.facts),
-        ]
-        return [Table(["", "overall", "worst", "in frame"], rows), Facts(facts)]
+        return Facts(
+            [
+                (
+                    "largest difference",
+                    same if self.identical else f"{self.largest_difference} of 255",
+                ),
+                ("flicker", flicker),
+                ("LPIPS", f"not measured: {self.lpips_missing}" if self.lpips_missing else ""),
+                (
+                    "compared",
+                    f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels",
+                ),
+                ("note", f"{' and '.join(self.lossy)}: {lossy}" if self.lossy else ""),
+                *([] if self.clip is None else self.clip.facts),
+            ]
+        )
 
     def _frames(self) -> Table:
-        titles = {name: metric.title for name, metric in FRAME_METRICS.items()}
-        titles |= {"flicker": "flicker of B, of 255", "flicker_dense": "flicker of A, of 255"}
-        curves = {name: self.per_frame.get(name) for name in titles}
-        columns = {
-            name: [
-                "" if x is None else f"{(EIGHT_BITS if 'flicker' in name else 1.0) * x:.4g}"
-                for x in curve
-            ]
-            for name, curve in curves.items()
-            if curve
+        """Return every metric of every frame."""
+        metrics = {
+            **QUALITY,
+            "flicker": Metric("flicker of B, of 255", ".4g", EIGHT_BITS),
+            "flicker_dense": Metric("flicker of A, of 255", ".4g", EIGHT_BITS),
         }
-        rows = [[str(n), *line] for n, line in enumerate(zip(*columns.values(), strict=True))]
-        return Table(["frame", *(titles[n] for n in columns)], rows, folded="All frames as a table")
+        columns = {
+            metric.title: ["" if x is None else metric.text(x) for x in self.per_frame[name]]
+            for name, metric in metrics.items()
+            if self.per_frame.get(name)
+        }
+        rows = [[str(n), *line] for n, line in enumerate(zip(*columns.values(), strict=False))]
+        return Table(["frame", *columns], rows, folded="All frames as a table")

@@ -58,11 +58,12 @@ from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
-from chipsparse.plan import Action
+from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
+UNTIMED = "times are not estimated"
 
 
 @dataclass(frozen=True)
@@ -101,35 +102,28 @@ class Forecast:
         )
 
 
-@dataclass(frozen=True)
 class Forecaster:
-    """A request on its device.
+    """Forecasts a request with any quality of its profile.
 
-    Attributes:
+    Args:
         request: resolved from the options.
         weights: bytes of all weights.
-        known: rates that decide what runs dense; None where nothing is decided.
-        rates: from which times are estimated; None where they cannot be.
-        why_untimed: why not, one sentence.
     """
 
-    request: Request
-    weights: int
-    known: Rates | None = None
-    rates: Rates | None = None
-    why_untimed: str | None = None
-
-    @classmethod
-    def of(cls, request: Request, weights: int) -> Forecaster:
-        """Measure the rates of a GPU that is here, unless they are known."""
+    def __init__(self, request: Request, weights: int) -> None:
+        self.request, self.weights = request, weights
+        # The first decide what runs dense, and times are estimated from the second ones.
+        self.known: Rates | None = None
+        self.rates: Rates | None = None
+        self.why_untimed: str | None = None
         device, dtype = request.device, request.dtype
-        why = "times are not estimated: the "
         if device.type != "cuda":
-            return cls(request, weights, why_untimed=f"{why}rates of this CPU are not known")
-        if dtype is torch.float32:
-            return cls(request, weights, why_untimed=f"{why}known rates are those of 16-bit types")
-        known = known_rates(device, dtype) if request.here else Rates()
-        return cls(request, weights, known, known or measure_rates(device))
+            self.why_untimed = f"{UNTIMED}: the rates of this CPU are not known"
+        elif dtype is torch.float32:
+            self.why_untimed = f"{UNTIMED}: the known rates are those of 16-bit types"
+        else:
+            self.known = known_rates(device, dtype) if request.here else Rates()
+            self.rates = self.known or measure_rates(device)
 
     def look_ahead(self, profile: Profile, parallel: Parallel | None) -> Forecast:
         """Return the forecast with a profile.
@@ -138,24 +132,19 @@ class Forecaster:
             profile: what is computed when.
             parallel: the processes that share it, which can; None for one.
         """
-        request, rates = self.request, self.known
-        model, dtype, device = request.model, request.dtype, request.device
-        planned, sharing = plan_generation(request.settings, model, profile), None
-        if parallel is not None:
-            config = model.transformer_config
-            channels = config.get("out_channels") or config.get("in_channels", 0)
-            channels *= math.prod(patch_sizes(config))
-            sharing = Sharing(
-                planned.plan, parallel, planned.branches, dtype, output_channels=channels
-            )
-            if parallel.ulysses > 1:  # all plan their memory as the one with the largest share
-                layout = on_rank(planned.plan.layout, sharing.cut, 0)
-                planned = replace(planned, plan=replace(planned.plan, layout=layout))
+        request, dtype, rates = self.request, self.request.dtype, self.known
+        on_gpu = request.device.type == "cuda"
+        planned = plan_generation(request.settings, request.model, profile)
+        sharing = None if parallel is None else _sharing(request, planned, parallel)
+        if sharing is not None and sharing.parallel.ulysses > 1:
+            # All plan their memory as the one with the largest share.
+            layout = on_rank(planned.plan.layout, sharing.cut, 0)
+            planned = replace(planned, plan=replace(planned.plan, layout=layout))
         plan, layers = planned.plan, range(planned.plan.layout.layers)
         calls = planned.branches if sharing is None else sharing.calls
-        captured = device.type == "cuda" and sharing is None and captures(plan, dtype, rates)
+        captured = on_gpu and sharing is None and captures(plan, dtype, rates)
         never = {(layer, part) for part in planned.never for layer in layers}
-        form = fp8_weights(model)
+        form = fp8_weights(request.model)
         fp8 = {} if form is None else dict.fromkeys(layers, form)
         working = working_bytes(
             plan, dtype=dtype, captured=calls if captured else 0, fp8_mlps=fp8.keys()
@@ -169,16 +158,14 @@ class Forecaster:
             slower = slower_parts(times, rates)
         budgets = plan.config.memory
         if request.here:
-            capacity = available(budgets, device, working=working, pending=self.weights)
+            capacity = available(budgets, request.device, working=working, pending=self.weights)
         else:
             capacity = declared(budgets, working=working, pending=self.weights)
         if parallel is not None:  # the processes of a machine share its memory
-            ranks, on_device = parallel.ranks, capacity.device
-            on_device = on_device // ranks if device.type == "cpu" else on_device
-            capacity = replace(capacity, device=on_device, host=capacity.host // ranks)
+            on_device = capacity.device if on_gpu else capacity.device // parallel.ranks
+            capacity = replace(capacity, device=on_device, host=capacity.host // parallel.ranks)
         demand = MemoryDemand(dtype, calls, dense=frozenset(never | slower.keys()))
         memory = plan_memory(plan, capacity, demand)
-        placement = memory.placement
         dense: dict[Part, dict[int, str]] = {part: {} for part in PARTS}
         for layer, part in product(layers, PARTS):
             if part in planned.never:
@@ -187,16 +174,16 @@ class Forecaster:
                 dense[part][layer] = f"{why} in the profile"
             elif (layer, part) in slower:
                 dense[part][layer] = slower[layer, part]
-            elif (layer, part) in placement.recomputed:
-                dense[part][layer] = placement.why_recomputed(layer, part)
+            elif (layer, part) in memory.placement.recomputed:
+                dense[part][layer] = memory.placement.why_recomputed(layer, part)
         if sharing is not None:
             sharing = replace(sharing, dense=frozenset(dense["attention"]))
         estimate, why_untimed = None, self.why_untimed
         if self.rates is not None:
             estimate = estimate_run(
                 plan,
-                moved=partial(placement.moved, plan.config),
-                captured=captured and not placement.host,
+                moved=partial(memory.placement.moved, plan.config),
+                captured=captured and not memory.placement.host,
                 dense_parts=dense,
                 dtype=dtype,
                 branches=planned.branches,
@@ -207,10 +194,17 @@ class Forecaster:
             if estimate.stock < len(layers) * planned.branches * launch:
                 estimate = None
                 why_untimed = (
-                    "times are not estimated: a layer this small computes in less time than the "
-                    f"host takes to launch a sparse one, about {launch * 1e3:.1f} ms"
+                    f"{UNTIMED}: a layer this small computes in less time than the host takes to "
+                    f"launch a sparse one, about {launch * 1e3:.1f} ms"
                 )
         return Forecast(planned, working, memory, times, dense, estimate, why_untimed, sharing)
+
+
+def _sharing(request: Request, planned: PlannedGeneration, parallel: Parallel) -> Sharing:
+    config = request.model.transformer_config
+    channels = config.get("out_channels") or config.get("in_channels", 0)
+    channels *= math.prod(patch_sizes(config))
+    return Sharing(planned.plan, parallel, planned.branches, request.dtype, channels)
 
 
 def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation:
@@ -235,7 +229,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
     assert profile is not None  # none is needed for the unpatched model alone
     weights = count_weights(model, request.dtype)
     weight_bytes = sum(size or 0 for size in weights.values())
-    forecaster = Forecaster.of(request, weight_bytes)
+    forecaster = Forecaster(request, weight_bytes)
     forecast = forecaster.look_ahead(profile, parallel)
     _check_memory(forecast, weight_bytes)
     planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
@@ -273,7 +267,9 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         ),
         caches=bytes_by_kind(memory, layout),
         estimate=forecast.estimate,
-        shared=_shared(forecast, forecaster.look_ahead(profile, None)),
+        shared=None
+        if parallel is None
+        else _shared(forecast, forecaster.look_ahead(profile, None)),
         qualities={
             name: forecaster.look_ahead(profile.of_quality(name), parallel).quality
             for name in profile.qualities
@@ -284,24 +280,28 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
 
 def _layers(forecast: Forecast) -> list[PartLayers]:
     """Return both parts of the layers, by the model's name for them."""
-    plan, parts, first = forecast.planned.plan, [], 0
-    layout = plan.layout
+    plan, layout, first = forecast.planned.plan, forecast.planned.plan.layout, 0
     whole = replace(layout, share=None)  # of all processes together
+    parts = []
     for kind in layout.kinds:
         layers = range(first, first + kind.layers)
         first += kind.layers
-        sizes: dict[Part, tuple[int, int, int]] = {
-            "attention": (len(layout.query_rows), plan.config.block_size, layout.tokens),
-            "mlp": (whole.mlp_tokens(layers[0]), plan.config.block_size, kind.intermediate_size),
-        }
-        for part, (rows, block_size, total) in sizes.items():
-            keep = partial(kept_columns, plan) if part == "attention" else plan.mlp_keep_count
+        for part in PARTS:
+            if part == "attention":
+                rows, total, keep = (
+                    len(layout.query_rows),
+                    layout.tokens,
+                    partial(kept_columns, plan),
+                )
+            else:
+                rows, total = whole.mlp_tokens(layers[0]), kind.intermediate_size
+                keep = partial(SparsityPlan.mlp_keep_count, plan)
             kept: dict[int, list[int]] = {}
             for layer in layers:
                 if not plan.is_dense() and plan.is_sparse(layer, part):
                     kept.setdefault(keep(layer), []).append(layer)
             times = [
-                forecast.times[key] for key in product(layers, [part]) if key in forecast.times
+                forecast.times[layer, part] for layer in layers if (layer, part) in forecast.times
             ]
             reasons = [why for layer, why in forecast.dense[part].items() if layer in layers]
             parts.append(
@@ -310,8 +310,8 @@ def _layers(forecast: Forecast) -> list[PartLayers]:
                     part=part,
                     sparse=kind.layers - len(reasons),
                     dense=Counter(reasons),
-                    blocks=block_count(rows, block_size),
-                    block_size=block_size,
+                    blocks=block_count(rows, plan.config.block_size),
+                    block_size=plan.config.block_size,
                     total=total,
                     kept=kept,
                     step=max(times, key=attrgetter("sparse"), default=None),
@@ -320,22 +320,20 @@ def _layers(forecast: Forecast) -> list[PartLayers]:
     return parts
 
 
-def _shared(forecast: Forecast, alone: Forecast) -> Shared | None:
-    """Return what each process has, and how well they share it; None where there is one.
+def _shared(forecast: Forecast, alone: Forecast) -> Shared:
+    """Return what each process has, and how well they share it.
 
     Args:
         forecast: of the process with the largest share.
         alone: of one that has all.
     """
     sharing, memory = forecast.sharing, forecast.memory
-    if sharing is None:
-        return None
+    assert sharing is not None
     config = with_caches(sharing.plan.config, in_fp8=memory.in_fp8)
     sent, ranks = {action: sharing.sent_bytes(action) for action in Action}, []
     for number, rank in enumerate(sharing.ranks()):
-        layout = sharing.layout_of(rank)
         cache_bytes = sharing.calls * sum(
-            kind_bytes(kind, layer, layout=layout, config=config, dtype=sharing.dtype)
+            kind_bytes(kind, layer, layout=rank.layout, config=config, dtype=sharing.dtype)
             for (layer, _), kinds in memory.placement.kept.items()
             for kind in kinds
         )
@@ -343,8 +341,8 @@ def _shared(forecast: Forecast, alone: Forecast) -> Shared | None:
             RankForecast(
                 rank=number,
                 branch=rank.branch,
-                heads=layout.own_heads,
-                tokens=rank.tokens,
+                heads=rank.layout.own_heads,
+                tokens=rank.layout.own_tokens,
                 cache_bytes=cache_bytes,
                 sent_bytes={action: sizes[number] for action, sizes in sent.items()},
             )

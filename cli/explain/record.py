@@ -12,7 +12,7 @@ from typing import Literal
 from chipsparse.cache.table import KindBytes
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.views.names import profile_text, short_place
-from chipsparse.cli.views.sections import Facts, Part, Record, Result, Section, Table
+from chipsparse.cli.views.sections import Facts, Record, Result, Section, Table
 from chipsparse.cli.views.units import PART_NAMES, counted, seconds_text, sharing_text
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
@@ -21,8 +21,6 @@ from chipsparse.cost_model.layer_times import PartSeconds, milliseconds_text
 from chipsparse.cost_model.run_times import RunEstimate
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action
-
-Rows = list[tuple[str, str]]
 
 
 class PartLayers(Record):
@@ -51,6 +49,11 @@ class PartLayers(Record):
     step: PartSeconds | None
 
     @property
+    def name(self) -> str:
+        """The kind and the part."""
+        return f"{self.kind} {PART_NAMES[self.part]}"
+
+    @property
     def row(self) -> list[str]:
         """The layers that run sparse, blocks, kept columns or neurons, and times."""
         share, times = ["all", "-"], ["-", "-"]
@@ -61,11 +64,6 @@ class PartLayers(Record):
             times = [milliseconds_text(self.step.sparse), milliseconds_text(self.step.dense)]
         sparse = f"{self.sparse}/{self.sparse + sum(self.dense.values())}"
         return [self.name, sparse, f"{self.blocks}x{self.block_size}", *share, *times]
-
-    @property
-    def name(self) -> str:
-        """The kind and the part."""
-        return f"{self.kind} {PART_NAMES[self.part]}"
 
 
 class Memory(Record):
@@ -133,6 +131,14 @@ class Quality(Record):
     cache_bytes: int
     speedup_run: float | None
 
+    @property
+    def row(self) -> list[str]:
+        """The steps, the work, the caches and the speed-up."""
+        counts = Counter(self.counts)
+        steps = counts["dense"] + counts["refresh"], counts["sparse"], counts["skip"]
+        speedup = "-" if self.speedup_run is None else f"{self.speedup_run:.2f}x"
+        return [*map(str, steps), f"{self.work:.0%}", _size(self.cache_bytes), speedup]
+
 
 class Explanation(Result):
     """The forecast of one generation; of several processes, of the one with the largest share.
@@ -173,64 +179,59 @@ class Explanation(Result):
     qualities: Mapping[str, Quality]
     notes: Sequence[str]
 
-    @property
-    def title(self) -> str:
-        """The headline."""
-        return short_place(self.model)
-
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the generation, its layers, its memory, its times, and notes."""
-        columns = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
+        layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
+        qualities = ["quality", "full", "sparse", "skipped", "work", "caches", "speed-up"]
         dense = [
             ("dense", f"{part.name}, {counted(count, 'layer')}: {reason}")
             for part in self.layers
             for reason, count in part.dense.items()
         ]
-        blocks: list[Part] = [
-            Facts(self._generation),
-            Table(columns, [part.row for part in self.layers]),
+        parts = [
+            self._generation(),
+            Table(layers, [part.row for part in self.layers]),
             Facts(dense),
-            self._caches,
-            Facts(self._memory),
-            self._steps,
-            Facts(self._times),
-            self._ranks,
-            self._qualities,
+            self._caches(),
+            self._memory(),
+            *([] if self.estimate is None else self._times(self.estimate)),
+            *([] if self.shared is None else [self._ranks(self.shared)]),
+            Table(qualities, [[name, *quality.row] for name, quality in self.qualities.items()]),
             Facts([("note", note) for note in self.notes]),
         ]
-        # A part each, so that the names of facts line up within a part alone.
-        return [Section("", [block]) for block in blocks]
+        # A section each, so that the names of facts line up within a part alone.
+        return [Section("", [part]) for part in parts]
 
-    @property
-    def _generation(self) -> Rows:
-        size = f"{self.pixels[1]}x{self.pixels[0]} pixels, "
+    def _generation(self) -> Facts:
+        size = [f"{self.pixels[1]}x{self.pixels[0]} pixels"]
         if self.settings.num_frames is not None:
-            size += f"{counted(self.settings.num_frames, 'frame')}, "
-        size += counted(self.settings.num_inference_steps, "step")
+            size.append(counted(self.settings.num_frames, "frame"))
+        size.append(counted(self.settings.num_inference_steps, "step"))
+        guided = "; two calls a step for guidance" if self.branches > 1 else ""
         grids = " + ".join("x".join(map(str, grid)) for grid in self.grids)
         text = f", and {self.text_tokens:,} of text and conditions" if self.text_tokens else ""
         in_fp8 = self.attention_precision == "fp8"
-        counts = (f"{count} {action}" for action, count in self.counts.items())
-        full = self.full_steps
-        return [
+        full = None if self.full_steps is None else ranges_text(self.full_steps)
+        rows = [
             ("model", f"{short_place(self.model)} ({self.transformer_class})"),
             ("profile", profile_text(self.profile, self.quality)),
-            ("size", size + ("; two calls a step for guidance" if self.branches > 1 else "")),
+            ("size", ", ".join(size) + guided),
             ("GPUs", "" if self.shared is None else sharing_text(self.shared.parallel)),
             ("tokens", f"{self.tokens:,}: grid of {grids}{text}"),
             ("attention", "in 8 bits (int8 and FP8) at dense steps and refreshes" * in_fp8),
-            ("schedule", ", ".join(counts)),
+            ("schedule", ", ".join(f"{count} {action}" for action, count in self.counts.items())),
             ("", self.schedule),
-            ("", "" if full is None else f"in full: {ranges_text(full).replace(',', ', ')}"),
+            ("", "" if full is None else f"in full: {full.replace(',', ', ')}"),
         ]
+        return Facts(rows)
 
-    @property
     def _caches(self) -> Table:
         kinds = [*dict.fromkeys(part.kind for part in self.layers)]
-        places = ("total", "device", "host", "slots")
         rows = {
-            name: [sizes.layer.get(kind, 0) for kind in kinds]
-            + [getattr(sizes, place) for place in places]
+            name: [
+                *(sizes.layer.get(kind, 0) for kind in kinds),
+                *(sizes.total, sizes.device, sizes.host, sizes.slots),
+            ]
             for name, sizes in self.caches.items()
         }
         if rows:
@@ -240,32 +241,27 @@ class Explanation(Result):
             [[name, *map(_size, sizes)] for name, sizes in rows.items()],
         )
 
-    @property
-    def _memory(self) -> Rows:
+    def _memory(self) -> Facts:
         memory, on_gpu = self.memory, self.device.startswith("cuda")
-        each = "" if self.shared is None else ", on each of them"
+        on_each = "" if self.shared is None else ", on each of them"
         budget = "" if memory.vram is None else f" of {format_bytes(memory.vram)}"
         weights = [f"{name} {format_bytes(n)}" for name, n in self.weights.items() if n is not None]
         on_host = sum(sizes.host for sizes in self.caches.values())
-        host = f"{format_bytes(on_host)} of pinned memory for caches{each}"
+        total = f"{format_bytes(memory.device)}{budget} for weights, work, caches and slots"
         fp8 = "caches in FP8 (e4m3) with a scale for each row, half of their bytes"
-        return [
+        rows = [
             ("weights", f"{format_bytes(memory.weights)}: {', '.join(weights)}"),
             ("working", f"about {format_bytes(memory.working)} at most during a step"),
-            (
-                "GPU" if on_gpu else "memory",
-                f"{format_bytes(memory.device)}{budget} for weights, work, caches and slots{each}",
-            ),
+            ("GPU" if on_gpu else "memory", f"{total}{on_each}"),
             ("precision", fp8 if memory.precision == "fp8" else ""),
-            ("host", host if on_gpu and on_host else ""),
         ]
+        if on_gpu and on_host:
+            rows.append(("host", f"{format_bytes(on_host)} of pinned memory for caches{on_each}"))
+        return Facts(rows)
 
-    @property
-    def _steps(self) -> Table:
-        """Return the time of a step of each action; of several processes, how well they share."""
-        estimate, shared = self.estimate, self.shared
-        if estimate is None:
-            return Table([], [])
+    def _times(self, estimate: RunEstimate) -> tuple[Table, Facts]:
+        """Return the time of a step of each action, and what it is estimated from."""
+        shared, rates = self.shared, estimate.rates
         columns, rows = ["action", "steps", "a step", "against dense"], []
         for action, count in self.counts.items():
             seconds = estimate.steps[Action(action)]
@@ -280,59 +276,38 @@ class Explanation(Result):
                 row.append(_time(estimate.exchanging[action]))
                 row.append("-" if efficiency is None else f"{efficiency:.0%}")
             rows[-1] += ["", f"{shared.efficiency_run:.0%}"]
-        return Table(columns, rows)
-
-    @property
-    def _times(self) -> Rows:
-        estimate = self.estimate
-        if estimate is None:
-            return []
-        rates = estimate.rates
-        back = f" and {format_bytes(estimate.to_host)} back" if estimate.to_host else ""
-        transfers = (
-            f"a sparse step brings {format_bytes(estimate.to_device)}{back} in "
-            f"{seconds_text(estimate.moving)}, {estimate.hidden:.0%} behind "
-            f"{seconds_text(estimate.computing)} of computation"
-        )
-        exchanges = (
-            f"{rates.peer_link / 1e9:.0f} GB/s each way and {rates.peer_seconds * 1e3:.1f} "
-            "ms each (NVLink), as if nothing was computed meanwhile"
-        )
+        facts = []
+        if estimate.moving:
+            back = f" and {format_bytes(estimate.to_host)} back" if estimate.to_host else ""
+            transfers = (
+                f"a sparse step brings {format_bytes(estimate.to_device)}{back} in "
+                f"{seconds_text(estimate.moving)}, {estimate.hidden:.0%} behind "
+                f"{seconds_text(estimate.computing)} of computation"
+            )
+            facts.append(("transfers", transfers))
+        if shared is not None:
+            exchanges = (
+                f"{rates.peer_link / 1e9:.0f} GB/s each way and {rates.peer_seconds * 1e3:.1f} "
+                "ms each (NVLink), as if nothing was computed meanwhile"
+            )
+            facts.append(("exchanges", exchanges))
         source = "measured just now" if rates.measured else "not measured here"
         basis = (
             f"denoising alone, compiled blocks, one {rates.device} ({source}): attention "
             f"{rates.attention / 1e12:.0f} and linears {rates.linear / 1e12:.0f} TFLOP/s, memory "
             f"{rates.memory / 1e12:.2f} TB/s, host link {rates.link / 1e9:.0f} GB/s each way"
         )
-        return [
-            ("transfers", transfers if estimate.moving else ""),
-            ("exchanges", "" if self.shared is None else exchanges),
-            ("estimate", basis),
-        ]
+        return Table(columns, rows), Facts([*facts, ("estimate", basis)])
 
-    @property
-    def _ranks(self) -> Table:
+    def _ranks(self, shared: Shared) -> Table:
         """Return what each process has, and what it sends in a step."""
         step = Action.SPARSE if "sparse" in self.counts else Action.DENSE
         rows = []
-        for rank in () if self.shared is None else self.shared.ranks:
+        for rank in shared.ranks:
             branch = "both" if rank.branch is None else str(rank.branch)
             sizes = format_bytes(rank.cache_bytes), _size(rank.sent_bytes[step])
             rows.append([str(rank.rank), branch, str(rank.heads), f"{rank.tokens:,}", *sizes])
         columns = ["rank", "branch", "heads", "tokens", "caches", f"sends, {step.value} step"]
-        return Table(columns, rows)
-
-    @property
-    def _qualities(self) -> Table:
-        """Return what each quality would do, side by side."""
-        rows = []
-        for name, quality in self.qualities.items():
-            counts = Counter(quality.counts)
-            speedup = "-" if quality.speedup_run is None else f"{quality.speedup_run:.2f}x"
-            steps = counts["dense"] + counts["refresh"], counts["sparse"], counts["skip"]
-            caches = _size(quality.cache_bytes)
-            rows.append([name, *map(str, steps), f"{quality.work:.0%}", caches, speedup])
-        columns = ["quality", "full", "sparse", "skipped", "work", "caches", "speed-up"]
         return Table(columns, rows)
 
 

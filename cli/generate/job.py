@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
@@ -22,7 +24,6 @@ from chipsparse.cli.generate.record import (
     RequestRecord,
     Run,
     SeriesResult,
-    Settings,
 )
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import stack_panels
@@ -35,16 +36,15 @@ from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import counted, seconds_text
 from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_process_bytes
-from chipsparse.experiments.engine import Applied, Clip, Experiment, Way, dense_way
-from chipsparse.experiments.lpips import Lpips
-from chipsparse.experiments.store import Store
+from chipsparse.experiments.quality import compare_clips
 from chipsparse.report.generation import GenerationReport
-from chipsparse.report.record import record_of as report_record
 
 WARNING = "chipsparse: warning: "
 SHOWN = 80  # letters of what a text encoder does not read
-NO_LIMIT = 1_000_000  # a tokenizer without a limit of its own says a number like 1e30
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
+
+Way = Literal["dense", "sparse"]
+Kept = TypeVar("Kept", bound="KeptPipeline")
 
 
 def run(options: GenerateOptions) -> None:
@@ -64,15 +64,14 @@ def run(options: GenerateOptions) -> None:
                     media.check_kind(item.output, video=request.model.accepts("num_frames"))
                 if rank.starts:
                     return start_others("generate", options, rank.ranks)
-                facts = called(
-                    options, request.profile, prompts=[item.prompt for item in options.items]
-                )
-                rank = meet(rank, device, facts)
+                prompts = [item.prompt for item in options.items]
+                rank = meet(rank, device, called(options, request.profile, prompts=prompts))
                 for warning in request.warnings:
                     display.tell(WARNING + warning)
-                with opened(request, display, request.load, rank) as runner:
-                    ways = ("dense", "sparse") if options.compare else (options.mode,)
-                    display.plan(planned(options.items, *ways))
+                with KeptPipeline(rank) as kept:
+                    kept.load(request, display)
+                    runner = kept.runner(request, display)
+                    display.plan(planned(options.items, *options.ways))
                     for item in options.items:
                         results.append(_result(runner, item))
         finally:  # what was made of a series that is broken off
@@ -122,7 +121,7 @@ def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> Req
         dtype=str(request.dtype).removeprefix("torch."),
         seed=item.seed,
         fps=options.fps,
-        settings=Settings(**dataclasses.asdict(request.settings)),
+        settings=request.settings,
         command=_command(request, options, item),
     )
 
@@ -149,30 +148,8 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
     return command_words("generate", options, resolved)
 
 
-@contextmanager
-def opened(
-    request: Request, progress: ProgressDisplay, load: Callable[[], Any], rank: Rank | None = None
-) -> Iterator[Runner]:
-    """Give what makes the images or clips of a request; the pipeline is restored at the end."""
-    negative = request.options.negative_prompt
-
-    def arguments(prompt: str) -> dict[str, Any]:
-        call = request.settings.pipeline_call(prompt, negative_prompt=negative)
-        return {**call, **request.image_arguments}
-
-    generator = ClipMaker(load, arguments, request.steps, progress)
-    _ = generator.pipe  # loaded before anything is timed
-    runner = Runner(request, generator, rank or Rank())
-    with ExitStack() as stack:
-        if request.generate_options.mode == "sparse":
-            # Held, so that a series takes and pins host memory once.
-            runner.held = stack.enter_context(runner.patch())
-        yield runner
-
-
-@dataclass
 class Runner:
-    """One loaded pipeline that makes the clips of a series.
+    """Makes the clips of one request with a loaded pipeline.
 
     Where times are compared, each side is warmed up first, and the pipeline is patched for each
     sparse generation anew, because dense ones run between them.
@@ -184,68 +161,114 @@ class Runner:
         held: the report of a pipeline that is patched all the time.
     """
 
-    request: Request
-    generator: ClipMaker
-    rank: Rank
-    report: GenerationReport | None = None
-    held: GenerationReport | None = None
-
-    def generate(self, item: Item, way: Literal["dense", "sparse"]) -> Generation:
-        """Return one generation of the pipeline as it was, or patched; warm where times compare."""
-        self.report = None
-        with self._patched() if way == "sparse" else nullcontext() as report:
-            generation = self.generator.make(
-                item.prompt,
-                seed=item.seed,
-                title=f"{item.label}, {way}" if item.label else way,
-                report=report,
-                way=way if self.request.generate_options.compare else None,
-                work=f"{way}, {item.name}",
-                step_costs=() if report is None else self.request.step_costs,
-            )
-            self.rank.gather_fallbacks(report)
-        return generation
-
-    def pair(self, item: Item) -> tuple[Clip, Clip]:
-        """Return the dense clip and the sparse one, which is compared with it."""
-
-        @contextmanager
-        def apply(_: Any) -> Iterator[Applied]:
-            with self._patched() as report:
-                yield Applied(report)
-
-        self.report = None
-        sparse = Way("sparse", apply, step_costs=self.request.step_costs)
-        experiment = Experiment(
-            self.generator,
-            [item],
-            Store(ranks=self.rank),
-            dense=dense_way(),
-            lpips=lambda *_: Lpips(None, "generate leaves it out"),
-        )
-        dense, compared = experiment.run([sparse])
-        return dense, compared
+    def __init__(self, request: Request, generator: ClipMaker, rank: Rank) -> None:
+        self.request, self.generator, self.rank = request, generator, rank
+        self.report: GenerationReport | None = None
+        self.held: GenerationReport | None = None
 
     def patch(self) -> AbstractContextManager[GenerationReport]:
         """Patch the pipeline while the context lasts."""
-        assert self.request.profile is not None
+        options, profile = self.request.generate_options, self.request.profile
+        assert profile is not None
         return patched(
             self.generator.pipe,
-            self.request.profile,
-            strict=self.request.generate_options.strict,
-            layer_times=self.request.generate_options.report is not None,
+            profile,
+            strict=options.strict,
+            layer_times=options.report is not None,
             parallel=self.rank.parallel,
         )
 
-    @contextmanager
-    def _patched(self) -> Iterator[GenerationReport]:
+    def generate(self, item: Item, way: Way) -> Generation:
+        """Return one generation of the pipeline as it was, or patched; warm where times compare."""
+        self.report = None
+        if way == "dense":
+            return self._make(item, way, None)
         held = self.patch() if self.held is None else nullcontext(self.held)
         with held as report, user_errors(ConfigError):
             before = report.generation
             try:
-                yield report
+                return self._make(item, way, report)
             finally:
                 self.report = None if report.generation == before else report
+
+    def _make(self, item: Item, way: Way, report: GenerationReport | None) -> Generation:
+        generation = self.generator.make(
+            item.prompt,
+            seed=item.seed,
+            title=f"{item.label}, {way}" if item.label else way,
+            report=report,
+            way=way if self.request.generate_options.compare else None,
+            work=f"{way}, {item.name}",
+            step_costs=() if report is None else self.request.step_costs,
+        )
+        self.rank.gather_fallbacks(report)
+        return generation
+
+
+class KeptPipeline:
+    """The pipeline of the latest request, patched as long as the settings of requests stay.
+
+    A context manager, which restores it at the end.
+
+    Attributes:
+        pipe: the pipeline; None where there is none.
+    """
+
+    def __init__(self, rank: Rank | None = None) -> None:
+        self.pipe: Any = None
+        self._rank = rank or Rank()
+        self._patches = ExitStack()
+        self._loaded: tuple[str, type] | None = None
+        self._open: tuple[GenerateOptions, Runner] | None = None
+
+    def __enter__(self: Kept) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
+    def load(self, request: Request, progress: ProgressDisplay) -> bool:
+        """Load the pipeline, in place of another one; return False where it is there already.
+
+        Raises `UserError` where it cannot be loaded.
+        """
+        wanted = request.model.location, request.model.pipeline_class
+        if self._loaded == wanted:
+            return False
+        self.forget()
+        with progress.stage("loading the model"):
+            self.pipe = request.load()
+        self._loaded = wanted
+        return True
+
+    def forget(self) -> None:
+        """Let go of the pipeline and its memory; it may be broken."""
+        with suppress(Exception):
+            self._patches.close()
+        self.pipe = self._loaded = self._open = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def runner(self, request: Request, progress: ProgressDisplay) -> Runner:
+        """Return what generates; that of before where only prompt, seed and file differ."""
+        settings = dataclasses.replace(request.generate_options, prompt="", seed=0, output=Path())
+        if self._open is None or self._open[0] != settings:
+            self._open = None
+            self._patches.close()
+            self._open = settings, self._opened(request)
+        runner = self._open[1]
+        runner.generator.progress = progress
+        return runner
+
+    def _opened(self, request: Request) -> Runner:
+        generator = ClipMaker(request.load, request.pipeline_call, request.steps)
+        generator.pipe = self.pipe
+        runner = Runner(request, generator, self._rank)
+        if request.generate_options.mode == "sparse":
+            # Held, so that a series takes and pins host memory once.
+            runner.held = self._patches.enter_context(runner.patch())
+        return runner
 
 
 def _result(runner: Runner, item: Item) -> GenerationResult:
@@ -284,43 +307,34 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
     """
     from transformers import PreTrainedTokenizerBase
 
-    longest: tuple[int, str] | None = None
+    cuts: list[tuple[int, str]] = []
     for tokenizer in pipe.components.values():
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             continue
-        limits = [getattr(tokenizer, "model_max_length", None), max_sequence_length]
-        limit = min((number for number in limits if number and number < NO_LIMIT), default=None)
-        if limit is None:
-            return None
+        # A tokenizer without a limit of its own says a number like 1e30.
+        limit = min(tokenizer.model_max_length, max_sequence_length or math.inf)
         words = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
         read = limit - tokenizer.num_special_tokens_to_add()
         if len(words) <= read:
             return None
         lost = tokenizer.decode(words[read:], skip_special_tokens=True).strip()
-        if longest is None or limit > longest[0]:
-            longest = limit, lost or counted(len(words) - read, "unknown word")
-    if longest is None:
+        cuts.append((limit, lost or counted(len(words) - read, "unknown word")))
+    if not cuts:
         return None
-    shown = textwrap.shorten(longest[1], SHOWN, placeholder=" ...")
+    limit, lost = max(cuts)
+    shown = textwrap.shorten(lost, SHOWN, placeholder=" ...")
     return (
-        f"the prompt is longer than the {longest[0]} tokens that the text encoder reads; cut: "
-        f'"{shown}"'
+        f'the prompt is longer than the {limit} tokens that the text encoder reads; cut: "{shown}"'
     )
 
 
 def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
     request, options = runner.request, runner.request.generate_options
-    comparison, runs = None, {}
+    runs: dict[Way, Generation] = {}
     try:
-        if options.mode == "compare":
-            dense, sparse = runner.pair(item)
-            comparison = Comparison.model_validate(sparse.record, from_attributes=True)
-            assert dense.generation is not None
-            assert sparse.generation is not None
-            runs = {"dense": dense.generation, "sparse": sparse.generation}
-        else:
-            runs = {options.mode: runner.generate(item, options.mode)}
+        for way in options.ways:
+            runs[way] = runner.generate(item, way)
     except Exception as error:
         if runner.report is not None and runner.report.error is None:
             runner.report.fail(error)
@@ -328,20 +342,29 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
             failed = GenerationResult(request=record_of(request, item), error=described(error))
             _write_report(item.report, failed, runner.report)
         raise
-    made = runs["dense" if options.dense else "sparse"]
+    made = runs[options.ways[-1]]
     if not runner.rank.writes:
         return GenerationResult(request=record_of(request, item, warnings)), made.frames
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
         runner.generator.progress.tell(WARNING + made.nothing_sparse)
-    outputs = {"output": (item.output, made.frames)}
-    if comparison is not None:
+    outputs, comparison = {"output": (item.output, made.frames)}, None
+    if options.compare:
+        dense = runs["dense"]
+        quality = compare_clips(dense.frames, made.frames)
+        speedup = dense.denoising_seconds / made.denoising_seconds
+        comparison = Comparison(
+            speedup=speedup,
+            psnr_db=quality.psnr_db,
+            ssim=quality.ssim,
+            identical=quality.identical,
+        )
         panels = [
-            (run.frames, f"{name} {seconds_text(run.denoising_seconds)}")
-            for name, run in runs.items()
+            (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")
+            for way, run in runs.items()
         ]
-        outputs["dense"] = media.beside(item.output, "dense"), runs["dense"].frames
+        outputs["dense"] = media.beside(item.output, "dense"), dense.frames
         outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
     with runner.generator.progress.stage(f"writing {item.output}"):
         written = media.write_media(
@@ -353,11 +376,12 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}
     if item.report is not None:
         files["report"] = [str(item.report)]
+    records = {way: Run.model_validate(run) for way, run in runs.items()}
     result = GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
-        sparse=Run.model_validate(runs["sparse"]) if "sparse" in runs else None,
-        dense=Run.model_validate(runs["dense"]) if "dense" in runs else None,
+        sparse=records.get("sparse"),
+        dense=records.get("dense"),
         comparison=comparison,
         peak_process_bytes=peak_process_bytes(),
     )
@@ -371,9 +395,9 @@ def _write_report(
     """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None:
         return
-    if report is not None:
-        result = result.model_copy(update={"report": report_record(report)})
     content = result.to_json()
+    if report is not None:
+        content["report"] = report.to_dict()
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     with media.written_whole("--report", path) as file:
         file.write_text(text + "\n", encoding="utf-8")

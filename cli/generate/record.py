@@ -28,7 +28,7 @@ from chipsparse.cli.views.units import (
 )
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.report.record import ReportRecord
+from chipsparse.report.generation import GenerationReport
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
 BUNDLED = "bundled, draws simple shapes only"
@@ -218,7 +218,7 @@ class GenerationResult(Result):
     comparison: Comparison | None = None
     peak_process_bytes: Count | None = None
     error: String | None = None
-    report: ReportRecord | None = None
+    report: GenerationReport | None = None
 
     @property
     def made(self) -> Run | None:

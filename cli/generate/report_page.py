@@ -37,8 +37,8 @@ from chipsparse.cli.views.units import (
 )
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
+from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, mean
 from chipsparse.report.nothing_sparse import NOTHING
-from chipsparse.report.record import Call, Layer, ReportRecord
 
 if TYPE_CHECKING:
     from chipsparse.cli.generate.record import GenerationResult
@@ -67,63 +67,58 @@ class Step:
 
     number: int
     name: str
-    calls: Sequence[Call]
+    calls: Sequence[StepRecord]
 
     @property
     def action(self) -> str:
         """The action of the call that computed most."""
-        return _fullest(call.action for call in self.calls)
-
-    @property
-    def action_text(self) -> str:
-        """The action, and how it was made."""
-        done = self.action if self.finished else f"{self.action}, broke off"
-        how = [name for name in ("forecast", "corrected") if any(map(attrgetter(name), self.calls))]
-        return ", ".join(["skipped", *how]) if how else done
+        return _fullest(self.calls)
 
     @property
     def seconds(self) -> float:
         """The time of all calls together; 0 where none was measured."""
-        return sum(call.seconds or 0.0 for call in self.calls)
+        return sum(call.seconds for call in self.calls)
 
     @property
     def finished(self) -> bool:
         """True where every call came to its end."""
         return all(call.finished for call in self.calls)
 
-    def most(self, name: str) -> int | None:
-        """Return the largest number of this name among the calls; None where none has one."""
-        return max(
-            (n for call in self.calls if (n := getattr(call, name)) is not None), default=None
-        )
+    def layers(self, part: LayerPart) -> list[LayerRecord]:
+        """Return what the layers' parts did in all calls."""
+        return [layer for call in self.calls for layer in call.layers if layer.part == part]
 
-    def cells(self, part: LayerPart) -> dict[int, Cell]:
-        """Return each layer's action and the mean share over calls; empty for a skipped step."""
-        by_layer: dict[int, list[Layer]] = defaultdict(list)
-        for call in self.calls:
-            for layer in call.layers:
-                if layer.part == part:
-                    by_layer[layer.layer].append(layer)
-        return {
-            number: Cell(
-                _fullest(layer.action for layer in layers),
-                statistics.fmean(layer.kept for layer in layers),
-            )
-            for number, layers in by_layer.items()
-        }
-
-
-def _fullest(actions: Iterable[str]) -> str:
-    return min(actions, key=list(ACTIONS).index)
+    @property
+    def row(self) -> list[str]:
+        """Its name, action, time, mean shares over layers, and copies."""
+        is_skipped = self.action == "skip"
+        how = [name for name in ("forecast", "corrected") if any(map(attrgetter(name), self.calls))]
+        done = self.action if self.finished else f"{self.action}, broke off"
+        shares = [
+            0.0 if is_skipped else mean(layer.kept for layer in self.layers(part)) for part in PARTS
+        ]
+        return [
+            self.name,
+            ", ".join(["skipped", *how]) if how else done,
+            seconds_text(self.seconds) if self.seconds else "",
+            *("" if share is None else percent(share) for share in shares),
+            format_bytes(sum(call.bytes_to_device for call in self.calls)),
+            format_bytes(sum(call.bytes_to_host for call in self.calls)),
+        ]
 
 
-def read_steps(record: ReportRecord) -> list[Step]:
+def _fullest(records: Iterable[StepRecord | LayerRecord]) -> str:
+    return min((record.action.value for record in records), key=list(ACTIONS).index)
+
+
+def read_steps(report: GenerationReport) -> list[Step]:
     """Return the denoising steps, section by section."""
-    step, steps, first = attrgetter("step"), list[Step](), 0
-    sections = [[*calls] for _, calls in groupby(record.steps, attrgetter("generation"))]
+    steps, first = list[Step](), 0
+    sections = [[*calls] for _, calls in groupby(report.steps, attrgetter("generation"))]
     for section, calls in enumerate(sections, start=1):
         suffix = f" of section {section}" if len(sections) > 1 else ""
-        for number, same in groupby(sorted(calls, key=step), step):
+        in_order = sorted(calls, key=attrgetter("step"))
+        for number, same in groupby(in_order, attrgetter("step")):
             steps.append(Step(first + number, f"{number}{suffix}", [*same]))
         first = steps[-1].number + 1
     return steps
@@ -131,22 +126,22 @@ def read_steps(record: ReportRecord) -> list[Step]:
 
 def report_sections(result: GenerationResult) -> list[Section]:
     """Return the sections of the page; those without data say how to get some."""
-    record = result.report or ReportRecord()
-    steps = read_steps(record)
-    ends = [(call.steps_total or 0) - call.step - 1 for call in (steps[-1].calls if steps else ())]
-    left = max([0, *ends])  # steps that the last section has still to make
+    report = result.report or GenerationReport()
+    steps = read_steps(report)
+    last = steps[-1].calls if steps else ()
+    left = max([0, *((call.steps_total or 0) - call.step - 1 for call in last)])
     total = steps[-1].number + 1 + left if steps else 0
+    asked = len(steps) + left
     clips = {"sparse": result.files.get("output"), "dense": result.files.get("dense")}
     names = {label: _clip_name(files) for label, files in clips.items() if files}
-    passed = {
-        op: "; ".join(map(": ".join, reasons.items())) for op, reasons in record.passed_over.items()
-    }
-    backends = [(op, name, passed.get(op, "")) for op, name in record.backends.items()]
-    asked = len(steps) + left
-    mean = result.dense.denoising_seconds / asked if result.dense and asked else None
+    backends = [
+        (op, name, "; ".join(map(": ".join, report.passed_over.get(op, {}).items())))
+        for op, name in report.backends.items()
+    ]
+    dense_mean = result.dense.denoising_seconds / asked if result.dense and asked else None
     timed = any(step.seconds for step in steps)
     sections = [
-        Section("", _head(result, record, steps, asked=asked)),
+        Section("", _head(result, report, steps, asked=asked)),
         Section(
             "Sample frames",
             [Clips(names, reference="dense")],
@@ -154,7 +149,17 @@ def report_sections(result: GenerationResult) -> list[Section]:
         ),
         Section(
             "Steps",
-            [_time_chart(steps, total, mean), _steps_table(steps)] if timed else [],
+            [
+                _time_chart(steps, total, dense_mean),
+                Table(
+                    ["step", "action", "time", "attention", "MLP", "to device", "to host"],
+                    [step.row for step in steps],
+                    texts=2,
+                    folded="All steps as a table",
+                ),
+            ]
+            if timed
+            else [],
             "The time of every denoising step, all guidance branches together. Skipped steps take "
             "next to nothing.",
             missing="This generation came to the end of no transformer call.",
@@ -175,11 +180,11 @@ def report_sections(result: GenerationResult) -> list[Section]:
         Section(
             "What ran where",
             [
-                Items(record.fallbacks, "Ran dense, or denser than asked"),
-                Items(record.notes, "Worth knowing"),
+                Items(report.fallbacks, "Ran dense, or denser than asked"),
+                Items(report.notes, "Worth knowing"),
                 Table(["operation", "ran on", "passed over"], backends, 3, "Backends"),
             ],
-            "" if record.fallbacks else "Nothing ran dense, or denser than the profile asks.",
+            "" if report.fallbacks else "Nothing ran dense, or denser than the profile asks.",
         ),
     ]
     if result.comparison is None:
@@ -192,86 +197,76 @@ def report_sections(result: GenerationResult) -> list[Section]:
 
 
 def _head(
-    result: GenerationResult, record: ReportRecord, steps: Sequence[Step], *, asked: int
+    result: GenerationResult, report: GenerationReport, steps: Sequence[Step], *, asked: int
 ) -> list[Part]:
     """Return warnings, headline numbers and settings."""
     request, done = result.request, sum(step.finished for step in steps)
-    error = record.error or result.error
-    alerts = []
+    parts: list[Part] = []
+    error = report.error or result.error
     if error is not None:
         where = f"after {done} of {asked} steps" if steps else "at its start"
-        alerts.append(Alert(f"This generation failed {where}: {error}", "error"))
+        parts.append(Alert(f"This generation failed {where}: {error}", "error"))
     elif done < asked:
         text = f"This generation was not finished: {done} of {asked} steps were."
-        alerts.append(Alert(text, "error"))
-    warnings = list(request.warnings)
-    if record.nothing_sparse and not any(text.startswith(NOTHING) for text in warnings):
-        warnings.insert(0, record.nothing_sparse)
-    tiles, dense = [], result.dense
-    if (comparison := result.comparison) is not None:
+        parts.append(Alert(text, "error"))
+    if report.nothing_sparse and not any(text.startswith(NOTHING) for text in request.warnings):
+        parts.append(Alert(report.nothing_sparse))
+    parts += map(Alert, request.warnings)
+    dense, comparison = result.dense, result.comparison
+    if comparison is not None:
         detail = "" if dense is None else f"dense {seconds_text(dense.denoising_seconds)}"
-        tiles.append(Tile(times(comparison.speedup), "as fast as dense", detail))
+        parts.append(Tile(times(comparison.speedup), "as fast as dense", detail))
         ssim = "" if comparison.ssim is None else f"SSIM {comparison.ssim:.4f}"
-        tiles.append(Tile(decibels(comparison.psnr_db), "PSNR against dense", ssim))
+        parts.append(Tile(decibels(comparison.psnr_db), "PSNR against dense", ssim))
     seconds = sum(step.seconds for step in steps)
     if result.sparse is not None:
         seconds = result.sparse.denoising_seconds
     if seconds:
-        tiles.append(Tile(seconds_text(seconds), "denoising"))
+        parts.append(Tile(seconds_text(seconds), "denoising"))
     counts = Counter(step.action for step in steps)
     actions = ", ".join(f"{counts[name]} {name}" for name in ACTIONS if counts[name])
     number = str(done) if done == asked else f"{done} of {asked}"
-    tiles.append(Tile(number, "step" if asked == 1 else "steps", actions))
-    totals = record.totals
-    if totals.cache_bytes:
-        away = f"{format_bytes(totals.host_bytes)} of them in host memory"
-        detail = away if totals.host_bytes else ""
-        tiles.append(Tile(format_bytes(totals.cache_bytes), "caches at most", detail))
-    schedules = dict.fromkeys(called.schedule for called in record.transformers.values())
+    parts.append(Tile(number, "step" if asked == 1 else "steps", actions))
+    if report.cache_bytes:
+        on_host = f"{format_bytes(report.host_bytes)} of them in host memory"
+        detail = on_host if report.host_bytes else ""
+        parts.append(Tile(format_bytes(report.cache_bytes), "caches at most", detail))
+    schedules = dict.fromkeys(planned.schedule for planned in report.transformers.values())
     facts = [
-        ("model", record.pipeline.location or request.model),
-        ("pipeline", record.pipeline.class_name or request.pipeline_class),
-        ("quality", "" if request.profile else record.quality or ""),
+        ("model", report.pipeline.location or request.model),
+        ("pipeline", report.pipeline.class_name or request.pipeline_class),
+        ("quality", "" if request.profile else report.quality or ""),
         *result.made_with,
         ("not shown", request.negative_prompt or ""),
         ("seed", "" if request.seed is None else str(request.seed)),
         ("schedule", "; ".join(schedules)),
-        ("device", "" if record.device is None else record.device.name),
-        ("versions", ", ".join(f"{n} {v}" for n, v in record.versions.items() if v)),
+        ("device", "" if report.device is None else report.device.name),
+        ("versions", ", ".join(f"{n} {v}" for n, v in report.versions.items() if v)),
     ]
-    return [*alerts, *map(Alert, warnings), *tiles, Facts(facts)]
-
-
-def _steps_table(steps: Sequence[Step]) -> Table:
-    """Return all steps with their times, mean shares over layers, and copies."""
-    rows = []
-    for step in steps:
-        cells = [step.action_text, seconds_text(step.seconds) if step.seconds else ""]
-        for part in PARTS:
-            shares = [cell.kept for cell in step.cells(part).values()]
-            shares = [0.0] if step.action == "skip" else shares
-            cells.append(percent(statistics.fmean(shares)) if shares else "")
-        for name in ("bytes_to_device", "bytes_to_host"):
-            cells.append(format_bytes(sum(getattr(call, name) for call in step.calls)))
-        rows.append([step.name, *cells])
-    columns = ["step", "action", "time", "attention", "MLP", "to device", "to host"]
-    return Table(columns, rows, 2, "All steps as a table")
+    return [*parts, Facts(facts)]
 
 
 def _map(steps: Sequence[Step], total: int, part: LayerPart) -> Chart | None:
     """Return the map of one part of all layers; None where nothing of it was recorded."""
-    layers = 1 + max((x.layer for s in steps for c in s.calls for x in c.layers), default=-1)
+    numbers = [layer.layer for step in steps for name in PARTS for layer in step.layers(name)]
+    layers = 1 + max(numbers, default=-1)
     cells: dict[tuple[int, int], Cell] = {}
     for step in steps:
-        skipped = dict.fromkeys(range(layers), Cell("skip", 0.0))
-        own = skipped if step.action == "skip" else step.cells(part)
-        cells.update({(layer, step.number): cell for layer, cell in own.items()})
+        by_layer: dict[int, list[LayerRecord]] = defaultdict(list)
+        for layer in step.layers(part):
+            by_layer[layer.layer].append(layer)
+        for number in range(layers):
+            if step.action == "skip":
+                cells[number, step.number] = Cell("skip", 0.0)
+            elif records := by_layer.get(number):
+                kept = statistics.fmean(record.kept for record in records)
+                cells[number, step.number] = Cell(_fullest(records), kept)
     if not cells:
         return None
     return budget_map(cells, layers=layers, steps=total, caption=f"Computed {PARTS[part]}")
 
 
-def _time_chart(steps: Sequence[Step], total: int, mean: float | None) -> Chart:
+def _time_chart(steps: Sequence[Step], total: int, dense_mean: float | None) -> Chart:
     """Return the time of each step, with the mean of the dense run's where it is known."""
     unit, size = seconds_unit(step.seconds for step in steps)
 
@@ -286,28 +281,31 @@ def _time_chart(steps: Sequence[Step], total: int, mean: float | None) -> Chart:
             ]
             if own:
                 canvas.bars(marks, colour, action, BAR)
-        if mean is not None:
-            label = f"mean step of the dense run, {seconds_text(mean)}"
-            canvas.axes.axhline(mean / size, color=INK, linestyle="--", label=label)
+        if dense_mean is not None:
+            label = f"mean step of the dense run, {seconds_text(dense_mean)}"
+            canvas.axes.axhline(dense_mean / size, color=INK, linestyle="--", label=label)
 
     return Chart("time of each denoising step", draw, "Time of each step")
 
 
 def _memory_chart(steps: Sequence[Step], total: int) -> Chart | None:
     """Return the memory that was held behind each step; None where none was recorded."""
-    series = {name: {step.number: step.most(name) for step in steps} for name in HELD}
-    known = [value for values in series.values() for value in values.values() if value]
-    if not known:
+    held: dict[str, list[int | None]] = {name: [None] * total for name in HELD}
+    for name, values in held.items():
+        for step in steps:
+            known = [value for call in step.calls if (value := getattr(call, name)) is not None]
+            values[step.number] = max(known, default=None)
+    sizes = [value for values in held.values() for value in values if value]
+    if not sizes:
         return None
-    unit, size = bytes_unit(known)
+    unit, size = bytes_unit(sizes)
 
     def draw(canvas: Canvas) -> None:
         canvas.steps_axis(total, f"memory, {unit}")
-        for (name, values), colour in zip(series.items(), SERIES, strict=False):
-            if any(values.values()):
-                held = [values.get(number) for number in range(total)]
+        for (name, values), colour in zip(held.items(), SERIES, strict=False):
+            if any(values):
                 label, line = HELD[name]
-                scaled = [None if value is None else value / size for value in held]
+                scaled = [None if value is None else value / size for value in values]
                 canvas.stairs(scaled, colour, line, label)
         canvas.axes.set_ylim(bottom=0)
 

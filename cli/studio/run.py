@@ -21,8 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from chipsparse.cli.errors import described
-from chipsparse.cli.generate.job import prompt_warnings, record_of
-from chipsparse.cli.generate.pipeline import KeptPipeline
+from chipsparse.cli.generate.job import KeptPipeline, prompt_warnings, record_of
 from chipsparse.cli.media.write import generation_metadata, write_media
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile

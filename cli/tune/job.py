@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def run(options: TuneOptions) -> None:
         common = {**sharing, **_common_facts(tuned, request, profile.sparsity)}
         maker = ClipMaker(
             request.load,
-            partial(settings.pipeline_call, negative_prompt=options.negative_prompt),
+            request.pipeline_call,
             settings.num_inference_steps,
             display,
             plain_lines=1,

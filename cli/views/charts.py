@@ -10,9 +10,8 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import matplotlib
@@ -20,6 +19,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle, StepPatch
@@ -85,7 +85,7 @@ class Canvas:
         """Lay whole numbers across, each with a place as wide as the others."""
         self.axes.set_xlim(-0.5, max(1, count) - 0.5)
         self.axes.set(xlabel=across, ylabel=upwards)
-        self.axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+        self.whole_numbers(self.axes.xaxis)
         self.axes.grid(axis="y")
 
     def steps_axis(self, count: int, upwards: str) -> None:
@@ -98,9 +98,9 @@ class Canvas:
         self.axes.margins(x=0.06)
         self.axes.grid()
 
-    def integers_upwards(self) -> None:
-        """Write whole numbers upwards."""
-        self.axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    def whole_numbers(self, axis: Axis) -> None:
+        """Write whole numbers alone on an axis."""
+        axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
     def dots(
         self,
@@ -112,17 +112,11 @@ class Canvas:
         radius: float = 4.0,
         alpha: float | None = None,
     ) -> None:
-        """Draw points with tips; squares tell them apart by more than the colour."""
+        """Draw points with tips; squares differ from dots by more than the colour."""
+        marker = "s" if square else "o"
+        style: dict[str, Any] = {"color": colour, "markersize": 2 * radius, "alpha": alpha}
         for x, y, tip in marks:
-            (dot,) = self.axes.plot(
-                x,
-                y,
-                "s" if square else "o",
-                color=colour,
-                markersize=2 * radius,
-                alpha=alpha,
-                label=label,
-            )
+            (dot,) = self.axes.plot(x, y, marker, label=label, **style)
             _set_tip(dot, tip)
             label = None
 
@@ -146,46 +140,41 @@ class Canvas:
         self, values: Sequence[float | None], colour: str, line: str = "-", label: str = ""
     ) -> None:
         """Draw one value for each step, level during the step, with gaps for None."""
-        edges = np.arange(len(values) + 1) - 0.5
-        self.axes.stairs(
-            np.array(values, float),
-            edges,
-            baseline=None,
-            color=colour,
-            linestyle=line,
-            linewidth=2,
-            label=label,
-        )
+        heights, edges = np.array(values, float), np.arange(len(values) + 1) - 0.5
+        style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 2}
+        self.axes.stairs(heights, edges, baseline=None, label=label, **style)
 
     def level(self, value: float, label: str) -> None:
         """Mark a value across the whole chart."""
         self.axes.axhline(value, color=INK, linewidth=1.2, linestyle=":")
-        self.axes.annotate(
-            label,
-            (0, value),
-            (6, 4),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-        )
+        place: dict[str, Any] = {
+            "xycoords": ("axes fraction", "data"),
+            "textcoords": "offset points",
+        }
+        self.axes.annotate(label, (0, value), (6, 4), **place)
 
     def labels(self, marks: Sequence[Mark]) -> None:
         """Write short texts beside points, where they cover no point and no text if possible."""
         self.axes.autoscale_view()
         places = [(*self.axes.transData.transform((x, y)), text) for x, y, text in marks]
         taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y, _ in places]
+
+        def covered(box: Bbox) -> float:
+            shared = (Bbox.intersection(box, other) for other in taken)
+            return sum(common.width * common.height for common in shared if common is not None)
+
         for x, y, text in places:
             wide = LETTER * len(text)
             middles = [(x + dx * (9 + wide / 2), y + dy * 13) for dx, dy in AROUND]
             boxes = [Bbox.from_bounds(a - wide / 2, b - 6, wide, 12) for a, b in middles]
-            covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
-            best = covered.index(min(covered))
+            areas = [covered(box) for box in boxes]
+            best = areas.index(min(areas))
             taken.append(boxes[best])
             left, up = self.axes.transData.inverted().transform(middles[best])
             self.axes.text(left, up, text, ha="center", va="center")
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """An entry of a legend: "box", "line", "dashed", "dot" or "square" of a colour, and text."""
 
     shape: str
@@ -193,8 +182,7 @@ class Key:
     label: str
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A chart in a page: its legend, and SVG for wide and for narrow screens."""
 
     keys: Sequence[Key]
@@ -202,39 +190,34 @@ class Drawn:
     narrow: Markup
 
 
-class Renderer:
-    """Draws the charts of one page, in which no two elements share an id."""
+def draw_chart(chart: Chart, name: str) -> Drawn:
+    """Draw a chart for both widths; the name of each of a page's charts makes its ids its own."""
+    wide, keys = _draw(chart, WIDE, f"{name}-wide-")
+    narrow, _ = _draw(chart, NARROW, f"{name}-narrow-")
+    return Drawn(keys, wide, narrow)
 
-    def __init__(self) -> None:
-        self._count = 0
 
-    def __call__(self, chart: Chart) -> Drawn:
-        """Draw a chart for both widths."""
-        wide, keys = self._draw(chart, WIDE)
-        narrow, _ = self._draw(chart, NARROW)
-        return Drawn(keys, wide, narrow)
-
-    def _draw(self, chart: Chart, width: int) -> tuple[Markup, list[Key]]:
-        self._count += 1
-        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-            # A letter that the font lacks has no known width; the browser has other fonts.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            size = width / POINTS, chart.height / POINTS
-            figure = Figure(size, dpi=POINTS, facecolor="none")
-            across, up = width - LEFT - RIGHT, chart.height - TOP - BOTTOM
-            axes = figure.add_axes(
-                (LEFT / width, BOTTOM / chart.height, across / width, up / chart.height)
-            )
-            chart.draw(Canvas(axes))
-            # The label stands above the axis, where it takes no width.
-            figure.text(4 / width, 1 - 14 / chart.height, axes.get_ylabel())
-            axes.set_ylabel("")
-            axes.xaxis.set_label_coords(0.5, -34 / up)
-            text = io.StringIO()
-            no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-            figure.savefig(text, format="svg", metadata=no_metadata)
-        svg = _inline(text.getvalue(), prefix=f"chart{self._count}-")
-        return Markup(svg), [*dict.fromkeys(_keys(axes))]
+def _draw(chart: Chart, width: int, prefix: str) -> tuple[Markup, list[Key]]:
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # A letter that the font lacks has no known width; the browser has other fonts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        size = width / POINTS, chart.height / POINTS
+        figure = Figure(size, dpi=POINTS, facecolor="none")
+        across, up = width - LEFT - RIGHT, chart.height - TOP - BOTTOM
+        axes = figure.add_axes(
+            (LEFT / width, BOTTOM / chart.height, across / width, up / chart.height)
+        )
+        chart.draw(Canvas(axes))
+        # The label stands above the axis, where it takes no width.
+        figure.text(4 / width, 1 - 14 / chart.height, axes.get_ylabel())
+        axes.set_ylabel("")
+        axes.xaxis.set_label_coords(0.5, -34 / up)
+        text = io.StringIO()
+        no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(text, format="svg", metadata=no_metadata)
+    handles = zip(*axes.get_legend_handles_labels(), strict=True)
+    keys = dict.fromkeys(_key(handle, str(label)) for handle, label in handles)
+    return Markup(_inline(text.getvalue(), prefix)), [*keys]
 
 
 def _set_tip(artist: Artist, tip: str) -> None:
@@ -280,21 +263,14 @@ def _style(style: str) -> str:
     return re.sub(r"#[0-9a-f]{6}", lambda match: COLOURS.get(match[0], match[0]), style)
 
 
-def _keys(axes: Axes) -> Iterator[Key]:
-    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-        assert isinstance(handle, (Line2D, Patch))
-        shape = "dashed" if handle.get_linestyle() == "--" else "line"
-        if isinstance(handle, Line2D):
-            shape = {"o": "dot", "s": "square"}.get(str(handle.get_marker()), shape)
-            paint = handle.get_color()
-        elif isinstance(handle, StepPatch):
-            paint = handle.get_edgecolor()
-        else:
-            shape, paint = "box", handle.get_facecolor()
-        yield Key(shape, COLOURS[matplotlib.colors.to_hex(paint)], str(label))
-
-
-def _overlap(a: Bbox, b: Bbox) -> float:
-    """Return the area that lies in both boxes."""
-    shared = Bbox.intersection(a, b)
-    return 0.0 if shared is None else shared.width * shared.height
+def _key(handle: Artist, label: str) -> Key:
+    assert isinstance(handle, (Line2D, Patch))
+    shape = "dashed" if handle.get_linestyle() == "--" else "line"
+    if isinstance(handle, Line2D):
+        shape = {"o": "dot", "s": "square"}.get(str(handle.get_marker()), shape)
+        paint = handle.get_color()
+    elif isinstance(handle, StepPatch):
+        paint = handle.get_edgecolor()
+    else:
+        shape, paint = "box", handle.get_facecolor()
+    return Key(shape, COLOURS[matplotlib.colors.to_hex(paint)], label)

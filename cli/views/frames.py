@@ -71,21 +71,18 @@ def named_samples(source: Path, clips: Clips) -> list[Sample] | str:
             samples[label] = read_sample(path, title, side_by_side=clips.side_by_side)
         except UserError as error:
             return f"{str(error).replace(str(path), path.name)}."
-    if clips.reference in samples and len(samples) == 2:
-        (other,) = (sample for label, sample in samples.items() if label != clips.reference)
-        return with_difference(samples[clips.reference], other)
-    return list(samples.values())
-
-
-def with_difference(reference: Sample, sample: Sample) -> list[Sample]:
-    """Return both and, where their frames have one shape, a heat-map of where they differ."""
-    if reference.frames.shape != sample.frames.shape:
-        return [reference, sample]
-    differences = difference(reference.frames, sample.frames)
-    factor = choose_factor([differences])
-    shown = heat_map(differences, factor)
-    label = f"{heat_map_label(factor)}: black is none, white {-(-255 // factor)} of 255 or more"
-    return [reference, sample, Sample(label, shown, sample.numbers)]
+    shown = list(samples.values())
+    reference = samples.get(clips.reference or "")
+    if reference is not None and len(shown) == 2:
+        (other,) = (sample for sample in shown if sample is not reference)
+        shown = [reference, other]
+        if reference.frames.shape == other.frames.shape:
+            differences = difference(reference.frames, other.frames)
+            factor = choose_factor([differences])
+            white = f"black is none, white {-(-255 // factor)} of 255 or more"
+            label = f"{heat_map_label(factor)}: {white}"
+            shown.append(Sample(label, heat_map(differences, factor), other.numbers))
+    return shown
 
 
 def data_uri(frame: np.ndarray, side: int) -> str:

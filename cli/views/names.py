@@ -37,11 +37,6 @@ def name_of(text: str) -> str:
     return parts[-1] if parts and (beside or len(parts) > 2) else text
 
 
-def file_name(text: str) -> str:
-    """The last part of a path that is known to be one; any other text without a slash as it is."""
-    return re.split(r"[/\\]", text)[-1] or text
-
-
 def command_text(words: Sequence[str]) -> str:
     """A command with names in place of paths; ``owner/name`` is one of the hub only as a model."""
     options = [word.startswith("--") for word in words]
@@ -51,7 +46,7 @@ def command_text(words: Sequence[str]) -> str:
         if before == "--model":
             word = name_of(word)
         elif before is not None and before not in TEXT_OPTIONS:
-            word = file_name(word)
+            word = re.split(r"[/\\]", word)[-1] or word
         shown.append(word)
     return shlex.join(shown)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,12 @@ from chipsparse.cli.views.names import command_text, without_folders
 from chipsparse.cli.views.sections import (
     FIRST,
     SECOND,
-    Alert,
     Chart,
     Clips,
-    Code,
-    Facts,
-    Gallery,
-    Items,
-    Part,
     QualityPoint,
     Result,
     Section,
     Table,
-    Tile,
 )
 from chipsparse.cli.views.units import decibels, shortened, times
 
@@ -43,13 +37,10 @@ SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A section as the template takes it: parts that have something to show, with their kinds."""
+class Frames:
+    """Samples of clips, read from the files that a section names."""
 
-    title: str
-    text: str
-    parts: list[tuple[str, Any]]
-    tiles: list[Tile]
+    samples: Sequence[Sample]
 
 
 @dataclass(frozen=True)
@@ -59,9 +50,8 @@ class Article:
     kind: str
     name: str
     title: str
-    head: Shown
-    sections: list[Shown]
-    missing: list[tuple[str, str]]
+    sections: Sequence[Section]
+    missing: Sequence[tuple[str, str]]
 
 
 def check_charts() -> None:
@@ -91,16 +81,13 @@ def page(
         for number, (file, result) in enumerate(results)
     ]
     points = [result.points(file.stem) for file, result in results]
-    overview = None
-    if sum(map(bool, points)) > 1:
-        overview = _shown(overview_section(points), Path(), (), [])
     title = title or (shortened(articles[0].title, LONGEST_TITLE) if len(articles) == 1 else "")
     return (
         _environment()
         .get_template("page.html")
         .render(
             articles=articles,
-            overview=overview,
+            overview=overview_section(points) if sum(map(bool, points)) > 1 else None,
             title=f"{title} - chipsparse" if title else "chipsparse report",
             images=images,
             style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
@@ -110,60 +97,29 @@ def page(
 
 
 def _article(file: Path, result: Result, samples: Sequence[Sample]) -> Article:
+    """Return the sections that have something to show, with the frames that they name."""
+    shown: list[Section] = []
     missing: list[tuple[str, str]] = []
-    shown = []
     for section in result.sections():
-        if section.where != "terminal":
-            made = _shown(section, file, samples, missing)
-            if made is not None:
-                shown.append(made)
-    head, *sections = shown
-    return Article(result.kind, file.name, result.title, head, sections, missing)
-
-
-def _shown(
-    section: Section, file: Path, samples: Sequence[Sample], missing: list[tuple[str, str]]
-) -> Shown | None:
-    """Return a section with its charts drawn and its frames read; None where it has nothing."""
-    parts: list[tuple[str, Any]] = []
-    tiles = [part for part in section.parts if isinstance(part, Tile)]
-    text, lacking = section.text, section.missing
-    for part in section.parts:
-        if part is None or isinstance(part, Tile):
+        if section.where == "terminal":
             continue
-        if isinstance(part, Clips):
-            frames = list(samples) or named_samples(file, part)
-            if isinstance(frames, str):
-                lacking = frames
-                continue
-            parts.append(("frames", frames))
-            text = ("" if samples else part.text) + text
-        elif _has_content(part):
-            parts.append((type(part).__name__.lower(), part))
-    if not parts and not tiles and section.title:
-        if lacking:
+        parts: list[Any] = []
+        text, lacking = section.text, section.missing
+        for part in section.parts:
+            if isinstance(part, Clips):
+                frames = list(samples) or named_samples(file, part)
+                if isinstance(frames, str):
+                    lacking = frames
+                    continue
+                parts.append(Frames(frames))
+                text = ("" if samples else part.text) + text
+            elif part:
+                parts.append(part)
+        if parts or not section.title or (text and not lacking):
+            shown.append(replace(section, parts=parts, text=text))
+        elif lacking:
             missing.append((section.title, lacking))
-            return None
-        if not text:
-            return None
-    return Shown(section.title, text, parts, tiles)
-
-
-def _has_content(part: Part) -> bool:
-    match part:
-        case Facts(rows):
-            return any(text for _, text in rows)
-        case Table(rows=rows):
-            return bool(rows)
-        case Items(texts):
-            return bool(texts)
-        case Code(words):
-            return bool(words)
-        case Gallery(pictures):
-            return bool(pictures)
-        case Alert() | Chart():
-            return True
-    return False
+    return Article(result.kind, file.name, result.title, shown, missing)
 
 
 def overview_section(points: Sequence[Sequence[QualityPoint]]) -> Section:
@@ -217,21 +173,17 @@ def best_points(points: Sequence[QualityPoint]) -> list[QualityPoint]:
 
 def _environment() -> Environment:
     """Return the templates' environment: every text is escaped, and paths are cut to names."""
-    renderer: Any = None
+    count = itertools.count(1)
 
     def finalize(value: Any) -> Any:
-        return value if isinstance(value, Markup) or not isinstance(value, str) else plain(value)
-
-    def plain(text: str) -> str:
-        return without_folders(text)
+        is_text = isinstance(value, str) and not isinstance(value, Markup)
+        return without_folders(value) if is_text else value
 
     def draw(chart: Chart) -> Any:
         # Only pages with charts need the library that draws them.
-        from chipsparse.cli.views.charts import Renderer
+        from chipsparse.cli.views.charts import draw_chart
 
-        nonlocal renderer
-        renderer = renderer or Renderer()
-        return renderer(chart)
+        return draw_chart(chart, f"chart{next(count)}")
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -242,5 +194,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["command"] = command_text
+    environment.tests["kind"] = lambda part, name: type(part).__name__.lower() == name
     environment.globals["draw"] = draw
     return environment

@@ -52,6 +52,9 @@ class Facts:
 
     rows: Sequence[tuple[str, str]]
 
+    def __bool__(self) -> bool:
+        return any(text for _, text in self.rows)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -67,6 +70,9 @@ class Table:
     rows: Sequence[Sequence[str]]
     texts: int = 1
     folded: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,18 @@ class Items:
     texts: Sequence[str]
     heading: str = ""
 
+    def __bool__(self) -> bool:
+        return bool(self.texts)
+
 
 @dataclass(frozen=True)
 class Code:
     """Words of a command, which the page shows without folders."""
 
     words: Sequence[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
 
 
 @dataclass(frozen=True)
@@ -146,7 +158,11 @@ class Gallery:
 
     pictures: Sequence[Picture]
 
+    def __bool__(self) -> bool:
+        return bool(self.pictures)
 
+
+# A part without content is false, and is not shown.
 Part: TypeAlias = Tile | Facts | Table | Alert | Items | Code | Chart | Clips | Gallery
 
 
@@ -208,5 +224,5 @@ class Result(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints, in types of JSON; an infinite number is null."""
-        values: dict[str, Any] = json.loads(self.model_dump_json())
+        values: dict[str, Any] = json.loads(self.model_dump_json(by_alias=True))
         return values

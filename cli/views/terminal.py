@@ -69,7 +69,7 @@ def _blocks(parts: Sequence[Part | None]) -> list[RenderableType]:
             rows.append(("error" if part.role == "error" else "warning", part.text))
         elif isinstance(part, Items):
             rows.extend((part.heading or "note", text) for text in part.texts)
-        elif isinstance(part, Table) and part.rows:
+        elif isinstance(part, Table) and part:
             close()
             blocks.append(_table(part))
     close()

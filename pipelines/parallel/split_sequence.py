@@ -32,7 +32,7 @@ SOME_TEXT = 16
 
 
 class SplitSequence:
-    """What one process does of the calls of one transformer.
+    """The share of one process in the calls of one transformer.
 
     Args:
         exchange: with the processes that share its tokens.
@@ -65,7 +65,7 @@ class SplitSequence:
 
     @property
     def has_text(self) -> bool:
-        """Whether the text of the open call is on this process."""
+        """True if the text of the open call is on this process."""
         return self._cut.text[self.exchange.rank] > 0
 
     def own_grid(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -94,7 +94,7 @@ class SplitSequence:
         scale: float | None,
         unpatched: Unpatched,
     ) -> torch.Tensor:
-        """As `AttentionLayer`, of this process's tokens ``[B, H, n, D]``."""
+        """The layer's attention of this process's tokens ``[B, H, n, D]``."""
         own = self._cut.tokens[self.exchange.rank]
         spare = query.shape[2] - own  # of `SOME_TEXT`, where the text would stand
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
@@ -174,7 +174,7 @@ def cut_at_entry(
 
 
 def checksum(tensor: torch.Tensor | None) -> str:
-    """What differs wherever a tensor does, in all likelihood. Waits for the device."""
+    """A number that differs wherever a tensor does, very probably. Waits for the device."""
     if tensor is None:
         return "none"
     wide = tensor.detach().double().flatten()

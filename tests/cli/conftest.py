@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
@@ -31,6 +34,8 @@ generation:
 sparsity:
   schedule: {warmup_steps: 2, refresh_every: 10}
 """
+# The arguments of a pipeline's call that both profiles have in common.
+CALL = {"height": 32, "width": 48, "num_inference_steps": 4, "max_sequence_length": 16}
 IMAGE_PROFILE = """\
 model_class: FluxTransformer2DModel
 description: for tests
@@ -60,7 +65,7 @@ class Ran:
         return self
 
     def refused(self) -> str:
-        """What it said, as it ended with what the user can put right."""
+        """Return its errors, having ended with what the user can put right."""
         assert self.exit_code == 2, self.stderr
         return self.stderr
 
@@ -72,7 +77,7 @@ class Ran:
         return self.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
 
     def json(self) -> Any:
-        """What it printed, having succeeded."""
+        """Return its result, having succeeded."""
         return json.loads(self.fine().stdout)
 
 
@@ -87,6 +92,20 @@ def names(folder: Path | str, pattern: str = "*") -> list[str]:
     return sorted(path.name for path in Path(folder).glob(pattern))
 
 
+def by_hand(pipe: Any, *, seed: int, **call: Any) -> np.ndarray:
+    """Return what a pipeline makes without the command, uint8 ``[F, H, W, 3]``; see `CALL`."""
+    pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    made = pipe(prompt=PROMPT, generator=generator, output_type="np", **{**CALL, **call})
+    frames = made.frames[0] if hasattr(made, "frames") else made.images
+    return np.rint(np.clip(frames, 0, 1) * 255).astype(np.uint8)
+
+
+def pictures(pattern: str) -> np.ndarray:
+    """The images of the current folder that a pattern names, ``[F, H, W, 3]``."""
+    return np.stack([np.asarray(Image.open(name)) for name in names(".", pattern)])
+
+
 def change_index(folder: Path, **entries: object) -> None:
     """Other entries for the model_index.json of a model's folder."""
     path = folder / "model_index.json"
@@ -95,7 +114,7 @@ def change_index(folder: Path, **entries: object) -> None:
 
 @contextmanager
 def nothing_written(folder: Path) -> Iterator[None]:
-    """What runs within leaves every file of a folder as it was, and adds none."""
+    """The block leaves every file of a folder as it was, and adds none."""
 
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -110,11 +129,11 @@ def modules_without_memory():
     """Models are made on the meta device once for each config, as nothing but shapes is read."""
     made_from, made = weights.made_from, {}
 
-    def once(found, config):
-        key = found, json.dumps(config, sort_keys=True)
+    def once(kind, config):
+        key = kind, json.dumps(config, sort_keys=True)
         if key not in made:
-            made[key] = made_from(found, config)
-            assert {each.device.type for each in made[key].parameters()} <= {"meta"}
+            made[key] = made_from(kind, config)
+            assert {weight.device.type for weight in made[key].parameters()} <= {"meta"}
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:

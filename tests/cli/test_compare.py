@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from chipsparse.cli.compare import rows
-from chipsparse.cli.compare.options import read_subject, read_subjects
-from chipsparse.cli.compare.record import Comparison
-from chipsparse.cli.compare.rows import Estimate, Row, Summary
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.compare.options import read_config
+from chipsparse.cli.compare.record import Comparison, FilesComparison
+from chipsparse.cli.compare.rows import Row
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS, heat_map
+from chipsparse.cli.views.terminal import print_result
 from chipsparse.experiments import clips, quality
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.records import ClipRecord
-from chipsparse.experiments.statistics import draws, interval
+from chipsparse.experiments.statistics import Estimate, draws, interval
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE, command, nothing_written
 from tests.cli.html_reader import PageReader
@@ -66,10 +66,6 @@ def rows_of(content):
     return {name: [ClipRecord.model_validate(clip) for clip in own] for name, own in made.items()}
 
 
-def per_frame(metric, a, b):
-    return [metric(a[n : n + 1], b[n : n + 1]) for n in range(len(a))]
-
-
 # Configs.
 
 
@@ -82,14 +78,12 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compared, generate)
     made = {}
     for name, arguments in profiles.items():
         generate("-o", f"{name}.png", "--seed", "5", *arguments).fine()
-        made[name] = np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)]) / 255
+        made[name] = np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)])
     for side in "AB":
-        record, pair = own[side][0], (made["dense"], made[side])
-        assert record.psnr_db == pytest.approx(quality.psnr(*pair))
-        assert record.ssim == pytest.approx(quality.ssim(*pair))
-        before, after = map(quality.flicker, pair)
-        assert record.flicker_change == pytest.approx(after - before)
-        assert record.per_frame["psnr_db"] == pytest.approx(per_frame(quality.psnr, *pair))
+        record, expected = own[side][0], quality.compare_clips(made["dense"], made[side])
+        assert record.psnrs == pytest.approx(expected.psnrs)
+        for name in ("psnr_db", "ssim", "flicker", "flicker_change", "largest_difference"):
+            assert getattr(record, name) == pytest.approx(getattr(expected, name))
     assert own["A"][0].psnr_db != own["B"][0].psnr_db
 
 
@@ -101,12 +95,8 @@ def test_intervals_are_those_of_the_prompts(compared):
         values = {side: np.array([getattr(r, name) for r in own[side]]) for side in "AB"}
         both = ((summaries[side], values[side]) for side in "AB")
         for summary, series in (*both, (content["difference"], values["B"] - values["A"])):
-            for statistic, estimate in summary[name].items():
-                expected = interval(series, statistic, drawn)
-                assert estimate["value"] == pytest.approx(expected.value)
-                bounds = estimate["low"], estimate["high"]
-                assert bounds == pytest.approx((expected.low, expected.high))
-                assert estimate["includes_zero"] is (bounds[0] <= 0 <= bounds[1])
+            expected = interval(series, rows.METRICS[name].statistic, drawn)
+            assert summary[name] == pytest.approx(expected.model_dump())
     for dense, a in zip(own["dense"], own["A"], strict=True):
         assert a.speedup == pytest.approx(dense.seconds / a.seconds)
     assert "lpips" not in summaries["A"]
@@ -147,24 +137,25 @@ def test_the_clip_is_that_of_the_worst_prompt_and_the_page_shows_it(compared, mo
     assert len(reader.all("img")) == 1
 
 
-def test_dense_as_a_side_is_the_reference_itself_and_tables(compare):
+def test_dense_as_a_side_is_the_reference_itself_and_tables(compare, capsys):
     content = compare("dense", "profile", "--count", "2", "--json").json()
     assert [row["name"] for row in content["rows"]] == ["dense", "B: profile"]
     assert content["sides"] == ["A: dense", "B: profile"]
     summary = content["rows"][0]["summary"]
-    assert summary["psnr_db"]["mean"]["value"] is None
-    assert (summary["ssim"]["mean"]["value"], summary["speedup"]["mean"]["value"]) == (1.0, 1.0)
+    assert summary["psnr_db"]["value"] is None
+    assert (summary["ssim"]["value"], summary["speedup"]["value"]) == (1.0, 1.0)
     assert "psnr_db" not in content["difference"]
     # Of two values, a quarter of the resamples is twice the one and a quarter twice the other.
     psnrs = sorted(record.psnr_db for record in rows_of(content)["B"])
-    mean = content["rows"][1]["summary"]["psnr_db"]["mean"]
+    mean = content["rows"][1]["summary"]["psnr_db"]
     assert (mean["low"], mean["high"]) == tuple(psnrs)
-    shown = compare("dense", "profile", "--count", "2").fine().stdout
+    print_result(Comparison(**content), as_json=False)
+    shown = capsys.readouterr().out
     for title in ("B: profile", "B - A"):
-        assert re.search(rf"^ {title} +mean +95% interval +median +95% interval", shown, re.M)
-    assert len(re.findall(r"^ PSNR, dB +\S+ +\S+ to \S+ +\S+ +\S+ to \S+", shown, re.M)) == 1
+        assert re.search(rf"^ {title} +value +95% interval", shown, re.M)
+    assert len(re.findall(r"^ mean PSNR, dB +\S+ +\S+ to \S+ *$", shown, re.M)) == 1
     between = r"\S+(?: to \S+)?"  # one figure where both bounds round to it, as timings may
-    assert len(re.findall(rf"^ speed-up +\S+ +{between} +\S+ +{between} *$", shown, re.M)) == 2
+    assert len(re.findall(rf"^ median speed-up +\S+ +{between} *$", shown, re.M)) == 2
     assert re.search(r"LPIPS +not measured: \w", shown)
     assert "intervals from 2 prompts are rough" in shown
 
@@ -190,24 +181,6 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
         head = Comparison(**json.loads(ran.stdout)).sections()[0].parts
         assert head[0].text == "2 of 3 prompts are made"
         assert len(list(workdir.glob("*.png"))) == 5
-
-
-@pytest.mark.slow
-def test_caches_in_host_memory_are_warmed_up_each_time(compare, monkeypatch):
-    """They are taken and pinned anew whenever the pipeline is patched."""
-    import dataclasses
-
-    generate, warmed = clips.generate, []
-
-    def with_host_memory(pipe, arguments, *, report, **rest):
-        made = generate(pipe, arguments, report=report, **rest)
-        return dataclasses.replace(made, host_bytes=0 if report is None else 1)
-
-    monkeypatch.setattr(clips, "generate", with_host_memory)
-    warm_up = lambda *_, report, **__: warmed.append(report is not None)  # noqa: E731
-    monkeypatch.setattr(clips, "warm_up", warm_up)
-    compare("profile", "skips.yaml").fine()
-    assert sorted(warmed) == [False] + [True] * 6
 
 
 @pytest.mark.slow
@@ -239,7 +212,7 @@ def test_a_row_is_the_mean_and_the_worst_of_its_clips():
     assert row.pass_text == "2 of 3"
     note = "1 of 3 clips are bit for bit as dense; the PSNR is the others'"
     assert list(row.remarks) == ["first", "a note", note]
-    assert (row.summary["psnr_db"].median.value, row.summary["psnr_db"].mean.value) == (30, None)
+    assert (row.summary["psnr_db"].value, row.summary["ssim"].value) == (None, pytest.approx(0.8))
     row = Row.of("x", [same])
     assert row.remarks[-1] == "every clip is bit for bit as dense"
     assert (row.quality("psnr_db"), row.pass_text) == (None, "1 of 1 \N{CHECK MARK}")
@@ -248,79 +221,41 @@ def test_a_row_is_the_mean_and_the_worst_of_its_clips():
     assert refused.notes == ["x: did not run: no file"]
 
 
-@pytest.mark.parametrize(
-    ("psnr_db", "ssim", "lpips", "expected"),
-    [
-        (20.0, 0.82, 0.2, True),
-        (19.99, 0.9, 0.1, False),
-        (30.0, 0.8199, 0.1, False),
-        (30.0, 0.9, 0.2001, False),
-        (30.0, 0.9, None, True),
-        (None, 1.0, 0.0, True),
-    ],
-)
-def test_marks(psnr_db, ssim, lpips, expected):
-    assert rows.passes(clip(0, psnr_db, ssim, lpips)) is expected
+def test_a_clip_passes_within_the_bound_of_all_that_was_measured():
+    for values in ((20.0, 0.82, 0.2), (30.0, 0.9, None), (None, 1.0, 0.0)):
+        assert rows.passes(clip(0, *values)), values
+    for values in ((19.99, 0.9, 0.1), (30.0, 0.8199, 0.1), (30.0, 0.9, 0.2001)):
+        assert not rows.passes(clip(0, *values)), values
 
 
-def test_where_b_minus_a_may_be_nothing_but_the_choice_of_prompts():
-    above, around = Estimate(value=1.0), Estimate(value=0.1, includes_zero=True)
-    difference = {
-        "psnr_db": Summary(mean=above, median=above),
-        "ssim": Summary(mean=around, median=around),
-        "seconds": Summary(mean=above, median=around),
-        "speedup": Summary(mean=around, median=above),
-    }
-    assert rows.zeros_text(difference) == (
-        "may be zero, as the interval includes it: SSIM, seconds (median), speed-up (mean)"
-    )
-    assert rows.zeros_text({"ssim": difference["psnr_db"]}) == "no interval includes zero"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "sign", "text"),
-    [
-        ("psnr_db", 34.567, False, "34.57"),
-        ("psnr_db", None, False, "the same"),
-        ("ssim", -0.00002, True, "-2.0e-05"),
-        ("ssim", 0.0, True, "+0.0000"),
-        ("flicker_change", 0.01, True, "+2.550"),
-    ],
-)
-def test_numbers(name, value, sign, text):
-    assert rows.METRICS[name].text(value, sign=sign) == text
+def test_numbers_for_people_and_differences_that_may_be_zero():
+    assert rows.METRICS["psnr_db"].text(34.567) == "34.57"
+    assert rows.METRICS["psnr_db"].text(None) == "the same"
+    assert rows.METRICS["ssim"].text(-0.00002, sign=True) == "-2.0e-05"
+    assert rows.METRICS["ssim"].text(0.0, sign=True) == "+0.0000"
+    assert rows.METRICS["flicker_change"].text(0.01, sign=True) == "+2.550"
+    above, around = Estimate(value=1.0, low=0.5, high=2.0), Estimate(value=0.1, low=-1.0, high=0.0)
+    said = rows.zeros_text({"psnr_db": above, "ssim": around, "seconds": around})
+    assert said == "may be zero, as the interval includes it: SSIM, seconds"
+    assert rows.zeros_text({"ssim": above}) == "no interval includes zero"
 
 
 def test_spread_leaves_gaps_where_no_clip_has_a_value():
-    curves = [{"x": [1.0, None, 3.0]}, {"x": [3.0, None, None, 5.0]}]
-    expected = [(0, 2.0, 4.0, 6.0), (2, 6.0, 6.0, 6.0), (3, 10.0, 10.0, 10.0)]
-    assert rows.spread(curves, "x", 2.0) == expected
+    curves = [{"flicker": [1.0, None, 3.0]}, {"flicker": [3.0, None, None, 5.0]}]
+    expected = [[1, np.nan, 3, 5], [2, np.nan, 3, 5], [3, np.nan, 3, 5]]
+    np.testing.assert_allclose(rows.spread(curves, "flicker") / 255, expected)
 
 
 # The arguments, and mistakes with configs: told before the model is loaded.
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "path", "which"),
-    [
-        ("dense", "dense", None, None),
-        ("./dense", "files", Path("dense"), None),
-        ("profile", "config", None, None),
-        ("fast", "config", None, "fast"),
-        (CLASS, "config", ASSETS / "profiles" / f"{CLASS}.yaml", None),
-        ("tuned/PROFILE.YML", "config", Path("tuned/PROFILE.YML"), None),
-        ("out.mp4", "files", Path("out.mp4"), None),
-    ],
-)
-def test_an_argument_is_known_by_its_name_alone(text, kind, path, which):
-    subject = read_subject(text)
-    assert (subject.text, subject.kind, subject.path, subject.quality) == (text, kind, path, which)
-
-
-@pytest.mark.parametrize("pair", [("a.mp4", "dense"), ("profile", "frames"), ("a.yaml", "b.png")])
-def test_a_file_and_a_config_do_not_compare(pair):
-    with pytest.raises(UserError, match=r"is a config and .* is taken for a file"):
-        read_subjects(*pair)
+def test_a_config_is_known_by_its_name_alone():
+    assert read_config("dense") == {"dense": True}
+    assert read_config("profile") == {}
+    assert read_config("fast") == {"quality": "fast"}
+    assert read_config(CLASS) == {"config": ASSETS / "profiles" / f"{CLASS}.yaml"}
+    assert read_config("tuned/PROFILE.YML") == {"config": Path("tuned/PROFILE.YML")}
+    assert [read_config(file) for file in ("./dense", "out.mp4", "frames")] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -385,56 +320,35 @@ def files(*arguments):
     return command("compare", *arguments)
 
 
-def test_files_have_every_frame_and_the_whole(pair):
-    content = files("a.png", "b.png", "--json").json()
-    a, b = (clip / 255 for clip in pair)
-    assert (content["kind"], content["a"], content["b"]) == ("files", "a.png", "b.png")
-    assert (content["frames"], content["height"], content["width"]) == (5, 32, 48)
-    # 64 of 32 * 48 pixels in one of three channels of one of five frames.
-    error = 64 / (32 * 48) / 3 / 5 * (16 / 255) ** 2
-    assert content["psnr_db"] == pytest.approx(-10 * np.log10(error))
-    assert content["ssim"] == pytest.approx(quality.ssim(a, b))
-    assert content["flicker"] == pytest.approx(quality.flicker(b))
-    assert content["flicker_change"] == pytest.approx(quality.flicker(b) - quality.flicker(a))
-    assert (content["largest_difference"], content["identical"]) == (16, False)
-    assert (content["lpips"], content["lossy"], content["clip"]) == (None, [], None)
-    curves = content["per_frame"]
-    assert [value is None for value in curves["psnr_db"]] == [True, True, True, False, True]
-    assert curves["psnr_db"][3] == pytest.approx(-10 * np.log10(5 * error))
-    assert curves["ssim"] == pytest.approx(per_frame(quality.ssim, a, b))
-    around = [quality.flicker(a[first : first + 3]) for first in range(3)]
-    assert curves["flicker_dense"] == [None, *map(pytest.approx, around), None]
-
-
-def test_files_as_a_table_and_as_a_page(pair, workdir):
-    shown = files("a.png", "b.png").fine().stdout
-    a, b = (clip / 255 for clip in pair)
-    psnr, worst = quality.psnr(a, b), quality.psnr(a[3:4], b[3:4])
-    assert re.search(rf"PSNR +{psnr:.2f} dB +{worst:.2f} dB +3", shown)
-    last = f"{quality.ssim(a[3:4], b[3:4]):.4f}"
-    assert re.search(rf"SSIM +{quality.ssim(a, b):.4f} +{last} +3", shown)
+def test_files_as_json_as_a_table_and_as_a_page(pair, workdir, monkeypatch, capsys):
+    distance = Lpips(lambda a, b: float((a - b).abs().max()), None)
+    monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: distance)
+    ran = files("a.png", "b.png", "--json")
+    content, expected = ran.json(), quality.compare_clips(*pair, perceptual=distance.measure)
+    assert content["per_frame"].keys() == expected.per_frame.keys()
+    assert {name: content[name] for name in ("psnr_db", "ssim", "lpips")} == pytest.approx(
+        expected.model_dump(include={"psnr_db", "ssim", "lpips"})
+    )
+    assert [content[name] for name in ("kind", "a", "b")] == ["files", "a.png", "b.png"]
+    assert [content[name] for name in ("frames", "height", "width")] == [5, 32, 48]
+    assert [content[name] for name in ("lossy", "lpips_missing", "clip")] == [[], None, None]
+    print_result(FilesComparison(**content), as_json=False)
+    shown, psnr = capsys.readouterr().out, f"{expected.psnr_db:.2f} dB"
+    assert re.search(rf"PSNR +{psnr} +{expected.psnrs[3]:.2f} dB +3", shown)
+    assert re.search(rf"SSIM +{expected.ssim:.4f} +{expected.per_frame['ssim'][3]:.4f} +3", shown)
+    assert re.search(r"LPIPS +0.0125 +0.0627 +3", shown)
     assert re.search(r"largest difference +16 of 255", shown)
     assert "5 frames of 48x32 pixels" in shown
     assert "encoder" not in shown
-    (workdir / "f.json").write_text(files("a.png", "b.png", "--json").stdout)
+    (workdir / "f.json").write_text(ran.stdout)
     command("report", "f.json", "-o", "f.html").fine()
     reader = PageReader((workdir / "f.html").read_text())
-    assert f"{psnr:.2f} dB" in reader.sections["b.png against a.png"]
+    assert psnr in reader.sections["b.png against a.png"]
     assert "flicker of A, of 255" in reader.sections["Frame by frame"]
     assert len(reader.all("img")) == 3 * 5
     same = files("a.png", "a.png").stdout
     assert re.search(r"PSNR +identical +identical +all", same)
     assert "none: the same pixels in every frame" in same
-
-
-def test_lpips_of_files_where_it_is_available(pair, monkeypatch):
-    distance = Lpips(lambda a, b: float((a - b).abs().max()), None)
-    monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: distance)
-    content = files("a.png", "b.png", "--json").json()
-    assert content["lpips"] == pytest.approx(16 / 255 / 5)
-    assert content["per_frame"]["lpips"] == pytest.approx([0, 0, 0, 16 / 255, 0])
-    assert content["lpips_missing"] is None
-    assert re.search(r"LPIPS +0.0125 +0.0627 +3", files("a.png", "b.png").stdout)
 
 
 def test_the_clip_of_files(pair):
@@ -458,11 +372,10 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
     for given, fps in (((), 8.0), (("--fps", "24"), 24.0)):
         files("a.mp4", "b.mp4", "-o", "out.mp4", *given).fine()
         assert iio.immeta("out.mp4")["fps"] == fps
-    for file in ("a.mp4", "a.gif"):
-        assert f"{file}: part of the difference may" in files("a.png", file).fine().stdout
-        content = files("a.png", file, "--json").json()
-        assert content["lossy"] == [file]
-        assert 30 < content["psnr_db"] < 60
+    content = files("a.mp4", "a.gif", "--json").json()
+    assert content["lossy"] == ["a.mp4", "a.gif"]
+    assert 30 < content["psnr_db"] < 60
+    assert "a.gif: part of the difference may" in files("a.png", "a.gif").fine().stdout
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import imageio.v3 as iio
@@ -23,12 +24,29 @@ from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.cli.prompts import read_prompts
 from chipsparse.experiments import clips
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import command, names
+from tests.cli.conftest import CALL, by_hand, command, names, pictures
 from tests.tiny_models import PROMPT, WORDS, tiny_flux_pipeline, tiny_tokenizer
 from tests.variants import slow
 
 ONE = ("-o", "o.png", "--frames", "1")
 SMALL = ("--frames", "1", "--steps", "3")
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Lets a function note something of each of its calls in the list that is returned."""
+
+    def arrange(place, name, noted):
+        calls, function = [], getattr(place, name)
+
+        def noting(*arguments, **options):
+            calls.append(noted(*arguments, **options))
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(place, name, noting)
+        return calls
+
+    return arrange
 
 
 def facts_of(ran):
@@ -61,58 +79,36 @@ def test_dense_is_what_the_pipeline_alone_makes(generate, workdir, model_folder)
     generate("-o", "out.png", "--dense", "--seed", "7", "--negative-prompt", "blue").fine()
     assert names(workdir) == [f"out-00{index}.png" for index in range(5)]
     pipe = WanPipeline.from_pretrained(model_folder)
-    pipe.set_progress_bar_config(disable=True)
-    frames = pipe(
-        PROMPT,
-        negative_prompt="blue",
-        height=32,
-        width=48,
-        num_frames=5,
-        num_inference_steps=4,
-        guidance_scale=3.0,
-        max_sequence_length=16,
-        generator=torch.Generator("cpu").manual_seed(7),
-    ).frames[0]
-    written = np.stack([iio.imread(f"out-00{index}.png") for index in range(5)])
-    np.testing.assert_array_equal(written, np.rint(frames * 255).astype(np.uint8))
+    call = {"negative_prompt": "blue", "num_frames": 5, "guidance_scale": 3.0}
+    np.testing.assert_array_equal(pictures("out-*.png"), by_hand(pipe, seed=7, **call))
 
 
 def test_compare_writes_three_clips_and_measures_them(generate, workdir):
     result = generate("-o", "out.png", "--compare", "--json").json()
-    kinds = {kind: [file[:-8] for file in files] for kind, files in result["files"].items()}
-    assert kinds == {
+    assert {kind: [file[:-8] for file in files] for kind, files in result["files"].items()} == {
         "output": ["out"] * 5,
         "dense": ["out-dense"] * 5,
         "compare": ["out-compare"] * 5,
     }
     assert names(workdir) == sorted(file for files in result["files"].values() for file in files)
-    dense, sparse, joined = (
-        np.stack([iio.imread(file) for file in result["files"][kind]])
-        for kind in ("dense", "output", "compare")
-    )
-    strip = joined.shape[1] - 32
-    assert joined.shape[2] == 2 * 48 + GAP_PIXELS
-    np.testing.assert_array_equal(joined[:, strip:, :48], dense)
-    np.testing.assert_array_equal(joined[:, strip:, -48:], sparse)
-    assert joined[:, :strip].max() > 200  # the labels
+    dense, sparse, both = map(pictures, ("out-dense-*", "out-0*", "out-compare-*"))
+    strip = both.shape[1] - 32
+    assert both.shape[2] == 2 * 48 + GAP_PIXELS
+    np.testing.assert_array_equal(both[:, strip:, :48], dense)
+    np.testing.assert_array_equal(both[:, strip:, -48:], sparse)
+    assert both[:, :strip].max() > 200  # the labels
     comparison = result["comparison"]
     error = np.mean((dense / 255.0 - sparse / 255.0) ** 2)
     assert error > 0
     assert comparison["psnr_db"] == pytest.approx(-10 * np.log10(error))
-    assert comparison["identical"] is False
-    assert 0 < comparison["ssim"] < 1
-    assert comparison["speedup"] == pytest.approx(
-        result["dense"]["denoising_seconds"] / result["sparse"]["denoising_seconds"]
-    )
+    assert (comparison["identical"], 0 < comparison["ssim"] < 1) == (False, True)
+    seconds = [result[side]["denoising_seconds"] for side in ("dense", "sparse")]
+    assert comparison["speedup"] == pytest.approx(seconds[0] / seconds[1])
     assert {step["action"] for step in result["dense"]["steps"]} == {"dense"}
-
-
-def test_compare_gives_the_frames_of_separate_runs(generate):
-    generate("-o", "both.png", "--compare", "--frames", "1").fine()
-    generate("-o", "sparse.png", "--frames", "1").fine()
-    generate("-o", "dense.png", "--frames", "1", "--dense").fine()
-    np.testing.assert_array_equal(iio.imread("both.png"), iio.imread("sparse.png"))
-    np.testing.assert_array_equal(iio.imread("both-dense.png"), iio.imread("dense.png"))
+    # The frames are those of separate runs.
+    for mode, made in (((), sparse), (("--dense",), dense)):
+        generate("-o", "alone.png", *mode).fine()
+        np.testing.assert_array_equal(pictures("alone-*"), made)
 
 
 @pytest.mark.slow
@@ -155,14 +151,6 @@ def test_compared_the_gain_is_measured_and_verbose_adds_the_backends(generate):
     assert {"backends", "passed"} <= facts.keys()
 
 
-def test_a_bundled_model_says_what_it_is(generate):
-    size = ("--height", "32", "--width", "32", "--frames", "1", "--steps", "1")
-    facts = facts_of(generate("-o", "out.png", *size, model=None).fine())
-    assert facts["model"] == "tiny-wan, bundled, draws simple shapes only"
-    assert facts["profile"] == "balanced, from tiny-wan/chipsparse.yaml, bundled"
-    assert " for 1 step, " in facts["time"]
-
-
 def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
     lines = generate("--steps", "10", "--frames", "1", "--dense").stderr.splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("loading the model", "writing out.gif", 7)
@@ -173,21 +161,18 @@ def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
 def test_json_is_the_only_thing_on_stdout(generate):
     result = generate("--json", "--seed", "5").json()
     asked, sparse = result["request"], result["sparse"]
-    assert (result["kind"], asked["mode"]) == ("generation", "sparse")
-    assert (asked["prompt"], asked["seed"], asked["fps"]) == (PROMPT, 5, 16)
-    assert (asked["device"], asked["dtype"]) == ("cpu", "float32")
-    assert asked["transformer_class"] == "WanTransformer3DModel"
     assert asked["profile"].endswith("chipsparse.yaml")
-    assert asked["settings"] == {
-        "height": 32,
-        "width": 48,
-        "num_frames": 5,
-        "num_inference_steps": 4,
-        "guidance_scale": 3.0,
-        "true_cfg_scale": None,
-        "max_sequence_length": 16,
-    }
-    assert result["files"] == {"output": ["out.gif"]}
+    assert {
+        "mode": "sparse",
+        "prompt": PROMPT,
+        "seed": 5,
+        "fps": 16,
+        "device": "cpu",
+        "dtype": "float32",
+        "transformer_class": "WanTransformer3DModel",
+        "settings": {**CALL, "num_frames": 5, "guidance_scale": 3.0, "true_cfg_scale": None},
+    }.items() <= asked.items()
+    assert (result["kind"], result["files"]) == ("generation", {"output": ["out.gif"]})
     assert (result["dense"], result["comparison"]) == (None, None)
     assert result["peak_process_bytes"] > 1e7
     assert (sparse["frames"], sparse["height"], sparse["width"]) == (5, 32, 48)
@@ -202,9 +187,8 @@ def test_json_is_the_only_thing_on_stdout(generate):
     assert sparse["cache_bytes"] > 0
     assert sparse["backends"]
     # The words of the command make it again, wherever they are run.
-    words = asked["command"]
-    again = command(*words[1:], "--json").json()
-    assert again["request"] == {**asked, "command": again["request"]["command"]}
+    again = command(*asked["command"][1:], "--json").json()["request"]
+    assert again == {**asked, "command": again["command"]}
 
 
 def test_ram_overrides_the_profile(generate):
@@ -293,18 +277,11 @@ def test_a_folder_whose_name_is_no_utf_8(generate, workdir):
     given = ("-o", f"{folder}/c.png", "--frames", "1", "--report", f"{folder}/r.json", "--json")
     printed = generate(*given).json()
     assert names(folder) == ["c.png", "r.json"]
-    assert [each[1:] for each in printed["files"]["output"]] == ["\ufffd/c.png"]
+    assert [file[1:] for file in printed["files"]["output"]] == ["\ufffd/c.png"]
 
 
-def test_layers_are_timed_for_a_report_alone(generate, monkeypatch):
-    enabled = []
-    real = chipsparse.enable
-
-    def enable(*arguments, **options):
-        enabled.append(options)
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(chipsparse, "enable", enable)
+def test_layers_are_timed_for_a_report_alone(generate, recorded):
+    enabled = recorded(chipsparse, "enable", lambda *_, **options: options)
     generate(*ONE).fine()
     generate(*ONE, "--strict", "--report", "r.json").fine()
     assert enabled == [
@@ -336,24 +313,19 @@ def test_an_error_after_the_loop_is_reported_too(generate, workdir, monkeypatch)
     assert all(step["finished"] for step in report["steps"])
 
 
-def test_files_that_cannot_be_written(generate, workdir, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("file", ["r.json", "o.png"])
+def test_files_that_cannot_be_written(generate, workdir, monkeypatch, file):
+    replace = os.replace
 
-    real = media.write_media
+    def full(source, target):
+        if target.name == file:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
-    def then_full(*arguments, **options):
-        written = real(*arguments, **options)
-        monkeypatch.setattr(media.os, "replace", full)
-        return written
-
-    monkeypatch.setattr(media, "write_media", then_full)
+    monkeypatch.setattr(media.os, "replace", full)
     said = generate(*ONE, "--report", "r.json").sentence()
-    assert said == "--report r.json could not be written: No space left on device"
-    assert names(workdir) == ["o.png"]  # which is finished
-    said = generate("-o", "p.png", "--frames", "1", "--report", "r.json").sentence()
-    assert said == "p.png could not be written: No space left on device"
-    assert names(workdir) == ["o.png"]
+    assert said.endswith(f"{file} could not be written: No space left on device")
+    assert names(workdir) == (["o.png"] if file == "r.json" else [])  # which is finished
 
 
 # Models of images.
@@ -368,56 +340,30 @@ def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir, mod
     assert (settings["num_frames"], settings["true_cfg_scale"]) == (None, 3.0)
     assert names(workdir) == ["out.png"]
     pipe = tiny_flux_pipeline()
-    call = {
-        "height": 32,
-        "width": 48,
-        "num_inference_steps": 4,
-        "negative_prompt": "",
-        "true_cfg_scale": 3.0,
-        "max_sequence_length": 16,
-        "generator": torch.Generator().manual_seed(3),
-        "output_type": "np",
-    }
-    if mode:
-        (expected,) = pipe(PROMPT, **call).images
-    else:
-        with chipsparse.enable(pipe, flux_folder / "chipsparse.yaml"):
-            (expected,) = pipe(PROMPT, **call).images
-    written = np.asarray(Image.open("out.png"))
-    np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
+    with nullcontext() if mode else chipsparse.enable(pipe, flux_folder / "chipsparse.yaml"):
+        expected = by_hand(pipe, seed=3, negative_prompt="", true_cfg_scale=3.0)
+    np.testing.assert_array_equal(pictures("out.png"), expected)
 
 
 def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(
-    generate, workdir, monkeypatch
+    generate, workdir, recorded
 ):
-    calls = []
-    forward = FluxTransformer2DModel.forward
-
-    def counted(*args, **kwargs):
-        calls.append(kwargs["hidden_states"].shape[1])
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(FluxTransformer2DModel, "forward", counted)
-    folder = ASSETS / "tiny-flux"
-    result = generate("-o", "out.png", "--json", "--steps", "2", model=folder).json()
-    assert result["request"]["profile"] == str(folder / "chipsparse.yaml")
-    assert result["request"]["settings"]["true_cfg_scale"] == 4.0
-    assert calls == [1024] * 4  # with the prompt and with the empty one, at each step
+    calls = recorded(
+        FluxTransformer2DModel, "forward", lambda *_, hidden_states, **__: hidden_states.shape[1]
+    )
+    ran = generate("-o", "out.png", "--steps", "1", model=ASSETS / "tiny-flux").fine()
+    facts = facts_of(ran)
+    assert facts["model"] == "tiny-flux, bundled, draws simple shapes only"
+    assert facts["profile"] == "balanced, from tiny-flux/chipsparse.yaml, bundled"
+    assert " for 1 step, " in facts["time"]
+    assert "guidance 4" in facts["settings"]
+    assert calls == [1024] * 2  # with the prompt and with the empty one
     assert Image.open("out.png").size == (256, 256)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--frames", "9", "-o", "out.png"], "FluxPipeline has no num_frames; leave --frames out"),
-        (["-o", "out.mp4"], "this model makes images, not videos; use out.png"),
-        (["-o", "out.png", "--height", "20"], "--height 20 does not fit this model"),
-    ],
-)
-def test_what_images_do_not_have(
-    generate, flux_folder, workdir, loads_nothing, arguments, sentence
-):
-    assert sentence in generate(*arguments, model=flux_folder).sentence()
+def test_a_model_of_images_writes_no_video(generate, flux_folder, workdir, loads_nothing):
+    said = generate("-o", "out.mp4", model=flux_folder).sentence()
+    assert said == "this model makes images, not videos; use out.png"
     assert names(workdir) == []
 
 
@@ -435,18 +381,15 @@ def test_prompts_of_a_file(tmp_path):
             read_prompts(path)
 
 
-def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, monkeypatch):
-    calls = []
-    for place, name in (("request", "load_pipeline"), ("generate.job", "patched")):
-        module = __import__(f"chipsparse.cli.{place}", fromlist=[name])
-        own = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *a, f=own, n=name, **k: (calls.append(n), f(*a, **k))[1]
-        )
+def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, recorded):
+    loads = recorded(request, "load_pipeline", lambda *_, **__: "loaded")
+    patches = recorded(job, "patched", lambda *_, **__: "patched")
+    plans = recorded(job.ProgressDisplay, "plan", lambda _, work: dict(work))
     (workdir / "p.txt").write_text("a red circle\na blue square\n")
     given = ("--prompts", "p.txt", "--num", "2", "-o", "o.png", "--report", "r.json", "--json")
     series = generate(*SMALL, *given, "--seed", "7", prompt=None).json()
-    assert calls == ["load_pipeline", "patched"]
+    assert (loads, patches) == (["loaded"], ["patched"])
+    assert plans == [{f"sparse, o-00{i}.png": 1.0 for i in range(4)}]
     made = series["clips"]
     assert [(clip["request"]["prompt"], clip["request"]["seed"]) for clip in made] == [
         (prompt, seed) for prompt in ("a red circle", "a blue square") for seed in (7, 8)
@@ -551,7 +494,7 @@ def test_prompts_that_are_warned_of(generate, prompt, sentence):
 
 def test_what_a_text_encoder_does_not_read():
     def cut(prompt, limit, *tokenizers):
-        components = {f"tokenizer_{i}": each for i, each in enumerate(tokenizers)}
+        components = {f"tokenizer_{i}": tokenizer for i, tokenizer in enumerate(tokenizers)}
         pipe = SimpleNamespace(components={"vae": object(), "text_encoder": None, **components})
         return cut_text(pipe, prompt, limit)
 
@@ -569,11 +512,3 @@ def test_what_a_text_encoder_does_not_read():
     long = cut(words(200), 16, own)
     assert long.endswith(' ..."')
     assert len(long) < 200
-
-
-def test_the_work_of_a_command_is_planned(generate, monkeypatch):
-    planned = []
-    progress = job.ProgressDisplay
-    monkeypatch.setattr(progress, "plan", lambda _, work: planned.append(dict(work)))
-    generate(*SMALL, "--num", "2", "-o", "o.png", "--dense").fine()
-    assert planned == [{"dense, o-000.png": 1.0, "dense, o-001.png": 1.0}]

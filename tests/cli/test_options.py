@@ -26,7 +26,6 @@ from chipsparse.cli.options import (
     option,
     output_option,
     panel_options,
-    read_fps,
     read_value,
 )
 
@@ -118,7 +117,6 @@ def test_checks_come_before_the_command(paint, words, said):
         ("quality", "best", "--quality: there is no quality 'best'; known are faithful, balanced"),
         ("seed", -1, "--seed -1 is too small; it must be at least 0"),
         ("seed", 2**64, "is too large; it must be at most 2^64 - 1"),
-        ("fps", "film", "--fps film is no rate; give a number such as 24 or 23.976, or 24000/1001"),
         ("fps", "1e9", "--fps 1e9 is too large; it must be at most 1000"),
         ("num", 100_001, "--num 100001 is too large; it must be at most 100000"),
         ("strength", 0.0, "--strength 0 is too small; it must be above 0"),
@@ -133,9 +131,6 @@ def test_values_that_are_wrong_with_any_model(name, value, said):
 def test_values_that_are_fine():
     for seed in (0, 2**63, 2**64 - 1):
         assert read_value(GenerateOptions, "seed", seed) == seed
-    for text, rate in (("24", 24), ("30000/1001", 30000 / 1001), ("48/2", 24), ("16.0", 16)):
-        found = read_fps(text)
-        assert (found, type(found)) == (rate, type(rate))
     assert GenerationOptions(vram="1G", ram="512M").memory_budgets() == {
         "memory.vram": 1 << 30,
         "memory.ram": 512 << 20,

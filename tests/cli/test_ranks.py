@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from chipsparse.cli import ranks
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import GenerationOptions
-from chipsparse.cli.ranks import Rank, check_gpus, meet, start_others, this_rank
+from chipsparse.cli.ranks import Rank, meet, start_others, this_rank
 from chipsparse.parallel.degrees import Parallel
 from tests.cli.conftest import IMAGE_PROFILE, command, names, nothing_written
 from tests.ranks import run_ranks
@@ -63,36 +63,20 @@ def test_which_process_this_is(placed):
             placed(gpus, guidance, **({**LAUNCHED, "RANK": environment} if environment else {}))
 
 
-def gpus(monkeypatch, *names, nccl=True, memory=None):
-    """A machine with these GPUs."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
-    properties = [SimpleNamespace(total_memory=each) for each in memory or [140 << 30] * len(names)]
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: nccl)
-
-
-def test_gpus_that_are_not_there_or_differ(monkeypatch):
-    gpus(monkeypatch, "H200", "H200", "L4")
-    check_gpus(2, CUDA)
-    for count, device, said in (
-        (4, CUDA, "--gpus 4 is more than the 3 GPUs that this machine has"),
-        (3, CUDA, r"several kinds, H200 \(140.00 GiB\) and L4 \(140.00 GiB\)"),
-        (2, torch.device("cuda:1"), "--device cuda:1 is one; use --device cuda"),
-    ):
-        with pytest.raises(UserError, match=said):
-            Rank(ranks=count, starts=True).device(device)
-    gpus(monkeypatch, "H100", "H100", memory=[(80 << 30) - 5, 40 << 30])
-    with pytest.raises(UserError, match=r"H100 \(40.00 GiB\) and H100 \(79.00 GiB\), which wait"):
-        check_gpus(2, CUDA)
-    gpus(monkeypatch, "H200", "H200", nccl=False)
-    for refused in (lambda: check_gpus(2, CUDA), lambda: meet(Rank(0, 2), CUDA)):
-        with pytest.raises(UserError, match="several GPUs need NCCL, which this build of PyTorch"):
-            refused()
+@pytest.mark.parametrize(
+    ("rank", "device", "said"),
+    [
+        (Rank(ranks=4, starts=True), "cuda", "--gpus 4 is more than the 2 GPUs that this machine"),
+        (Rank(ranks=2, starts=True), "cuda:1", "--device cuda:1 is one; use --device cuda"),
+        (Rank(3, 4, 3), "cuda", "process 4 of this machine, which has 2 GPUs; start one"),
+    ],
+)
+def test_gpus_that_are_not_there(monkeypatch, rank, device, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match=said):
+        rank.device(torch.device(device))
+    assert Rank(ranks=2, starts=True).device(CUDA) == CUDA
     assert Rank(1, 2, 1).device(CUDA) == torch.device("cuda", 1)
-    with pytest.raises(UserError, match="process 4 of this machine, which has 2 GPUs; start one"):
-        Rank(3, 4, 3).device(CUDA)
 
 
 def test_processes_that_cannot_meet(monkeypatch):
@@ -102,16 +86,16 @@ def test_processes_that_cannot_meet(monkeypatch):
     threads = torch.get_num_threads()
     try:
         with pytest.raises(UserError, match=r"could not meet: .*MASTER_PORT expected"):
-            meet(Rank(0, 2), CPU)
+            meet(Rank(0, 2), CPU, {})
         with socket.socket() as taken:
             taken.bind(("localhost", 0))
             taken.listen()
             monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
             with pytest.raises(UserError, match=r"could not meet: .*address already in use"):
-                meet(Rank(0, 2), CPU)
+                meet(Rank(0, 2), CPU, {})
     finally:
         torch.set_num_threads(threads)
-    assert meet(Rank(), CPU) == Rank()
+    assert meet(Rank(), CPU, {}) == Rank()
 
 
 def test_the_first_process_makes_and_tells():
@@ -196,18 +180,12 @@ def test_what_cannot_be_is_said_before_anything_starts(small, started, workdir, 
     assert started == []
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("compare", "--suite", "tiny"), "--suite runs on one GPU, and a launcher started 2"),
-        (("tune", *TARGET, "--gpus", 4), "--gpus 4, but torchrun started 2 processes; leave"),
-    ],
-)
-def test_commands_under_torchrun(workdir, monkeypatch, words, said):
+def test_a_suite_under_torchrun(workdir, monkeypatch):
     (workdir / "tiny").mkdir()
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
-    assert said in command(*words).sentence()
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    said = command("compare", "--suite", "tiny").sentence()
+    assert said == "--suite runs on one GPU, and a launcher started 4 processes; start one"
     assert names(workdir) == ["tiny"]
 
 
@@ -239,13 +217,6 @@ def test_the_process_that_failed_first_is_named(monkeypatch, capsys):
 # What they make.
 
 
-def frames_of(file):
-    with Image.open(file) as image:
-        for number in range(image.n_frames):
-            image.seek(number)
-            yield np.asarray(image.convert("RGB"))
-
-
 @pytest.mark.slow
 def test_two_processes_write_what_one_does(model_folder, tmp_path):
     def ran(name, *arguments):
@@ -260,15 +231,31 @@ def test_two_processes_write_what_one_does(model_folder, tmp_path):
             timeout=600,
         )
         assert done.returncode == 0, done.stderr
-        return list(frames_of(tmp_path / f"{name}.gif")), json.loads(done.stdout)
+        return iio.imread(tmp_path / f"{name}.gif"), json.loads(done.stdout)
 
     alone, _ = ran("alone")
     shared, result = ran("shared", "--gpus", "2")
     assert len(alone) == len(shared) == 13
-    assert all(map(np.array_equal, alone, shared))
+    np.testing.assert_array_equal(alone, shared)
     assert "sparse" in {step["action"] for step in result["sparse"]["steps"]}
     assert result["files"]["output"] == ["shared.gif"]
     assert names(tmp_path) == ["alone.gif", "alone.json", "shared.gif", "shared.json"]
+
+
+def commands(folder, *asked):
+    """Return how each command ends on this rank; the word ``RANK`` stands for its number."""
+    rank, ranks, ends = torch.distributed.get_rank(), torch.distributed.get_world_size(), []
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    os.chdir(folder)
+    for words in asked:
+        files = set(Path().rglob("*"))
+        ran = command(*(rank if word == "RANK" else word for word in words))
+        torch.distributed.barrier()
+        made = sorted(map(str, set(Path().rglob("*")) - files))
+        ends.append(
+            {"exit": ran.exit_code, "stdout": ran.stdout, "stderr": ran.stderr, "made": made}
+        )
+    return ends
 
 
 @pytest.mark.slow
@@ -279,28 +266,28 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     few = ("--prompts", "prompts.txt", "--calibration-prompts", "1", "--held-out-prompts", "2")
     ended = run_ranks(
         2,
-        "tests.cli.ranks:commands",
+        "tests.cli.test_ranks:commands",
         str(workdir),
         ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"],
         [*compare, "-o", "shared.png"],
         ["tune", *given, *few, *TARGET, "--budget", "12"],
         folder=tmp_path_factory.mktemp("ranks"),
     )
-    first, other = (each.result for each in ended)
+    first, other = (rank.result for rank in ended)
     for ran in (first.pop(0), other.pop(0)):
         assert (ran["exit"], ran["made"]) == (2, [])
-        assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in " ".join(ran["stderr"])
+        assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in ran["stderr"]
     assert [ran["exit"] for ran in (*first, *other)] == [0] * 4, (first, other)
     assert [ran["stdout"] for ran in other] == [""] * 2
     compared = json.loads(first[0]["stdout"])
     # The results are those of one process, dense ones too.
     assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
     metrics = ("way", "seed", "psnr_db", "ssim")
-    found, expected = (
+    shared, expected = (
         [[clip[metric] for metric in metrics] for row in result["rows"] for clip in row["clips"]]
         for result in (compared, json.loads(alone.stdout))
     )
-    assert found == expected != []
+    assert shared == expected != []
     assert compared["sharing"].startswith("2, which share")
     assert {"p.yaml", "p.tune.json"} <= set(first[1]["made"])
 

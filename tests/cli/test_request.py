@@ -29,7 +29,7 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model, load_profile
 from chipsparse.profiles.tuned_range import TunedFor
-from tests.cli.conftest import change_index, command, names
+from tests.cli.conftest import PROFILE, by_hand, change_index, command, names, pictures
 from tests.pipelines.families.wan import image_to_video
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -73,9 +73,9 @@ def test_a_profile_for_another_class_is_refused(chosen, tmp_path):
 
 def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
     text = "qualities: {fast: {tile: null}}"
-    found = chosen(text, quality="fast")
-    assert (found.quality, found.sparsity.tile) == ("fast", None)
-    assert found.sparsity.memory.vram == found.qualities["fast"].memory.vram == 1 << 30
+    profile = chosen(text, quality="fast")
+    assert (profile.quality, profile.sparsity.tile) == ("fast", None)
+    assert profile.sparsity.memory.vram == profile.qualities["fast"].memory.vram == 1 << 30
     with pytest.raises(UserError, match=r"mine.yaml does not say what faithful is; it has fast"):
         chosen(text, quality="faithful")
     assert chosen().quality == "balanced"
@@ -86,8 +86,8 @@ def test_a_model_without_a_profile_takes_a_quality_that_is_asked_for(chosen):
     with pytest.raises(UserError, match=r"class NewTransformer3DModel .* --quality balanced"):
         chosen(model=OTHER)
     assert chosen(model=OTHER, optional=True) is None
-    found = chosen(model=OTHER, quality="fast")
-    assert (found.is_general, found.quality) == (True, "fast")
+    profile = chosen(model=OTHER, quality="fast")
+    assert (profile.is_general, profile.quality) == (True, "fast")
 
 
 def test_what_was_tuned_for_many_steps_is_not_used_for_few(chosen):
@@ -109,7 +109,9 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
         command="tune",
         model_class="WanTransformer3DModel",
         description="",
-        settings=settings.GenerationSettings(32, 48, 5, 4, 3.0, None, 16),
+        settings=settings.GenerationSettings(
+            height=32, width=48, num_frames=5, num_inference_steps=4, guidance_scale=3.0
+        ),
         config=config,
         tuned=TunedFor(model="tiny", flow_shift=shift),
     )
@@ -150,6 +152,8 @@ HUNYUAN = described(
     {"patch_size": 2, "patch_size_t": 1},
     {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4},
 )
+LTX = {"spatio_temporal_scaling": [True] * 3 + [False]}
+AXES = {"spatial": 32, "temporal": 8}
 NOTHING = GenerationDefaults()
 
 
@@ -158,9 +162,9 @@ def resolved(model, defaults=NOTHING, **options):
 
 
 def test_option_then_profile_then_pipeline():
-    found = resolved(HUNYUAN, GenerationDefaults(height=96, width=128), height=64)
-    assert (found.height, found.width, found.num_frames) == (64, 128, 129)
-    assert found.num_inference_steps == 50
+    values = resolved(HUNYUAN, GenerationDefaults(height=96, width=128), height=64)
+    assert (values.height, values.width, values.num_frames) == (64, 128, 129)
+    assert values.num_inference_steps == 50
     image = resolved(FLUX, GenerationDefaults(num_frames=9))
     assert "num_frames" not in image.call_arguments()
     assert image.height is None  # the pipeline decides
@@ -176,8 +180,8 @@ def test_guidance_of_a_model_that_takes_no_scale():
         (free, None, (3.5, 4.0)),
         (free, 2.0, (3.5, 2.0)),
     ]:
-        found = resolved(model, defaults, guidance_scale=scale)
-        assert (found.guidance_scale, found.true_cfg_scale) == expected
+        values = resolved(model, defaults, guidance_scale=scale)
+        assert (values.guidance_scale, values.true_cfg_scale) == expected
     resolved(scaled, defaults, negative_prompt="fog")
     wan = described("WanPipeline", {}, {}, "WanTransformer3DModel")
     resolved(wan, negative_prompt="fog", guidance_scale=1.5)
@@ -222,35 +226,27 @@ def test_sizes_that_do_not_fit_a_family():
 
 
 @pytest.mark.parametrize(
-    ("config", "factors"),
+    ("measure", "config", "expected"),
     [
-        ({"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
-        ({"temperal_downsample": [False, True, True]}, (8, 4)),
-        ({"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}, (32, 8)),
+        ("vae_factors", {"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
+        ("vae_factors", {"temperal_downsample": [False, True, True]}, (8, 4)),
+        ("vae_factors", {f"{axis}_compression_ratio": n for axis, n in AXES.items()}, (32, 8)),
+        ("vae_factors", {**LTX, "patch_size": 4, "patch_size_t": 1}, (32, 8)),
+        ("vae_factors", {"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
         (
-            {"spatio_temporal_scaling": [True] * 3 + [False], "patch_size": 4, "patch_size_t": 1},
-            (32, 8),
+            "vae_factors",
+            {"spatial_expansions": [2, 2, 2], "temporal_expansions": [1, 2, 3]},
+            (8, 6),
         ),
-        ({"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
-        ({"spatial_expansions": [2, 2, 2], "temporal_expansions": [1, 2, 3]}, (8, 6)),
-        ({}, (1, 1)),
+        ("vae_factors", {}, (1, 1)),
+        ("patch_sizes", {"patch_size": [1, 2, 2]}, (1, 2, 2)),
+        ("patch_sizes", {"patch_size": 2, "patch_size_t": 1}, (1, 2, 2)),
+        ("patch_sizes", {"patch_size": [2, 4]}, (1, 2, 4)),
+        ("patch_sizes", {}, (1, 1, 1)),
     ],
 )
-def test_vae_factors(config, factors):
-    assert settings.vae_factors(config) == factors
-
-
-@pytest.mark.parametrize(
-    ("config", "patch"),
-    [
-        ({"patch_size": [1, 2, 2]}, (1, 2, 2)),
-        ({"patch_size": 2, "patch_size_t": 1}, (1, 2, 2)),
-        ({"patch_size": [2, 4]}, (1, 2, 4)),
-        ({}, (1, 1, 1)),
-    ],
-)
-def test_patch_sizes(config, patch):
-    assert settings.patch_sizes(config) == patch
+def test_what_configs_say_of_sizes(measure, config, expected):
+    assert getattr(settings, measure)(config) == expected
 
 
 # An image to start from.
@@ -269,17 +265,8 @@ def test_patch_sizes(config, patch):
 )
 def test_the_size_has_the_shape_of_the_image(shape, asked, expected):
     image = Image.new("RGB", shape)
-    found = settings.size_like(image, asked=asked, usual=(320, 307), multiples=(16, 32))
-    assert found == expected
-
-
-WAN_PROFILE = """\
-model_class: WanTransformer3DModel
-generation:
-  {height: 32, width: 48, num_frames: 5, num_inference_steps: 4, max_sequence_length: 16}
-sparsity:
-  schedule: {warmup_steps: 2, refresh_every: 10}
-"""
+    size = settings.size_like(image, asked=asked, usual=(320, 307), multiples=(16, 32))
+    assert size == expected
 
 
 def picture(width=48, height=32):
@@ -291,7 +278,7 @@ def picture(width=48, height=32):
 def wan_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny"
     image_to_video(expand_timesteps=True).save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(WAN_PROFILE)
+    (folder / "chipsparse.yaml").write_text(PROFILE)
     return folder
 
 
@@ -302,10 +289,8 @@ def test_image_to_video(generate, wan_folder, workdir, monkeypatch):
     given = ("-o", "out.png", "--image", "in.png", "--seed", "3")
     missing = generate(*given, model=wan_folder)
     if missing.exit_code:  # where ftfy is not installed
-        assert missing.refused().splitlines()[-1] == (
-            "chipsparse: error: WanImageToVideoPipeline needs the Python package ftfy; install it "
-            "with pip install ftfy"
-        )
+        said = "WanImageToVideoPipeline needs the Python package ftfy; install it with pip install"
+        assert f"chipsparse: error: {said} ftfy\n" in missing.refused()
     fake = SimpleNamespace(fix_text=lambda text: text)
     monkeypatch.setattr(pipeline_wan_i2v, "ftfy", fake, raising=False)
     result = generate(*given, "--json", model=wan_folder).json()
@@ -315,19 +300,9 @@ def test_image_to_video(generate, wan_folder, workdir, monkeypatch):
     assert actions == ["dense", "refresh", "sparse", "sparse"]
     generate(*given, "--dense", model=wan_folder).fine()
     pipe = diffusers.WanImageToVideoPipeline.from_pretrained(wan_folder)
-    pipe.set_progress_bar_config(disable=True)
-    frames = pipe(
-        image=picture(96, 64).resize((48, 32), Image.Resampling.LANCZOS),
-        prompt=PROMPT,
-        height=32,
-        width=48,
-        num_frames=5,
-        num_inference_steps=4,
-        max_sequence_length=16,
-        generator=torch.Generator("cpu").manual_seed(3),
-    ).frames[0]
-    written = np.stack([np.asarray(Image.open(f"out-00{i}.png")) for i in range(5)])
-    np.testing.assert_array_equal(written, np.rint(frames * 255).astype(np.uint8))
+    image = picture(96, 64).resize((48, 32), Image.Resampling.LANCZOS)
+    expected = by_hand(pipe, seed=3, image=image, num_frames=5, guidance_scale=3.0)
+    np.testing.assert_array_equal(pictures("out-*.png"), expected)
 
 
 def test_what_does_not_fit_is_cut_alike_on_both_sides(workdir, wan_folder):
@@ -355,26 +330,11 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     result = generate(*given, "--dense", "--guidance-scale", "1", model=flux_folder).json()
     assert result["request"]["pipeline_class"] == "FluxImg2ImgPipeline"
     assert (result["request"]["strength"], len(result["dense"]["steps"])) == (0.6, 3)
-    (expected,) = tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline)(
-        PROMPT,
-        image=picture(),
-        strength=0.6,
-        height=32,
-        width=48,
-        num_inference_steps=5,
-        max_sequence_length=16,
-        generator=torch.Generator().manual_seed(0),
-        output_type="np",
-        **({"true_cfg_scale": 3.0, "negative_prompt": ""} if guided(result) else {}),
-    ).images
-    written = np.asarray(Image.open("out.png"))
-    np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
+    pipe = tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline)
+    expected = by_hand(pipe, seed=0, image=picture(), strength=0.6, num_inference_steps=5)
+    np.testing.assert_array_equal(pictures("out.png"), expected)
     few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).refused()
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
-
-
-def guided(result):
-    return (result["request"]["settings"]["true_cfg_scale"] or 0) > 1
 
 
 @pytest.mark.parametrize(
@@ -477,94 +437,50 @@ def test_what_the_report_says_of_nothing_sparse_is_shown(generate, monkeypatch):
 # The flow shift.
 
 
-def test_the_bundled_model_makes_what_its_pipeline_makes_with_that_shift(workdir):
+def test_the_flow_shift_reaches_the_scheduler_and_the_record(workdir):
     small = ("--height", 32, "--width", 32, "--frames", 1, "--steps", 4, "--seed", 3)
-    given = ("generate", PROMPT, *small, "--dense", "--device", "cpu", "-o", "o.png")
-    ran = command(*given, "--flow-shift", 6).fine()
-    assert ", flow shift 6, float32, on cpu" in ran.stdout
-    made = np.asarray(Image.open("o.png"))
+    given = ("generate", PROMPT, *small, "--dense", "--device", "cpu", "-o", "o.png", "--json")
+    request = command(*given, "--flow-shift", 6).json()["request"]
+    assert (request["flow_shift"], request["scheduler"]) == (6.0, None)
+    assert "--flow-shift" in request["command"]
+    assert "Flow shift: 6.0" in Image.open("o.png").text["parameters"]
+    made = pictures("o.png")
     pipe = diffusers.WanPipeline.from_pretrained(bundled_model(), dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-
-    def expected():
-        frames = pipe(
-            PROMPT,
-            height=32,
-            width=32,
-            num_frames=1,
-            num_inference_steps=4,
-            guidance_scale=4.0,
-            max_sequence_length=64,
-            generator=torch.Generator().manual_seed(3),
-            output_type="np",
-        ).frames[0]
-        return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)[0]
-
-    assert not np.array_equal(made, expected())
+    call = {"width": 32, "num_frames": 1, "guidance_scale": 4.0, "max_sequence_length": 64}
+    assert not np.array_equal(made, by_hand(pipe, seed=3, **call))
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
-    assert np.array_equal(made, expected())
+    np.testing.assert_array_equal(made, by_hand(pipe, seed=3, **call))
+    request = command(*given).json()["request"]
+    assert (request["flow_shift"], "--flow-shift" in request["command"]) == (None, False)
+    assert "Flow shift" not in Image.open("o.png").text["parameters"]
 
 
-def test_what_is_kept_says_the_flow_shift(generate, workdir):
-    given = ("-o", "o.png", "--frames", "1", "--json")
-    for shift in (("--flow-shift", "6", "--report", "r.json"), ()):
-        request = generate(*given, *shift).json()["request"]
-        assert (request["flow_shift"], request["scheduler"]) == (6.0 if shift else None, None)
-        assert ("--flow-shift" in request["command"]) == bool(shift)
-        assert ("Flow shift: 6.0" in Image.open("o.png").text["parameters"]) == bool(shift)
-    assert json.loads((workdir / "r.json").read_text())["request"]["flow_shift"] == 6.0
+FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 
 
-# Each command that generates, with what it needs besides the model.
-COMMANDS = {
-    "generate": ("generate", PROMPT, "-o", "o.png", "--frames", 1, "--model"),
-    "batch": ("batch", "prompts.txt", "-o", "out", "--frames", 1, "--model"),
-    "compare": ("compare", "dense", "profile", "--prompts", "prompts.txt", "--model"),
-    "suite": ("compare", "--prompts", "prompts.txt", "-o", "suite", "--suite"),
-    "tune": ("tune", "--min-psnr", 30, "-o", "p.yaml", "--prompts", "prompts.txt", "--model"),
-    "explain": ("explain", "--model"),
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_scheduler_of_every_command(broken_model, workdir, monkeypatch, name):
-    """It is made, or refused before anything is loaded or started."""
-    (workdir / "prompts.txt").write_text("".join(f"{PROMPT} {i}\n" for i in range(6)))
-
-    def run(scheduler, *arguments):
-        scheduler.save_pretrained(broken_model / "scheduler")
-        change_index(broken_model, scheduler=["diffusers", type(scheduler).__name__])
-        given = (*COMMANDS[name], broken_model, "--device", "cpu", "--flow-shift", 6)
-        return command(*given, *arguments).refused()
-
-    for scheduler, said in (
-        (
-            FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-            "FlowMatchEulerDiscreteScheduler takes its flow shift from the size here",
-        ),
-        (DDIMScheduler(), "DDIMScheduler has no flow shift"),
-    ):
-        for gpus in ((), ("--gpus", 2)) if name in ("generate", "compare", "tune") else ((),):
-            wanted = f"--flow-shift 6 does not go with this model: {said}"
-            assert wanted in run(scheduler, *gpus)
-    assert names(".") == ["prompts.txt"]
-    if name in ("batch", "explain"):
+@pytest.mark.parametrize(
+    ("scheduler", "asked", "made"),
+    [
+        (UniPCMultistepScheduler(**FLOW), None, "UniPC"),
+        (UniPCMultistepScheduler(**FLOW), "deis", "DEIS"),
+        (FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), None, "from the size here"),
+        (DDIMScheduler(), None, "DDIMScheduler has no flow shift"),
+    ],
+)
+def test_the_scheduler_is_made_or_refused_before_anything_is_loaded(
+    broken_model, scheduler, asked, made
+):
+    scheduler.save_pretrained(broken_model / "scheduler")
+    change_index(broken_model, scheduler=["diffusers", type(scheduler).__name__])
+    options = GenerateOptions(prompt="", output=Path("o.png"), flow_shift=6.0, scheduler=asked)
+    given = {"model": describe_model(str(broken_model)), "device": CPU, "dtype": torch.float32}
+    if " " in made:
+        with pytest.raises(UserError, match=f"--flow-shift 6 does not go with this .*{made}"):
+            resolve(options, **given)
         return
-    made = []
-
-    def watched(pipe, *_, **__):
-        made.append(pipe.scheduler)
-        raise UserError("that is enough")
-
-    for function in ("warm_up", "generate"):
-        monkeypatch.setattr(clips, function, watched)
-    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
-    other = ("--scheduler", "deis") if name == "generate" else ()
-    assert "that is enough" in run(UniPCMultistepScheduler(**flow), *other)
-    assert (type(made[0]).__name__[:4], made[0].config.flow_shift) == (
-        "DEIS" if other else "UniP",
-        6,
-    )
+    request = resolve(options, **given)
+    assert type(request.scheduler).__name__.startswith(made)
+    assert request.load().scheduler.config.flow_shift == 6
 
 
 # The way through the house.
@@ -582,7 +498,7 @@ def test_few_modules_are_on_the_way_from_the_parser_to_the_file(model_folder, wo
         ours = name.startswith(("chipsparse.cli.", "chipsparse.experiments."))
         if event != "call" or not ours or frame.f_code.co_name == "<module>":
             return
-        if name == "chipsparse.cli.commands.generate" and frame.f_code.co_name == "generate":
+        if name == "chipsparse.cli.commands" and frame.f_code.co_name == "generate":
             inside.append(name)  # what was typed is read and checked by now
         if inside and "o.png" not in names(workdir):
             entered.add(name)

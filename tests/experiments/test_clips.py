@@ -78,3 +78,15 @@ def test_a_warm_up_ends_with_the_first_sparse_step_or_where_none_comes(actions, 
     with chipsparse.enable(pipe, config) as handle:
         clips.warm_up(pipe, call, seed=0, report=handle.report)
         assert handle.report.actions() == taken | ({"sparse": 1} if "sparse" in actions else {})
+
+
+def test_a_way_is_warmed_up_once_but_with_caches_in_host_memory_each_time(monkeypatch):
+    """These are taken and pinned anew whenever the pipeline is patched."""
+    warmed = []
+    monkeypatch.setattr(clips, "warm_up", lambda *_, report, **__: warmed.append(report))
+    made = SimpleNamespace(host_bytes=0)
+    monkeypatch.setattr(clips, "generate", lambda *_, **__: made)
+    maker = clips.ClipMaker(lambda: None, lambda prompt: {}, STEPS)
+    for made.host_bytes, report in ((0, None), (0, None), (1, "sparse"), (1, "sparse")):
+        maker.make("x", seed=0, title="", report=report, way=str(report))
+    assert warmed == [None, "sparse", "sparse"]

@@ -1,14 +1,13 @@
-"""Whether LPIPS is there is found out without downloading anything."""
+"""LPIPS is looked for without downloading anything."""
 
+import importlib
 import sys
-import types
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from chipsparse.experiments.lpips import Lpips, find_lpips
-
-URL = "https://example.org/models/alexnet-owt-7be5be79.pth"
 
 
 class Metric:
@@ -24,26 +23,16 @@ class Metric:
 
 
 @pytest.fixture
-def packages(monkeypatch):
-    """torchmetrics and torchvision as far as they are needed."""
-    Metric.made = []
-    models = types.ModuleType("torchvision.models")
-    models.AlexNet_Weights = types.SimpleNamespace(DEFAULT=types.SimpleNamespace(url=URL))
-    lpip = types.ModuleType("torchmetrics.image.lpip")
-    lpip.LearnedPerceptualImagePatchSimilarity = Metric
-    for name, module in (
-        ("torchmetrics", types.ModuleType("torchmetrics")),
-        ("torchmetrics.image", types.ModuleType("torchmetrics.image")),
-        ("torchmetrics.image.lpip", lpip),
-        ("torchvision", types.ModuleType("torchvision")),
-        ("torchvision.models", models),
-    ):
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-@pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """An empty cache of torch.hub."""
+    """An empty cache of torch.hub; torchmetrics and torchvision as far as they are needed."""
+    Metric.made = []
+    default = SimpleNamespace(url="https://example.org/models/alexnet-owt-7be5be79.pth")
+    models = SimpleNamespace(AlexNet_Weights=SimpleNamespace(DEFAULT=default))
+    lpip = SimpleNamespace(LearnedPerceptualImagePatchSimilarity=Metric)
+    for name in ("torchmetrics", "torchmetrics.image", "torchvision"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "torchmetrics.image.lpip", lpip)
+    monkeypatch.setitem(sys.modules, "torchvision.models", models)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
     return tmp_path / "checkpoints"
@@ -57,31 +46,30 @@ def hub(tmp_path, monkeypatch):
         ("torchvision", RuntimeError("no operator\nand more"), "cannot be imported: no operator"),
     ],
 )
-def test_a_package_is_missing_or_broken(packages, hub, monkeypatch, package, error, why):
+def test_a_package_is_missing_or_broken(hub, monkeypatch, package, error, why):
     def import_module(name):
         if name.partition(".")[0] == package:
             raise error
         return sys.modules[name]
 
-    monkeypatch.setattr("importlib.import_module", import_module)
+    monkeypatch.setattr(importlib, "import_module", import_module)
     assert find_lpips(64, 64).why_not.startswith(f"{package} {why}")
 
 
-def test_weights_are_missing_or_frames_too_small(packages, hub):
+def test_weights_are_missing_or_frames_too_small(hub):
     assert find_lpips(64, 64) == Lpips(None, f"the weights of AlexNet are not in {hub}")
     assert Metric.made == []  # it would download them
     assert find_lpips(31, 640).why_not == "frames are smaller than 32x32"
 
 
-def test_everything_is_there(packages, hub):
+def test_everything_is_there(hub):
     (hub / "alexnet-owt-7be5be79.pth").touch()
-    found = find_lpips(32, 32)
-    assert found.why_not is None
+    lpips = find_lpips(32, 32)
+    assert lpips.why_not is None
     a, b = torch.rand(2, 1, 32, 40, 3, dtype=torch.float64)
-    assert found.measure(a, b) == pytest.approx(float((a - b).abs().mean()), rel=1e-5)
-    assert found.measure(a, a) == 0.0
+    assert lpips.measure(a, b) == pytest.approx(float((a - b).abs().mean()), rel=1e-5)
+    assert lpips.measure(a, a) == 0.0
     (metric,) = Metric.made  # its weights are read once
     assert metric.options == {"net_type": "alex", "normalize": True}
-    assert [tuple(each.shape) for each in metric.calls[0]] == [(1, 3, 32, 40)] * 2
-    assert metric.calls[0][0].dtype == torch.float32
+    assert [tuple(frame.shape) for frame in metric.calls[0]] == [(1, 3, 32, 40)] * 2
     torch.testing.assert_close(metric.calls[0][0][0, 1], a[0, :, :, 1].float())

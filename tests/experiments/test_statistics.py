@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from chipsparse.experiments.statistics import Interval, draws, interval
+from chipsparse.experiments.statistics import Estimate, draws, interval
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ from chipsparse.experiments.statistics import Interval, draws, interval
 )
 def test_by_hand(statistic, level, low, high):
     drawn = np.array([[0, 0, 0], [0, 1, 2], [1, 1, 2], [2, 2, 2]])
-    assert interval([3.0, 6.0, 0.0], statistic, drawn, level=level) == Interval(3.0, low, high)
-    assert Interval(3.0, low, high).contains(low)
-    assert not Interval(3.0, low, high).contains(low - 0.1)
+    made = interval([3.0, 6.0, 0.0], statistic, drawn, level=level)
+    assert made == Estimate(value=3.0, low=low, high=high)
+    assert made.includes_zero is (low == 0)
 
 
 @pytest.mark.parametrize("statistic", ["mean", "median"])
@@ -32,30 +32,22 @@ def test_many_draws_come_to_the_interval_of_all_possible_ones(statistic):
     values = [1.0, 2.0, 4.0, 8.0, 16.0]
     every = np.array(list(itertools.product(range(5), repeat=5)))
     assert interval(values, statistic, draws(5)) == interval(values, statistic, every)
-
-
-def test_draws_are_the_same_each_time_and_hit_every_value_equally():
-    np.testing.assert_array_equal(draws(7), draws(7))
-    assert draws(7).shape == (10_000, 7)
-    np.testing.assert_allclose(np.bincount(draws(7).ravel()) / 10_000, 1.0, atol=0.05)
+    np.testing.assert_array_equal(draws(5), draws(5))
 
 
 def test_identical_clips_have_an_infinite_psnr():
     made = interval([math.inf, 30.0, 40.0], "median", draws(3))
-    assert made == Interval(40.0, 30.0, math.inf)
-    assert interval([math.inf] * 2, "mean", draws(2)) == Interval(math.inf, math.inf, math.inf)
+    assert made == Estimate(value=40.0, low=30.0, high=None)
+    assert interval([math.inf] * 2, "mean", draws(2)) == Estimate()
+    assert Estimate(value=1.0, low=-1.0).includes_zero
+    assert not Estimate().includes_zero
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([1.0, math.nan], "that can be added up"),
-        ([math.inf, -math.inf], "that can be added up"),
-        ([1.0, 2.0, 3.0], r"values \(3,\) and draws \(10000, 2\) do not fit"),
-    ],
-)
-def test_refuses(values, message):
-    with pytest.raises(ValueError, match=message):
-        interval(values, "mean", draws(2))
+def test_refuses():
+    for values in ([1.0, math.nan], [1.0, -math.inf]):
+        with pytest.raises(ValueError, match="that can be added up"):
+            interval(values, "mean", draws(2))
+    with pytest.raises(ValueError, match=r"values \(3,\) and draws \(10000, 2\) do not fit"):
+        interval([1.0, 2.0, 3.0], "mean", draws(2))
     with pytest.raises(ValueError, match="at least 2 values, got 1"):
         draws(1)

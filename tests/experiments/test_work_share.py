@@ -44,15 +44,14 @@ def test_sparse_layers_save_what_they_leave_out():
     half = LayerRecord(0, "attention", Action.SPARSE, computed=0.5)
     tenth = LayerRecord(1, "mlp", Action.SPARSE, computed=0.1)
     stayed = LayerRecord(1, "attention", Action.DENSE)
-    found = work_share(report(record(Action.SPARSE, half, tenth, stayed)))
-    assert found == pytest.approx(1 - (0.5 * ATTENTION + 0.9 * MLP) / dense)
+    share = work_share(report(record(Action.SPARSE, half, tenth, stayed)))
+    assert share == pytest.approx(1 - (0.5 * ATTENTION + 0.9 * MLP) / dense)
 
 
 def test_a_section_of_another_size_counts_by_its_own():
     large = replace(PLAN, layout=replace(LAYOUT, batch=3 * LAYOUT.batch))
     computed = record(Action.DENSE), record(Action.SKIP, plan=large)
-    assert work_share(report(*computed)) == 0.25
-    assert work_share(report(*reversed(computed))) == 0.25
+    assert work_share(report(*computed)) == work_share(report(*reversed(computed))) == 0.25
 
 
 def test_without_a_plan_nothing_is_known():

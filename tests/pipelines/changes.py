@@ -1,4 +1,4 @@
-"""What users do to a model, for tests of any of them."""
+"""Changes that users make to a model, for tests of any of them."""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""What the adapters' tests ask of a model and of a report."""
+"""Questions of the adapters' tests to a model and a report."""
+
+import inspect
 
 
 def actions(handle, branch="cond"):
@@ -19,6 +21,19 @@ def calls_begun(handle):
     return calls
 
 
+def calls_of(model, run):
+    """The arguments, by name, of every call of a model while a function runs."""
+    calls, names = [], [*inspect.signature(model.forward).parameters]
+
+    def look(_module, args, kwargs):
+        calls.append({**dict(zip(names, args, strict=False)), **kwargs})
+
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    run()
+    hook.remove()
+    return calls
+
+
 def state_of(model):
     """Classes, attributes and hooks of all modules, to compare before and after."""
     return {
@@ -27,7 +42,9 @@ def state_of(model):
             set(vars(module)) - {"_diffusers_hook"},  # diffusers makes it in cache_context
             len(module._forward_hooks),
             len(module._forward_pre_hooks),
-            dict(vars(module.processor)) if hasattr(module, "processor") else None,
+            (module.processor, {**vars(module.processor)})
+            if hasattr(module, "processor")
+            else None,
             {key: value.stride() for key, value in module.named_parameters(recurse=False)},
         )
         for name, module in model.named_modules()

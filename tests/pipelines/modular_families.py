@@ -65,7 +65,7 @@ class Both:
         return pipe
 
     def generate(self, pipe: Any, *, steps: int = 6, **changes: Any) -> torch.Tensor:
-        """What the scheduler of a pipeline of either kind gives at the last step of a call."""
+        """The scheduler's result at the last step of a call of a pipeline of either kind."""
         options = {
             **self.call,
             **changes,

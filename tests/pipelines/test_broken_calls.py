@@ -115,27 +115,35 @@ def decoded(between, overrides=None):
     return held, decoding
 
 
-@pytest.mark.parametrize(
-    ("last", "overrides"),
-    [(3, {}), (STEPS - 1, {}), (STEPS - 1, {"memory.offload": "always"})],
-    ids=["interrupted", "complete", "complete, on the host"],
-)
-def test_caches_are_gone_before_the_latents_are_decoded(last, overrides):
+def interrupted(last):
     def between(pipe, step):
         pipe._interrupt = step == last
 
-    held, decoding = decoded(between, overrides)
-    assert len(held) == last + 1
-    assert (held[-1] > 0) == (last < STEPS - 1)
-    assert decoding == [(0, {})]
+    return between
 
 
-@pytest.mark.parametrize("last_guided", [3, STEPS - 2])
-def test_caches_are_gone_where_guidance_ends_early(last_guided):
+def unguided(last):
     def between(pipe, step):
-        if step == last_guided:
+        if step == last:
             pipe._guidance_scale = 1.0
 
-    held, decoding = decoded(between)
+    return between
+
+
+@pytest.mark.parametrize(
+    ("between", "steps", "overrides"),
+    [
+        (interrupted(3), 4, {}),
+        (interrupted(None), STEPS, {}),
+        (interrupted(None), STEPS, {"memory.offload": "always"}),
+        (unguided(3), STEPS, {}),
+        (unguided(STEPS - 2), STEPS, {}),
+    ],
+    ids=["interrupted", "complete", "complete, on the host", "unguided", "unguided at the end"],
+)
+def test_caches_are_gone_before_the_latents_are_decoded(between, steps, overrides):
+    held, decoding = decoded(between, overrides)
+    assert len(held) == steps
     assert min(held[:-1]) > 0
-    assert (held[-1], decoding) == (0, [(0, {})])
+    assert (held[-1] > 0) == (steps < STEPS)
+    assert decoding == [(0, {})]

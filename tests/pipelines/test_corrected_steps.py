@@ -1,6 +1,5 @@
 """Skipped steps that are put right once the next full step is known, in real pipelines."""
 
-import contextlib
 from types import SimpleNamespace
 
 import diffusers
@@ -11,13 +10,11 @@ import chipsparse
 from chipsparse.pipelines.corrected_steps import StepCorrection, why_not_corrected
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepRecord
-from chipsparse.session import Session
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
-from tests.pipelines.small_sparse import assert_close
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
-from tests.tiny_models import random, tiny_flux_pipeline, tiny_wan_pipeline
-from tests.variants import slow, slow_unless
+from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.variants import slow
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
@@ -93,37 +90,6 @@ def test_skipped_steps_before_the_last_full_one_are_corrected(
         assert not any(corrected(handle).values())
     assert found.shape == held.shape
     assert not torch.equal(found, held)
-
-
-def test_the_latents_are_the_solvers_with_clean_latents_along_a_line(monkeypatch):
-    """Euler's method in float64, with what the transformer returned at the steps in full."""
-    outputs, end = {}, Session.end
-
-    def watched(session, output, **more):
-        outputs[session.state.context.step] = output.double()
-        end(session, output, **more)
-
-    monkeypatch.setattr(Session, "end", watched)
-    pipe = FAMILIES["flux"].make()
-    with chipsparse.enable(pipe, LISTED):
-        start = random(*generate(pipe, "flux").shape, seed=1)
-        found = generate(pipe, "flux", latents=start)
-    levels, full = pipe.scheduler.sigmas.double().tolist(), [0, 1, 4, 6]
-    predicted, latents = start.double(), start.double()
-    last = clean = None
-    for step in range(STEPS):
-        if step in full:
-            before, clean = clean, predicted - levels[step] * outputs[step]
-            for skipped in range(last + 1 if step else step, step):
-                share = (levels[skipped] - levels[last]) / (levels[step] - levels[last])
-                line = before + share * (clean - before)
-                latents = line + levels[skipped + 1] / levels[skipped] * (latents - line)
-            clean = clean + (1 - levels[step]) * (latents - predicted)
-            latents = clean + levels[step + 1] / levels[step] * (latents - clean)
-            predicted, last = latents, step
-        else:
-            predicted = predicted + (levels[step + 1] - levels[step]) * outputs[last]
-    assert_close(found.double(), predicted)
 
 
 @pytest.mark.parametrize("name", ["flux", slow("wan 2.1")])
@@ -224,85 +190,10 @@ def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
     ],
 )
 def test_how_a_step_of_two_branches_came_about(taken, kind):
-    """Where one of them was skipped and the other one computed, it is no part of a gap."""
+    """A step of which one branch was skipped and the other computed is no part of a gap."""
     report, plan = GenerationReport(), SimpleNamespace(corrects_any=True)
     for branch, action in zip(("cond", "uncond"), taken, strict=True):
         report.steps.append(StepRecord(3, 9, branch, Action(action), generation=1, plan=plan))
     made = StepCorrection(report, lambda: False)._made()
     assert (None if made is None else made.kind) == kind
     assert made is None or (made.step, made.branches) == (3, {"cond", "uncond"})
-
-
-# What else users do to latents and schedulers, at each kind of step.
-
-# Steps 0, 1, 2 and 3 are dense, a refresh, skipped and sparse.
-MIXED = LISTED.override({"schedule.between": [3, 8]})
-KINDS = ("dense", "refresh", "skip", "sparse")
-ADDED = 2.0
-# Families whose pipelines call back behind each step, by a scheduler that can be followed.
-EDITED = ["flux", "wan 2.1", "qwen-image", "hunyuan video", "ltx", "mochi", "sd3", "z-image"]
-
-
-def by_callback(_pipe, at):
-    """Options of a call in which a callback adds to the latents behind a step."""
-
-    def end(_pipe, step, _time, tensors):
-        return {"latents": tensors["latents"] + ADDED} if step == at else {}
-
-    return contextlib.nullcontext({"callback_on_step_end": end})
-
-
-@contextlib.contextmanager
-def by_own_step(pipe, at):
-    """A step of the user's own on the scheduler, which adds to the latents at a step."""
-    scheduler = pipe.scheduler
-    inner = scheduler.step
-
-    def step(*args, **kwargs):
-        here = scheduler.step_index or 0
-        stepped = inner(*args, **kwargs)
-        if here == at:
-            stepped[0].add_(ADDED)
-        return stepped
-
-    scheduler.step = step
-    yield {}
-    del scheduler.step
-
-
-@pytest.mark.parametrize("who", [by_callback, by_own_step])
-@pytest.mark.parametrize("name", slow_unless(["flux"], EDITED))
-def test_what_users_add_to_the_latents_moves_the_result_as_much_corrected_or_not(name, who):
-    pipe = FAMILIES[name].make()
-
-    def moved(config):
-        """By the step, how far what a user adds behind it moves the mean of the result."""
-        with chipsparse.enable(pipe, config) as handle:
-            plain, found = generate(pipe, name), []
-            assert tuple(actions(handle, handle.report.steps[0].branch)[:4]) == KINDS
-            assert any(corrected(handle).values()) == config.schedule.correct
-            for at, _ in enumerate(KINDS):
-                with who(pipe, at) as options:
-                    found.append((generate(pipe, name, **options) - plain).mean().item())
-        return found
-
-    expected = moved(MIXED.override({"schedule.correct": False}))
-    assert moved(MIXED) == pytest.approx(expected, rel=0.1)
-    assert min(map(abs, expected)) > 0.2
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)])
-@pytest.mark.parametrize("order", [None, 2, slow(3)])
-def test_outputs_of_half_precision_are_corrected(dtype, order):
-    """Outputs are narrower than latents, and what solvers keep is as these."""
-    made = {}
-    if order is not None:
-        made["scheduler"] = UNIPC(solver_order=order, disable_corrector=[0, 1, 2, 3], **FLOW)
-    pipe = tiny_wan_pipeline(**made)
-    with chipsparse.enable(pipe, LISTED):
-        expected = generate(pipe, "wan 2.1")
-    pipe.transformer.to(dtype)
-    with chipsparse.enable(pipe, LISTED) as handle:
-        found = generate(pipe, "wan 2.1")
-    assert corrected(handle) == {"cond": [2, 3, 5], "uncond": [2, 3, 5]}
-    assert small_sparse.error(found.float(), expected) < 0.05

@@ -18,9 +18,11 @@ from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.wan import WanAdapter
 from tests.pipelines.changes import add_lora
 from tests.pipelines.model_state import state_of
-from tests.pipelines.test_layer_budgets import CONFIG, generate
+from tests.pipelines.tiny_runs import STILL
 from tests.tiny_models import PROMPT, random, tiny_wan_pipeline
 from tests.variants import slow
+
+CONFIG, wan = STILL.SPARSE, STILL.generate
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +38,6 @@ def pipe(shared):
     assert type(shared) is WanPipeline
     assert not [name for name in vars(shared) if "chipsparse" in name]
     assert state_of(shared.transformer) == before
-
-
-def wan(pipe, **arguments):
-    return generate(pipe, num_frames=1, guidance_scale=1.0, **arguments)
 
 
 # Notebooks.
@@ -270,38 +268,36 @@ def test_blocks_that_compute_without_our_layers_are_said(pipe, change, monkeypat
         wan(pipe)
 
 
-def by_call(model):
-    model.compile(backend="eager")
+COMPILED = {
+    "call": lambda model: model.compile(backend="eager"),
+    "forward": lambda model: setattr(
+        model, "forward", torch.compile(model.forward, backend="eager")
+    ),
+}
 
 
-def by_forward(model):
-    model.forward = torch.compile(model.forward, backend="eager")
-
-
-@pytest.mark.parametrize("compiled", [by_call, by_forward])
+@pytest.mark.parametrize("compiled", COMPILED.values(), ids=COMPILED)
 def test_a_transformer_that_is_compiled_in_its_own_place_is_refused(pipe, compiled):
-    model, refused = (
-        pipe.transformer,
-        pytest.raises(ValueError, match=r"transformer is compiled as"),
-    )
-    before = dict(vars(model))
+    model = pipe.transformer
+    said = r"transformer is compiled as.*compile its blocks with pipe.transformer.compile_repeated"
+    refused = pytest.raises(ValueError, match=said)
 
-    def restore():
+    def restore(before):
         for name in vars(model).keys() - before.keys():
             del vars(model)[name]
         vars(model).update(before)
 
+    before = dict(vars(model))
     compiled(model)
-    with refused as error:
+    with refused:
         chipsparse.enable(pipe, CONFIG)
-    assert "compile its blocks with pipe.transformer.compile_repeated_blocks()" in str(error.value)
-    restore()
+    restore(before)
     with chipsparse.enable(pipe, CONFIG):
         before = dict(vars(model))
         compiled(model)
         with refused:
             wan(pipe)
-        restore()
+        restore(before)
 
 
 class Same(WanTransformer3DModel):
@@ -362,49 +358,27 @@ SKIPPING = SparsityConfig().override(
 )
 
 
-def prompt_changed(pipe):
-    return {"prompt_embeds": -pipe.kept}
-
-
-def changed_in_place(pipe):
+def in_place(pipe):
     pipe.kept.mul_(-1)
     return {"prompt_embeds": pipe.kept}
 
 
-def equal_prompt(pipe):
-    return {"prompt_embeds": pipe.kept.clone()}
+# By the change, what does it, and the branches that start anew.
+CHANGES = {
+    "prompt": (lambda pipe: {"prompt_embeds": -pipe.kept}, ["cond"]),
+    "prompt in place": (in_place, ["cond"]),
+    "equal prompt": (lambda pipe: {"prompt_embeds": pipe.kept.clone()}, []),
+    "guidance": (lambda pipe: setattr(pipe, "_guidance_scale", 2.0), ["cond", "uncond"]),
+    "LoRA scale": (lambda pipe: pipe.transformer.set_adapters("style", 0.3), ["cond", "uncond"]),
+    "LoRA fused": (lambda pipe: pipe.transformer.fuse_lora(), ["cond", "uncond"]),
+}
 
 
-def guidance_changed(pipe):
-    pipe._guidance_scale = 2.0
-    return {}
-
-
-def lora_scaled(pipe):
-    pipe.transformer.set_adapters("style", 0.3)
-    return {}
-
-
-def lora_fused(pipe):
-    pipe.transformer.fuse_lora()
-    return {}
-
-
-@pytest.mark.parametrize(
-    ("change", "branches"),
-    [
-        (prompt_changed, ["cond"]),
-        (changed_in_place, ["cond"]),
-        (equal_prompt, []),
-        (guidance_changed, ["cond", "uncond"]),
-        (lora_scaled, ["cond", "uncond"]),
-        (lora_fused, ["cond", "uncond"]),
-    ],
-)
+@pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("skips", [True, slow(False)], ids=["skipped", "sparse"])
-def test_a_branch_starts_anew_where_its_conditioning_changes(change, branches, skips):
-    pipe = tiny_wan_pipeline()
-    if change in (lora_scaled, lora_fused):
+def test_a_branch_starts_anew_where_its_conditioning_changes(name, skips):
+    pipe, (change, branches) = tiny_wan_pipeline(), CHANGES[name]
+    if "LoRA" in name:
         add_lora(pipe, "to_q")
     text, negative = pipe.encode_prompt(PROMPT, max_sequence_length=16)
     pipe.kept = text.clone()
@@ -420,7 +394,7 @@ def test_a_branch_starts_anew_where_its_conditioning_changes(change, branches, s
             num_inference_steps=6,
             output_type="latent",
             generator=torch.Generator().manual_seed(0),
-            callback_on_step_end=lambda pipe, step, *_: change(pipe) if step == 2 else {},
+            callback_on_step_end=lambda pipe, step, *_: (change(pipe) if step == 2 else None) or {},
             callback_on_step_end_tensor_inputs=["prompt_embeds"],
         )
     records = handle.report.steps

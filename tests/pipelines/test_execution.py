@@ -1,4 +1,4 @@
-"""Where a transformer computes and in which dtype, and what its weights will take of that device.
+"""The device and dtype in which a transformer computes, and what its weights will take there.
 
 For each way in which pipelines place it. Fake tensors stand for those on GPUs, and ``meta`` for a
 device; of hooks nothing is asked but where they bring the weights.
@@ -76,7 +76,7 @@ def test_where_a_hook_brings_the_weights(model, hook):
 
 
 def test_where_hooks_of_the_parts_bring_the_weights(model):
-    """As in sequential offloading: the weights are on meta, and the outer hook moves nothing."""
+    """Sequential offloading: the weights are on meta, and the outer hook moves nothing."""
     model.to("meta")
     assert device_of(model) == CPU
     model._hf_hook = AlignDevicesHook(io_same_device=True)
@@ -187,7 +187,7 @@ def test_one_module_at_a_time(model):
 
 
 def test_copies_that_autocast_keeps(model):
-    """Of float32 weights that could be trained, as PyTorch's cache does."""
+    """PyTorch's cache has those of float32 weights that could be trained."""
     assert autocast_bytes(model, torch.bfloat16) == nbytes(model) // 2
     model.blocks[0].requires_grad_(False)
     assert autocast_bytes(model, torch.bfloat16) == (nbytes(model) - nbytes(model.blocks[0])) // 2

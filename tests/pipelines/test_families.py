@@ -1,4 +1,4 @@
-"""What every adapter must do, on tiny pipelines of all model families.
+"""The duties of every adapter, on tiny pipelines of all model families.
 
 A module in ``families/`` adds the families that it lists in ``FAMILIES``.
 """
@@ -23,7 +23,7 @@ from chipsparse.cli.settings import frame_chunks, vae_factors
 from chipsparse.kernels.mask_packing import unpack_mask
 from tests import variants
 from tests.pipelines import small_sparse
-from tests.pipelines.model_state import actions, calls_begun, state_of
+from tests.pipelines.model_state import calls_of, state_of
 from tests.pipelines.small_sparse import EXACT, STEPS
 from tests.schedules import listed
 
@@ -72,7 +72,7 @@ each_model = slow_unless(MODELS)
 WHOLE = {"flux", "wan 2.2 two experts"}
 
 
-def calls_of(name):
+def variants_of(name):
     """The family's call and its variants."""
     return (BASE, *FAMILIES[name].variants)
 
@@ -169,7 +169,7 @@ def test_all_guidance_branches_are_known_at_the_first_one(name, monkeypatch):
     pipe = FAMILIES[name].make()
     if not isinstance(pipe, DiffusionPipeline | ModularPipeline):
         pytest.skip("a loop of the tests, which says nothing beforehand")
-    for variant in calls_of(name):
+    for variant in variants_of(name):
         with chipsparse.enable(pipe, SPARSE):
             generate(pipe, name, variant)
         assert admitted, variant
@@ -188,7 +188,7 @@ def test_a_masked_call_differs_from_one_without_the_mask():
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
-        *((name, calls_of(name)) for name in sorted(WHOLE)),
+        *((name, variants_of(name)) for name in sorted(WHOLE)),
         ("qwen-image", ["padded", *FAMILIES["qwen-image"].masked]),
         ("hunyuan video", ["short prompt", *FAMILIES["hunyuan video"].masked]),
         ("hunyuan video 1.5", ["glyphs", *FAMILIES["hunyuan video 1.5"].masked]),
@@ -197,7 +197,7 @@ def test_a_masked_call_differs_from_one_without_the_mask():
         ("flux2 klein that keeps keys", [BASE, "two references"]),
         ("flux kontext", [BASE]),
         ("flux controlnet", [BASE]),
-        *(variants.slow(name, calls_of(name)) for name in FAMILIES if name not in WHOLE),
+        *(variants.slow(name, variants_of(name)) for name in FAMILIES if name not in WHOLE),
     ],
 )
 def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
@@ -253,32 +253,13 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     assert set(layouts) == {planned}
 
 
-@each_model
-@pytest.mark.parametrize("last_action", [variants.slow("sparse"), "dense"])
-def test_the_four_steps_of_a_distilled_model(name, last_action):
-    pipe = FAMILIES[name].make()
-    schedule = {"full_steps": [1, 3] if last_action == "dense" else [1], "between": "all"}
-    with chipsparse.enable(pipe, EXACT.override({"schedule": schedule})) as handle:
-        found = generate(pipe, name, steps=4)
-    for branch in {record.branch for record in handle.report.steps}:
-        first, *between, last = actions(handle, branch)
-        assert first == "dense"
-        # Where the second call is the first that records, as of a second expert, one more is left
-        # for a refresh and its reader.
-        second = name == "wan 2.2 two experts" or FAMILIES[name].unpatched_steps == 1
-        late = second and last_action == "dense"
-        assert ("refresh" in between) is not late
-        assert last == last_action
-    assert_close(found, dense(name, steps=4))
-
-
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
         *((name, [BASE]) for name in sorted(MODELS)),
         *(variants.slow(name, [BASE]) for name in FAMILIES if name not in MODELS),
         *(
-            variants.slow(name, calls_of(name)[1:])
+            variants.slow(name, variants_of(name)[1:])
             for name, family in FAMILIES.items()
             if family.variants
         ),
@@ -322,29 +303,31 @@ JOINT = {
     "flux2": "a reference",
     "hidream": "odd size",
     "hunyuan video": "short prompt",
+    "minimax h3": "references",
     "mochi": "guided",
     "qwen-image": "padded",
     "sd3": BASE,
 }
 
 
-@slow_unless({"cogvideox 2b", "flux", "mochi"}, JOINT)
+@slow_unless({"cogvideox 2b", "flux", "minimax h3", "mochi"}, JOINT)
 def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
-    """Where there is room for no others; in every branch, whose prompts may differ in length."""
-    pipe, columns, neurons = FAMILIES[name].make(), {}, {}
+    """No others fit; in every branch, whose prompts may differ in length."""
+    pipe, columns, neurons, layouts = FAMILIES[name].make(), {}, {}, {}
     config = SPARSE.override({"attention.density": 0.01, "attention.random_fraction": 0.0})
     with chipsparse.enable(pipe, config) as handle:
-        calls, caches = calls_begun(handle), handle._adapters[0].session._caches
+        session = handle._adapters[0].session
+        begin, caches = session.begin, session._caches
 
-        def look(_pipe, step, _t, tensors):
-            if step == 1:  # the refresh
+        def look(context, layout, *args, **kwargs):
+            layouts[context.branch] = layout
+            if context.step == 2 and not columns:  # behind the refresh
                 columns.update({key: caches[key].attention.columns for key in caches})
                 neurons.update({key: caches[key].mlp.activation.shape[1] for key in caches})
-            return tensors
+            return begin(context, layout, *args, **kwargs)
 
-        call = arguments_of(name, JOINT[name])
-        small_sparse.generate(pipe, call, num_inference_steps=3, callback_on_step_end=look)
-    layouts = {context.branch: layout for context, layout in calls}
+        session.begin = look
+        generate(pipe, name, JOINT[name], steps=4)
     assert {branch for branch, _ in columns} == set(layouts)
     for (branch, layer), packed in columns.items():
         layout = layouts[branch]
@@ -393,19 +376,6 @@ def test_disable_restores_the_models_bit_for_bit(name):
 # Calls of the transformer that are not the pipeline's.
 
 
-def call_of(model, run):
-    """The arguments, by name, of the last call of a transformer in a generation."""
-    calls, names = [], [*inspect.signature(model.forward).parameters]
-
-    def look(_module, args, kwargs):
-        calls.append({**dict(zip(names, args, strict=False)), **kwargs})
-
-    hook = model.register_forward_pre_hook(look, with_kwargs=True)
-    run()
-    hook.remove()
-    return calls[-1]
-
-
 BLOCKS = (
     "transformer_blocks",
     "single_transformer_blocks",
@@ -420,7 +390,7 @@ BLOCKS = (
 def test_gradients_are_left_alone(name):
     pipe = FAMILIES[name].make()
     (*_, model) = transformers_of(pipe)
-    call = call_of(model, lambda: generate(pipe, name))
+    call = calls_of(model, lambda: generate(pipe, name))[-1]
     expected = as_batch(model(**call)[0])
     with chipsparse.enable(pipe, SPARSE) as handle:
         generate(pipe, name)
@@ -438,7 +408,7 @@ def test_gradients_are_left_alone(name):
 def test_the_transformer_may_be_called_in_any_way(name):
     pipe = FAMILIES[name].make()
     (*_, model) = transformers_of(pipe)
-    call = call_of(model, lambda: generate(pipe, name))
+    call = calls_of(model, lambda: generate(pipe, name))[-1]
     del call["return_dict"]
     names = inspect.signature(model.forward).parameters
     positional = [call.pop(each) for each in itertools.takewhile(call.__contains__, names)]
@@ -527,7 +497,7 @@ def test_hooks_on_modules_outlive_the_patches(name, removed):
 
 
 def compile_blocks(model):
-    """As `compile_repeated_blocks`, also for models that do not name their blocks."""
+    """Does what `compile_repeated_blocks` does, also for models that do not name their blocks."""
     options = {"backend": "eager", "fullgraph": True}
     if getattr(model, "_repeated_blocks", None):
         model.compile_repeated_blocks(**options)

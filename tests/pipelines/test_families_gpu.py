@@ -8,7 +8,6 @@ from torch.utils._pytree import tree_map
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.kernels.dense_attention.measure import FastestKernel
 from tests.pipelines import test_families
 from tests.pipelines.test_families import (
     BASE,
@@ -20,7 +19,7 @@ from tests.pipelines.test_families import (
     assert_expected,
 )
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_dense_kernel")]
 
 # Of these every call is made with recorded steps, of the others one.
 OFTEN = (
@@ -40,12 +39,6 @@ STEPS = 8
 UNSKIPPED = SPARSE.override({"schedule": {"refresh_every": 4}})
 
 
-@pytest.fixture(autouse=True)
-def first_dense_kernel(monkeypatch):
-    """Two sessions may find another dense kernel the fastest, and so round otherwise."""
-    monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
-
-
 def make(name, dtype=torch.bfloat16):
     """In half precision but for the modules that stay in fp32 where diffusers loads the class.
 
@@ -61,7 +54,7 @@ def make(name, dtype=torch.bfloat16):
 
 
 def generate(pipe, *args, **options):
-    """As for all families, with all tensors of the call on the GPU."""
+    """A generation with all tensors of the call on the GPU."""
 
     def moved(field, value):
         if not isinstance(value, torch.Tensor):

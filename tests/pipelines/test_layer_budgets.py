@@ -1,11 +1,11 @@
-"""Budgets of layers and dense steps from the config, in every model."""
+"""Budgets of layers from the config, numbered through all blocks of a model."""
 
 import pytest
 import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
-from tests.schedules import listed
+from tests.pipelines.small_sparse import assert_close
 from tests.tiny_models import (
     PROMPT,
     tiny_chroma_pipeline,
@@ -50,62 +50,27 @@ def generate(pipe, *, steps=5, **arguments):
     )[0]
 
 
-@pytest.fixture(
-    params=slow_unless(("wan with two experts", "flux"), MODELS),
-    ids=lambda name: name.replace(" ", "-"),
-)
-def model(request):
-    make, layers, arguments = MODELS[request.param]
-    return make(), layers, arguments
-
-
-def test_a_model_of_dense_layers_is_the_model_bit_for_bit(model):
-    pipe, layers, arguments = model
+@pytest.mark.parametrize("name", slow_unless(("wan with two experts", "flux"), MODELS))
+def test_layers_have_budgets_of_their_own(name):
+    """Layers that are dense or keep everything are those of the model, whatever the others do."""
+    make, layers, arguments = MODELS[name]
+    pipe = make()
     dense = generate(pipe, **arguments)
-    budgets = [{"layers": f"0-{layers - 1}", "attention": "dense", "mlp": "dense"}]
-    with chipsparse.enable(pipe, CONFIG.override({"layers": budgets})) as handle:
-        assert torch.equal(generate(pipe, **arguments), dense)
-        assert set(handle.report.actions()) == {"dense"}
-        assert handle.report.cache_bytes == 0
-    with chipsparse.enable(pipe, CONFIG):
-        assert not torch.equal(generate(pipe, **arguments), dense)
 
+    def with_budgets(*budgets):
+        with chipsparse.enable(pipe, CONFIG.override({"layers": list(budgets)})) as handle:
+            return generate(pipe, **arguments), handle.report
 
-def test_steps_are_dense_where_the_config_says_so(model):
-    pipe, _, arguments = model
-    with chipsparse.enable(pipe, CONFIG.override(listed("DDRSDSD"))) as handle:
-        generate(pipe, steps=7, **arguments)
-    taken = {record.step: record.action.value for record in handle.report.steps}
-    expected = ["dense", "dense", "refresh", "sparse", "dense", "sparse", "dense"]
-    if getattr(pipe, "transformer_2", None) is not None:
-        expected[5] = "dense"  # the second expert's first step
-    assert list(taken.values()) == expected
-    for record in handle.report.steps:
-        assert (record.mlp_kept is None) == (record.action != "sparse")
-
-
-def test_a_budget_for_one_layer(model):
-    """As full keep everywhere is dense to rounding, so is a model whose other layers are dense."""
-    pipe, layers, arguments = model
-    dense = generate(pipe, **arguments)
-    budgets = [
-        {"layers": 1, "attention": 1.0, "mlp": 1.0},
-        {"layers": f"0,2-{layers - 1}", "attention": "dense", "mlp": "dense"},
-    ]
-    with chipsparse.enable(pipe, CONFIG.override({"layers": budgets})) as handle:
-        found = generate(pipe, **arguments)
-    torch.testing.assert_close(found, dense, atol=2e-4, rtol=2e-4)
-    sparse = [record for record in handle.report.steps if record.action == "sparse"]
+    none = {"attention": "dense", "mlp": "dense"}
+    output, report = with_budgets({"layers": f"0-{layers - 1}", **none})
+    assert torch.equal(output, dense)
+    assert set(report.actions()) == {"dense"}
+    assert report.cache_bytes == 0
+    everything = {"layers": 1, "attention": 1.0, "mlp": 1.0}
+    output, report = with_budgets(everything, {"layers": f"0,2-{layers - 1}", **none})
+    assert_close(output, dense, 2e-4)
+    sparse = [record for record in report.steps if record.action == "sparse"]
     assert sparse
-    for record in sparse:
-        assert record.fractions("mlp") == [1.0]
-
-
-def test_a_layer_that_the_model_does_not_have(model):
-    pipe, layers, arguments = model
-    budgets = [{"layers": layers, "mlp": 0.5}]
-    with (
-        chipsparse.enable(pipe, CONFIG.override({"layers": budgets})),
-        pytest.raises(chipsparse.ConfigError, match=f"this model has {layers} layers"),
-    ):
-        generate(pipe, **arguments)
+    assert all(record.fractions("mlp") == [1.0] for record in sparse)
+    with pytest.raises(chipsparse.ConfigError, match=f"this model has {layers} layers"):
+        with_budgets({"layers": layers, "mlp": 0.5})

@@ -32,7 +32,7 @@ SCORES = LayerSkipConfig([1], skip_attention=False, skip_attention_scores=True, 
 
 
 class CountedEnergyGuidance(SmoothedEnergyGuidance):
-    """As it was meant: that of diffusers 0.42 does not count its branches, and never hooks."""
+    """The guider as it was meant: in diffusers 0.42 it counts no branches, and never hooks."""
 
     def prepare_models(self, denoiser):
         self._count_prepared += 1
@@ -107,7 +107,7 @@ def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
         assert taken(handle.report) == taken(as_plain)
     else:
         assert set(actions(handle)) == {"dense", "refresh", "sparse", "skip"}
-    assert handle.report.pipeline.pipeline_class == type(modular).__name__
+    assert handle.report.pipeline.class_name == type(modular).__name__
 
 
 # Guiders.

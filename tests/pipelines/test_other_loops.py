@@ -12,6 +12,7 @@ import chipsparse
 from chipsparse.pipelines.denoising_loop import place_of_call, was_set
 from chipsparse.pipelines.patches import stock_class
 from chipsparse.pipelines.timesteps import value_passed_as
+from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.variants import slow_unless
@@ -90,14 +91,14 @@ def counts(handle):
 
 
 def corrections(handle):
-    """What the report notes of correction, and the steps that are corrected."""
+    """The report's notes on correction, and the steps that are corrected."""
     steps = [each.step for each in handle.report.steps if each.corrected]
     return [note for note in handle.report.notes if "corrected" in note], steps
 
 
 @functools.cache
 def own(case):
-    """What an enabled pipeline gives itself: the latents, and its records."""
+    """The latents and records of an enabled pipeline's own call."""
     pipe = made(case)
     with chipsparse.enable(pipe, SPARSE) as handle:
         return call(pipe, case), records(handle)
@@ -109,7 +110,7 @@ def stock(case):
 
 
 def runs_dense(handle):
-    """Whether all calls ran dense, and the report and a warning say so and what would help."""
+    """True if all calls ran dense, and the report and a warning say so and what would help."""
     (fallback,) = handle.report.fallbacks
     sentences = fallback, handle.report.nothing_sparse
     assert all(NOT_PLACED in each and SAY_IT in each for each in sentences)
@@ -182,18 +183,6 @@ def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, befo
         assert torch.equal(call(pipe, case), expected)
 
 
-@pytest.mark.parametrize("case", ["flux unnamed", "hunyuan video", "cogvideox"])
-def test_timesteps_that_were_set_for_another_loop_are_noticed(case):
-    """The first timestep is that of most schedules."""
-    pipe = made(case)
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        other = sharing(pipe)
-        pipe.scheduler.set_timesteps(2 * STEPS + 1)
-        with pytest.warns(chipsparse.DenseWarning):
-            assert_close(call(other, case), stock(case))
-        assert runs_dense(handle)
-
-
 @pytest.mark.parametrize("case", ["flux", "cogvideox"])
 def test_another_pipeline_in_a_callback(case):
     pipe, inner = made(case), []
@@ -220,36 +209,14 @@ def test_another_pipeline_in_a_callback(case):
 
 @functools.cache
 def first_call(case):
-    """What the transformer is called with at first."""
-    pipe, given = made(case), []
-    pipe.transformer.register_forward_pre_hook(
-        lambda _model, _args, kwargs: given.append(kwargs), with_kwargs=True
-    )
-    call(pipe, case)
-    return {**given[0], "return_dict": False}
+    """The arguments of the first call of the transformer."""
+    pipe = made(case)
+    return {**calls_of(pipe.transformer, lambda: call(pipe, case))[0], "return_dict": False}
 
 
 def at(given, timestep, **changes):
     """The arguments of a call at another timestep."""
     return {**given, "timestep": timestep.expand(len(given["timestep"])), **changes}
-
-
-@pytest.mark.parametrize("begin", [0, 2])
-@pytest.mark.parametrize("steps", [True, False], ids=["steps", "never steps"])
-@pytest.mark.parametrize("case", ["flux", "cogvideox"])
-def test_a_loop_of_the_users(case, steps, begin):
-    pipe, given = made(case), first_call(case)
-    with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
-        call(pipe, case)
-        for _ in range(2):
-            pipe.scheduler.set_timesteps(STEPS)
-            for time in pipe.scheduler.timesteps[begin:]:
-                pipe.transformer(**at(given, time / 1000 if case == "flux" else time))
-                if steps and case == "flux":
-                    latents = given["hidden_states"]
-                    pipe.scheduler.step(latents, time, latents)
-            assert [each.step for each in handle.report.steps] == list(range(begin, STEPS))
-            assert counts(handle) == {STEPS}
 
 
 ROUNDED = {
@@ -296,7 +263,7 @@ def test_a_loop_by_no_scheduler(sparse):
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided):
-    """Of a pipeline that is another loop's matter: what it says is of its own last call."""
+    """A pipeline that is another loop's matter tells only of its own last call."""
     pipe = made("wan")
     call(pipe, "wan", num_inference_steps=1)
     assert pipe.do_classifier_free_guidance
@@ -450,7 +417,7 @@ def test_the_place_of_a_call(timesteps, told, timestep, options, place):
 
 
 def test_values_that_are_one_in_half_precision():
-    """As of many steps with a large shift."""
+    """Many steps with a large shift have such values."""
     values = [1000.0, 999.0, 998.0, 500.0]
     for step, value in enumerate(values):
         scheduler = SimpleNamespace(timesteps=torch.tensor(values), step_index=step)

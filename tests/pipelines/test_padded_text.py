@@ -6,12 +6,10 @@ from diffusers.hooks import FirstBlockCacheConfig
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines import mochi as mochi_adapter
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines import qwen_image as qwen_adapter
-from chipsparse.plan import Action
-from tests.pipelines.families import hunyuan_video, mochi, qwen_image
+from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of
@@ -112,35 +110,6 @@ def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask(make):
 
 
 # Branches of other lengths.
-
-
-def test_branches_of_other_lengths_keep_the_same_columns_of_the_picture():
-    pipe, kept, layers = FAMILIES["qwen-image"].make(), {}, range(2)
-    lengths, pixels = {"cond": qwen_image.TEXT, "uncond": qwen_image.TEXT - 2}, 48
-
-    def look(_pipe, step, _timestep, tensors):
-        caches, read = handle._adapters[0].session._caches, frozenset({"columns"})
-        for branch, layer in [(b, n) for b in lengths for n in layers if step == 2]:
-            with caches.acquire(branch, layer, "attention", read, frozenset()) as cache:
-                kept[branch, layer] = unpack_mask(cache.columns, lengths[branch] + pixels).clone()
-        return tensors
-
-    call = arguments_of("qwen-image", "guided by a shorter text")
-    with chipsparse.enable(pipe, SPARSE) as handle:
-        generate(pipe, call, callback_on_step_end=look)
-    assert handle.report.fallbacks == []
-    for layer in layers:
-        first, other = (kept[branch, layer].split([n, pixels], -1) for branch, n in lengths.items())
-        assert first[0].all()
-        assert other[0].all()
-        assert torch.equal(first[1], other[1])
-        assert 0 < first[1].float().mean() < 0.5
-    ran = {
-        record.branch: {layer.backend for layer in record.layers if layer.part == "attention"}
-        for record in handle.report.steps
-        if record.action is Action.REFRESH
-    }
-    assert ran == {"cond": {"reference"}, "uncond": {"library"}}  # the other needs no column sums
 
 
 def test_each_length_of_mochi_is_a_branch_of_its_own():

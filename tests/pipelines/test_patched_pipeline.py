@@ -11,17 +11,15 @@ import torch
 from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FluxPipeline, WanPipeline
 
 import chipsparse
-from tests.pipelines.test_layer_budgets import CONFIG, generate
+from tests.pipelines.tiny_runs import FLUX, STILL
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+
+CONFIG, wan = STILL.SPARSE, STILL.generate
 
 
 @pytest.fixture
 def pipe():
     return tiny_wan_pipeline()
-
-
-def wan(pipe, **arguments):
-    return generate(pipe, num_frames=1, guidance_scale=1.0, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +88,7 @@ def test_instances_of_a_patched_class_are_stock_ones(pipe, dense, sparse):
 
 def test_a_pipeline_made_from_a_patched_one_shares_its_transformer():
     pipe = tiny_flux_pipeline()
-    with chipsparse.enable(pipe, CONFIG) as handle:
+    with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
         for other in (
             AutoPipelineForImage2Image.from_pipe(pipe),
             diffusers.FluxImg2ImgPipeline.from_pipe(pipe),
@@ -99,8 +97,8 @@ def test_a_pipeline_made_from_a_patched_one_shares_its_transformer():
             assert other.transformer is pipe.transformer
         again = FluxPipeline.from_pipe(other)
         again.set_progress_bar_config(disable=True)
-        generate(again)
-        assert handle.report.actions()["sparse"] == 3
+        FLUX.generate(again)
+        assert handle.report.actions()["sparse"] == 4
         assert handle.report.nothing_sparse is None
 
 
@@ -125,14 +123,11 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
         block.attn1(hidden, None, None, None)
 
 
-# What a call leaves behind.
-
-
 # Threads.
 
 
 def in_a_thread(call):
-    """What a call raises in a thread of its own."""
+    """The errors that a call raises in a thread of its own."""
     raised = []
 
     def run():

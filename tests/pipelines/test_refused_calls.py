@@ -1,27 +1,26 @@
 """Calls of a transformer that its adapter refuses in one sentence, or runs as the model itself."""
 
+import functools
+
 import pytest
 import torch
 
 import chipsparse
 from chipsparse.pipelines.cosmos3 import ACTIONS_ALONE
 from tests.pipelines.families import cosmos3, hidream, minimax_h3, qwen_image21, z_image
+from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import SPARSE, first_step, generate
 from tests.tiny_models import random
 
 
 def call_of(pipe, call, **changes):
-    """What the transformer is called with at the first step, changed."""
-    calls = []
-    hook = pipe.transformer.register_forward_pre_hook(
-        lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True
-    )
-    generate(pipe, call, num_inference_steps=2)
-    hook.remove()
+    """The first call of the transformer, with an entry of each of these arguments changed."""
+    run = functools.partial(generate, pipe, call, num_inference_steps=2)
+    first = calls_of(pipe.transformer, run)[0]
     for name, (place, value) in changes.items():
-        calls[0][name] = calls[0][name].clone()
-        calls[0][name][place] = value
-    return calls[0]
+        first[name] = first[name].clone()
+        first[name][place] = value
+    return first
 
 
 def of_z_image(*images):

@@ -60,12 +60,15 @@ def test_every_layer_of_every_model(name):
         generate(pipe, **arguments)
     data = handle.report.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
-    assert data["pipeline"] == {"class_name": type(pipe).__name__, "location": None}
     names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
+    assert data["pipeline"] == {
+        "class_name": type(pipe).__name__,
+        "location": None,
+        "transformers": dict.fromkeys(names, type(pipe.transformer).__name__),
+    }
     assert set(data["transformers"]) == {step["transformer"] for step in data["steps"]} == names
-    for each in data["transformers"].values():
-        assert each["class_name"] == type(pipe.transformer).__name__
-        assert each["layout"]["layers"] == layers
+    for planned in data["transformers"].values():
+        assert planned["layout"]["layers"] == layers
     for step in data["steps"]:
         found = [(entry["layer"], entry["part"]) for entry in step["layers"]]
         assert found == [(layer, part) for layer in range(layers) for part in ("attention", "mlp")]

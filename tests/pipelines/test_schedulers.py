@@ -7,11 +7,10 @@ import torch
 import chipsparse
 from chipsparse.pipelines.adapter import ADAPTER
 from tests.pipelines.model_state import actions
-from tests.pipelines.small_sparse import SPARSE, assert_close
+from tests.pipelines.small_sparse import SPARSE
 from tests.pipelines.test_families import FAMILIES
 from tests.pipelines.tiny_runs import FLUX, WAN
-from tests.tiny_models import tiny_flux_pipeline, tiny_flux_transformer, tiny_wan_pipeline
-from tests.variants import slow
+from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
@@ -53,25 +52,6 @@ def test_what_calls_twice_per_step_is_refused_by_the_first_call():
     assert WAN.generate(pipe).isfinite().all()  # unpatched, it is nobody's business
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        diffusers.UniPCMultistepScheduler(solver_order=3, **FLOW),
-        slow(diffusers.DPMSolverMultistepScheduler(solver_order=3, **FLOW)),
-        slow(diffusers.DEISMultistepScheduler(**FLOW)),
-    ],
-    ids=lambda scheduler: f"{type(scheduler).__name__} {scheduler.config.solver_order}",
-)
-def test_multistep_solvers_call_once_per_step(scheduler):
-    pipe = tiny_wan_pipeline(scheduler=scheduler)
-    expected = WAN.generate(pipe)
-    with chipsparse.enable(pipe, WAN.EXACT) as handle:
-        found = WAN.generate(pipe)
-    made = ["dense", "refresh", "sparse", "sparse", "sparse", "refresh", "sparse"]
-    assert actions(handle) == actions(handle, "uncond") == made
-    assert_close(found, expected, 2e-4)
-
-
 # Timesteps as pipelines pass them.
 
 
@@ -96,23 +76,6 @@ def test_timesteps_are_read_as_pipelines_round_them(name, scale, dtypes):
                 assert adapter.scheduled_timestep(called, schedule) == float(value)
         own = adapter.scheduled_timestep(torch.tensor([0.5]), None)
         assert abs(own) == pytest.approx(0.5 * scale)
-
-
-def test_many_steps_in_half_precision_are_separate():
-    """1,000 steps: neighbouring timesteps are the same number in bfloat16."""
-    pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(num_layers=1, num_single_layers=1))
-    for model in (pipe.transformer, pipe.text_encoder, pipe.text_encoder_2):
-        model.to(torch.bfloat16)
-
-    def stop(pipe, step, _t, tensors):
-        pipe._interrupt = step == 6
-        return tensors
-
-    with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
-        call = {"num_inference_steps": 1000, "height": 8, "width": 8}
-        FLUX.generate(pipe, **call, callback_on_step_end=stop)
-    assert [record.step for record in handle.report.steps] == list(range(7))
-    assert actions(handle)[:3] == ["dense", "refresh", "sparse"]
 
 
 def test_timesteps_that_rise_are_no_new_generations():

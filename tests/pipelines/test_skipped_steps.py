@@ -10,13 +10,12 @@ from chipsparse.session import Session
 from tests.pipelines import test_families as families
 from tests.pipelines.model_state import actions as action_names
 from tests.pipelines.test_families import FAMILIES, SPARSE
-from tests.pipelines.tiny_runs import MODELS, WAN
+from tests.pipelines.tiny_runs import WAN
 from tests.schedules import listed
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
-from tests.variants import slow, slow_unless
+from tests.variants import slow
 
 STEPS = 12
-OFF = {"attention.density": "dense", "mlp.density": "dense"}
 
 
 def actions(handle, branch="cond"):
@@ -35,15 +34,6 @@ def count_computed(transformer):
 # Which are.
 
 
-@pytest.mark.parametrize("letters", ["DRSKSRS", "DRSSKRS", "DRSSRSK"])
-def test_listed_steps_are_skipped_in_both_branches(letters):
-    pipe = tiny_wan_pipeline()
-    with chipsparse.enable(pipe, WAN.SPARSE.override(listed(letters))) as handle:
-        for _ in range(2):
-            WAN.generate(pipe)
-            assert actions(handle) == actions(handle, "uncond") == letters
-
-
 def test_an_expert_that_takes_over_computes_before_it_skips():
     pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
     config = WAN.SPARSE.override(listed("DRSKKKKKKRSS"))
@@ -55,22 +45,6 @@ def test_an_expert_that_takes_over_computes_before_it_skips():
     assert switch in (3, 4)
     assert taken[switch:] == "D" + "K" * (8 - switch) + "RSS"
     assert [len(each) for each in calls] == [3, 4]
-
-
-@pytest.mark.parametrize("name", slow_unless(("wan",), MODELS))
-def test_steps_are_skipped_where_nothing_is_sparse(name):
-    model = MODELS[name]
-    pipe = model.make()
-    expected = model.generate(pipe)
-    config = model.SPARSE.override(OFF)
-    with chipsparse.enable(pipe, config):
-        assert torch.equal(model.generate(pipe), expected)
-    with chipsparse.enable(pipe, config.override(listed("DDDKDKD"))) as handle:
-        calls = count_computed(pipe.transformer)
-        assert not torch.equal(model.generate(pipe), expected)
-    assert actions(handle, handle.report.steps[0].branch) == "DDDKDKD"
-    assert handle.report.cache_bytes == 0
-    assert len(calls) == 5 * len({record.branch for record in handle.report.steps})
 
 
 def test_the_actions_are_those_of_the_list_and_the_report_says_so():
@@ -106,7 +80,7 @@ def test_a_controlnet_that_ran_for_skipped_steps_is_noted_in_each_generation():
 
 
 def streams(output):
-    """What a transformer returns, as a tuple."""
+    """The output of a transformer, as a tuple."""
     if isinstance(output, tuple):
         return output
     return tuple(getattr(output, field.name) for field in dataclasses.fields(output))
@@ -202,16 +176,3 @@ def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypa
             forecasts += 1
     assert forecasts == sum(record.forecast for record in handle.report.steps) > 0
     assert (max(held), held[-1]) == (2, 0)
-
-
-def test_without_a_forecast_one_output_is_held(monkeypatch):
-    pipe, held, end = FAMILIES["flux"].make(), [], Session.end
-
-    def watched(session, output, **more):
-        end(session, output, **more)
-        held.append(max(map(len, session._generation.held._held.values()), default=0))
-
-    monkeypatch.setattr(Session, "end", watched)
-    with chipsparse.enable(pipe, LISTED.override({"schedule.forecast": 0.0})):
-        families.generate(pipe, "flux", steps=STEPS)
-    assert (max(held), held[-1]) == (1, 0)

@@ -8,11 +8,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.graphs.step_graph import StepGraphs
-from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.session import Session
 from tests.devices import DEVICES
-from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.tiny_runs import MODELS
 from tests.variants import slow
 
@@ -20,16 +16,9 @@ OF_LIBRARIES = ("tqdm_monitor", "InductorSubproc", "subproc_worker_timer")
 
 
 @pytest.fixture(params=DEVICES)
-def device(request, monkeypatch):
-    if request.param == "cuda":
-        monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
-        return "cuda"
-
-    def session(*args, **kwargs):
-        return Session(*args, **kwargs, graphs=StepGraphs(TapeRecorder()))
-
-    monkeypatch.setattr("chipsparse.api.Session", session)
-    return "cpu"
+def device(request):
+    request.getfixturevalue("recorder" if request.param == "cpu" else "first_dense_kernel")
+    return request.param
 
 
 def process_state():

@@ -1,6 +1,4 @@
-"""Where tokens are, and that what belongs to a token follows it into the tile order."""
-
-from functools import partial
+"""Grids of tokens; what belongs to a token follows it into the tile order."""
 
 import pytest
 import torch
@@ -8,14 +6,15 @@ import torch
 import chipsparse
 from chipsparse.pipelines.qwen_image import image_grids
 from chipsparse.pipelines.token_grids import grids_at, grids_of, reorder_patches
-from tests.pipelines.families import flux2, ltx, ltx2, qwen_image
-from tests.pipelines.model_state import calls_begun
+from tests.pipelines.families import flux, flux2, ltx, ltx2, qwen_image, wan
+from tests.pipelines.model_state import calls_begun, calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, first_step, generate
-from tests.tiny_models import FLUX_CONFIG, random, tiny_flux_pipeline, tiny_wan_pipeline
+from tests.tiny_models import random, tiny_flux_pipeline, tiny_wan_pipeline
 
-TEXT, PER_TOKEN = 5, "a timestep per token"
+PER_TOKEN = "a timestep per token"
 VIDEO = (3, 4, 8)
 TOKENS = 96  # of each call here
+FLUX_PICTURE = {**flux.PICTURE, "height": 32, "width": 48}
 
 
 # Grids.
@@ -32,7 +31,7 @@ def ids_of(*grids, axes=3, times=None, dtype=torch.float32):
 
 
 def coordinates(*grids, begin=(), size=8):
-    """As `LTXConditionPipeline` makes them: seconds, and rows and columns in pixels; [3, N]."""
+    """Coordinates ``[3, N]`` of `LTXConditionPipeline`: seconds, rows and columns in pixels."""
     parts = []
     for index, grid in enumerate(grids):
         frame, row, column = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")
@@ -141,116 +140,71 @@ def test_what_fills_no_patch_is_left_out():
 # Calls of a transformer.
 
 
-def flux_call(**changes):
-    return {
-        "hidden_states": random(1, TOKENS, FLUX_CONFIG["in_channels"], seed=1),
-        "encoder_hidden_states": random(1, TEXT, 32, seed=2),
-        "pooled_projections": random(1, 32, seed=3),
-        "timestep": torch.tensor([0.9]),
-        "img_ids": ids_of((8, 12)),
-        "txt_ids": torch.zeros(TEXT, 3),
-        **changes,
-    }
+def call_of(pipe, call):
+    """The arguments of the transformer at the first step of a generation."""
+    return calls_of(pipe.transformer, lambda: generate(pipe, call, num_inference_steps=1))[0]
 
 
-def wan_call(**changes):
-    return {
-        "hidden_states": random(1, 4, 6, 8, 8, seed=1),
-        "timestep": torch.tensor([700]),
-        "encoder_hidden_states": random(1, TEXT, 32, seed=2),
-        **changes,
-    }
+def changed(pipe, call, **changes):
+    """A pipeline, the arguments of a call of its transformer, and those that are to be changed."""
+    return pipe, call_of(pipe, call), changes
 
 
-def ltx_call(**changes):
-    return {
-        "hidden_states": random(2, TOKENS, ltx.CHANNELS, seed=1),
-        "encoder_hidden_states": random(2, TEXT, ltx.TEXT_DIM, seed=2),
-        "timestep": torch.tensor([700.0, 700.0]),
-        "encoder_attention_mask": (torch.arange(TEXT) < TEXT - 1).float().expand(2, TEXT),
-        "num_frames": VIDEO[0],
-        "height": VIDEO[1],
-        "width": VIDEO[2],
-        "rope_interpolation_scale": (0.1, 8.0, 8.0),
-        **changes,
-    }
+def of_ltx(*tokens):
+    return changed(ltx.tiny_ltx_pipeline(), ltx.VIDEO, timestep=timesteps(*tokens))
 
 
-def ltx2_call(**changes):
-    return {
-        "hidden_states": random(2, TOKENS, ltx2.CHANNELS, seed=1),
-        "audio_hidden_states": random(2, 5, ltx2.CONFIG["audio_in_channels"], seed=2),
-        "encoder_hidden_states": random(2, TEXT, ltx2.TEXT_DIM, seed=3),
-        "audio_encoder_hidden_states": random(2, TEXT, ltx2.TEXT_DIM, seed=4),
-        "timestep": torch.tensor([700.0, 700.0]),
-        "sigma": torch.tensor([700.0, 700.0]),
-        "num_frames": VIDEO[0],
-        "height": VIDEO[1],
-        "width": VIDEO[2],
-        "audio_num_frames": 5,
-        **changes,
-    }
+def of_ltx2(**changes):
+    return changed(ltx2.pipeline(), ltx2.VIDEO, **changes)
 
 
-def qwen_call(*grids, **changes):
-    tokens = sum(rows * columns for _, rows, columns in grids)
-    return {
-        "hidden_states": random(2, tokens, qwen_image.QWEN_CONFIG["in_channels"], seed=1),
-        "encoder_hidden_states": random(2, TEXT, qwen_image.TEXT_DIM, seed=2),
-        "timestep": torch.tensor([0.7, 0.7]),
-        "img_shapes": [list(grids)] * 2,
-        **changes,
-    }
+def of_qwen(*grids, config=None, **changes):
+    """A call of pictures with these grids."""
+    transformer = qwen_image.tiny_qwen_transformer(**(config or {}))
+    pipe = qwen_image.tiny_qwen_pipeline(transformer=transformer)
+    call = call_of(qwen_image.tiny_qwen_pipeline(), qwen_image.PICTURE)
+    latents = random(1, TOKENS, qwen_image.QWEN_CONFIG["in_channels"], seed=1)
+    pictures = {"hidden_states": latents, "img_shapes": [[*grids]]}
+    return pipe, call, pictures | changes
 
 
-def qwen(**config):
-    return qwen_image.tiny_qwen_pipeline(transformer=qwen_image.tiny_qwen_transformer(**config))
+def residuals():
+    return [random(1, TOKENS, 32, seed=4)] * 2
 
 
 def timesteps(*shape):
     return (random(*shape, seed=5).sigmoid() * 1000).round()
 
 
-# A pipeline, a call of its transformer, and the argument that has an entry for each token.
+LAYERS = {"use_layer3d_rope": True, "use_additional_t_cond": True}
+# A pipeline, a call of its transformer, and what is changed of that.
 CALLS = {
-    "flux, control residuals": (
-        tiny_flux_pipeline,
-        flux_call(controlnet_block_samples=[random(1, TOKENS, 32, seed=4)] * 2),
-        "controlnet_block_samples",
+    "flux, control residuals": lambda: changed(
+        tiny_flux_pipeline(), FLUX_PICTURE, controlnet_block_samples=residuals()
     ),
-    f"wan, {PER_TOKEN}": (tiny_wan_pipeline, wan_call(timestep=timesteps(1, TOKENS)), "timestep"),
-    f"ltx, {PER_TOKEN}": (
-        ltx.tiny_ltx_pipeline,
-        ltx_call(timestep=timesteps(2, TOKENS)),
-        "timestep",
+    f"wan, {PER_TOKEN}": lambda: changed(
+        tiny_wan_pipeline(),
+        wan.VIDEO | {"height": 64, "width": 64, "num_frames": 21},
+        timestep=timesteps(1, TOKENS),
     ),
-    f"ltx, {PER_TOKEN} in a row": (
-        ltx.tiny_ltx_pipeline,
-        ltx_call(timestep=timesteps(2 * TOKENS)),
-        "timestep",
+    f"ltx, {PER_TOKEN}": lambda: of_ltx(2, TOKENS),
+    f"ltx, {PER_TOKEN} in a row": lambda: of_ltx(2 * TOKENS),
+    "ltx-2": of_ltx2,
+    f"ltx-2, {PER_TOKEN}": lambda: of_ltx2(
+        timestep=timesteps(2, TOKENS), audio_timestep=torch.full((2, 5), 700.0)
     ),
-    "ltx-2": (ltx2.pipeline, ltx2_call(), None),
-    f"ltx-2, {PER_TOKEN}": (
-        ltx2.pipeline,
-        ltx2_call(timestep=timesteps(2, TOKENS), audio_timestep=torch.full((2, 5), 700.0)),
-        "timestep",
+    "qwen-image, control residuals": lambda: of_qwen(
+        (1, 8, 12), controlnet_block_samples=residuals()
     ),
-    "qwen-image, control residuals": (
-        qwen,
-        qwen_call((1, 8, 12), controlnet_block_samples=[random(2, TOKENS, 32, seed=3)] * 2),
-        "controlnet_block_samples",
+    "qwen-image, pictures of other timesteps": lambda: of_qwen(
+        (1, 8, 6), (1, 8, 4), (1, 4, 4), config={"zero_cond_t": True}
     ),
-    "qwen-image, pictures of other timesteps": (
-        partial(qwen, zero_cond_t=True),
-        qwen_call((1, 8, 6), (1, 8, 4), (1, 4, 4)),
-        None,
-    ),
-    "qwen-image, layers with their own rotary embeddings": (
-        partial(qwen, use_layer3d_rope=True, use_additional_t_cond=True),
-        qwen_call(
-            (1, 4, 6), (1, 4, 6), (1, 8, 6), additional_t_cond=torch.zeros(2, dtype=torch.long)
-        ),
-        None,
+    "qwen-image, layers with their own rotary embeddings": lambda: of_qwen(
+        (1, 4, 6),
+        (1, 4, 6),
+        (1, 8, 6),
+        config=LAYERS,
+        additional_t_cond=torch.zeros(1, dtype=torch.long),
     ),
 }
 
@@ -261,57 +215,65 @@ def flipped(value):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_belongs_to_a_token_follows_it(name):
-    make, call, per_token = CALLS[name]
-    pipe = make()
+    pipe, call, changes = CALLS[name]()
+    call = {**call, **changes, "return_dict": False}
     with torch.no_grad():
-        expected = pipe.transformer(**call, return_dict=False)
+        expected = pipe.transformer(**call)
         with chipsparse.enable(pipe, SPARSE) as handle, first_step(pipe):
-            found = pipe.transformer(**call, return_dict=False)
+            outputs = pipe.transformer(**call)
             assert handle._adapters[0].session.plan.layout.grid_tokens == TOKENS
         assert handle.report.fallbacks == []
-        for stream, other in zip(found, expected, strict=True):
+        for stream, other in zip(outputs, expected, strict=True):
             assert_close(stream, other)
-        assert not torch.equal(found[0], expected[0])  # another order of summation: it did change
-        if per_token:
+        assert not torch.equal(outputs[0], expected[0])  # another order of summation: it did change
+        for per_token in {"controlnet_block_samples", "timestep"} & changes.keys():
             wrong = {**call, per_token: flipped(call[per_token])}
-            assert error(pipe.transformer(**wrong, return_dict=False)[0], expected[0]) > 0.01
+            assert error(pipe.transformer(**wrong)[0], expected[0]) > 0.01
 
 
 @pytest.mark.parametrize(
-    ("make", "call", "said"),
+    ("make", "call", "name", "positions", "said"),
     [
         (
             tiny_flux_pipeline,
-            flux_call(img_ids=ids_of((8, 12))[shuffled(TOKENS)]),
+            FLUX_PICTURE,
+            "img_ids",
+            ids_of((8, 12)),
             "image tokens stay in the pipeline's order: their img_ids form no full grids",
         ),
         (
             ltx.tiny_ltx_pipeline,
-            ltx_call(video_coords=coordinates(VIDEO)[:, shuffled(TOKENS)].expand(2, -1, -1)),
+            ltx.VIDEO,
+            "video_coords",
+            coordinates(VIDEO).expand(2, -1, -1),
             "video tokens stay in the pipeline's order: their video_coords form no full grids",
         ),
     ],
     ids=["flux", "ltx"],
 )
-def test_positions_that_form_no_grid_stay_in_order_and_are_reported(make, call, said):
-    pipe = make()
+def test_positions_that_form_no_grid_stay_in_order_and_are_reported(
+    make, call, name, positions, said
+):
+    pipe, dim = make(), 0 if name == "img_ids" else -1
+    call = call_of(pipe, call) | {name: positions.index_select(dim, shuffled(TOKENS))}
     with torch.no_grad():
-        expected = pipe.transformer(**call, return_dict=False)[0]
+        expected = pipe.transformer(**call)[0]
         with chipsparse.enable(pipe, SPARSE) as handle, first_step(pipe):
-            assert_close(pipe.transformer(**call, return_dict=False)[0], expected)
+            assert_close(pipe.transformer(**call)[0], expected)
     assert said in handle.report.notes
 
 
 def test_a_mask_of_pairs_of_tokens_leaves_attention_dense_and_follows_their_order():
     pipe = ltx2.pipeline()
+    call = call_of(pipe, ltx2.VIDEO)
     mask = (random(2, TOKENS, TOKENS, seed=6) > 0).float()
-    call = ltx2_call(video_self_attention_mask=mask)
     with torch.no_grad():
-        expected = pipe.transformer(**call)
-        plain = pipe.transformer(**ltx2_call())
+        plain = pipe.transformer(**call)[0]
+        call["video_self_attention_mask"] = mask
+        expected = pipe.transformer(**call)[0]
         with chipsparse.enable(pipe, EXACT) as handle, first_step(pipe):
-            found = pipe.transformer(**call)
+            output = pipe.transformer(**call)[0]
     reason = "attention runs dense: the pipeline masks the video's self-attention"
     assert reason in handle.report.fallbacks
-    assert_close(found.sample, expected.sample)
-    assert not torch.allclose(found.sample, plain.sample, rtol=1e-2, atol=1e-3)
+    assert_close(output, expected)
+    assert not torch.allclose(output, plain, rtol=1e-2, atol=1e-3)

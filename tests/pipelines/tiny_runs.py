@@ -1,12 +1,12 @@
-"""A tiny image model and a tiny video model, and generations of seven steps with them.
+"""Tiny models and generations with them, for tests of what surrounds a model.
 
-Tests of what surrounds a model (loops, hooks, caches, memory) need one or two, and no family.
+Loops, hooks, caches and memory need one or two models, and no family.
 """
 
 import torch
 
 from tests.pipelines import small_sparse
-from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 STEPS = 7
 
@@ -30,19 +30,12 @@ class TinyRuns:
         prompt = self._prompt if prompt is None else prompt
         samples = len(prompt) if isinstance(prompt, list) else 1
         generators = [torch.Generator().manual_seed(seed + i) for i in range(samples)]
-        call = {**self._call, **changes}
-        return pipe(prompt=prompt, generator=generators, output_type="latent", **call)[0]
+        options = {"num_inference_steps": STEPS, "max_sequence_length": 16, **self._call}
+        call = {**options, "output_type": "latent", **changes}
+        return pipe(prompt=prompt, generator=generators, **call)[0]
 
 
-FLUX = TinyRuns(
-    tiny_flux_pipeline,
-    "a red circle",
-    [1, 4, 4],
-    height=32,
-    width=48,
-    num_inference_steps=STEPS,
-    max_sequence_length=16,
-)
+FLUX = TinyRuns(tiny_flux_pipeline, "a red circle", [1, 4, 4], height=32, width=48)
 WAN = TinyRuns(
     tiny_wan_pipeline,
     "a red circle moves left",
@@ -50,8 +43,17 @@ WAN = TinyRuns(
     height=64,
     width=64,
     num_frames=9,
-    num_inference_steps=STEPS,
     guidance_scale=4.0,
-    max_sequence_length=16,
+)
+# One frame without guidance; its first five steps are all actions but a skip.
+STILL = TinyRuns(
+    tiny_wan_pipeline,
+    PROMPT,
+    None,
+    height=32,
+    width=64,
+    num_frames=1,
+    guidance_scale=1.0,
+    num_inference_steps=5,
 )
 MODELS = {"flux": FLUX, "wan": WAN}

@@ -28,10 +28,9 @@ BF16 = torch.bfloat16
 
 def test_tokens_for_heads_by_hand():
     sharing = Sharing(PLAN, Parallel(ulysses=2), 2, BF16, output_channels=4)
-    first, last = sharing.ranks()
     # 42 tokens are cut in the middle of 11 blocks; 3 and 2 heads.
-    assert (first.tokens, first.text_tokens, first.share.heads) == (20, 0, 3)
-    assert (last.tokens, last.text_tokens, last.share.heads) == (22, 3, 2)
+    sizes = [(rank.layout.own_tokens, rank.layout.own_heads) for rank in sharing.ranks()]
+    assert (sizes, sharing.cut.text) == ([(20, 3), (22, 2)], (0, 3))
     token_of_head = 2 * 8 * 2  # batch, head size, bytes
     forth = [token_of_head * 20 * 2, token_of_head * 22 * 3]  # own tokens, the other's heads
     rows = 2 * 20 * 40 * 2  # batch, the most video tokens of a rank, channels, bytes
@@ -50,7 +49,7 @@ def test_tokens_for_heads_by_hand():
 def test_guidance_branches_by_hand():
     sharing = Sharing(PLAN, Parallel(guidance=2), 2, BF16, output_channels=4)
     assert sharing.calls == 1
-    assert [(rank.branch, rank.share) for rank in sharing.ranks()] == [(0, None), (1, None)]
+    assert sharing.ranks() == [(0, LAYOUT), (1, LAYOUT)]
     output = 2 * 39 * 4 * 2  # batch, video tokens, channels, bytes
     columns = 2 * 5 * 11 * 6  # batch, heads, blocks of 4 queries, bits of 42 columns
     for action in (Action.DENSE, Action.SPARSE, Action.SKIP):
@@ -65,7 +64,7 @@ def test_guidance_branches_by_hand():
 def test_what_no_process_shares_is_not_sent():
     alone = Sharing(PLAN, Parallel(), 2, BF16, output_channels=4)
     assert alone.exchanges(Action.REFRESH) == []
-    assert [rank.tokens for rank in alone.ranks()] == [42]
+    assert alone.ranks() == [(None, LAYOUT)]
 
 
 @pytest.mark.slow

@@ -1,12 +1,12 @@
 """Feed-forward weights in FP8 compute what the model does, and are read as their numbers."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.fp8_linears import rounded
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_rows import fp8_rows
@@ -130,8 +130,13 @@ def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
 def by_rows(*shape, seed):
     """A weight whose linear rounds its input by rows as well."""
     generator = torch.Generator().manual_seed(seed)
-    return rounded(
-        (torch.randn(*shape, generator=generator) / shape[1] ** 0.5).bfloat16(), torchao.PerRow()
+    tensors = import_module("torchao.quantization.quantize_.workflows.float8.float8_tensor")
+    inference, rows = import_module("torchao.float8.inference"), torchao.PerRow()
+    return tensors.Float8Tensor.from_hp(
+        (torch.randn(*shape, generator=generator) / shape[1] ** 0.5).bfloat16(),
+        granularity=rows,
+        mm_config=inference.Float8MMConfig(use_fast_accum=True),
+        act_quant_kwargs=tensors.QuantizeTensorToFloat8Kwargs(granularity=rows),
     )
 
 

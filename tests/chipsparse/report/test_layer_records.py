@@ -195,7 +195,7 @@ def test_to_dict():
     assert totals["calls"] == 18
     assert totals["seconds"] == pytest.approx(sum(totals["seconds_by_action"].values()))
     assert totals["seconds_by_action"]["skip"] == 0
-    assert totals["cache_bytes"] == session.report.cache_bytes
+    assert data["cache_bytes"] == session.report.cache_bytes
 
 
 # Denser than asked.

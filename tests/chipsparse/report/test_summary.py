@@ -6,7 +6,7 @@ import torch
 from chipsparse import GenerationReport, LayerRecord, SparsityConfig, StepRecord
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.plan import Action
-from chipsparse.report.generation import PipelineFacts, StepTimer
+from chipsparse.report.generation import Device, PipelineFacts, StepTimer
 from chipsparse.report.summary import estimated_speedup
 
 SECONDS = {Action.DENSE: 4.0, Action.REFRESH: 5.0, Action.SPARSE: 1.0}
@@ -37,7 +37,7 @@ def test_the_summary():
     for step, action in enumerate(actions.split()):
         for branch in ("cond", "uncond"):
             report.begin(1, record(step, Action(action), branch))
-    report.device, report.dtype = torch.device("cpu"), torch.float32
+    report.device, report.dtype = Device("cpu"), "float32"
     report.cache_bytes, report.host_bytes = 3 << 30, 1 << 30
     report.nothing_sparse = "nothing runs sparse: too few steps"
     report.fall_back("MLP runs dense in 1 of 60 layers: a <b>reason</b>")

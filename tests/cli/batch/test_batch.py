@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from chipsparse.cli.batch import entries
 from chipsparse.cli.batch.record import BatchClip, note, read_manifest
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate import pipeline
+from chipsparse.cli.generate.job import KeptPipeline
 from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.request import Request
@@ -44,9 +44,9 @@ def breaks_at(monkeypatch):
 @pytest.fixture
 def loads(monkeypatch):
     """How often a pipeline is loaded, and how often it is patched for other settings."""
-    load, opened = Mock(side_effect=Request.load), Mock(side_effect=pipeline.opened)
+    load, opened = Mock(side_effect=Request.load), Mock(side_effect=KeptPipeline._opened)
     monkeypatch.setattr(Request, "load", lambda request: load(request))
-    monkeypatch.setattr(pipeline, "opened", opened)
+    monkeypatch.setattr(KeptPipeline, "_opened", lambda *given: opened(*given))
     return lambda: (load.call_count, opened.call_count)
 
 

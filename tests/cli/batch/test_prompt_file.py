@@ -49,8 +49,8 @@ def test_csv_has_settings(lines, tmp_path):
 
 @pytest.mark.parametrize(("separator", "name"), [(";", "p.csv"), ("\t", "p.tsv")])
 def test_tables_of_other_countries_and_with_columns_of_their_own(lines, tmp_path, separator, name):
-    rows = ["prompt;Guidance-Scale;fps;Note;;", "a, b;2.5;30000/1001;mine;;", ";;;;;"]
-    settings = {"guidance_scale": "2.5", "fps": "30000/1001"}
+    rows = ["prompt;Guidance-Scale;fps;Note;;", "a, b;2.5;29.97;mine;;", ";;;;;"]
+    settings = {"guidance_scale": "2.5", "fps": "29.97"}
     assert lines(name, "\r\n".join(rows).replace(";", separator)) == [(2, "a, b", settings)]
     said = []
     read_lines(tmp_path / name, said.append)

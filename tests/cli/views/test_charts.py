@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from chipsparse.cli.views.budget_map import Cell, budget_map, colour_of, merged
-from chipsparse.cli.views.charts import NARROW, WIDE, Canvas, Key, Renderer
+from chipsparse.cli.views.charts import NARROW, WIDE, Canvas, Key, draw_chart
 from chipsparse.cli.views.sections import ACTIONS, FIRST, SECOND, SHADES, Chart
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -30,7 +30,7 @@ def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
         canvas.axes.plot([0, 49], [1, 3], color=SECOND, linestyle="--", label="c")
         canvas.level(2, "bound 2")
 
-    drawn = Renderer()(Chart("title", draw, "caption"))
+    drawn = draw_chart(Chart("title", draw, "caption"), "chart1")
     assert drawn.keys == [Key("dot", "var(--first)", "a $b"), Key("dashed", "var(--second)", "c")]
     for svg, width in ((drawn.wide, WIDE), (drawn.narrow, NARROW)):
         root = ElementTree.fromstring(svg)
@@ -46,9 +46,8 @@ def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
 
 
 def test_no_two_charts_share_an_id():
-    render = Renderer()
     chart = Chart("same", lambda canvas: canvas.dots([(0, 1, "a")], FIRST), "same")
-    drawn = [render(chart) for _ in range(2)]
+    drawn = [draw_chart(chart, name) for name in ("first", "second")]
     svgs = [svg for item in drawn for svg in (item.wide, item.narrow)]
     ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in svgs]
     assert all(ids)
@@ -71,14 +70,12 @@ def test_every_cell_is_in_one_box_of_its_colour():
         action = rng.choice(["dense", "refresh", "sparse", "sparse", "skip"])
         cells[place] = Cell(action, rng.choice([0.1, 0.2, 0.5]) if action == "sparse" else 1)
     del cells[4, 7]
-    for run, first, last in merged(cells, 9, 14):
-        for place in itertools.product(range(first, last + 1), range(run.first, run.last + 1)):
+    for box in merged(cells, 9, 14):
+        sides = (range(first, last + 1) for first, last in (box.layers, box.steps))
+        for place in itertools.product(*sides):
             assert place not in covered
-            covered[place] = (run.colour, run.text)
-    assert covered.keys() == cells.keys()
-    for place, cell in cells.items():
-        text = f"sparse, {cell.kept:.1%} computed" if cell.action == "sparse" else cell.action
-        assert covered[place] == (colour_of(cell, 0.1, 0.5), text)
+            covered[place] = box.cell
+    assert covered == cells
 
 
 def test_cells_that_are_alike_share_a_box():

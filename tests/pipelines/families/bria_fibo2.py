@@ -3,8 +3,7 @@
 import torch
 from diffusers import BriaFibo2Transformer2DModel
 
-from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, strong
+from tests.pipelines.families.family import IMAGE, ODD_IMAGE, Family, Loop, of_branch, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT_DIM = 4, 16
@@ -35,14 +34,13 @@ def shape(*, height, width, batch=1, **_):
 def arguments(latents, timestep, branch, *, lengths=LENGTHS, edits=(), **_):
     text = lengths[branch]
     longest = max(text) if isinstance(text, tuple) else text
-    states = random(1, 2, longest, TEXT_DIM, seed=len(branch)).repeat(len(latents), 1, 1, 1)
     mask = None
     if isinstance(text, tuple):
         mask = torch.arange(longest) < torch.tensor(text)[:, None]
     return {
         "hidden_states": latents,
         "timestep": timestep / 1000,
-        "encoder_hidden_states": states,
+        "encoder_hidden_states": of_branch(latents, branch, 2, longest, TEXT_DIM),
         "encoder_attention_mask": mask,
         "context_latents": [
             random(1, CHANNELS, *size, seed=7).repeat(len(latents), 1, 1, 1) for size in edits
@@ -64,9 +62,9 @@ FAMILIES = [
     Family(
         "bria-fibo2",
         fibo2,
-        {"height": 128, "width": 96, "max_sequence_length": 9},
+        {**IMAGE, "max_sequence_length": 9},
         {
-            "odd size": {"height": 80, "width": 112},
+            "odd size": ODD_IMAGE,
             "batch": {"batch": 2},
             "other lengths": {"lengths": {"cond": 20, "uncond": 4}},
             "editing": {"edits": ((12, 8), (8, 8))},
@@ -78,8 +76,7 @@ FAMILIES = [
         "bria-fibo2 masked",
         fibo2,
         {
-            "height": 128,
-            "width": 96,
+            **IMAGE,
             "max_sequence_length": 20,
             "batch": 2,
             "lengths": {"cond": (20, 4), "uncond": (20, 4)},

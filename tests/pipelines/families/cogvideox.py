@@ -1,21 +1,10 @@
 """CogVideoX 1.0 and 1.5, text and image to video, with and without rotary embeddings."""
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLCogVideoX,
-    CogVideoXDDIMScheduler,
-    CogVideoXDPMScheduler,
-    CogVideoXFunControlPipeline,
-    CogVideoXImageToVideoPipeline,
-    CogVideoXPipeline,
-    CogVideoXTransformer3DModel,
-    CogVideoXVideoToVideoPipeline,
-)
-from PIL import Image
 
-from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import strong
-from tests.tiny_models import quiet, random, seeded
+from tests.pipelines.families.family import Family, of_class, picture, strong
+from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT = 12
@@ -35,13 +24,14 @@ TRANSFORMER = {
 }
 ROTARY = {"use_rotary_positional_embeddings": True}
 BOTH = {"in_channels": 2 * CHANNELS}  # the picture's latents stand beside the others
+TO_VIDEO = diffusers.CogVideoXImageToVideoPipeline
 V15 = {**ROTARY, "patch_size_t": 2, "sample_height": 24, "sample_width": 24}
 
 
 def tiny_vae():
     """Shrinks space by 8 and time by 4, as the real one does."""
     return seeded(
-        AutoencoderKLCogVideoX,
+        diffusers.AutoencoderKLCogVideoX,
         down_block_types=("CogVideoXDownBlock3D",) * 4,
         up_block_types=("CogVideoXUpBlock3D",) * 4,
         block_out_channels=(4,) * 4,
@@ -51,18 +41,15 @@ def tiny_vae():
     )
 
 
-def tiny_pipeline(pipeline_class=CogVideoXPipeline, scheduler=CogVideoXDDIMScheduler, **overrides):
+def tiny_pipeline(
+    pipeline_class=diffusers.CogVideoXPipeline,
+    scheduler=diffusers.CogVideoXDDIMScheduler,
+    **overrides,
+):
     """A pipeline of this class; `overrides` are of the transformer's config."""
-    transformer = seeded(CogVideoXTransformer3DModel, **{**TRANSFORMER, **overrides})
-    return quiet(
-        pipeline_class(
-            tokenizer=None,
-            text_encoder=None,
-            vae=tiny_vae(),
-            transformer=strong(transformer, 20),
-            scheduler=scheduler(),
-        )
-    )
+    transformer = seeded(diffusers.CogVideoXTransformer3DModel, **{**TRANSFORMER, **overrides})
+    parts = {"vae": tiny_vae(), "transformer": strong(transformer, 20), "scheduler": scheduler()}
+    return of_class(pipeline_class, **parts)
 
 
 def prompts(batch=1):
@@ -74,8 +61,7 @@ def prompts(batch=1):
 
 VIDEO = {**prompts(), "height": 64, "width": 48, "num_frames": 9, "guidance_scale": 1.0}
 OF_ANOTHER = {name: value for name, value in VIDEO.items() if name != "num_frames"}
-FRAMES = (random(9, 64, 48, 3, seed=2).sigmoid() * 255).to(torch.uint8).numpy()
-CLIP = [Image.fromarray(frame) for frame in FRAMES]
+CLIP = [picture(seed, 48, 64) for seed in range(9)]
 MASK = torch.zeros(1, 1, TEXT + 3 * 4 * 3)
 MASK[..., 3:TEXT] = -1e4
 IMAGE = {"image": random(1, 3, 64, 48, seed=1).sigmoid()}
@@ -103,13 +89,13 @@ FAMILIES = [
     ),
     Family(
         "cogvideox video to video",
-        lambda: tiny_pipeline(CogVideoXVideoToVideoPipeline, **ROTARY),
+        lambda: tiny_pipeline(diffusers.CogVideoXVideoToVideoPipeline, **ROTARY),
         {**OF_ANOTHER, "video": CLIP, "strength": 0.7},
         brief=True,
     ),
     Family(
         "cogvideox control",
-        lambda: tiny_pipeline(CogVideoXFunControlPipeline, **ROTARY, **BOTH),
+        lambda: tiny_pipeline(diffusers.CogVideoXFunControlPipeline, **ROTARY, **BOTH),
         {**OF_ANOTHER, **GUIDED, "control_video": CLIP},
         brief=True,
     ),
@@ -123,8 +109,8 @@ FAMILIES = [
     Family(
         "cogvideox 5b image to video",
         lambda: tiny_pipeline(
-            CogVideoXImageToVideoPipeline,
-            CogVideoXDPMScheduler,
+            TO_VIDEO,
+            diffusers.CogVideoXDPMScheduler,
             **ROTARY,
             **BOTH,
             use_learned_positional_embeddings=True,
@@ -135,7 +121,7 @@ FAMILIES = [
     ),
     Family(
         "cogvideox 1.5 image to video",
-        lambda: tiny_pipeline(CogVideoXImageToVideoPipeline, **V15, **BOTH, ofs_embed_dim=8),
+        lambda: tiny_pipeline(TO_VIDEO, **V15, **BOTH, ofs_embed_dim=8),
         {**VIDEO, **IMAGE},
         {"guided": GUIDED},
         kinds=KINDS,

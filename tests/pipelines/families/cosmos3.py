@@ -6,7 +6,7 @@ import torch
 from diffusers import Cosmos3OmniPipeline, Cosmos3OmniTransformer, UniPCMultistepScheduler
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
-from tests.pipelines.families.family import Family
+from tests.pipelines.families.family import Family, strong
 from tests.tiny_models import LATENT_CHANNELS, quiet, random, seeded, tiny_wan_vae
 
 SOUND_DIM, SOUND_HOP, SOUND_RATE, ACTION_DIM = 6, 40, 1000, 12
@@ -68,10 +68,8 @@ class Pipeline(Cosmos3OmniPipeline):
 def transformer(**overrides):
     """With blocks that change something, and embeddings that are not zeros, as they start."""
     made = seeded(Cosmos3OmniTransformer, **{**CONFIG, **overrides})
+    strong(made, 10, ("to_add_out", "mlp_moe_gen.down_proj"))
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "to_add_out" in name or "mlp_moe_gen.down_proj" in name:
-                parameter.mul_(10)
         made.audio_modality_embed.copy_(random(24, seed=1))
         made.action_modality_embed.copy_(random(24, seed=2))
     return made

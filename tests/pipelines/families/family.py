@@ -1,10 +1,20 @@
-"""A model family for the tests that all adapters pass."""
+"""A model family for the tests that all adapters pass, and what families are made of."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from PIL import Image
+from torch.utils._pytree import tree_map
+
+from tests.tiny_models import quiet, random
 
 
 @dataclass(frozen=True)
@@ -38,3 +48,128 @@ class Family:
     brief: bool = False
     masked: Mapping[str, str] = field(default_factory=dict)
     unpatched_steps: int = 0
+
+
+# Whole pipelines.
+
+
+def of_class(pipeline_class, **components):
+    """A pipeline of this class for embedded prompts: components that are not given are None."""
+    names = inspect.signature(pipeline_class).parameters.values()
+    missing = [each.name for each in names if each.default is each.empty]
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    return quiet(pipeline_class(**{**dict.fromkeys(missing), "scheduler": scheduler, **components}))
+
+
+def picture(seed, width, height):
+    pixels = random(height, width, 3, seed=seed).sigmoid() * 255
+    return Image.fromarray(pixels.to(torch.uint8).numpy())
+
+
+# How most models end their attention and feed-forward layers.
+OUTPUTS = ("to_out.0", "net.2", "linear_out", "out_layer", "img_mlp.out", "blocks.0.proj_out")
+
+
+def strong(model, factor=10, ends=OUTPUTS):
+    """A model with larger block outputs, which at their first values hardly change the result."""
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith(ends) and isinstance(module, torch.nn.Linear):
+                module.weight.mul_(factor)
+    return model
+
+
+# Loops around a transformer, for models whose own pipelines need much besides it.
+
+VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
+IMAGE_VAE = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 1}
+VIDEO = {"height": 64, "width": 48, "num_frames": 9}
+ODD = {"height": 48, "width": 80, "num_frames": 5}
+IMAGE = {"height": 128, "width": 96}
+ODD_IMAGE = {"height": 80, "width": 112}
+
+
+def of_branch(latents, branch, *shape):
+    """Numbers ``[B, *shape]`` that differ between guidance branches and not between samples."""
+    ones = [1] * len(shape)
+    return random(1, *shape, seed=len(branch)).repeat(len(latents), *ones)
+
+
+def image_tokens(channels):
+    """The shape of packed latents ``[B, N, C]`` of an image."""
+
+    def shape(*, height, width, batch=1, **_):
+        return batch, (height // 16) * (width // 16), channels
+
+    return shape
+
+
+def video_latents(channels):
+    """The shape of latents ``[B, C, F, H, W]``, by the arguments of a loop."""
+
+    def shape(*, height, width, num_frames, batch=1, **_):
+        return batch, channels, (num_frames - 1) // 4 + 1, height // 8, width // 8
+
+    return shape
+
+
+class Loop:
+    """Calls a transformer as its pipeline does, without what encodes and decodes.
+
+    Args:
+        transformer: called in a cache context, if it has one, for each guidance branch.
+        arguments: makes those of a call from the latents, the timestep ``[B]``, the branch and the
+            arguments of the loop.
+        shape: makes the latents' shape ``[B, ...]`` from the arguments of the loop.
+        vae_config: says by how much the VAE would shrink a video.
+        velocity: takes the velocity from what the transformer returns for latents.
+    """
+
+    def __init__(
+        self, transformer, arguments, shape, vae_config, velocity=lambda result, _: result[0]
+    ):
+        self.transformer = transformer
+        self.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+        self.vae = SimpleNamespace(config=vae_config)
+        self.components = {"transformer": transformer, "scheduler": self.scheduler}
+        self._arguments, self._shape, self._velocity = arguments, shape, velocity
+
+    def to(self, device, dtype):
+        """Moves the transformer, which calls follow."""
+        self.transformer.to(device, dtype)
+        return self
+
+    def _moved(self, value):
+        """A tensor where the transformer is; vectors, such as timesteps, keep their dtype."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        wide = value.is_floating_point() and value.dim() > 1
+        return value.to(self.transformer.device, self.transformer.dtype if wide else None)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        *,
+        num_inference_steps,
+        generator,
+        output_type="latent",
+        return_dict=False,
+        branches=("cond", "uncond"),
+        **call,
+    ):
+        """The latents after so many steps, in a tuple."""
+        latents = self._moved(torch.randn(self._shape(**call), generator=generator))
+        self.scheduler.set_timesteps(num_inference_steps)
+        for timestep in self.scheduler.timesteps:
+            found = [self._call(name, latents, timestep, call) for name in branches]
+            velocity = 1.5 * found[0] - 0.5 * found[-1]
+            latents = self.scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+        return (latents,)
+
+    def _call(self, branch, latents, timestep, call):
+        named = hasattr(self.transformer, "cache_context")
+        context = self.transformer.cache_context(branch) if named else contextlib.nullcontext()
+        arguments = self._arguments(latents, timestep.expand(len(latents)), branch, **call)
+        arguments = tree_map(self._moved, arguments)
+        with context:
+            return self._velocity(self.transformer(**arguments, return_dict=False), latents)

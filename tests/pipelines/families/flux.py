@@ -1,19 +1,10 @@
 """FLUX.1 with its pipelines that see other pictures, and Chroma."""
 
-import torch
-from diffusers import (
-    FluxControlNetModel,
-    FluxControlNetPipeline,
-    FluxControlPipeline,
-    FluxFillPipeline,
-    FluxImg2ImgPipeline,
-    FluxInpaintPipeline,
-    FluxKontextPipeline,
-)
+import diffusers
 from PIL import Image
 
 from tests.pipelines.changes import with_an_effect
-from tests.pipelines.families.family import Family
+from tests.pipelines.families.family import Family, picture
 from tests.tiny_models import (
     FLUX_CONFIG,
     seeded,
@@ -35,24 +26,18 @@ BATCH = {"prompt": ["a red circle", "a blue square"]}
 ODD_SIZE = {"height": 40, "width": 36}
 
 
-def picture(seed, width=WIDTH, height=HEIGHT):
-    pixels = torch.randint(
-        0, 256, (height, width, 3), generator=torch.Generator().manual_seed(seed)
-    )
-    return Image.fromarray(pixels.to(torch.uint8).numpy())
-
-
 MASK = Image.new("L", (WIDTH, HEIGHT), 0)
 MASK.paste(255, (8, 8, 16, 24))
-IMAGE = {"image": picture(1), "strength": 0.8}
+FIRST, SECOND = (picture(seed, WIDTH, HEIGHT) for seed in (1, 2))
+IMAGE = {"image": FIRST, "strength": 0.8}
 
 
 def guidance_distilled():
-    """As FLUX.1-dev, which is given its guidance scale."""
+    """FLUX.1-dev, which is given its guidance scale."""
     return tiny_flux_pipeline(transformer=tiny_flux_transformer(guidance_embeds=True))
 
 
-def beside(pipeline_class=FluxControlPipeline, times=2, more=0):
+def beside(pipeline_class=diffusers.FluxControlPipeline, times=2, more=0):
     """Latents of other pictures, and more channels, stand beside the image's."""
     channels = FLUX_CONFIG["in_channels"]
     transformer = tiny_flux_transformer(in_channels=times * channels + more, out_channels=channels)
@@ -61,8 +46,8 @@ def beside(pipeline_class=FluxControlPipeline, times=2, more=0):
 
 def controlled():
     config = {**FLUX_CONFIG, "num_layers": 1, "num_single_layers": 1}
-    controlnet = with_an_effect(seeded(FluxControlNetModel, **config))
-    return tiny_flux_pipeline(FluxControlNetPipeline, controlnet=controlnet)
+    controlnet = with_an_effect(seeded(diffusers.FluxControlNetModel, **config))
+    return tiny_flux_pipeline(diffusers.FluxControlNetPipeline, controlnet=controlnet)
 
 
 FAMILIES = [
@@ -80,32 +65,32 @@ FAMILIES = [
     ),
     Family(
         "flux image to image",
-        lambda: tiny_flux_pipeline(FluxImg2ImgPipeline),
+        lambda: tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline),
         {**PICTURE, **IMAGE},
         {"guided": GUIDED},
         kinds=KINDS,
     ),
     Family(
         "flux inpainting",
-        lambda: tiny_flux_pipeline(FluxInpaintPipeline),
+        lambda: tiny_flux_pipeline(diffusers.FluxInpaintPipeline),
         {**PICTURE, **IMAGE, "mask_image": MASK},
         kinds=KINDS,
     ),
     Family(
         "flux control",
         beside,
-        {**PICTURE, "control_image": picture(2)},
+        {**PICTURE, "control_image": SECOND},
         kinds=KINDS,
     ),
     Family(
         "flux fill",  # masked latents, and the 16 pixels of a mask that belong to a token
-        lambda: beside(FluxFillPipeline, more=16),
-        {**PICTURE, "image": picture(1), "mask_image": MASK},
+        lambda: beside(diffusers.FluxFillPipeline, more=16),
+        {**PICTURE, "image": FIRST, "mask_image": MASK},
         brief=True,
     ),
     Family(
         "flux kontext",
-        lambda: tiny_flux_pipeline(FluxKontextPipeline),
+        lambda: tiny_flux_pipeline(diffusers.FluxKontextPipeline),
         {
             **{**PICTURE, "image": picture(1, 20, 24)},
             **{"max_area": HEIGHT * WIDTH, "_auto_resize": False},
@@ -116,7 +101,7 @@ FAMILIES = [
     Family(
         "flux controlnet",
         controlled,
-        {**PICTURE, "control_image": picture(2)},
+        {**PICTURE, "control_image": SECOND},
         {"guided": GUIDED},
         brief=True,
     ),

@@ -1,19 +1,10 @@
 """FLUX.2: dev and Klein, with and without reference images."""
 
-import torch
-from diffusers import (
-    AutoencoderKLFlux2,
-    FlowMatchEulerDiscreteScheduler,
-    Flux2KleinInpaintPipeline,
-    Flux2KleinKVPipeline,
-    Flux2KleinPipeline,
-    Flux2Pipeline,
-    Flux2Transformer2DModel,
-)
+import diffusers
 from PIL import Image
 
-from tests.pipelines.families.family import Family
-from tests.tiny_models import quiet, random, seeded
+from tests.pipelines.families.family import Family, of_class, picture, strong
+from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -30,43 +21,33 @@ FLUX2_CONFIG = {
 }
 
 
-def picture(seed, width=64, height=72):
-    return Image.fromarray(
-        (random(height, width, 3, seed=seed).sigmoid() * 255).to(torch.uint8).numpy()
-    )
-
-
 PICTURE = {
     "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
     "height": HEIGHT,
     "width": WIDTH,
     "guidance_scale": 3.0,
 }
+REFERENCES = [picture(1, 64, 72), picture(2, 80, 64)]
 VARIANTS = {
     "odd size": {"height": 80, "width": 56},
     "batch": {"prompt_embeds": random(2, TEXT, TEXT_DIM, seed=5)},
     "one token": {"height": 8, "width": 8},
-    "a reference": {"image": picture(1)},
-    "two references": {"image": [picture(1), picture(2, 80, 64)]},
+    "a reference": {"image": REFERENCES[0]},
+    "two references": {"image": REFERENCES},
 }
 GUIDED = {"negative_prompt_embeds": random(1, TEXT, TEXT_DIM, seed=4)}
 
 
 def tiny_flux2_transformer(*, seed=0, **overrides):
     """A FLUX.2 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
-    model = seeded(Flux2Transformer2DModel, seed=seed, **{**FLUX2_CONFIG, **overrides})
-    with torch.no_grad():  # at their first values the blocks hardly change the result
-        for block in model.transformer_blocks:
-            block.ff.linear_out.weight.mul_(8)
-        for block in model.single_transformer_blocks:
-            block.attn.to_out.weight.mul_(8)
-    return model
+    model = seeded(diffusers.Flux2Transformer2DModel, seed=seed, **{**FLUX2_CONFIG, **overrides})
+    return strong(model, 8, ("ff.linear_out", "attn.to_out"))
 
 
 def tiny_flux2_vae(*, seed=1):
     """A VAE that shrinks by 4."""
     return seeded(
-        AutoencoderKLFlux2,
+        diffusers.AutoencoderKLFlux2,
         seed=seed,
         block_out_channels=(8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 3,
@@ -78,19 +59,13 @@ def tiny_flux2_vae(*, seed=1):
     )
 
 
-def tiny_flux2_pipeline(pipeline_class=Flux2Pipeline, **overrides):
+def tiny_flux2_pipeline(pipeline_class=diffusers.Flux2Pipeline, **overrides):
     """A FLUX.2 pipeline of this class, for embedded prompts."""
-    components = {
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-        "vae": tiny_flux2_vae(),
-        "text_encoder": None,
-        "tokenizer": None,
-        "transformer": tiny_flux2_transformer(),
-    }
-    return quiet(pipeline_class(**{**components, **overrides}))
+    components = {"vae": tiny_flux2_vae(), "transformer": tiny_flux2_transformer(), **overrides}
+    return of_class(pipeline_class, **components)
 
 
-def klein(pipeline_class=Flux2KleinPipeline, **overrides):
+def klein(pipeline_class=diffusers.Flux2KleinPipeline, **overrides):
     """Klein takes no guidance scale; the base models are guided."""
     transformer = tiny_flux2_transformer(guidance_embeds=False)
     return tiny_flux2_pipeline(pipeline_class, transformer=transformer, **overrides)
@@ -109,17 +84,17 @@ FAMILIES = [
     ),
     Family(
         "flux2 klein inpainting",
-        lambda: klein(Flux2KleinInpaintPipeline),
+        lambda: klein(diffusers.Flux2KleinInpaintPipeline),
         {
             **{**PICTURE, **GUIDED, "width": HEIGHT, "strength": 0.9},
             **{"image": picture(1, WIDTH, HEIGHT), "mask_image": MASK},
-            "image_reference": picture(2),
+            "image_reference": picture(2, 64, 72),
         },
         brief=True,
     ),
     Family(
         "flux2 klein that keeps keys",  # of its references, from the first step on
-        lambda: klein(Flux2KleinKVPipeline),
+        lambda: klein(diffusers.Flux2KleinKVPipeline),
         {name: value for name, value in PICTURE.items() if name != "guidance_scale"},
         {"two references": VARIANTS["two references"]},
         masked={

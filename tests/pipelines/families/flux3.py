@@ -3,8 +3,16 @@
 import torch
 from diffusers import Flux3Transformer2DModel
 
-from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, strong
+from tests.pipelines.families.family import (
+    IMAGE,
+    IMAGE_VAE,
+    ODD_IMAGE,
+    Family,
+    Loop,
+    image_tokens,
+    of_branch,
+    strong,
+)
 from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
@@ -29,19 +37,15 @@ def position_ids(rows, columns, image=0):
     return ids
 
 
-def shape(*, height, width, batch=1, **_):
-    return batch, (height // 16) * (width // 16), CHANNELS
-
-
 def arguments(
     latents, timestep, branch, *, height, width, references=(), jumps=False, shorter=0, **_
 ):
-    """As the denoise block passes them; references are pairs of rows and columns."""
+    """The arguments of the denoise block; references are pairs of rows and columns."""
     batch = len(latents)
     text = {"cond": TEXT, "uncond": TEXT - shorter}[branch]
     found = {
         "hidden_states": latents,
-        "encoder_hidden_states": random(1, text, TEXT_DIM, seed=len(branch)).repeat(batch, 1, 1),
+        "encoder_hidden_states": of_branch(latents, branch, text, TEXT_DIM),
         "timestep": timestep / 1000,
         "img_ids": position_ids(height // 16, width // 16),
         "txt_ids": torch.stack([torch.zeros(text)] * 3 + [torch.arange(text)], dim=-1),
@@ -58,18 +62,16 @@ def arguments(
 
 def loop(**overrides):
     transformer = seeded(Flux3Transformer2DModel, **CONFIG, **overrides)
-    vae = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 1}
-    return Loop(strong(transformer), arguments, shape, vae)
+    return Loop(strong(transformer), arguments, image_tokens(CHANNELS), IMAGE_VAE)
 
 
-IMAGE = {"height": 128, "width": 96}
 FAMILIES = [
     Family(
         "flux3",
         loop,
         IMAGE,
         {
-            "odd size": {"height": 80, "width": 112},
+            "odd size": ODD_IMAGE,
             "batch": {"batch": 2},
             "prompts of two lengths": {"shorter": 2},
             "references": {"references": ((4, 6), (5, 3))},

@@ -1,14 +1,9 @@
 """HiDream-I1: text of three kinds behind the image, and padding where that is not square."""
 
-import torch
-from diffusers import (
-    FlowMatchEulerDiscreteScheduler,
-    HiDreamImagePipeline,
-    HiDreamImageTransformer2DModel,
-)
+from diffusers import HiDreamImagePipeline, HiDreamImageTransformer2DModel
 
-from tests.pipelines.families.family import Family
-from tests.tiny_models import LATENT_CHANNELS, quiet, random, seeded, tiny_image_vae
+from tests.pipelines.families.family import Family, of_class, strong
+from tests.tiny_models import LATENT_CHANNELS, random, seeded, tiny_image_vae
 
 EDGE = 16  # of latents; the pipeline makes images of about as many pixels, whatever is asked
 TEXT, TEXT_DIM, POOLED_DIM = 5, 16, 24
@@ -28,27 +23,13 @@ CONFIG = {
 }
 
 
-def transformer(**overrides):
-    """With blocks that change something."""
-    made = seeded(HiDreamImageTransformer2DModel, **{**CONFIG, **overrides})
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if name.endswith(("to_out.weight", "w2.weight")):
-                parameter.mul_(5)
-    return made
-
-
 def pipeline(**overrides):
-    names = ("text_encoder", "tokenizer")
-    unused = {f"{name}{end}": None for name in names for end in ("", "_2", "_3", "_4")}
-    made = HiDreamImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=tiny_image_vae(),
-        transformer=transformer(**overrides),
-        **unused,
-    )
+    """With blocks that change something; `overrides` are of the transformer's config."""
+    model = seeded(HiDreamImageTransformer2DModel, **{**CONFIG, **overrides})
+    parts = {"vae": tiny_image_vae(), "transformer": strong(model, 5, ("to_out", "w2"))}
+    made = of_class(HiDreamImagePipeline, **parts)
     made.default_sample_size = EDGE
-    return quiet(made)
+    return made
 
 
 def experts():

@@ -3,20 +3,22 @@
 import torch
 from diffusers import HeliosTransformer3DModel, HunyuanVideoFramepackTransformer3DModel
 
-from tests.pipelines.families.family import Family
+from tests.pipelines.families.family import (
+    VAE,
+    VIDEO,
+    Family,
+    Loop,
+    of_branch,
+    strong,
+    video_latents,
+)
 from tests.pipelines.families.hunyuan_video import CONFIG, POOLED_DIM, padded
-from tests.pipelines.families.loop import Loop, strong
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
 TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
-VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
-VIDEO = {"height": 64, "width": 48, "num_frames": 9}
-ODD = {"height": 80, "width": 48, "num_frames": 5}
-
-
-def latent_shape(*, height, width, num_frames, batch=1, **_):
-    return batch, LATENT_CHANNELS, (num_frames - 1) // 4 + 1, height // 8, width // 8
+ODD_SIZE = {"height": 80, "width": 48, "num_frames": 5}
+SHAPE = video_latents(LATENT_CHANNELS)
 
 
 def earlier(latents):
@@ -24,8 +26,8 @@ def earlier(latents):
     batch, channels, frames, *size = latents.shape
     numbers = torch.arange(sum(HISTORY) + frames).split([*HISTORY, frames])
     pasts = [
-        random(1, channels, len(each), *size, seed=9).repeat(batch, 1, 1, 1, 1)
-        for each in numbers[:-1]
+        random(1, channels, len(part), *size, seed=9).repeat(batch, 1, 1, 1, 1)
+        for part in numbers[:-1]
     ]
     return pasts[::-1], numbers[-2::-1], numbers[-1]
 
@@ -35,18 +37,18 @@ def earlier(latents):
 
 def helios_arguments(latents, timestep, branch, *, history=True, **_):
     batch = len(latents)
-    found = {
+    call = {
         "hidden_states": latents,
         "timestep": timestep,
-        "encoder_hidden_states": random(1, TEXT, TEXT_DIM, seed=len(branch)).repeat(batch, 1, 1),
+        "encoder_hidden_states": of_branch(latents, branch, TEXT, TEXT_DIM),
     }
     if not history:
-        return found
+        return call
     pasts, numbers, present = earlier(latents)
     for name, past, number in zip(("short", "mid", "long"), pasts, numbers, strict=True):
-        found[f"latents_history_{name}"] = past
-        found[f"indices_latents_history_{name}"] = number.expand(batch, -1)
-    return {**found, "indices_hidden_states": present.expand(batch, -1)}
+        call[f"latents_history_{name}"] = past
+        call[f"indices_latents_history_{name}"] = number.expand(batch, -1)
+    return {**call, "indices_hidden_states": present.expand(batch, -1)}
 
 
 def helios(**overrides):
@@ -54,7 +56,7 @@ def helios(**overrides):
     transformer = seeded(
         HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
     )
-    return Loop(strong(transformer), helios_arguments, latent_shape, VAE)
+    return Loop(strong(transformer), helios_arguments, SHAPE, VAE)
 
 
 # FramePack.
@@ -94,7 +96,7 @@ def framepack():
         image_proj_dim=IMAGE_DIM,
         has_clean_x_embedder=True,
     )
-    return Loop(strong(transformer), framepack_arguments, latent_shape, VAE)
+    return Loop(strong(transformer), framepack_arguments, SHAPE, VAE)
 
 
 FAMILIES = [
@@ -102,14 +104,14 @@ FAMILIES = [
         "helios",
         helios,
         VIDEO,
-        {"odd size": ODD, "no earlier frames": {"history": False}},
+        {"odd size": ODD_SIZE, "no earlier frames": {"history": False}},
         slow=True,
     ),
     Family(
         "framepack",
         framepack,
         {**VIDEO, "max_sequence_length": TEXT + IMAGE_TOKENS},
-        {"odd size": ODD, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
+        {"odd size": ODD_SIZE, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
         kinds=3,  # of the single blocks two: the first gets tokens that nothing was cut from
         slow=True,
     ),

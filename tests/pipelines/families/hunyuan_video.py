@@ -4,25 +4,12 @@ The pipelines have no text encoders here: what those would make is given, with p
 large, so that a model that sees it shows.
 """
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLHunyuanVideo,
-    AutoencoderKLHunyuanVideo15,
-    ClassifierFreeGuidance,
-    FlowMatchEulerDiscreteScheduler,
-    HunyuanSkyreelsImageToVideoPipeline,
-    HunyuanVideo15ImageToVideoPipeline,
-    HunyuanVideo15Pipeline,
-    HunyuanVideo15Transformer3DModel,
-    HunyuanVideoImageToVideoPipeline,
-    HunyuanVideoPipeline,
-    HunyuanVideoTransformer3DModel,
-)
-from PIL import Image
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
-from tests.pipelines.families.family import Family
-from tests.tiny_models import quiet, random, seeded
+from tests.pipelines.families.family import Family, of_class, picture, strong
+from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
@@ -48,13 +35,7 @@ def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):
     return torch.where(mask[..., None], embeds, 5 * embeds), mask.long()
 
 
-def strong(transformer):
-    """Enlarges the block outputs, which at their first values hardly change the result."""
-    with torch.no_grad():
-        for name, module in transformer.named_modules():
-            if name.endswith(("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")):
-                module.weight.mul_(4)
-    return transformer
+ENDS = ("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")
 
 
 # HunyuanVideo.
@@ -69,13 +50,13 @@ def transformer(**overrides):
         "pooled_projection_dim": POOLED_DIM,
         **overrides,
     }
-    return strong(seeded(HunyuanVideoTransformer3DModel, **config))
+    return strong(seeded(diffusers.HunyuanVideoTransformer3DModel, **config), 4, ENDS)
 
 
 def vae():
     """Shrinks space by 8 and time by 4, as the real one."""
     return seeded(
-        AutoencoderKLHunyuanVideo,
+        diffusers.AutoencoderKLHunyuanVideo,
         latent_channels=CHANNELS,
         block_out_channels=(4, 4, 4, 4),
         layers_per_block=1,
@@ -84,25 +65,18 @@ def vae():
     )
 
 
-def pipeline(pipeline_class=HunyuanVideoPipeline, **overrides):
+def pipeline(pipeline_class=diffusers.HunyuanVideoPipeline, **overrides):
     """A pipeline of this class; `overrides` are entries of the transformer's config."""
-    encoders = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"]
-    if pipeline_class is HunyuanVideoImageToVideoPipeline:
-        encoders.append("image_processor")
-    return quiet(
-        pipeline_class(
-            **dict.fromkeys(encoders),
-            transformer=transformer(**overrides),
-            vae=vae(),
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
-        )
-    )
+    return of_class(pipeline_class, transformer=transformer(**overrides), vae=vae())
+
+
+TO_VIDEO = diffusers.HunyuanVideoImageToVideoPipeline
 
 
 def latent_concat():
     """The picture's latents and a mask stand beside the others."""
     return pipeline(
-        HunyuanVideoImageToVideoPipeline,
+        TO_VIDEO,
         in_channels=2 * CHANNELS + 1,
         image_condition_type="latent_concat",
     )
@@ -110,11 +84,11 @@ def latent_concat():
 
 def token_replace():
     """The picture's latents are the first frame."""
-    return pipeline(HunyuanVideoImageToVideoPipeline, image_condition_type="token_replace")
+    return pipeline(TO_VIDEO, image_condition_type="token_replace")
 
 
 def skyreels():
-    return pipeline(HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS)
+    return pipeline(diffusers.HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS)
 
 
 def prompts(*lengths, prefix="", seed=1):
@@ -127,17 +101,12 @@ def prompts(*lengths, prefix="", seed=1):
 
 
 def negative_prompts(*lengths):
-    """What makes each step call the transformer once more."""
+    """Negative prompts, for which each step calls the transformer once more."""
     return prompts(*lengths, prefix="negative_", seed=2) | {"true_cfg_scale": 3.0}
 
 
 def with_gaps(prompt, mask):
     return {**prompt, mask: prompt[mask].roll(1, 1)}
-
-
-def picture(width, height):
-    pixels = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(3))
-    return Image.fromarray(pixels.to(torch.uint8).numpy())
 
 
 VIDEO = {
@@ -161,7 +130,7 @@ GAPS = "attention runs dense: a prompt mask keeps others than the first tokens o
 LENGTHS = "attention runs dense: the prompts of the batch have {} tokens, so the shorter ones need"
 MASKED = {"prompts of two lengths": LENGTHS.format("3 to 7"), "a mask with gaps": GAPS}
 IMAGE_VARIANTS = {
-    "odd size": {**VARIANTS["odd size"], "image": picture(48, 80)},
+    "odd size": {**VARIANTS["odd size"], "image": picture(3, 48, 80)},
     "guided": VARIANTS["guided"],
 }
 
@@ -169,40 +138,34 @@ IMAGE_VARIANTS = {
 
 
 def transformer15():
-    return strong(
-        seeded(
-            HunyuanVideo15Transformer3DModel,
-            **CONFIG,
-            in_channels=2 * CHANNELS + 1,
-            out_channels=CHANNELS,
-            text_embed_2_dim=GLYPH_DIM,
-            image_embed_dim=IMAGE_DIM,
-            target_size=64,
-        )
+    model = seeded(
+        diffusers.HunyuanVideo15Transformer3DModel,
+        **CONFIG,
+        in_channels=2 * CHANNELS + 1,
+        out_channels=CHANNELS,
+        text_embed_2_dim=GLYPH_DIM,
+        image_embed_dim=IMAGE_DIM,
+        target_size=64,
     )
+    return strong(model, 4, ENDS)
 
 
 def vae15():
     """Shrinks space by 16 and time by 4, as the real one."""
     return seeded(
-        AutoencoderKLHunyuanVideo15,
+        diffusers.AutoencoderKLHunyuanVideo15,
         latent_channels=CHANNELS,
         block_out_channels=(8, 8, 8, 8, 8),
         layers_per_block=1,
     )
 
 
-def pipeline15(pipeline_class=HunyuanVideo15Pipeline, guidance=3.0, **components):
-    pipe = pipeline_class(
-        **dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")),
-        transformer=transformer15(),
-        vae=vae15(),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
-        guider=ClassifierFreeGuidance(guidance_scale=guidance),
-        **components,
-    )
+def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, guidance=3.0, **components):
+    guider = diffusers.ClassifierFreeGuidance(guidance_scale=guidance)
+    parts = {"transformer": transformer15(), "vae": vae15(), "guider": guider, **components}
+    pipe = of_class(pipeline_class, **parts)
     pipe.vision_num_semantic_tokens = IMAGE_TOKENS
-    return quiet(pipe)
+    return pipe
 
 
 def image_to_video15():
@@ -215,14 +178,14 @@ def image_to_video15():
         patch_size=8,
     )
     return pipeline15(
-        HunyuanVideo15ImageToVideoPipeline,
+        diffusers.HunyuanVideo15ImageToVideoPipeline,
         image_encoder=seeded(SiglipVisionModel, config),
         feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
     )
 
 
 def prompts15(*lengths, glyphs=None, prefix="", tokens=PADDED, seed=1):
-    """What both text encoders make of prompts of these lengths, with so many glyphs each."""
+    """The output of both text encoders for prompts of these lengths, with so many glyphs each."""
     embeds, mask = padded(*lengths, tokens=tokens, seed=seed)
     glyphs = [0] * len(lengths) if glyphs is None else glyphs
     glyph_embeds, glyph_mask = padded(
@@ -237,7 +200,7 @@ def prompts15(*lengths, glyphs=None, prefix="", tokens=PADDED, seed=1):
 
 
 def both15(*lengths, **kwargs):
-    """As `prompts15`, and a negative prompt as long."""
+    """The output of `prompts15`, and a negative prompt as long."""
     return prompts15(*lengths, **kwargs) | prompts15(*lengths, **kwargs, prefix="negative_", seed=2)
 
 
@@ -253,7 +216,7 @@ VARIANTS15 = {
 }
 MASKED15 = {"prompts of two lengths": LENGTHS.format("5 to 6")}
 IMAGE15 = {
-    "image": picture(60, 90),
+    "image": picture(3, 60, 90),
     "num_frames": 9,
     **both15(VALID, glyphs=[3]),
 }
@@ -266,21 +229,21 @@ FAMILIES = [
     Family(
         "hunyuan video image to video, latents side by side",
         latent_concat,
-        {**VIDEO, "image": picture(48, 64)},
+        {**VIDEO, "image": picture(3, 48, 64)},
         IMAGE_VARIANTS,
         kinds=KINDS,
     ),
     Family(
         "hunyuan video image to video, tokens replaced",
         token_replace,
-        {**VIDEO, "image": picture(48, 64)},
+        {**VIDEO, "image": picture(3, 48, 64)},
         IMAGE_VARIANTS,
         kinds=2,  # diffusers does not list these blocks among the repeated ones
     ),
     Family(
         "skyreels image to video",
         skyreels,
-        {**VIDEO, "image": picture(48, 64)},
+        {**VIDEO, "image": picture(3, 48, 64)},
         kinds=KINDS,
     ),
     Family("hunyuan video 1.5", pipeline15, VIDEO15, VARIANTS15, kinds=3, masked=MASKED15),

@@ -3,8 +3,7 @@
 import torch
 from diffusers import Kandinsky5Transformer3DModel, Kandinsky6Transformer3DModel
 
-from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, strong
+from tests.pipelines.families.family import ODD, VAE, VIDEO, Family, Loop, of_branch, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS, SOUND, SOUND_CHANNELS = 4, 7, 6
@@ -22,9 +21,6 @@ CONFIG = {
     "axes_dims": (8, 8, 8),
     "visual_cond": False,
 }
-VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
-VIDEO = {"height": 64, "width": 48, "num_frames": 9}
-ODD = {"height": 48, "width": 80, "num_frames": 5}
 
 
 def shape(*, height, width, num_frames, batch=1, **_):
@@ -32,13 +28,12 @@ def shape(*, height, width, num_frames, batch=1, **_):
 
 
 def arguments(latents, timestep, branch, **_):
-    batch, seed = len(latents), len(branch)
     _, frames, rows, columns, _ = latents.shape
     return {
         "hidden_states": latents,
         "timestep": timestep,
-        "encoder_hidden_states": random(1, TEXT, TEXT_DIM, seed=seed).repeat(batch, 1, 1),
-        "pooled_projections": random(1, POOLED_DIM, seed=seed).repeat(batch, 1),
+        "encoder_hidden_states": of_branch(latents, branch, TEXT, TEXT_DIM),
+        "pooled_projections": of_branch(latents, branch, POOLED_DIM),
         "visual_rope_pos": tuple(torch.arange(n) for n in (frames, rows // 2, columns // 2)),
     }
 
@@ -48,15 +43,15 @@ def arguments5(latents, timestep, branch, **call):
 
 
 def arguments6(latents, timestep, branch, *, sound=True, types=False, **call):
-    found = arguments(latents, timestep, branch, **call)
+    passed = arguments(latents, timestep, branch, **call)
     if sound:
         tokens = random(1, SOUND, SOUND_CHANNELS, seed=8).repeat(len(latents), 1, 1)
-        found["audio_hidden_states"] = tokens
+        passed["audio_hidden_states"] = tokens
     if types:
         frames = torch.zeros(len(latents), latents.shape[1], dtype=torch.long)
         frames[:, -1] = 1
-        found["visual_token_type_ids"] = frames
-    return found
+        passed["visual_token_type_ids"] = frames
+    return passed
 
 
 def alive(model):

@@ -1,18 +1,10 @@
 """LTX-2: video and sound, and all its kinds of guidance."""
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLLTX2Audio,
-    AutoencoderKLLTX2Video,
-    FlowMatchEulerDiscreteScheduler,
-    LTX2ImageToVideoPipeline,
-    LTX2Pipeline,
-    LTX2VideoTransformer3DModel,
-    ModelMixin,
-)
 
-from tests.pipelines.families.family import Family
-from tests.tiny_models import quiet, random, seeded
+from tests.pipelines.families.family import Family, of_class
+from tests.tiny_models import random, seeded
 
 CHANNELS = 8  # of the video's latents
 SOUND_CHANNELS, MEL_BINS = 2, 16  # of the sound's, which shrink fourfold
@@ -34,7 +26,7 @@ CONFIG = {
 }
 
 
-class Connectors(ModelMixin):
+class Connectors(diffusers.ModelMixin):
     """In the place of what makes text for both streams of the text encoder's states."""
 
     def __init__(self):
@@ -58,7 +50,7 @@ def prompts(batch=1, seed=3):
 def vae():
     """Shrinks space by 8 and time by 2."""
     return seeded(
-        AutoencoderKLLTX2Video,
+        diffusers.AutoencoderKLLTX2Video,
         latent_channels=CHANNELS,
         block_out_channels=(8, 8),
         down_block_types=("LTX2VideoDownBlock3D",) * 2,
@@ -79,7 +71,7 @@ def vae():
 
 def sound_vae():
     return seeded(
-        AutoencoderKLLTX2Audio,
+        diffusers.AutoencoderKLLTX2Audio,
         base_channels=SOUND_CHANNELS * MEL_BINS // 4,
         ch_mult=(1, 1, 1),
         num_res_blocks=1,
@@ -89,23 +81,18 @@ def sound_vae():
 
 
 def transformer(**overrides):
-    return seeded(LTX2VideoTransformer3DModel, **{**CONFIG, **overrides})
+    return seeded(diffusers.LTX2VideoTransformer3DModel, **{**CONFIG, **overrides})
 
 
-def pipeline(pipeline_class=LTX2Pipeline, **overrides):
+def pipeline(pipeline_class=diffusers.LTX2Pipeline, **overrides):
     """A pipeline of this class; `overrides` are entries of the transformer's config."""
-    return quiet(
-        pipeline_class(
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=vae(),
-            audio_vae=sound_vae(),
-            text_encoder=None,
-            tokenizer=None,
-            connectors=seeded(Connectors),
-            transformer=transformer(**overrides),
-            vocoder=None,
-        )
-    )
+    parts = {
+        "vae": vae(),
+        "audio_vae": sound_vae(),
+        "connectors": seeded(Connectors),
+        "transformer": transformer(**overrides),
+    }
+    return of_class(pipeline_class, **parts)
 
 
 VIDEO = {
@@ -145,7 +132,7 @@ FAMILIES = [
     ),
     Family(
         "ltx-2 image to video",
-        lambda: pipeline(LTX2ImageToVideoPipeline),
+        lambda: pipeline(diffusers.LTX2ImageToVideoPipeline),
         {**VIDEO, "image": random(1, 3, 32, 64, seed=1).tanh() / 2 + 0.5, "image_crf": 0},
         {"odd size": VARIANTS["odd size"]},
         brief=True,

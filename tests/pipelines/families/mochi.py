@@ -1,16 +1,11 @@
 """Mochi, whose prompts are padded, and the padding masked."""
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLMochi,
-    FlowMatchEulerDiscreteScheduler,
-    MochiPipeline,
-    MochiTransformer3DModel,
-)
 
 from chipsparse.pipelines.mochi import GAPS
-from tests.pipelines.families.family import Family
-from tests.tiny_models import quiet, seeded
+from tests.pipelines.families.family import Family, of_class
+from tests.tiny_models import random, seeded
 
 CHANNELS = 12  # of the latents
 TEXT = 12
@@ -29,7 +24,7 @@ TRANSFORMER = {
 
 def tiny_transformer():
     """Like a trained one it rotates: a new one does not."""
-    transformer = MochiTransformer3DModel(**TRANSFORMER)
+    transformer = diffusers.MochiTransformer3DModel(**TRANSFORMER)
     torch.nn.init.normal_(transformer.pos_frequencies)
     return transformer
 
@@ -37,7 +32,7 @@ def tiny_transformer():
 def tiny_vae():
     """Shrinks space by 8 and time by 6, as the real one does."""
     return seeded(
-        AutoencoderKLMochi,
+        diffusers.AutoencoderKLMochi,
         encoder_block_out_channels=(32,) * 4,
         decoder_block_out_channels=(32,) * 4,
         layers_per_block=(1,) * 5,
@@ -46,30 +41,20 @@ def tiny_vae():
 
 
 def tiny_pipeline():
-    return quiet(
-        MochiPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
-            vae=tiny_vae(),
-            text_encoder=None,
-            tokenizer=None,
-            transformer=seeded(tiny_transformer),
-        )
-    )
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
+    parts = {"vae": tiny_vae(), "transformer": seeded(tiny_transformer), "scheduler": scheduler}
+    return of_class(diffusers.MochiPipeline, **parts)
 
 
 def prompts(*lengths, negative=()):
     """Prompts with so many tokens before the padding, which holds other values than zeros."""
-
-    def of(name, lengths, seed):
-        generator = torch.Generator().manual_seed(seed)
-        places = torch.arange(TEXT).expand(len(lengths), TEXT)
-        return {
-            f"{name}_embeds": torch.randn(len(lengths), TEXT, TEXT_DIM, generator=generator),
-            f"{name}_attention_mask": places < torch.tensor(lengths)[:, None],
-        }
-
-    negatives = of("negative_prompt", negative, 4) if negative else {}
-    return of("prompt", lengths, 3) | negatives
+    call = {}
+    for name, sizes, seed in (("prompt", lengths, 3), ("negative_prompt", negative, 4)):
+        if sizes:
+            places = torch.arange(TEXT).expand(len(sizes), TEXT)
+            call[f"{name}_embeds"] = random(len(sizes), TEXT, TEXT_DIM, seed=seed)
+            call[f"{name}_attention_mask"] = places < torch.tensor(sizes)[:, None]
+    return call
 
 
 def with_a_gap():

@@ -1,20 +1,11 @@
 """Qwen-Image: from text, from a picture, and inpainting."""
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
-    QwenImageControlNetModel,
-    QwenImageControlNetPipeline,
-    QwenImageImg2ImgPipeline,
-    QwenImagePipeline,
-    QwenImageTransformer2DModel,
-)
-from PIL import Image
 
 from tests.pipelines.changes import with_an_effect
-from tests.pipelines.families.family import Family
-from tests.tiny_models import quiet, random, seeded
+from tests.pipelines.families.family import Family, of_class, picture
+from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -32,15 +23,15 @@ QWEN_CONFIG = {
 
 def prompts(*lengths, seed=3, negative=()):
     """Embeddings and masks of prompts of these lengths, padded to the longest and one more."""
-    found = {}
+    call = {}
     for name, sizes in (("prompt", lengths), ("negative_prompt", negative)):
         if sizes:
             longest = max(sizes) + 1
             mask = torch.arange(longest) < torch.tensor(sizes)[:, None]
-            found[f"{name}_embeds"] = random(len(sizes), longest, TEXT_DIM, seed=seed)
-            found[f"{name}_embeds_mask"] = mask.long()
+            call[f"{name}_embeds"] = random(len(sizes), longest, TEXT_DIM, seed=seed)
+            call[f"{name}_embeds_mask"] = mask.long()
             seed += 1
-    return found
+    return call
 
 
 PICTURE = {
@@ -64,23 +55,18 @@ MASKED = (
     "attention runs dense: the text is masked otherwise than by one length for all samples of a "
     "call"
 )
-IMAGE = {
-    "image": Image.fromarray(
-        (random(HEIGHT, WIDTH, 3, seed=1).sigmoid() * 255).to(torch.uint8).numpy()
-    ),
-    "strength": 0.8,
-}
+IMAGE = {"image": picture(1, WIDTH, HEIGHT), "strength": 0.8}
 
 
 def tiny_qwen_transformer(*, seed=0, **overrides):
     """A Qwen-Image transformer; `overrides` replace entries of its config."""
-    return seeded(QwenImageTransformer2DModel, seed=seed, **{**QWEN_CONFIG, **overrides})
+    return seeded(diffusers.QwenImageTransformer2DModel, seed=seed, **{**QWEN_CONFIG, **overrides})
 
 
 def tiny_qwen_vae(*, seed=1):
     """A VAE that shrinks space by 4."""
     return seeded(
-        AutoencoderKLQwenImage,
+        diffusers.AutoencoderKLQwenImage,
         seed=seed,
         base_dim=4,
         z_dim=CHANNELS,
@@ -92,22 +78,16 @@ def tiny_qwen_vae(*, seed=1):
     )
 
 
-def tiny_qwen_pipeline(pipeline_class=QwenImagePipeline, **overrides):
+def tiny_qwen_pipeline(pipeline_class=diffusers.QwenImagePipeline, **overrides):
     """A Qwen-Image pipeline of this class, for embedded prompts."""
-    components = {
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-        "vae": tiny_qwen_vae(),
-        "text_encoder": None,
-        "tokenizer": None,
-        "transformer": tiny_qwen_transformer(),
-    }
-    return quiet(pipeline_class(**{**components, **overrides}))
+    components = {"vae": tiny_qwen_vae(), "transformer": tiny_qwen_transformer(), **overrides}
+    return of_class(pipeline_class, **components)
 
 
 def controlled():
     config = {**QWEN_CONFIG, "num_layers": 1, "extra_condition_channels": 0}
-    controlnet = with_an_effect(seeded(QwenImageControlNetModel, **config))
-    return tiny_qwen_pipeline(QwenImageControlNetPipeline, controlnet=controlnet)
+    controlnet = with_an_effect(seeded(diffusers.QwenImageControlNetModel, **config))
+    return tiny_qwen_pipeline(diffusers.QwenImageControlNetPipeline, controlnet=controlnet)
 
 
 FAMILIES = [
@@ -126,7 +106,7 @@ FAMILIES = [
     ),
     Family(
         "qwen-image image to image",
-        lambda: tiny_qwen_pipeline(QwenImageImg2ImgPipeline),
+        lambda: tiny_qwen_pipeline(diffusers.QwenImageImg2ImgPipeline),
         {**PICTURE, **IMAGE},
         {"guided": GUIDED},
     ),

@@ -4,8 +4,8 @@ import torch
 from diffusers import QwenImage21Transformer2DModel
 from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
 
-from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, strong
+from tests.pipelines.families.family import IMAGE as SIZE
+from tests.pipelines.families.family import Family, Loop, image_tokens, of_branch, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
@@ -19,10 +19,6 @@ CONFIG = {
     "axes_dims_rope": (4, 6, 6),
 }
 FIRST = 1000  # the timestep of the first step
-
-
-def shape(*, height, width, batch=1, **_):
-    return batch, (height // 16) * (width // 16), CHANNELS
 
 
 class Arguments:
@@ -56,9 +52,9 @@ class Arguments:
             slots = torch.cat([slots[:, :3], picture, slots[:, 3:]], dim=1)
             tokens = random(1, rows * columns, CHANNELS, seed=9).repeat(batch, 1, 1)
             latents = torch.cat([tokens, latents], dim=1)
-        embeds = random(1, slots.shape[1], TEXT_DIM, seed=len(branch)).repeat(batch, 1, 1)
+        embeds = of_branch(latents, branch, slots.shape[1], TEXT_DIM)
         slots = torch.cat([slots, torch.ones(1, target // 4, dtype=torch.bool)], dim=1)
-        found = {
+        call = {
             "hidden_states": latents,
             "encoder_hidden_states": embeds,
             "timestep": timestep / 1000,
@@ -66,14 +62,14 @@ class Arguments:
             "img_mask": slots.repeat(batch, 1),
         }
         if padding:
-            found["encoder_hidden_states_mask"] = (torch.arange(text) < text - padding)[None]
+            call["encoder_hidden_states_mask"] = (torch.arange(text) < text - padding)[None]
         if keeps:
             first = timestep[0] == FIRST
             if first:
                 self._kept[branch] = QwenImage21KVCache(CONFIG["num_layers"])
-            found["kv_cache"] = self._kept[branch]
-            found["kv_cache_mode"] = "extract" if first else "cached"
-        return found
+            call["kv_cache"] = self._kept[branch]
+            call["kv_cache_mode"] = "extract" if first else "cached"
+        return call
 
 
 def loop():
@@ -82,14 +78,14 @@ def loop():
     return Loop(
         transformer,
         Arguments(),
-        shape,
+        image_tokens(CHANNELS),
         vae,
         # The first call returns all tokens of the sequence, the image's last.
         lambda result, latents: result[0][:, -latents.shape[1] :],
     )
 
 
-IMAGE = {"height": 128, "width": 96, "max_sequence_length": TEXT}
+IMAGE = {**SIZE, "max_sequence_length": TEXT}
 FAMILIES = [
     Family(
         "qwen-image 2.1",

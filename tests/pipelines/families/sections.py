@@ -5,24 +5,12 @@ FramePack, Animate and long LTX videos have encoders that are not here: their ou
 
 import functools
 
-from diffusers import (
-    FlowMatchEulerDiscreteScheduler,
-    HeliosPyramidPipeline,
-    HeliosScheduler,
-    HunyuanVideoFramepackPipeline,
-    LTXEulerAncestralRFScheduler,
-    LTXI2VLongMultiPromptPipeline,
-    SkyReelsV2DiffusionForcingPipeline,
-    SkyReelsV2DiffusionForcingVideoToVideoPipeline,
-    UniPCMultistepScheduler,
-    WanAnimatePipeline,
-)
+import diffusers
 
 from tests.pipelines.families import history, hunyuan_video, ltx, wan_kin
-from tests.pipelines.families.hunyuan_video import picture
+from tests.pipelines.families.family import of_class, picture
 from tests.tiny_models import (
     TEXT_DIM,
-    quiet,
     random,
     tiny_text_encoder,
     tiny_tokenizer,
@@ -38,75 +26,69 @@ PROMPTS = {
     "guidance_scale": 4.0,
 }
 UNIPC = functools.partial(
-    UniPCMultistepScheduler,
+    diffusers.UniPCMultistepScheduler,
     prediction_type="flow_prediction",
     use_flow_sigmas=True,
     flow_shift=3.0,
 )
 
 
-def _wan_like(pipeline_class, transformer, scheduler, **others):
-    return quiet(
-        pipeline_class(
-            tokenizer=tiny_tokenizer(),
-            text_encoder=tiny_text_encoder(),
-            vae=tiny_wan_vae(),
-            scheduler=scheduler,
-            transformer=transformer,
-            **others,
-        )
+def _wan_like(pipeline_class, transformer, scheduler):
+    return of_class(
+        pipeline_class,
+        tokenizer=tiny_tokenizer(),
+        text_encoder=tiny_text_encoder(),
+        vae=tiny_wan_vae(),
+        scheduler=scheduler,
+        transformer=transformer,
     )
 
 
-def forcing(pipeline_class=SkyReelsV2DiffusionForcingPipeline):
+def forcing(pipeline_class=diffusers.SkyReelsV2DiffusionForcingPipeline):
     """SkyReels V2: several windows of a long video; blocks may wait for those before."""
     return _wan_like(pipeline_class, wan_kin.skyreels().transformer, UNIPC())
 
 
 def forcing_a_video():
-    return forcing(SkyReelsV2DiffusionForcingVideoToVideoPipeline)
+    return forcing(diffusers.SkyReelsV2DiffusionForcingVideoToVideoPipeline)
 
 
 def pyramid():
     """Helios: chunks of frames, each at three sizes."""
     return _wan_like(
-        HeliosPyramidPipeline, history.helios().transformer, HeliosScheduler(gamma=0.25)
+        diffusers.HeliosPyramidPipeline,
+        history.helios().transformer,
+        diffusers.HeliosScheduler(gamma=0.25),
     )
 
 
 def animate():
     """Wan Animate: segments of the driving video."""
     transformer = wan_kin.animate(image_dim=8).transformer
-    encoders = {"image_processor": None, "image_encoder": None}
-    pipe = _wan_like(WanAnimatePipeline, transformer, UNIPC(), **encoders)
+    pipe = _wan_like(diffusers.WanAnimatePipeline, transformer, UNIPC())
     pipe.encode_image = lambda *_, **__: random(1, 5, 8, seed=5)
     return pipe
 
 
 def long_ltx():
     """LTX-Video: windows, each of which leaves out the last timestep of its schedule."""
-    scheduler = LTXEulerAncestralRFScheduler()
-    pipe = ltx.tiny_ltx_pipeline(LTXI2VLongMultiPromptPipeline, scheduler=scheduler)
+    scheduler = diffusers.LTXEulerAncestralRFScheduler()
+    pipe = ltx.tiny_ltx_pipeline(diffusers.LTXI2VLongMultiPromptPipeline, scheduler=scheduler)
     pipe.encode_prompt = lambda *_, **__: tuple(ltx.prompts().values())
     return pipe
 
 
 def framepack():
     """FramePack: sections, each with a schedule of its own."""
-    encoders = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"]
-    pipe = HunyuanVideoFramepackPipeline(
-        **dict.fromkeys([*encoders, "image_encoder", "feature_extractor"]),
-        transformer=history.framepack().transformer,
-        vae=hunyuan_video.vae(),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-    )
+    parts = {"transformer": history.framepack().transformer, "vae": hunyuan_video.vae()}
+    pipe = of_class(diffusers.HunyuanVideoFramepackPipeline, **parts)
     tokens = random(1, history.IMAGE_TOKENS, history.IMAGE_DIM, seed=6)
     pipe.encode_image = lambda *_, **__: tokens
-    return quiet(pipe)
+    return pipe
 
 
 def _pictures(count, width, height):
-    return [picture(width, height).rotate(20 * number) for number in range(count)]
+    return [picture(3, width, height).rotate(20 * number) for number in range(count)]
 
 
 FORCED = {**SIZE, **PROMPTS, "prompt": None, "num_frames": 17, "base_num_frames": 17}
@@ -141,7 +123,7 @@ PIPELINES = {
         {
             **{**SIZE, **PROMPTS, "prompt_embeds": random(1, 512, TEXT_DIM, seed=3)},
             "negative_prompt_embeds": random(1, 512, TEXT_DIM, seed=4),
-            "image": picture(48, 64),
+            "image": picture(3, 48, 64),
             "pose_video": _pictures(17, 48, 64),
             "face_video": _pictures(17, wan_kin.FACE, wan_kin.FACE),
             "segment_frame_length": 9,
@@ -162,7 +144,7 @@ PIPELINES = {
             **SIZE,
             **hunyuan_video.prompts(history.TEXT),
             **hunyuan_video.negative_prompts(history.TEXT),
-            "image": picture(48, 64),
+            "image": picture(3, 48, 64),
             "num_frames": 9,
             "latent_window_size": 2,
         },

@@ -1,19 +1,10 @@
 """Stable Diffusion 3 and 3.5 medium, from text and images, with one attention a block or two."""
 
-import torch
-from diffusers import (
-    FlowMatchEulerDiscreteScheduler,
-    SD3ControlNetModel,
-    SD3Transformer2DModel,
-    StableDiffusion3ControlNetPipeline,
-    StableDiffusion3Img2ImgPipeline,
-    StableDiffusion3PAGPipeline,
-    StableDiffusion3Pipeline,
-)
+import diffusers
 
 from tests.pipelines.changes import with_an_effect
-from tests.pipelines.families.family import Family
-from tests.tiny_models import quiet, random, seeded, tiny_image_vae
+from tests.pipelines.families.family import Family, of_class, strong
+from tests.tiny_models import random, seeded, tiny_image_vae
 
 CHANNELS = 16  # of the latents: inpainting pipelines insist
 TEXT = 10
@@ -36,26 +27,15 @@ DUAL = "the second attention (attn2) of 2 of 4 layers runs dense"
 
 def tiny_transformer(**overrides):
     """Its blocks say more than those of a new model, which hardly change the result."""
-    transformer = seeded(SD3Transformer2DModel, **{**TRANSFORMER, **overrides})
-    with torch.no_grad():
-        for block in transformer.transformer_blocks:
-            for linear in (block.attn.to_out[0], block.ff.net[2]):
-                linear.weight.mul_(20)
-    return transformer
+    transformer = seeded(diffusers.SD3Transformer2DModel, **{**TRANSFORMER, **overrides})
+    return strong(transformer, 20, ("attn.to_out.0", "ff.net.2"))
 
 
-def tiny_pipeline(pipeline_class=StableDiffusion3Pipeline, components=None, **overrides):
+def tiny_pipeline(pipeline_class=diffusers.StableDiffusion3Pipeline, components=None, **overrides):
     """A pipeline of this class; `overrides` are of the transformer's config."""
-    missing = [f"{part}{n}" for part in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")]
-    return quiet(
-        pipeline_class(
-            **dict.fromkeys(missing),
-            **(components or {}),
-            transformer=tiny_transformer(**overrides),
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=tiny_image_vae(latent_channels=CHANNELS),
-        )
-    )
+    vae = tiny_image_vae(latent_channels=CHANNELS)
+    parts = {"transformer": tiny_transformer(**overrides), "vae": vae, **(components or {})}
+    return of_class(pipeline_class, **parts)
 
 
 def prompts(batch=1):
@@ -74,9 +54,15 @@ IMAGE = {"image": random(1, 3, 32, 48, seed=1).sigmoid(), "strength": 0.8}
 
 
 def controlled():
-    controlnet = seeded(SD3ControlNetModel, **{**TRANSFORMER, "num_layers": 2})
+    controlnet = seeded(diffusers.SD3ControlNetModel, **{**TRANSFORMER, "num_layers": 2})
     components = {"controlnet": with_an_effect(controlnet)}
-    return tiny_pipeline(StableDiffusion3ControlNetPipeline, components)
+    return tiny_pipeline(diffusers.StableDiffusion3ControlNetPipeline, components)
+
+
+def perturbed():
+    """By processors that are exchanged in every call."""
+    parts = {"pag_applied_layers": ["blocks.1"]}
+    return tiny_pipeline(diffusers.StableDiffusion3PAGPipeline, parts)
 
 
 FAMILIES = [
@@ -102,7 +88,7 @@ FAMILIES = [
     ),
     Family(
         "sd3 image to image",
-        lambda: tiny_pipeline(StableDiffusion3Img2ImgPipeline),
+        lambda: tiny_pipeline(diffusers.StableDiffusion3Img2ImgPipeline),
         {**PICTURE, **IMAGE},
         {"guided": GUIDED},
         kinds=2,
@@ -114,8 +100,8 @@ FAMILIES = [
         brief=True,
     ),
     Family(
-        "sd3 perturbed attention",  # by processors that are exchanged in every call
-        lambda: tiny_pipeline(StableDiffusion3PAGPipeline, {"pag_applied_layers": ["blocks.1"]}),
+        "sd3 perturbed attention",
+        perturbed,
         {**PICTURE, **GUIDED, "pag_scale": 2.0},
         fallbacks=(
             "attention runs dense in 1 of 3 layers (first: layer 1): its processor was rep",

@@ -1,14 +1,14 @@
 """Wan 2.1 and 2.2: text and image to video, one expert or two, one timestep or one per token."""
 
-from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
+from diffusers import WanImageToVideoPipeline
 from transformers import CLIPImageProcessor
 
-from tests.pipelines.families.family import Family
+from tests.pipelines.families.family import ODD, Family, of_class
+from tests.pipelines.families.family import VIDEO as SIZE
 from tests.tiny_models import (
     LATENT_CHANNELS,
     PROMPT,
     TEXT_DIM,
-    quiet,
     random,
     tiny_clip_image_encoder,
     tiny_text_encoder,
@@ -23,14 +23,12 @@ CHANNELS = 64  # of the blocks: heads times head size
 TEXT = 512  # what follows the image's tokens, fixed in the code of the model's cross-attention
 VIDEO = {
     "prompt": PROMPT,
-    "height": 64,
-    "width": 48,
-    "num_frames": 9,
+    **SIZE,
     "guidance_scale": 4.0,
     "max_sequence_length": 16,
 }
 VARIANTS = {
-    "odd size": {"height": 48, "width": 80, "num_frames": 5},
+    "odd size": ODD,
     "one frame": {"num_frames": 1},
     "unguided batch": {"prompt": [PROMPT, "a blue square moves up"], "guidance_scale": 1.0},
 }
@@ -51,15 +49,15 @@ LONG_PROMPTS = {
 
 
 def image_to_video(**overrides):
-    """As `tiny_wan_pipeline`, for the pipeline that begins with a picture."""
+    """The pipeline that begins with a picture; `overrides` replace components."""
     components = {
         "tokenizer": tiny_tokenizer(),
         "text_encoder": tiny_text_encoder(),
         "vae": tiny_wan_vae(),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
         "transformer": tiny_wan_transformer(),
+        **overrides,
     }
-    return quiet(WanImageToVideoPipeline(**{**components, **overrides}))
+    return of_class(WanImageToVideoPipeline, **components)
 
 
 def with_clip_embeddings():

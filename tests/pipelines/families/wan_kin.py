@@ -1,17 +1,18 @@
 """Models with the blocks of Wan: VACE, Animate, SkyReels V2 and ChronoEdit."""
 
+import diffusers
 import torch
-from diffusers import (
-    ChronoEditTransformer3DModel,
-    FlowMatchEulerDiscreteScheduler,
-    SkyReelsV2Transformer3DModel,
-    WanAnimateTransformer3DModel,
-    WanVACEPipeline,
-    WanVACETransformer3DModel,
-)
 
-from tests.pipelines.families.family import Family
-from tests.pipelines.families.loop import Loop, strong
+from tests.pipelines.families.family import (
+    ODD,
+    VAE,
+    VIDEO,
+    Family,
+    Loop,
+    of_branch,
+    strong,
+    video_latents,
+)
 from tests.tiny_models import (
     LATENT_CHANNELS,
     TEXT_DIM,
@@ -25,22 +26,15 @@ from tests.tiny_models import (
 )
 
 TEXT, FACE = 5, 16  # tokens; pixels of a side
-VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
-VIDEO = {"height": 64, "width": 48, "num_frames": 9}
-ODD = {"height": 48, "width": 80, "num_frames": 5}
-
-
-def latent_shape(*, height, width, num_frames, batch=1, channels=LATENT_CHANNELS, **_):
-    return batch, channels, (num_frames - 1) // 4 + 1, height // 8, width // 8
+SHAPE = video_latents(LATENT_CHANNELS)
 
 
 def text(latents, timestep, branch, **_):
-    """What all of them are called with."""
-    seed = {"cond": 3, "uncond": 4}[branch]
+    """The arguments that all of these models have."""
     return {
         "hidden_states": latents,
         "timestep": timestep,
-        "encoder_hidden_states": random(1, TEXT, TEXT_DIM, seed=seed).repeat(len(latents), 1, 1),
+        "encoder_hidden_states": of_branch(latents, branch, TEXT, TEXT_DIM),
     }
 
 
@@ -55,18 +49,18 @@ PROMPTS = {
 
 def vace():
     transformer = seeded(
-        WanVACETransformer3DModel,
+        diffusers.WanVACETransformer3DModel,
         **TRANSFORMER_CONFIG,
         vace_layers=[0, 2],
         # A control video has twice the channels, and a mask of 8 by 8 pixels for each of them.
         vace_in_channels=2 * LATENT_CHANNELS + 64,
     )
     return quiet(
-        WanVACEPipeline(
+        diffusers.WanVACEPipeline(
             tokenizer=tiny_tokenizer(),
             text_encoder=tiny_text_encoder(),
             vae=tiny_wan_vae(),
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
             transformer=strong(transformer),
         )
     )
@@ -82,7 +76,7 @@ def animate_arguments(latents, timestep, branch, **_):
     pose = random(1, LATENT_CHANNELS, frames - 1, rows, columns, seed=6)
     face = random(1, 3, 4 * (frames - 2) + 1, FACE, FACE, seed=7) * (branch == "cond")
     pictures, poses, faces = (
-        each.to(latents).repeat(batch, 1, 1, 1, 1) for each in (mask_and_picture, pose, face)
+        part.to(latents).repeat(batch, 1, 1, 1, 1) for part in (mask_and_picture, pose, face)
     )
     return {
         **text(latents, timestep, branch),
@@ -94,7 +88,7 @@ def animate_arguments(latents, timestep, branch, **_):
 
 def animate(**overrides):
     transformer = seeded(
-        WanAnimateTransformer3DModel,
+        diffusers.WanAnimateTransformer3DModel,
         **{
             **TRANSFORMER_CONFIG,
             "in_channels": 2 * LATENT_CHANNELS + 4,
@@ -111,7 +105,7 @@ def animate(**overrides):
             **overrides,
         },
     )
-    return Loop(strong(transformer), animate_arguments, latent_shape, VAE)
+    return Loop(strong(transformer), animate_arguments, SHAPE, VAE)
 
 
 # SkyReels V2 and ChronoEdit.
@@ -130,13 +124,13 @@ def forced_arguments(latents, timestep, branch, **_):
 
 
 def skyreels(arguments=text, **overrides):
-    transformer = seeded(SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG, **overrides)
-    return Loop(strong(transformer), arguments, latent_shape, VAE)
+    transformer = seeded(diffusers.SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG, **overrides)
+    return Loop(strong(transformer), arguments, SHAPE, VAE)
 
 
 def chrono_edit():
-    transformer = seeded(ChronoEditTransformer3DModel, **TRANSFORMER_CONFIG)
-    return Loop(strong(transformer), text, latent_shape, VAE)
+    transformer = seeded(diffusers.ChronoEditTransformer3DModel, **TRANSFORMER_CONFIG)
+    return Loop(strong(transformer), text, SHAPE, VAE)
 
 
 VARIANTS = {"odd size": ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}

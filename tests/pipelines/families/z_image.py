@@ -1,15 +1,11 @@
 """Z-Image: prompts that are padded to other lengths, and images that come as a list."""
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    ZImagePipeline,
-    ZImageTransformer2DModel,
-)
 
-from tests.pipelines.families.family import Family
-from tests.tiny_models import quiet, random, seeded
+from tests.pipelines.families.family import IMAGE as SIZE
+from tests.pipelines.families.family import ODD_IMAGE, Family, of_class
+from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT_DIM = 4, 16
 CONFIG = {
@@ -28,7 +24,7 @@ CONFIG = {
 def vae():
     """Shrinks space by 8."""
     return seeded(
-        AutoencoderKL,
+        diffusers.AutoencoderKL,
         latent_channels=CHANNELS,
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -43,7 +39,7 @@ def vae():
 
 def transformer():
     """With padding that shows, and layers that change something."""
-    made = seeded(ZImageTransformer2DModel, **CONFIG)
+    made = seeded(diffusers.ZImageTransformer2DModel, **CONFIG)
     with torch.no_grad():
         for seed, token in enumerate((made.x_pad_token, made.cap_pad_token)):
             token.copy_(random(*token.shape, seed=seed))
@@ -51,15 +47,7 @@ def transformer():
 
 
 def pipeline():
-    return quiet(
-        ZImagePipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=vae(),
-            text_encoder=None,
-            tokenizer=None,
-            transformer=transformer(),
-        )
-    )
+    return of_class(diffusers.ZImagePipeline, vae=vae(), transformer=transformer())
 
 
 def prompts(*lengths, prefix="", seed=1):
@@ -70,14 +58,14 @@ def prompts(*lengths, prefix="", seed=1):
     }
 
 
-IMAGE = {"height": 128, "width": 96, **prompts(7), "guidance_scale": 0.0, "max_sequence_length": 7}
+IMAGE = {**SIZE, **prompts(7), "guidance_scale": 0.0, "max_sequence_length": 7}
 FAMILIES = [
     Family(
         "z-image",
         pipeline,
         IMAGE,
         {
-            "odd size": {"height": 80, "width": 112},
+            "odd size": ODD_IMAGE,
             "batch": prompts(7, 30),
             "guided": {"guidance_scale": 3.0, **prompts(9, prefix="negative_", seed=5)},
             "guided, other lengths": {

@@ -1,4 +1,4 @@
-"""What the ranks of the tests run: whole tiny generations, alone and together."""
+"""Whole tiny generations that the ranks of the tests run, alone and together."""
 
 from functools import partial
 
@@ -104,25 +104,25 @@ GUIDED = [
     "wan animate, announced",
     "wan vace",
 ]
-# Families whose tokens cannot be shared.
-WHOLE = [
-    "bria-fibo2",
-    "chroma",
-    "cosmos 3",
-    "flux3",
-    "framepack",
-    "helios",
-    "hidream",
-    "hunyuan video image to video, tokens replaced",
-    "kandinsky 6",
-    "ltx-2",
-    "minimax h3",
-    "ovis-image",
-    "qwen-image 2.1",
-    "sd3.5 medium",
-    "wan animate",
-    "z-image",
-]
+# Families whose tokens cannot be shared, and why.
+REASONS = {
+    "bria-fibo2": "blocks before the main ones see the image or the text alone",
+    "chroma": "the pipeline passes an attention mask",
+    "cosmos 3": "it finds rows of text, sound and video by their places",
+    "flux3": "blocks before the joint ones see the image or the text alone",
+    "framepack": "its blocks tell earlier frames from present ones",
+    "helios": "its blocks tell earlier frames from present ones",
+    "hidream": "it cuts images into tokens itself",
+    "hunyuan video image to video, tokens replaced": "it modulates the tokens of the first frame",
+    "kandinsky 6": "its sound attends to all tokens of the video",
+    "ltx-2": "its sound attends to all tokens of the video",
+    "minimax h3": "it finds rows of text, sound and video by their places",
+    "ovis-image": "its tokens cannot be shared yet",
+    "qwen-image 2.1": "its first step, which keeps keys of the prompt",
+    "sd3.5 medium": "its second attention (attn2, in dual layers) is not exchanged",
+    "wan animate": "its blocks see faces frame by frame",
+    "z-image": "layers before the joint ones see the image or the text alone",
+}
 # Where processes share the query rows; of every way to have text in the sequence, and none.
 RING = [
     "cogvideox 2b, guided",
@@ -140,7 +140,7 @@ RING = [
 
 
 def case(name):
-    """What makes a pipeline, its call, and changes of the config."""
+    """The function that makes a pipeline, its call, and changes of the config."""
     if name in OTHERS:
         return OTHERS[name]
     family, _, variant = (name, "", "") if name in FAMILIES else name.partition(", ")
@@ -159,12 +159,12 @@ def generate(pipe, call, seed=0):
 
 
 def everything(names):
-    """What `together` finds, also of guidance branches, and a pipeline that diffusers shared."""
+    """The findings of `together`, also of guidance branches, and of what diffusers shared."""
     return {
         **together(names),
         "guidance": together(GUIDED, guidance=2),
         "ring": together(RING, ring=2),
-        "whole": {name: said_of(FAMILIES[name].make()) for name in WHOLE},
+        "whole": {name: said_of(FAMILIES[name].make()) for name in REASONS},
         "forced": said_of(
             skyreels(forced_arguments, inject_sample_info=True), FAMILIES["skyreels v2"].call
         ),
@@ -200,7 +200,7 @@ def said_of_an_unguided_pipeline():
 
 
 def said_of(pipe, call=None):
-    """What is said of a pipeline that shares tokens, at once or before the first step of a call."""
+    """The refusal of a pipeline that shares tokens, at once or before the first step of a call."""
     try:
         parallel = chipsparse.Parallel(ulysses=dist.get_world_size())
         with torch.no_grad(), chipsparse.enable(pipe, SPARSE, parallel=parallel):
@@ -230,7 +230,7 @@ def run(pipe, call, config, parallel):
 
 
 def report_of_layers(report):
-    """How often layers took each action."""
+    """The number of times that layers took each action."""
     counts = {}
     for step in report.steps:
         for entry in step.layers:
@@ -277,7 +277,7 @@ def stock(name):
 
 
 def tried(pipe, call):
-    """What a generation gives, or the error where diffusers has no ring attention for CPUs."""
+    """The result, or the error where diffusers has no ring attention for CPUs."""
     try:
         return generate(pipe, call)
     except (NotImplementedError, RuntimeError, ValueError) as error:

@@ -30,24 +30,22 @@ BOTH = chipsparse.Parallel(ulysses=2)
 ROWS = chipsparse.Parallel(ring=2)
 
 
-def forgotten_head_offset():
+def forgotten(offset):
     on_rank = split_sequence.on_rank
 
     def without(layout, cut, rank):
-        found = on_rank(layout, cut, rank)
-        return replace(found, share=replace(found.share, first_head=0))
+        part = on_rank(layout, cut, rank)
+        return replace(part, share=replace(part.share, **{offset: 0}))
 
     return mock.patch.object(split_sequence, "on_rank", without)
+
+
+def forgotten_head_offset():
+    return forgotten("first_head")
 
 
 def forgotten_block_offset():
-    on_rank = split_sequence.on_rank
-
-    def without(layout, cut, rank):
-        found = on_rank(layout, cut, rank)
-        return replace(found, share=replace(found.share, first_row=0))
-
-    return mock.patch.object(split_sequence, "on_rank", without)
+    return forgotten("first_row")
 
 
 def rotary_cut_before_ordering():
@@ -88,7 +86,7 @@ def refreshes_alone():
 
 
 def seen():
-    """How far each mistake is from one process, and the errors of ranks that differ."""
+    """The distance of each mistake from one process, and the errors of ranks that differ."""
     with torch.no_grad():
         alone, _ = run(wan_of(4), CALL, SPARSE, None)
         found = {"right": largest_difference(run(wan_of(4), CALL, SPARSE, BOTH)[0], alone)}

@@ -3,6 +3,7 @@
 import pytest
 
 from chipsparse.pipelines.registry import ADAPTERS
+from tests.pipelines.parallel.equal_bits import REASONS
 from tests.pipelines.test_families import FAMILIES
 from tests.ranks import run_ranks
 
@@ -64,7 +65,7 @@ def check(name, results):
 
 
 def check_guided(name, results):
-    """As `check`; each rank takes part in the calls of one branch alone."""
+    """Like `check`; each rank takes part in the calls of one branch alone."""
     assert all(each["ranks agree"] for each in results), name
     (judged,) = (each for each in results if "difference" in each)
     assert judged["difference"] == 0, (name, judged)
@@ -94,26 +95,6 @@ def test_guidance_branches_on_two_ranks(two_ranks):
         check_guided(name, [each.result["guidance"][name] for each in two_ranks])
     for each in two_ranks:
         assert "needs a pipeline that guides" in each.result["unguided"]
-
-
-REASONS = {
-    "bria-fibo2": "blocks before the main ones see the image or the text alone",
-    "chroma": "the pipeline passes an attention mask",
-    "cosmos 3": "it finds rows of text, sound and video by their places",
-    "flux3": "blocks before the joint ones see the image or the text alone",
-    "framepack": "its blocks tell earlier frames from present ones",
-    "helios": "its blocks tell earlier frames from present ones",
-    "hidream": "it cuts images into tokens itself",
-    "hunyuan video image to video, tokens replaced": "it modulates the tokens of the first frame",
-    "kandinsky 6": "its sound attends to all tokens of the video",
-    "ltx-2": "its sound attends to all tokens of the video",
-    "minimax h3": "it finds rows of text, sound and video by their places",
-    "ovis-image": "its tokens cannot be shared yet",
-    "qwen-image 2.1": "its first step, which keeps keys of the prompt",
-    "sd3.5 medium": "its second attention (attn2, in dual layers) is not exchanged",
-    "wan animate": "its blocks see faces frame by frame",
-    "z-image": "layers before the joint ones see the image or the text alone",
-}
 
 
 @pytest.mark.slow

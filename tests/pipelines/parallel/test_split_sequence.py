@@ -1,4 +1,4 @@
-"""What a process without text passes through blocks that need some."""
+"""The stand-in for text in blocks that need some, on a process without."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ MODEL_ORDER = [HEADS * WIDTH, WIDTH, 1]
 
 
 class Query(torch.nn.Module):
-    """As in HunyuanVideo's single blocks: the last tokens are text, and not rotated."""
+    """HunyuanVideo's single blocks: the last tokens are text, and not rotated."""
 
     def __init__(self):
         super().__init__()

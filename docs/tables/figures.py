@@ -1,4 +1,4 @@
-"""``python -m benchmarks figure KIND RECORDS... -o FIGURE``: the docs' figures, from records alone.
+"""``python -m docs.tables.figures KIND RECORDS... -o FIGURE``: figures from records alone.
 
 Kinds: ``curve`` (speed-up over the keep fraction, time over the tokens), ``parts`` (where a sparse
 step's time goes) and ``equal_work`` (quality over work and over time).
@@ -6,7 +6,7 @@ step's time goes) and ``equal_work`` (quality over work and over time).
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MultipleLocator, PercentFormatter
 
 from benchmarks import curves
-from benchmarks.curves import by_workload, on_gpu
+from benchmarks.curves import by_workload
 from benchmarks.records import Record, read
 from benchmarks.step_timing import PARTS
 
@@ -43,15 +43,13 @@ AXES: dict[curves.Axis, str] = {
 LEAST_LABEL = 0.025  # of a bar: what a share needs to be written on it
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the command."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draws a figure of the docs from records."""
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=DRAWN)
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True, help=".png or .webp")
-
-
-def run(args: Namespace, *_: Any) -> None:
-    """Draws a figure of the docs from records."""
+    args = parser.parse_args(arguments)
     options = {"lossless": True} if args.output.suffix == ".webp" else {}
     DRAWN[args.kind](read(*args.records)).savefig(args.output, pil_kwargs=options)
 
@@ -174,15 +172,9 @@ def equal_work(records: Sequence[Record]) -> Figure:
     A model, a size and a number of steps together have a panel of their own.
 
     Raises:
-        ValueError: no record is of a clip that is compared.
+        ValueError: there is no record.
     """
-    compared = curves.compared(curves.joined(records))
-    panels = [
-        (name, clips, axis)
-        for name, clips in by_workload(compared).items()
-        for axis in AXES
-        if axis == "work" or on_gpu(clips)
-    ]
+    panels = [(name, clips, axis) for name, clips in by_workload(records).items() for axis in AXES]
     if not panels:
         raise ValueError("no records of equal work")
     columns = min(2, len(panels))
@@ -205,9 +197,12 @@ def equal_work(records: Sequence[Record]) -> Figure:
     methods = [method for method in METHODS if method in handles]
     lines = [handles[method] for method in methods]
     figure.legend(lines, methods, loc="outside right upper", frameon=False)
-    devices = ", ".join(dict.fromkeys(clip["device"] for clip in compared))
+    devices = ", ".join(dict.fromkeys(clip["device"] for clip in records))
     figure.supxlabel(devices, color=NOTE, fontsize=9)
     return figure
 
 
 DRAWN = {"curve": curve, "parts": parts, "equal_work": equal_work}
+
+if __name__ == "__main__":
+    main()

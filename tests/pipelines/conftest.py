@@ -1,0 +1,27 @@
+"""Fixtures of several files: kernels that round alike, and CUDA graphs in software."""
+
+import pytest
+
+from chipsparse.graphs.step_graph import StepGraphs
+from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.session import Session
+from tests.graph_stand_in import TapeRecorder
+
+
+@pytest.fixture
+def first_dense_kernel(monkeypatch):
+    """Two sessions may find another dense kernel the fastest, and so round otherwise."""
+    monkeypatch.setattr(FastestKernel, "pick", lambda _, kernels, *inputs: next(iter(kernels)))
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """A CPU's stand-in for CUDA graphs, with which all sessions of the test record their steps."""
+    stand_in = TapeRecorder()
+
+    def session(*args, **kwargs):
+        return Session(*args, **kwargs, graphs=StepGraphs(stand_in))
+
+    monkeypatch.setattr("chipsparse.api.Session", session)
+    yield stand_in
+    assert (stand_in.dangling, stand_in.held) == (0, 0)
