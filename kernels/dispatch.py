@@ -83,7 +83,7 @@ def first_reason(*reasons: Reason) -> Reason:
     """Return the function that gives the first of several reasons, or None where there is none."""
 
     def reason(*facts: Any) -> str | None:
-        return next((text for each in reasons if (text := each(*facts)) is not None), None)
+        return next((text for check in reasons if (text := check(*facts)) is not None), None)
 
     return reason
 
@@ -111,10 +111,10 @@ def triton_or_reference(
     """Return the backends of most operations: a Triton kernel and the definition.
 
     Args:
-        package: of the operation, with ``triton_kernel`` and ``reference``.
+        package: the package of the operation, with ``triton_kernel`` and ``reference``.
         function: the name of the function that runs the operation in both.
         reasons: against tensors on a device that runs Triton.
-        triton_package: of the operation whose kernel computes this one, too; None for its own.
+        triton_package: the package whose kernel computes this operation, too; None for its own.
     """
     triton = imported(f"{triton_package or package}.triton_kernel", function)
     reason = first_reason(triton_unsupported_reason, *reasons)

@@ -74,7 +74,7 @@ def fp8_unsupported_reason(query: torch.Tensor, dtype: torch.dtype, *_: object) 
     """Return why attention kernels in FP8 cannot run, or None.
 
     Args:
-        query: of the device and head size in question, of any dtype.
+        query: a tensor of the device and head size in question, of any dtype.
         dtype: the dtype of what is quantized.
     """
     if dtype not in HALF_PRECISION:

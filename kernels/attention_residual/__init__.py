@@ -46,8 +46,8 @@ class AttentionResidual(Call[Residual]):
         kept_lse: (merge) its log-sum-exp, ``[B, H, N]`` float32 (float64 for float64 inputs); -inf
             where nothing is kept.
         lse: (merge) that of all columns, likewise.
-        delta_rule: which residual.
-        fp8: whether it is rounded to e4m3, with a scale for each row.
+        delta_rule: the rule that the residual is for.
+        fp8: True rounds it to e4m3, with a scale for each row.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Raises:

@@ -580,8 +580,8 @@ def _draw_kernel(
                 past = tl.minimum(tl.maximum(byte * 8 + 32 - end, 0), 31).to(tl.uint32)
                 free = ((~taken >> skipped) << skipped) << past >> past
                 lowest = (free ^ (free & (free - 1))).to(tl.float32).to(tl.int32, bitcast=True)
-                found = again & (free != 0)
-                drawn = tl.where(found, byte * 8 + (lowest >> 23) - 127, drawn)
+                hit = again & (free != 0)
+                drawn = tl.where(hit, byte * 8 + (lowest >> 23) - 127, drawn)
                 position = byte * 8 + 32
                 again = again & (free == 0)
                 # Past the end: once more for the part before the middle, if there is one.

@@ -23,8 +23,8 @@ class Fp8Dequantization(Call[torch.Tensor]):
     Args:
         data: e4m3 ``[R, K]`` with contiguous rows, as linears store their weights.
         scale: float32 ``[R, 1]``, one for each row (output channel), or ``[1, 1]``, one for all.
-        dtype: of the result: fp16, bf16, fp32 or fp64.
-        turned: whether the columns of the result are contiguous instead of its rows.
+        dtype: the dtype of the result: fp16, bf16, fp32 or fp64.
+        turned: True makes the columns of the result contiguous instead of its rows.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:

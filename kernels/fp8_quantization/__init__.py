@@ -45,7 +45,7 @@ class Fp8Attention:
         value_scale: float32 ``[B, H, D]``.
         value_mean: float32 ``[B, H, D]``.
         columns: M.
-        dtype: of query, key and value before, and of what is computed from these.
+        dtype: the dtype of query, key and value before, and of the output that they give.
     """
 
     query: torch.Tensor
@@ -91,7 +91,7 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
         query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
         key: ``[B, H, M, D]``, dtype and device of query.
         value: ``[B, H, M, D]``, likewise.
-        rotate: whether to rotate; D must be a power of two.
+        rotate: True rotates queries and keys; D must be a power of two.
         scale: factor of the scores; None for ``D ** -0.5``.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
@@ -111,7 +111,7 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
 
 
 def stored_order(device: torch.device) -> torch.Tensor:
-    """Which of 16 tokens stands at each place of stored values, int64 ``[16]``.
+    """The token of 16 that stands at each place of stored values, int64 ``[16]``.
 
     A thread that holds the scores of tokens ``2 t + e`` and ``8 + 2 t + e`` (t below 4, e below 2)
     finds them at the places ``4 t`` to ``4 t + 3``, where tensor cores want its four weights.

@@ -68,7 +68,7 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         return torch.empty(batch, heads, *shape, dtype=torch.float32, device=device)
 
     noted, made = numbers(chunks, NOTED.value, head_dim), numbers(MADE.value, head_dim)
-    found = Fp8Attention(
+    result = Fp8Attention(
         query=torch.empty_like(query, dtype=torch.int8),
         key=torch.empty(batch, heads, columns, head_dim, dtype=torch.int8, device=device),
         value=torch.empty(batch, heads, head_dim, stored, dtype=FP8, device=device),
@@ -108,8 +108,8 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             (batch * heads,),
             noted,
             made,
-            found.value_mean,
-            found.value_scale,
+            result.value_mean,
+            result.value_scale,
             columns,
             chunks,
             HEAD_DIM=head_dim,
@@ -122,14 +122,14 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             key,
             value,
             made,
-            found.query,
-            found.key,
-            found.value,
-            found.row_factor,
-            found.row_shift,
+            result.query,
+            result.key,
+            result.value,
+            result.row_factor,
+            result.row_shift,
             *query.stride()[:3],
             *strides,
-            *found.query.stride()[:3],
+            *result.query.stride()[:3],
             heads,
             rows,
             columns,
@@ -139,7 +139,7 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             **constants,
             num_stages=ROUND_STAGES,
         )
-    return found
+    return result
 
 
 @triton.jit

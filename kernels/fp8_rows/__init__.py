@@ -37,10 +37,10 @@ class Fp8RowRounding(Call[Fp8Rows]):
     Args:
         rows: floating point ``[M, K]`` with contiguous rows; where they are turned ``[B, M, K]`` of
             any strides.
-        headroom: how many times the largest number of a row one that is stored later by the same
-            scale may be before it saturates. Each doubling costs one of the fifteen exponents at
-            the small end.
-        turned: whether ``data[b, :, k]`` are contiguous, as `token_layout` says, instead of rows.
+        headroom: the factor by which a number that is stored later by the scale of a row may
+            exceed the row's largest before it saturates. Each doubling costs one of the fifteen
+            exponents at the small end.
+        turned: True makes ``data[b, :, k]`` contiguous, as `token_layout` says, instead of rows.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Raises:

@@ -179,7 +179,7 @@ def _list_kernel(
     row = tl.program_id(0)
     list_ptr = indices_ptr + row.to(tl.int64) * capacity
     lane = tl.arange(0, 32)
-    found = 0
+    listed = 0
     word = lane * 4
     next0, column = _load_words(packed_ptr, row, row_bytes, columns, word)
     next1, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 1)
@@ -204,8 +204,8 @@ def _list_kernel(
                 "=r,r,r,l,r,r,r,r,r,~{memory}",
                 [
                     upto,
-                    tl.minimum(total, capacity - found),
-                    (list_ptr + found + lane).to(tl.int64),
+                    tl.minimum(total, capacity - listed),
+                    (list_ptr + listed + lane).to(tl.int64),
                     tile_column,
                     bits0,
                     bits1,
@@ -218,15 +218,15 @@ def _list_kernel(
             )
         else:
             column = tile_column + lane * 128
-            place = found + upto - count
+            place = listed + upto - count
             place = _store_scattered(list_ptr, bits0, column, place, capacity)
             place = _store_scattered(list_ptr, bits1, column + 32, place, capacity)
             place = _store_scattered(list_ptr, bits2, column + 64, place, capacity)
             _store_scattered(list_ptr, bits3, column + 96, place, capacity)
-        found += total
-    found = tl.minimum(found, capacity)
-    tl.store(counts_ptr + row, found)
-    for first in range(found, capacity, 32):
+        listed += total
+    listed = tl.minimum(listed, capacity)
+    tl.store(counts_ptr + row, listed)
+    for first in range(listed, capacity, 32):
         tl.store(list_ptr + first + lane, tl.zeros([32], tl.int32), mask=first + lane < capacity)
 
 

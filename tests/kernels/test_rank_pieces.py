@@ -59,7 +59,7 @@ def test_pieces_lie_one_behind_the_other_and_come_back(backend, size, dim, piece
         assert torch.equal(packed.cpu(), element_by_element(tensors, pieces, dim))
         room = max(map(len, pieces)) + 1
         roomy = element_by_element(tensors, pieces, dim, room).to(device)
-        for buffer, options in ((packed, {}), (roomy, {"room": room})):
+        for buffer, options in ((packed, {}), (roomy, {"capacity": room})):
             found = tuple(_like(each, torch.full_like(each, 7)) for each in tensors)
             unpack_pieces(buffer, found, pieces, dim=dim, backend=backend, **options)
             inside = torch.tensor([any(i in piece for piece in pieces) for i in range(size[dim])])

@@ -209,7 +209,7 @@ REFUSED = {
     unpack_pieces: [
         ({"buffer": zeros(63)}, "buffer must have 48 elements"),
         ({"buffer": zeros(96)[::2]}, "contiguous"),
-        ({"room": 2}, "room must be at least 3, got 2"),
+        ({"capacity": 2}, "capacity must be at least 3, got 2"),
         ({"buffer": zeros(48).half()}, "buffer must be torch.float32"),
     ],
     sparse_mlp_down: [
