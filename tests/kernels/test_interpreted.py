@@ -22,11 +22,11 @@ OPERATIONS = {
     ),
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": (
-        "no_neurons_change_nothing or cache_in_single_precision or from_slots"
+        "no_neurons_change_nothing or neuron_by_neuron and 7-dtype1 or from_slots"
         " or is_not_seen and 7-17"
     ),
     "sparse_mlp_up": (
-        "views_of_larger_tensors or poisoned_entries or is_not_seen and False-7"
+        "views_of_larger_tensors or poison_leaves and dtype1 or is_not_seen and False-7"
         " or cannot_hold or in_fp8 and 128-True-7"
     ),
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",

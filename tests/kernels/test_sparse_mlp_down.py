@@ -46,20 +46,29 @@ def down_inputs(batch, rows, capacity, channels, neurons, *, dtype, device, seed
     return token_contiguous(delta), weight.to(device, dtype).T, cache
 
 
+def run_and_check(backend, delta, weight, neurons, old, cache_dtype=None, **options):
+    """The cache holds the old output and the products; the result is what it holds."""
+    cache, before = old.to(cache_dtype or old.dtype, copy=True), delta.clone()
+    result = sparse_mlp_down(delta, weight, neurons, cache, **options, backend=backend)
+    counts, block_size = options.get("counts"), options.get("block_size", 128)
+    expected = old.double().cpu() + added(delta, weight, neurons, counts, block_size)
+    assert_close(cache, expected, 1e-5 if cache_dtype else TOLERANCE[delta.dtype])
+    assert torch.equal(delta, before)
+    assert (result.dtype, result.is_contiguous()) == (delta.dtype, True)
+    assert result.data_ptr() != cache.data_ptr()
+    assert_rounded(result, cache)
+    return result
+
+
 @backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
     delta, weight, old = down_inputs(2, rows, 17, 24, 50, dtype=dtype, device=device)
     neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
-    cache = old.clone()
-    result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
-    expected = old.double().cpu() + added(delta, weight, neurons, None, 128)
-    assert_close(cache, expected, TOLERANCE[dtype])
-    assert result.dtype == dtype
-    assert result.is_contiguous()
-    assert result.data_ptr() != cache.data_ptr()
-    assert torch.equal(result, cache)
+    run_and_check(backend, delta, weight, neurons, old)
+    if dtype != torch.float64:
+        run_and_check(backend, delta, weight, neurons, old, cache_dtype=torch.float32)
 
 
 @backend_names(sparse_mlp_down)
@@ -70,16 +79,10 @@ def test_counts_and_block_sizes(backend, block_size, dtype, device):
     blocks = blocks_of(70, block_size)
     neurons = random_neurons(2, blocks, 9, 50, device=device)
     counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 10
-    cache, before = old.clone(), delta.clone()
-    result = sparse_mlp_down(
-        delta, weight, neurons, cache, counts=counts, block_size=block_size, backend=backend
-    )
-    expected = old.double().cpu() + added(delta, weight, neurons, counts, block_size)
-    assert_close(cache, expected, TOLERANCE[dtype])
-    assert torch.equal(result, cache)
-    assert torch.equal(delta, before)
+    options = {"counts": counts, "block_size": block_size}
+    result = run_and_check(backend, delta, weight, neurons, old, **options)
     empty_rows = slice(0, min(block_size, 70))  # the first block's count is 0
-    assert torch.equal(cache[0, empty_rows], old[0, empty_rows])
+    assert torch.equal(result[0, empty_rows], old[0, empty_rows])
 
 
 @backend_names(sparse_mlp_down)
@@ -89,11 +92,7 @@ def test_more_than_a_tile_of_everything(backend, channels, dtype, device):
     delta, weight, old = down_inputs(1, 300, 200, channels, 210, dtype=dtype, device=device)
     neurons = random_neurons(1, 3, 200, 210, device=device)
     counts = torch.tensor([[200, 64, 3]], dtype=torch.int32, device=device)
-    cache = old.clone()
-    result = sparse_mlp_down(delta, weight, neurons, cache, counts=counts, backend=backend)
-    expected = old.double().cpu() + added(delta, weight, neurons, counts, 128)
-    assert_close(cache, expected, TOLERANCE[dtype])
-    assert torch.equal(result, cache)
+    run_and_check(backend, delta, weight, neurons, old, counts=counts)
 
 
 @backend_names(sparse_mlp_down)
@@ -142,17 +141,6 @@ def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
         assert torch.equal(with_addend, plain)
         assert result.dtype == dtype
         assert_rounded(result, plain.float() + strided.float())
-
-
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_cache_in_single_precision(backend, dtype, device):
-    delta, weight, old = down_inputs(1, 131, 17, 24, 50, dtype=dtype, device=device)
-    neurons = random_neurons(1, 2, 17, 50, device=device)
-    cache = old.to(torch.float32, copy=True)
-    result = sparse_mlp_down(delta, weight, neurons, cache, backend=backend)
-    assert_close(cache, old.double().cpu() + added(delta, weight, neurons, None, 128), 1e-5)
-    assert_rounded(result, cache)
 
 
 @backend_names(sparse_mlp_down)
