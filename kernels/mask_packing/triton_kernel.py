@@ -9,6 +9,8 @@ word at either end of a row may hold bits of its neighbours, which are cut off.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -237,46 +239,38 @@ def pack_mask(call: PackMask) -> torch.Tensor:
 
 def packed_bits(mask: torch.Tensor) -> torch.Tensor:
     """Bools ``[..., M]`` as uint8 ``[..., ceil(M / 8)]``."""
-    shape, columns = mask.shape[:-1], mask.shape[-1]
-    row_bytes = -(-columns // 8)
-    packed = torch.empty(*shape, row_bytes, dtype=torch.uint8, device=mask.device)
-    if packed.numel():
-        grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
-        with torch.cuda.device_of(mask):
-            launch_changing(
-                _pack_kernel,
-                grid,
-                mask.contiguous().view(torch.uint8),
-                packed,
-                row_bytes,
-                columns,
-                EVEN=columns % 8 == 0,
-                BYTES=PACK_BYTES,
-                num_warps=PACK_WARPS,
-            )
+    columns = mask.shape[-1]
+    packed = torch.empty(*mask.shape[:-1], cdiv(columns, 8), dtype=torch.uint8, device=mask.device)
+    _convert(_pack_kernel, mask.contiguous().view(torch.uint8), packed, packed, columns)
     return packed
 
 
 def unpack_mask(call: UnpackMask) -> torch.Tensor:
     """Run a checked `UnpackMask`."""
-    packed, columns = call.packed, call.columns
-    shape, row_bytes = packed.shape[:-1], packed.shape[-1]
-    mask = torch.empty(*shape, columns, dtype=torch.bool, device=packed.device)
-    if mask.numel():
-        grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
-        with torch.cuda.device_of(packed):
+    packed, columns = call.packed.contiguous(), call.columns
+    mask = torch.empty(*packed.shape[:-1], columns, dtype=torch.bool, device=packed.device)
+    _convert(_unpack_kernel, packed, mask.view(torch.uint8), packed, columns)
+    return mask
+
+
+def _convert(
+    kernel: Any, source: torch.Tensor, result: torch.Tensor, packed: torch.Tensor, columns: int
+) -> None:
+    """Launch a kernel for every row of packed bits, from the source to the result."""
+    if result.numel():
+        row_bytes = packed.shape[-1]
+        with torch.cuda.device_of(result):
             launch_changing(
-                _unpack_kernel,
-                grid,
-                packed.contiguous(),
-                mask.view(torch.uint8),
+                kernel,
+                (packed.shape[:-1].numel(), cdiv(row_bytes, PACK_BYTES)),
+                source,
+                result,
                 row_bytes,
                 columns,
                 EVEN=columns % 8 == 0,
                 BYTES=PACK_BYTES,
                 num_warps=PACK_WARPS,
             )
-    return mask
 
 
 def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:

@@ -39,13 +39,13 @@ def attend(inputs, mask, block_size_q=128, **options):
 
 
 def recorded(cache, rule):
-    """What a rule reads of it."""
+    """The part of the cache that a rule reads."""
     of_merge = {name: cache[name] for name in ("lse_dense", "kept_mass")}
     return {"delta_rule": rule, "residual": cache[rule], **of_merge}
 
 
 def refreshed(inputs, mask, block_size_q, dtype):
-    """What a refresh records, from the formulas: output, residuals of both rules, lse, mass."""
+    """The record of a refresh by the formulas: output, residuals of both rules, lse, mass."""
     output, lse = full_attention(*inputs)
     kept, kept_lse = masked_attention(*inputs, mask, block_size_q)
     mass = torch.exp(kept_lse - lse)
@@ -236,15 +236,15 @@ def test_lists_beyond_32_bit_offsets(backend):
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("capacity", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_nothing_kept_is_zero(backend, capacity, dtype, device):
+def test_nothing_kept_is_zero(backend, dtype, device):
     inputs = attention_inputs(1, 2, 150, 40, 64, dtype=dtype, device=device)
-    indices = torch.zeros(1, 2, 2, capacity, dtype=torch.int32, device=device)
     counts = torch.zeros(1, 2, 2, dtype=torch.int32, device=device)
-    output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
-    assert (output == 0).all()
-    assert (lse == -torch.inf).all()
+    for capacity in (0, 5):
+        indices = torch.zeros(1, 2, 2, capacity, dtype=torch.int32, device=device)
+        output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
+        assert (output == 0).all()
+        assert (lse == -torch.inf).all()
 
 
 @backend_names(column_sparse_attention)
@@ -258,43 +258,42 @@ def test_large_scores_do_not_overflow(backend, device):
     assert_close(lse, expected_lse, 1e-5)
 
 
+def joined(rule, kept, kept_lse, residual, cache, rounding=0.0):
+    """The formulas of both rules in float64; within the rounding nothing was dropped."""
+    if rule == "difference":
+        return kept + residual.double()
+    now = torch.exp(kept_lse - cache["lse_dense"].double())[..., None]
+    dropped = 1 - cache["kept_mass"].double()[..., None]
+    merged = (now * kept + residual.double()) / (now + dropped)
+    return torch.where(dropped <= rounding, kept, merged)
+
+
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
-def test_rules_give_the_cached_output_back_when_nothing_changed(
-    backend, rule, dtype, strided, device
-):
-    inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device, strided=strided)
-    mask = random_mask(2, 2, 333, 131, 32, device=device)
-    cache = refreshed(inputs, mask, 32, dtype)
-    output, _ = attend(inputs, mask, 32, **recorded(cache, rule), backend=backend)
-    assert output.dtype == dtype
-    assert_close(output, cache["output"], TOLERANCE[dtype])
-    # Nothing is kept in the first block: the cached output itself.
-    assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
-
-
-@backend_names(column_sparse_attention)
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype, device):
+@pytest.mark.parametrize("changed", [False, True])
+def test_rules_match_their_formulas(backend, changed, rule, dtype, strided, device):
+    """Where nothing changed, they give the cached output back."""
     shape = (2, 2, 333, 131, 64)
-    before = attention_inputs(*shape, dtype=dtype, device=device, seed=0)
-    inputs = attention_inputs(*shape, dtype=dtype, device=device, seed=1)
-    mask = random_mask(*shape[:4], 64, device=device)
-    mask[:, :, -1, ::3] = False
-    cache = refreshed(before, mask, 64, torch.float32)
-    output, lse = attend(inputs, mask, 64, **recorded(cache, rule), backend=backend)
-    kept, kept_lse = masked_attention(*inputs, mask, 64)
-    residual = cache[rule].double()
-    if rule == "difference":
-        expected = residual + kept
-    else:
-        a = torch.exp(kept_lse - cache["lse_dense"])[..., None]
-        expected = (a * kept + residual) / (a + 1 - cache["kept_mass"].double()[..., None])
-    assert_close(output, expected, TOLERANCE[dtype])
+    before, inputs = (
+        attention_inputs(*shape, dtype=dtype, device=device, strided=strided, seed=seed)
+        for seed in (0, int(changed))
+    )
+    mask = random_mask(*shape[:4], 32, device=device)
+    if changed:
+        mask[:, :, -1, ::3] = False
+    cache = refreshed(before, mask, 32, torch.float32 if changed else dtype)
+    output, lse = attend(inputs, mask, 32, **recorded(cache, rule), backend=backend)
+    kept, kept_lse = masked_attention(*inputs, mask, 32)
+    assert output.dtype == dtype
     assert_close(lse, kept_lse, LSE_TOLERANCE[dtype])
+    if changed:
+        assert_close(output, joined(rule, kept, kept_lse, cache[rule], cache), TOLERANCE[dtype])
+    else:
+        assert_close(output, cache["output"], TOLERANCE[dtype])
+        # Nothing is kept in the first block: the cached output itself.
+        assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
 
 
 @backend_names(column_sparse_attention)
@@ -334,17 +333,12 @@ def test_a_residual_in_fp8_counts_as_what_it_stands_for(backend, rule, head_dim,
     rounded_cache = recorded(cache, rule) | {"residual": rounded, "residual_scale": scale}
     output, _ = attend(inputs, mask, **rounded_cache, backend=backend)
     kept, kept_lse = masked_attention(*inputs, mask, 128)
-    if rule == "difference":
-        expected = kept + meant
-    else:
-        mass, dropped = cache["kept_mass"].double(), 1 - cache["kept_mass"].double()
-        now = (kept_lse - cache["lse_dense"].double()).exp()[..., None]
-        expected = (now * kept + meant) / (now + dropped[..., None])
-        # Within the rounding of the outputs nothing was dropped, whatever that of e4m3 is.
-        nothing = dropped <= torch.finfo(torch.bfloat16).eps
-        assert nothing.any()
-        assert (mass[~nothing] > 1 - torch.finfo(torch.float8_e4m3fn).eps).any()
-        expected = torch.where(nothing[..., None], kept, expected)
+    # Within the rounding of the outputs nothing was dropped, whatever that of e4m3 is.
+    rounding = torch.finfo(torch.bfloat16).eps
+    dropped = 1 - cache["kept_mass"]
+    assert (dropped <= rounding).any()
+    assert (dropped[dropped > rounding] < torch.finfo(FP8).eps).any()
+    expected = joined(rule, kept, kept_lse, meant, cache, rounding)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
 
 

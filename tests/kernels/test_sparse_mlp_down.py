@@ -57,6 +57,7 @@ def run_and_check(backend, delta, weight, neurons, old, cache_dtype=None, **opti
     assert (result.dtype, result.is_contiguous()) == (delta.dtype, True)
     assert result.data_ptr() != cache.data_ptr()
     assert_rounded(result, cache)
+    assert cache_dtype or torch.equal(result, cache)
     return result
 
 
