@@ -34,7 +34,7 @@ OPERATIONS = {
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number and dtype1",
     "fp8_rows": "each_row and dtype1 or not_finite",
-    "attention_residual": "leave_of_the_difference_rule or other_strides or row_that_is_not_finite",
+    "attention_residual": "columns_leave and dtype1 or other_strides or row_that_is_not_finite",
     "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
 }
 

@@ -21,9 +21,18 @@ def some_mask(columns, device, rows=(2, 3, 5)):
     return (torch.rand(*rows, columns, generator=generator) < 0.3).to(device)
 
 
+def assert_lists(found, mask):
+    """Indices and counts of every row of a mask, ascending."""
+    indices, counts = found
+    expected, expected_counts = index_lists(mask)
+    assert indices.dtype == counts.dtype == torch.int32
+    assert torch.equal(indices, expected)
+    assert torch.equal(counts, expected_counts)
+
+
 @backend_names(pack_mask)
 @pytest.mark.parametrize("columns", WIDTHS)
-def test_packs_like_bitarray(backend, columns, device):
+def test_packs_like_bitarray_and_unpacks(backend, columns, device):
     from bitarray import bitarray
 
     mask = some_mask(columns, device)
@@ -32,13 +41,7 @@ def test_packs_like_bitarray(backend, columns, device):
     assert packed.shape == (2, 3, 5, -(-columns // 8))
     for row, bits in zip(mask.flatten(0, 2).tolist(), packed.flatten(0, 2).tolist(), strict=True):
         assert bytes(bits) == bitarray(row, endian="little").tobytes()
-
-
-@backend_names(unpack_mask)
-@pytest.mark.parametrize("columns", WIDTHS)
-def test_unpack_inverts_pack(backend, columns, device):
-    mask = some_mask(columns, device)
-    restored = unpack_mask(pack_mask(mask), columns, backend=backend)
+    restored = unpack_mask(packed, columns, backend=backend)
     assert restored.dtype == torch.bool
     assert torch.equal(restored, mask)
 
@@ -46,38 +49,27 @@ def test_unpack_inverts_pack(backend, columns, device):
 @backend_names(pack_mask)
 def test_views_that_are_not_contiguous(backend, device):
     mask = some_mask(64, device, rows=(20,)).T
-    packed = pack_mask(mask, backend=backend)
-    assert torch.equal(unpack_mask(packed, 20, backend=backend), mask)
-    view = packed.T.contiguous().T
+    view = pack_mask(mask, backend=backend).T.contiguous().T
     assert not view.is_contiguous()
     assert torch.equal(unpack_mask(view, 20, backend=backend), mask)
-    indices, counts = packed_to_indices(view, 20, backend=backend)
-    assert torch.equal(indices, index_lists(mask)[0])
-    assert torch.equal(counts, index_lists(mask)[1])
+    assert_lists(packed_to_indices(view, 20, backend=backend), mask)
 
 
 @backend_names(packed_to_indices)
 def test_rows_start_at_any_byte(backend, device):
     mask = some_mask(4 * 8 + 7, device, rows=(9,))
     packed = pack_mask(mask)
-    expected, expected_counts = index_lists(mask)
     for lead in range(4):
         buffer = torch.full((lead + packed.numel() + 5,), 0xFF, dtype=torch.uint8, device=device)
         view = buffer[lead : lead + packed.numel()].view_as(packed).copy_(packed)
-        indices, counts = packed_to_indices(view, mask.shape[-1], backend=backend)
-        assert torch.equal(indices, expected)
-        assert torch.equal(counts, expected_counts)
+        assert_lists(packed_to_indices(view, mask.shape[-1], backend=backend), mask)
 
 
 @backend_names(packed_to_indices)
 @pytest.mark.parametrize("columns", WIDTHS[1:])
 def test_indices_of_every_row_ascend(backend, columns, device):
     mask = random_mask(1, 2, 40, columns, 8, device=device)
-    indices, counts = packed_to_indices(pack_mask(mask), columns, backend=backend)
-    expected, expected_counts = index_lists(mask)
-    assert indices.dtype == counts.dtype == torch.int32
-    assert torch.equal(indices, expected)
-    assert torch.equal(counts, expected_counts)
+    assert_lists(packed_to_indices(pack_mask(mask), columns, backend=backend), mask)
 
 
 @backend_names(packed_to_indices)
