@@ -9,6 +9,8 @@ import torch
 
 from chipsparse.kernels.checks import check_floating
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
+from chipsparse.kernels.fp8_quantization import FP8
+from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.kernels.triton_support import float64_reason
 
 OP = "fp8_rows"
@@ -51,6 +53,15 @@ class Fp8RowRounding(Call[Fp8Rows]):
     _: KW_ONLY
     headroom: float = 1.0
     turned: bool = False
+
+    def results(self) -> Fp8Rows:
+        """Uninitialized results."""
+        rows = self.rows
+        if self.turned:
+            data = empty_token_contiguous(rows, *rows.shape, dtype=FP8)
+        else:
+            data = rows.new_empty(rows.shape, dtype=FP8)
+        return Fp8Rows(data, rows.new_empty(*rows.shape[:-1], 1, dtype=torch.float32))
 
     def check(self) -> None:
         """Raises ``ValueError`` where shape, dtype or headroom does not fit."""

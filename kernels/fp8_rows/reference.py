@@ -7,17 +7,11 @@ import torch
 from chipsparse.kernels.checks import ranges, tile_bytes
 from chipsparse.kernels.fp8_quantization import FP8, LARGEST_FP8
 from chipsparse.kernels.fp8_rows import SCALE_OF_ZEROS, SMALLEST_SCALE, Fp8RowRounding, Fp8Rows
-from chipsparse.kernels.token_layout import empty_token_contiguous
 
 
 def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
     """Run a checked `Fp8RowRounding`."""
-    rows = call.rows
-    if call.turned:
-        data = empty_token_contiguous(rows, *rows.shape, dtype=FP8)
-    else:
-        data = rows.new_empty(rows.shape, dtype=FP8)
-    scale = rows.new_empty(*rows.shape[:-1], 1, dtype=torch.float32)
+    rows, (data, scale) = call.rows, call.results()
     count = rows.shape[-2]
     row_bytes = 2 * 4 * (rows.numel() // max(1, count))
     for first, last in ranges(count, row_bytes, tile_bytes(rows.device)):

@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from chipsparse.kernels.fp8_quantization import FP8, LARGEST_FP8
+from chipsparse.kernels.fp8_quantization import LARGEST_FP8
 from chipsparse.kernels.fp8_rows import SCALE_OF_ZEROS, SMALLEST_SCALE, Fp8RowRounding, Fp8Rows
 from chipsparse.kernels.launch import launch
-from chipsparse.kernels.token_layout import empty_token_contiguous, has_padding
+from chipsparse.kernels.token_layout import has_padding
 from chipsparse.kernels.triton_blocks import to_fp8_bytes
 from chipsparse.kernels.triton_support import cdiv, converts_fp8, next_power_of_2
 
@@ -37,12 +37,7 @@ WARPS = 8
 
 def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
     """Run a checked `Fp8RowRounding`."""
-    rows = call.rows
-    if call.turned:
-        data = empty_token_contiguous(rows, *rows.shape, dtype=FP8)
-    else:
-        data = rows.new_empty(rows.shape, dtype=FP8)
-    scale = rows.new_empty(*rows.shape[:-1], 1, dtype=torch.float32)
+    rows, (data, scale) = call.rows, call.results()
     if not scale.numel():
         return Fp8Rows(data, scale)
     rounding: dict[str, Any] = {

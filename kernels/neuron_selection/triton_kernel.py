@@ -71,12 +71,34 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
     mean_cache = call.mean_cache
     batch, blocks, neurons = mean_cache.shape
     keep = min(call.keep_count, neurons)
-    if batch * blocks * keep == 0:
-        return torch.empty(batch, blocks, keep, dtype=torch.int32, device=call.hidden.device)
+    indices = torch.empty(batch, blocks, keep, dtype=torch.int32, device=mean_cache.device)
+    if indices.numel() == 0:
+        return indices
     tokens = mean_tokens(call.hidden, call.block_size)
     means, scores = thin_product(tokens, call, mean_cache)
-    assert scores is not None
-    return highest_changes(scores, means, mean_cache, keep)
+    padded = max(16, next_power_of_2(neurons))
+    # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
+    part = min(padded, TOP_PART)
+    programs = batch * blocks * cdiv(neurons, part)
+    if mean_cache.is_cuda and programs > multiprocessors(mean_cache.device):
+        part = padded
+    with torch.cuda.device_of(mean_cache):
+        launch(
+            _top_kernel,
+            (blocks, cdiv(neurons, part), batch),
+            scores,
+            means,
+            mean_cache,
+            indices,
+            *mean_cache.stride(),
+            blocks,
+            neurons,
+            keep,
+            BLOCK=padded,
+            PART=part,
+            num_warps=next(warps for most, warps in TOP_WARPS if padded <= most),
+        )
+    return indices
 
 
 def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -174,51 +196,6 @@ def thin_product(
             **options,
         )
     return means, scores
-
-
-def highest_changes(
-    scores: torch.Tensor,
-    means: torch.Tensor,
-    mean_cache: torch.Tensor,
-    keep: int,
-) -> torch.Tensor:
-    """The neurons of the ``keep`` highest scores, whose means are then cached.
-
-    Args:
-        scores: float32 ``[B, G, F]``, contiguous, none negative.
-        means: float32 ``[B, G, F]``, contiguous.
-        mean_cache: float32 ``[B, G, F]``, MUTATED.
-        keep: from 1 to F.
-
-    Returns:
-        int32 ``[B, G, keep]``, ascending.
-    """
-    batch, blocks, neurons = scores.shape
-    indices = torch.empty(batch, blocks, keep, dtype=torch.int32, device=scores.device)
-    padded = max(16, next_power_of_2(neurons))
-    # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
-    part = min(padded, TOP_PART)
-    programs = batch * blocks * cdiv(neurons, part)
-    if scores.is_cuda and programs > multiprocessors(scores.device):
-        part = padded
-    warps = next(warps for most, warps in TOP_WARPS if padded <= most)
-    with torch.cuda.device_of(scores):
-        launch(
-            _top_kernel,
-            (blocks, cdiv(neurons, part), batch),
-            scores,
-            means,
-            mean_cache,
-            indices,
-            *mean_cache.stride(),
-            blocks,
-            neurons,
-            keep,
-            BLOCK=padded,
-            PART=part,
-            num_warps=warps,
-        )
-    return indices
 
 
 @triton.jit(do_not_specialize=["rows", "channels", "first_block", "blocks", "block_size"])
