@@ -101,11 +101,10 @@ def _size(x):
 
 @triton.jit
 def _scale(largest, UNITS: tl.constexpr):
-    """Scales of rows by their largest sizes, what is stored of them, and which are finite."""
+    """Scales of rows by their largest sizes, and which of them are finite."""
     scale = tl.maximum(largest * UNITS, LEAST)
     scale = tl.where(largest == 0, OF_ZEROS, scale)
-    finite = scale < INFINITY
-    return tl.where(finite, scale, 1.0), tl.where(finite, scale, float("nan")), finite
+    return scale, scale < INFINITY
 
 
 @triton.jit
@@ -128,9 +127,9 @@ def _round_rows_kernel(
         at = first + place
         x = tl.load(rows_ptr + at, mask=at < width, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, _size(x))
-    scale, stored, finite = _scale(tl.max(largest, 0), UNITS)
-    tl.store(scale_ptr + row, stored)
-    units = tl.div_rn(1.0, scale)
+    scale, finite = _scale(tl.max(largest, 0), UNITS)
+    tl.store(scale_ptr + row, tl.where(finite, scale, float("nan")))
+    units = tl.div_rn(1.0, tl.where(finite, scale, 1.0))
     for first in range(0, width, TILE):
         at = first + place
         x = tl.load(rows_ptr + at, mask=at < width, other=0.0).to(tl.float32)
@@ -207,10 +206,11 @@ def _round_turned_kernel(
         rows_ptr, stride_b, stride_m, stride_k, count, width, EIGHT_AT_ONCE, ROWS, COLUMNS
     )
     bits = tl.load(largest_ptr + b * count + row, mask=row < count, other=0)
-    scale, stored, finite = _scale(bits.to(tl.float32, bitcast=True), UNITS)
+    scale, finite = _scale(bits.to(tl.float32, bitcast=True), UNITS)
     if tl.program_id(1) == 0:
+        stored = tl.where(finite, scale, float("nan"))
         tl.store(scale_ptr + b * count + row, stored, mask=row < count)
-    units = tl.div_rn(1.0, scale)
+    units = tl.div_rn(1.0, tl.where(finite, scale, 1.0))
     x = tl.where(finite[:, None], x, 0.0) * units[:, None]
     data_stride_k = data_stride_k // 8 * 8
     places = data_ptr + b * data_stride_b + row[:, None]
