@@ -64,7 +64,7 @@ def test_json_lines_have_settings(lines):
         '{"seed": 18446744073709551615, "prompt": "", "negative_prompt": "b"}'
     )
     assert lines("p.jsonl", content) == [
-        (1, "a", {"height": 32, "guidance_scale": 3, "dense": True}),
+        (1, "a", {"height": 32, "guidance_scale": 3, "dense": "true"}),
         (3, "", {"seed": 2**64 - 1, "negative_prompt": "b"}),
     ]
 
@@ -73,6 +73,8 @@ def test_json_lines_have_settings(lines):
     ("name", "line", "sentence"),
     [
         ("p.jsonl", '{"prompt": "a"', "it is no JSON: "),
+        ("p.jsonl", "[" * 100_000, "it is no JSON: "),
+        ("p.jsonl", '{"prompt": "a", "seed": ' + "1" * 5000 + "}", "it is no JSON: "),
         ("p.jsonl", '["a"]', "it is no JSON object"),
         ("p.jsonl", '{"seed": 1}', "it has no prompt"),
         ("p.jsonl", '{"prompt": 3}', "--prompt 3 must be a valid string"),
