@@ -29,7 +29,6 @@ from chipsparse.config import Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.kernels.dense_attention import faster_than_the_library
-from chipsparse.layers.mlp_weights import Fp8MLPWeights
 from chipsparse.layers.state import StepState
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
@@ -218,8 +217,8 @@ class ModelAdapter(ModelFamily):
                     self._replace_processor(module, processor)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 self.hook_attention(module)
-            self._feed_forwards = self.feed_forwards()
-            for layer, site in enumerate(self._feed_forwards):
+            self.feed_forward_sites = self.feed_forwards()
+            for layer, site in enumerate(self.feed_forward_sites):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)
             if self.split is not None and self.cuts_at_blocks:
@@ -545,7 +544,7 @@ class ModelAdapter(ModelFamily):
         if any(hooks_of(self.transformer)):
             return
         known = {(entry.layer, entry.part) for entry in record.layers} | self._known_dense
-        counts = {"attention": len(self.self_attentions()), "mlp": len(self._feed_forwards)}
+        counts = {"attention": len(self.self_attentions()), "mlp": len(self.feed_forward_sites)}
         if self.why_attention_is_dense(arguments) is not None:
             counts["attention"] = 0
         unseen = {
@@ -727,7 +726,7 @@ class ModelAdapter(ModelFamily):
             for layer, module in enumerate(self.self_attentions())
             if all_dense or not is_claimed(module)
         }
-        forms = dict(enumerate(map(self._form, self._feed_forwards)))
+        forms = dict(enumerate(map(self._form, self.feed_forward_sites)))
         dense |= {(layer, "mlp") for layer, form in forms.items() if isinstance(form, str)}
         fp8_mlps = {
             layer: form.fp8
@@ -898,10 +897,6 @@ class ModelAdapter(ModelFamily):
         attend = self.session.attention[layer]
         return attend if self.split is None else functools.partial(self.split.attend, attend)
 
-    def fp8_weights(self, layer: int) -> Fp8MLPWeights:
-        """The weights of a feed-forward layer that has them in FP8."""
-        return self._feed_forwards[layer].fp8_weights()
-
     def unpatched_attention(
         self,
         layer: int,
@@ -984,7 +979,7 @@ class ModelAdapter(ModelFamily):
         dense: dict[str, list[int]] = {}
         if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
             self._layouts.undo()
-        for layer, site in enumerate(self._feed_forwards):
+        for layer, site in enumerate(self.feed_forward_sites):
             form = self._readable_form(site) if wanted else None
             if isinstance(form, str):
                 dense.setdefault(form, []).append(layer)

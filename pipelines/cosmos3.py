@@ -125,7 +125,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
                 return forward()
             self.session.reset()
             self.session.report.run_dense(ACTIONS_ALONE)
-            for site in self._feed_forwards:
+            for site in self.feed_forward_sites:
                 site.run_as(None)
             return forward()
 

@@ -82,7 +82,7 @@ def parts_of(module: Any) -> Parts | None:
     return OWN_CLASSES.get(f"{stock.__module__.rpartition('.')[2]}.{stock.__name__}")
 
 
-def linears(module: Any) -> Linears:
+def linears_of(module: Any) -> Linears:
     """The linears of a feed-forward module."""
     parts = parts_of(module)
     if parts is None:

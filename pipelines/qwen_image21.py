@@ -84,7 +84,7 @@ class QwenImage21Adapter(ModelAdapter):
         with self.outside_of_session(context):
             if arguments.get(MODE) is None:
                 self.session.report.run_dense(NO_CACHE)
-            for site in self._feed_forwards:
+            for site in self.feed_forward_sites:
                 site.run_as(None)
             return forward()
 
