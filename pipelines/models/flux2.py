@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from chipsparse.pipelines.feed_forward import FusedParallelFeedForward
-from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.pipelines.models.flux import FluxAdapter
 
 
 class Flux2Adapter(FluxAdapter):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers.models.transformers.transformer_ltx2 import AudioVisualModelOutput
 
-from chipsparse.pipelines.ltx import LTXAdapter
+from chipsparse.pipelines.models.ltx import LTXAdapter
 from chipsparse.pipelines.streams import apart, joined
 
 MASK = "video_self_attention_mask"

@@ -9,7 +9,7 @@ import torch
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.pipelines.models.flux import FluxAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, grids_of
 
