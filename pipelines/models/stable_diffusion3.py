@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 
-from chipsparse.layout import Grid, LayerKind
+from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
 
 CONTROL_SAMPLES = "block_controlnet_hidden_states"
 PROJECTIONS = 4  # q, k, v and out of one attention
+CLIP_TOKENS = 77  # which stand in the sequence before those of T5
 
 
 class JointProcessor(DispatchingProcessor):
@@ -86,6 +87,14 @@ class StableDiffusion3Adapter(ModelAdapter):
             )
             for is_dual, layers in groupby(dual)
         )
+
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """The planned sizes; the pipeline's length of the prompt is that of T5 alone."""
+        text = CLIP_TOKENS + text_tokens
+        return super().planned_layout(config, latents=latents, text_tokens=text, batch=batch)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grid of latents ``[B, C, H, W]``."""
