@@ -40,7 +40,13 @@ from chipsparse.pipelines.bridge import (
     register_runner,
     tagging_hook,
 )
-from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
+from chipsparse.pipelines.denoising_loop import (
+    DenoisingLoop,
+    check_scheduler,
+    largest,
+    scheduler_step,
+    value_passed_as,
+)
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.family import ModelFamily
@@ -57,7 +63,6 @@ from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.stacked_caches import hooks_of, why_refused
-from chipsparse.pipelines.timesteps import largest, value_passed_as
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
 from chipsparse.report.dense_layers import dense_notes

@@ -13,9 +13,9 @@ from diffusers.models.attention_processor import MochiAttnProcessor2_0
 
 from chipsparse.layers.state import StepState
 from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.denoising_loop import largest, value_passed_as
 from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
 from chipsparse.pipelines.separate_lengths import SeparateLengths
-from chipsparse.pipelines.timesteps import largest, value_passed_as
 
 GAPS = "the prompt's mask has gaps"
 

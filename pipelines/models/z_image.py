@@ -11,8 +11,8 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.denoising_loop import largest, value_passed_as
 from chipsparse.pipelines.separate_lengths import SeparateLengths
-from chipsparse.pipelines.timesteps import largest, value_passed_as
 from chipsparse.pipelines.token_grids import patched
 
 MULTIPLE = 32  # of tokens, to which the model pads images and prompts
