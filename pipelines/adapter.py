@@ -407,10 +407,34 @@ class ModelAdapter(ModelFamily):
         Raises:
             ValueError: if the transformer was compiled as a whole in its own place.
         """
+        with self._calling():
+            if torch.is_grad_enabled():
+                self._refuse_split("gradients are recorded; call it under torch.no_grad()")
+                remedy = "call the transformer under torch.no_grad()"
+                self._run_dense("gradients are recorded", remedy)
+                return forward(*args, **kwargs)
+            if is_compiled(self.transformer):
+                raise ValueError(compiled_as_a_whole(self.session.name))
+            arguments = self.named(args, kwargs)
+            self.session.report.in_call = self._loop.runs
+            model_call = ModelCall(forward, args, kwargs)
+            context = self._locate(arguments)
+            for expert in self.other_experts:  # done with for this generation: free its caches
+                expert.session.reset()
+            if not self._shares_guidance:
+                return self._call_at(context, arguments, model_call)
+            output = self._guided_call(
+                context, lambda: self.held_output(self._call_at(context, arguments, model_call))
+            )
+            return self.wrap_output(output, arguments)
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Around a call, which keeps other threads out."""
         with self.turn.only(type(self.transformer).__name__):
             outer, self.is_calling = self.is_calling, True
             try:
-                return self._call(forward, args, kwargs)
+                yield
             finally:
                 self.is_calling = outer
 
@@ -443,26 +467,6 @@ class ModelAdapter(ModelFamily):
         report.fall_back(f"everything runs dense: {reason}")
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
-
-    def _call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            self._refuse_split("gradients are recorded; call it under torch.no_grad()")
-            self._run_dense("gradients are recorded", "call the transformer under torch.no_grad()")
-            return forward(*args, **kwargs)
-        if is_compiled(self.transformer):
-            raise ValueError(compiled_as_a_whole(self.session.name))
-        arguments = self.named(args, kwargs)
-        self.session.report.in_call = self._loop.runs
-        model_call = ModelCall(forward, args, kwargs)
-        context = self._locate(arguments)
-        for expert in self.other_experts:  # done with for this generation: free its caches
-            expert.session.reset()
-        if not self._shares_guidance:
-            return self._call_at(context, arguments, model_call)
-        output = self._guided_call(
-            context, lambda: self.held_output(self._call_at(context, arguments, model_call))
-        )
-        return self.wrap_output(output, arguments)
 
     def _guided_call(self, context: StepContext, compute: Callable[[], Any]) -> torch.Tensor:
         """The output of a call whose step has others on other processes."""
