@@ -20,7 +20,7 @@ from chipsparse.experiments.diffusers_caches import (
 from chipsparse.experiments.engine import Applied, Sample, Way
 from chipsparse.experiments.other_attention import other_attention
 from chipsparse.experiments.store import Store
-from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.pipelines.diffusers_hooks import transformers_of
 
 FLOOR, MAG, SEA = "floor", "MagCache", "SeaCache"
 CALIBRATION = "MagCache, calibration"

@@ -47,7 +47,7 @@ from chipsparse.pipelines.denoising_loop import (
     scheduler_step,
     value_passed_as,
 )
-from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks
+from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.family import ModelFamily
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
@@ -62,7 +62,6 @@ from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
-from chipsparse.pipelines.stacked_caches import hooks_of, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
 from chipsparse.report.dense_layers import dense_notes
@@ -302,9 +301,9 @@ class ModelAdapter(ModelFamily):
         )
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of tokens of a call; here for latents ``[B, C, F, H, W]``."""
-        _, _, frames, rows, columns = self.latents(arguments).shape
-        return self.grids(self._model.config, (frames, rows, columns))
+        """The grids of tokens of a call, here of a video or image ``[B, C, (F,) H, W]``."""
+        _, _, *frames, rows, columns = self.latents(arguments).shape
+        return self.grids(self._model.config, (*(frames or [1]), rows, columns))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """The number of text tokens that a call has in the sequence."""
@@ -609,7 +608,7 @@ class ModelAdapter(ModelFamily):
             schedule=schedule,
             unnamed_branch=loop.unnamed_branch,
         )
-        loop.settle_correction(context.step)
+        loop.note_uncorrected(context.step)
         if not loop.correction.follows(loop.scheduler):
             loop.follow_schedulers()
         if context.generation != self._corrected_generation:
@@ -689,7 +688,7 @@ class ModelAdapter(ModelFamily):
         if now != place:
             owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
             held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
-            scales = [each[name] for each in held for name in each if name.endswith(SCALES)]
+            scales = [fields[name] for fields in held for name in fields if name.endswith(SCALES)]
             changes = scales != before and place[0] == context.generation
             self._guided = now, scales, changes, switches + (changes and not changed)
         return self._guided[-1]
@@ -832,6 +831,12 @@ class ModelAdapter(ModelFamily):
         """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
         return tuple(self.ordered(part, self.rotary_dim) for part in output)
 
+    def order_residuals(self, arguments: dict[str, Any], *names: str) -> None:
+        """Orders the residuals of a ControlNet: lists of tensors ``[B, N, C]``, where given."""
+        for name in names:
+            if arguments.get(name) is not None:
+                arguments[name] = [self.ordered(residual, 1) for residual in arguments[name]]
+
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """This process's share of the text tokens along a dimension."""
         return tensor if self.split is None else self.split.own_text(tensor, dim)
@@ -845,7 +850,8 @@ class ModelAdapter(ModelFamily):
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
 
-        The model may have dropped the first grids, as of references or earlier frames.
+        The model may have dropped the first grids, as of earlier frames, or the last ones
+        (`drops_last_grids`).
         """
         if not self.moves_tokens:
             return None
@@ -854,7 +860,8 @@ class ModelAdapter(ModelFamily):
             hidden = self.split.whole_grid(hidden)
         if self.session.tile_order is not None:
             _, inverse = self.session.tile_order
-            dropped = inverse.numel() - hidden.shape[1]
+            dropped = 0 if self.drops_last_grids else inverse.numel() - hidden.shape[1]
+            inverse = inverse[: dropped + hidden.shape[1]]
             inverse = inverse[dropped:] - dropped
             hidden = hidden.index_select(1, inverse.to(hidden.device))
         return (hidden, *rest)
@@ -1034,7 +1041,7 @@ class ModelAdapter(ModelFamily):
             )
         skips = self.session.plan is not None and self.session.plan.schedule.skips_any
         if self.session.wants_attention or skips:
-            reason = why_refused(self.transformer, skips=skips)
+            reason = why_caches_refused(self.transformer, skips=skips)
             if reason is not None:
                 raise ValueError(f"{type(self.transformer).__name__}: {reason}")
         self._checked_generation = generation

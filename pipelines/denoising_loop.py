@@ -83,9 +83,9 @@ class DenoisingLoop:
             self._not_corrected = schedule.why_not_corrected(self._shift[1])
         return self._not_corrected is None
 
-    def settle_correction(self, step: int | None = None) -> None:
-        """Notes where a skipped step cannot be put right (`StepCorrection.settle`)."""
-        self.correction.settle(self._not_corrected, step)
+    def note_uncorrected(self, step: int | None = None) -> None:
+        """Notes where a skipped step cannot be put right (`StepCorrection.note_uncorrected`)."""
+        self.correction.note_uncorrected(self._not_corrected, step)
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
@@ -203,7 +203,7 @@ class ModularLoop(DenoisingLoop):
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Around a call of the pipeline. Guiders and blocks may be exchanged between calls."""
         patches, components = Patches(), self.pipe.components
-        guiders = [each for each in components.values() if isinstance(each, BaseGuidance)]
+        guiders = [part for part in components.values() if isinstance(part, BaseGuidance)]
         try:
             for guider in guiders:
                 for name in ("prepare_inputs", "prepare_inputs_from_block_state"):

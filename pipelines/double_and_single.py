@@ -1,4 +1,4 @@
-"""Models with double blocks, which see image and text apart, and single ones of both joined."""
+"""Models with double blocks, with weights for image and text, and single ones of both."""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ class ModelFamily:
             repeated.
         exact_text: see `ModelLayout`, as for the next one.
         own_hidden_size: whether the config names a ``hidden_size`` that is not that of all heads.
+        drops_last_grids: whether the model drops the grids behind the first one, as of reference
+            images, before what takes the tokens last.
         rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
         shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
             they put in order. Not inherited, since it is to be tested for each.
@@ -84,6 +86,7 @@ class ModelFamily:
     shares_keys: ClassVar[bool] = False
     exact_text: ClassVar[bool] = False
     own_hidden_size: ClassVar[bool] = False
+    drops_last_grids: ClassVar[bool] = False
     rotary_dim: ClassVar[int] = 0
     shares_tokens: ClassVar[bool] = False
     why_whole: ClassVar[str] = "its tokens cannot be shared yet"

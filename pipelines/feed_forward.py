@@ -111,7 +111,9 @@ class FeedForwardSite:
         if form.fp8 is not None:
             return Fp8MLPWeights(*up, *down, form.activation, form.gate, *gate)
         if dtype is not None:
-            up, down, gate = ([autocast(each, dtype) for each in pair] for pair in (up, down, gate))
+            up, down, gate = (
+                [autocast(tensor, dtype) for tensor in pair] for pair in (up, down, gate)
+            )
         return MLPWeights.from_linears(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
@@ -192,7 +194,7 @@ class ParallelFeedForward(FeedForwardSite):
 
     The block joins ``act_mlp(proj_mlp(x))`` to the attention output and gives both to one linear,
     ``proj_out``. To run the layer as one op, the first two pass x on, so that the block joins x
-    itself to the attention output; ``proj_out`` takes them apart and computes the rest.
+    itself to the attention output; ``proj_out`` separates both and computes the rest.
     """
 
     names: ClassVar[tuple[str, ...]] = ("proj_mlp", "act_mlp", "proj_out")

@@ -52,7 +52,7 @@ def is_tag(mask: torch.Tensor | None) -> bool:
     return mask is not None and mask.ndim == 1
 
 
-def heads_apart(states: torch.Tensor, attention: Any) -> torch.Tensor:
+def split_heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
     """``[B, N, H * D]`` as ``[B, N, H, D]``."""
     return states.unflatten(2, (attention.heads, -1))
 
@@ -74,7 +74,7 @@ def joint_states(
 
     def stream(states: torch.Tensor, linears: list[Any], norms: list[Any]) -> list[torch.Tensor]:
         return [
-            normed(heads_apart(linear(states), attention), norm)
+            normed(split_heads(linear(states), attention), norm)
             for linear, norm in zip(linears, norms, strict=True)
         ]
 

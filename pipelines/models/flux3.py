@@ -29,6 +29,7 @@ class Flux3Adapter(FluxAdapter):
     sparse_attention = "joint attention of the single blocks"
     sparse_mlp = "feed-forward (gated) of all tokens in single blocks"
     guidance_argument = "guidance_scale"
+    drops_last_grids = True
     why_whole = "blocks before the joint ones see the image or the text alone, and stay as they are"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -67,14 +68,6 @@ class Flux3Adapter(FluxAdapter):
             parts |= dict.fromkeys((REFERENCES, REFERENCE_IDS), order[image:] - image)
         for name, part in parts.items():
             arguments[name] = arguments[name].index_select(-2, part.to(arguments[name].device))
-
-    def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Restores the order of the image alone, which comes out."""
-        if self.session.tile_order is None:
-            return None
-        hidden, *rest = args
-        inverse = self.session.tile_order[1][: hidden.shape[1]]
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
 
 def unscaled(ids: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
-from chipsparse.pipelines.streams import apart, joined
+from chipsparse.pipelines.streams import flattened, unflattened
 from chipsparse.pipelines.token_grids import frame_by_frame
 
 NABLA = "sparse_params"
@@ -140,7 +140,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
     def held_output(self, result: Any) -> torch.Tensor:
         """Video and, if there is any, sound side by side."""
         streams = result if isinstance(result, tuple) else (result.sample, result.audio_sample)
-        return joined([stream for stream in streams if stream is not None])
+        return flattened([stream for stream in streams if stream is not None])
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """The transformer's output; without sound a tuple of one tensor."""
@@ -151,7 +151,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
         shapes = [(*arguments["hidden_states"].shape[1:-1], config.out_visual_dim)]
         if sound is not None:
             shapes.append((sound.shape[1], config.out_audio_dim))
-        streams = apart(output, shapes)
+        streams = unflattened(output, shapes)
         if not arguments.get("return_dict", True):
             return streams
         video, audio = (*streams, None)[:2]

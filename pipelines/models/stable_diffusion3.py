@@ -96,11 +96,6 @@ class StableDiffusion3Adapter(ModelAdapter):
         text = CLIP_TOKENS + text_tokens
         return super().planned_layout(config, latents=latents, text_tokens=text, batch=batch)
 
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grid of latents ``[B, C, H, W]``."""
-        _, _, rows, columns = arguments["hidden_states"].shape
-        return self.grids(self._model.config, (1, rows, columns))
-
     def install_tile_order(self) -> None:
         """Hooks the patch embedding, the ControlNet's residuals and the output norm."""
         model, add = self._model, self._patches.add_hook
@@ -130,6 +125,4 @@ class StableDiffusion3Adapter(ModelAdapter):
         return self.ordered(output, 1)
 
     def _order_control(self, arguments: dict[str, Any]) -> None:
-        samples = arguments.get(CONTROL_SAMPLES)
-        if samples is not None:
-            arguments[CONTROL_SAMPLES] = [self.ordered(sample, 1) for sample in samples]
+        self.order_residuals(arguments, CONTROL_SAMPLES)

@@ -25,8 +25,8 @@ class ZImageAdapter(SeparateLengths):
 
     Images come as a list. Behind the image in the sequence stands its padding, then the prompt with
     its own: all these columns are kept, as text. Samples whose prompts are padded to other lengths
-    are called apart. The image tokens are put in order where the model cuts an image into patches
-    and gives them places, and in raster order again where it makes an image of patches.
+    are called separately. The image tokens are put in order where the model cuts an image into
+    patches and gives them places, and in raster order again where it makes an image of patches.
     """
 
     transformer_class = "ZImageTransformer2DModel"
@@ -161,7 +161,7 @@ class ZImageAdapter(SeparateLengths):
         def unpatchify(samples: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
             if self.session.tile_order is not None:
                 _, inverse = self.session.tile_order
-                samples = [each.index_select(0, inverse.to(each.device)) for each in samples]
+                samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
             return stock(samples, *args, **kwargs)
 
         return unpatchify
@@ -169,7 +169,7 @@ class ZImageAdapter(SeparateLengths):
     def _order_inputs(self, arguments: dict[str, Any]) -> None:
         samples = arguments.get(CONTROL_SAMPLES)
         if samples is not None:
-            ordered = {layer: self._ordered_first(each, 1) for layer, each in samples.items()}
+            ordered = {layer: self._ordered_first(sample, 1) for layer, sample in samples.items()}
             arguments[CONTROL_SAMPLES] = ordered
 
 
