@@ -925,13 +925,9 @@ class ModelAdapter(ModelFamily):
         output: torch.Tensor = attention_dispatch.dispatch_attention_fn(
             *(states.transpose(1, 2) for states in (query, key, value)),
             scale=scale,
-            backend=self.unpatched_backend(layer),
+            backend=self._unpatched_backends[layer],
         )
         return output.transpose(1, 2)
-
-    def unpatched_backend(self, layer: int) -> Any:
-        """The backend of diffusers that ours took the place of; None for the active one."""
-        return self._unpatched_backends[layer]
 
     def _has_faster_attention(self, layout: ModelLayout, arguments: dict[str, Any]) -> bool:
         """Return whether full attention is faster in our layers: by our kernel, or unmasked.

@@ -10,7 +10,7 @@ import torch
 
 from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid, LayerKind
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.step import StepContext
 

@@ -12,8 +12,12 @@ from diffusers.models.transformers.transformer_hidream_image import HiDreamAttnP
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
-from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, split_heads
+from chipsparse.pipelines.processors import (
+    DispatchingProcessor,
+    ProcessorTaggingAdapter,
+    dispatch,
+    split_heads,
+)
 from chipsparse.pipelines.token_grids import patched
 
 TEXTS = 3  # in each block's sequence: of T5, of Llama's last layer and of one for the block

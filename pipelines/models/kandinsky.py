@@ -11,7 +11,7 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.streams import flattened, unflattened
 from chipsparse.pipelines.token_grids import frame_by_frame
 

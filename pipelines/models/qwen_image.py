@@ -9,7 +9,7 @@ import torch
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.models.flux import PACKED
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, patched
 
