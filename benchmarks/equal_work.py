@@ -108,7 +108,7 @@ def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
 
 def _ours(path: Path, steps: int) -> Entry:
     config = load_profile(path).sparsity
-    actions = map(Schedule(config.schedule, steps).action, range(steps))
+    actions = Schedule(config.schedule, steps).actions
     sparse = (config.attention.is_sparse or config.mlp.is_sparse) and Action.SPARSE in actions
     return Entry(OURS if sparse else SKIPS, path.parent.name, path.stem, config)
 

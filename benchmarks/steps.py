@@ -178,8 +178,7 @@ def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
 
 def of_steps(config: SparsityConfig) -> SparsityConfig:
     """The config of measured steps: of each action that a config takes, one behind the other."""
-    schedule = Schedule(config.schedule, STEPS)
-    sparse = any(schedule.action(step) is Action.SPARSE for step in range(STEPS))
+    sparse = Action.SPARSE in Schedule(config.schedule, STEPS).actions
     full = [action for action in ACTIONS if action in ("dense", "skip")]
     return replace(
         config,

@@ -18,17 +18,11 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class _Seen(NamedTuple):
-    """A tensor, kept so that its memory is not used again, and what is known without reading it.
+    """A tensor, kept so that its memory is not used again, and what is known without reading it."""
 
-    Attributes:
-        tensor: itself, not copied.
-        place: its address, sizes, strides and dtype.
-        version: how often it was written to; 0 where PyTorch does not count that.
-    """
-
-    tensor: torch.Tensor
-    place: tuple[Any, ...]
-    version: int
+    tensor: torch.Tensor  # itself, not copied
+    place: tuple[Any, ...]  # its address, sizes, strides and dtype
+    version: int  # how often it was written to; 0 where PyTorch does not count that
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Seen:
@@ -48,12 +42,7 @@ class _Seen(NamedTuple):
 
 
 class Conditioning:
-    """The conditions of one call.
-
-    Args:
-        arguments: of the transformer, by name; only `CONDITIONS` are looked at.
-        others: what else counts.
-    """
+    """The conditions of one call."""
 
     def __init__(self, arguments: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         watched = {name: value for name, value in arguments.items() if CONDITIONS.search(name)}

@@ -28,6 +28,7 @@ OffloadMode = Literal["auto", "always", "never"]
 CachePrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
 Dense = Literal["dense"]
+LayerPart = tuple[int, Part]
 
 
 class ConfigError(ValueError):
@@ -76,9 +77,10 @@ class AttentionConfig(Validated):
         """True where self-attention may be sparse."""
         return self.density != "dense"
 
-    def precision_of(self, action: str) -> Precision:
-        """Return the precision of attention at a step of this action; auto: the model's own."""
-        return self.precision if action in ("dense", "refresh") else "auto"
+    @property
+    def in_fp8(self) -> bool:
+        """True where full attention is computed in 8 bits."""
+        return self.precision == "fp8"
 
 
 @dataclass(frozen=True)

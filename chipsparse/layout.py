@@ -14,47 +14,29 @@ Fp8Form = Literal["weights", "weights and inputs"]
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers of one build, which follow each other in the model.
+    """Layers of one build, which follow each other in the model."""
 
-    Attributes:
-        name: what the model calls them, such as "double" and "single".
-        layers: how many there are.
-        intermediate_size: neurons of their feed-forward layer.
-        mlp_sees_text: whether text tokens go through that layer as well, and may run sparse in it.
-        mlp_linears: linears of that layer with one row or column for each neuron; 3 where it is
-            gated.
-        projections: linears as wide as the hidden states that each token passes besides.
-    """
-
-    name: str
-    layers: int
-    intermediate_size: int
+    name: str  # what the model calls them, such as "double" and "single"
+    layers: int  # how many there are
+    intermediate_size: int  # neurons of their feed-forward layer
+    # Whether text tokens go through that layer as well, and may run sparse in it.
     mlp_sees_text: bool = True
+    # Linears of that layer with one row or column for each neuron; 3 where it is gated.
     mlp_linears: int = 2
-    projections: int = 4
+    projections: int = 4  # linears as wide as the hidden states that each token passes besides
 
 
 @dataclass(frozen=True)
 class Share:
-    """The share of a call that one of several processes has.
+    """The share of a call that one of several processes has."""
 
-    Attributes:
-        heads: inside of attention, the most that any of them has.
-        first_head: number of its own first one.
-        first_row: likewise of the query rows.
-        rows: how many query rows are its own.
-        most_rows: the most that any of them has.
-        tokens: outside of attention, the most that any of them has, text included.
-        grid_tokens: the same of video or image tokens alone.
-    """
-
-    heads: int
-    first_head: int
-    first_row: int
-    rows: int
-    most_rows: int
-    tokens: int
-    grid_tokens: int
+    heads: int  # inside of attention, the most that any of them has
+    first_head: int  # number of its own first one
+    first_row: int  # likewise of the query rows
+    rows: int  # how many query rows are its own
+    most_rows: int  # the most that any of them has
+    tokens: int  # outside of attention, the most that any of them has, text included
+    grid_tokens: int  # the same of video or image tokens alone
 
 
 @dataclass(frozen=True)
@@ -62,39 +44,29 @@ class ModelLayout:
     """Sizes that the plan and the session need.
 
     Layers are numbered in the order of ``kinds``: all of the first kind, then all of the next.
-
-    Attributes:
-        kinds: the transformer blocks with self-attention.
-        heads: attention heads per layer.
-        head_dim: channels per head.
-        batch: samples in one call.
-        grids: the video or image tokens as (frames, rows, columns) after patchification; a model
-            that sees several images in one sequence has one grid for each, in this order.
-        text_tokens: text tokens in the same sequence as the others (joint attention), and whatever
-            else stands in it: audio, images to go by. Their columns are always kept.
-        text_first: whether the text tokens stand before the others, or behind them.
-        share: what this process has of it; None: all.
-        guided_in_batch: guidance branches that the batch holds, one behind the other.
-        exact_text: whether the rows of the text tokens, which then stand before the others, are
-            computed in full at every step, too; caches then hold the others alone.
-        hidden_size: channels of the hidden states; None for those of all heads.
-        rows_before: query rows of zeros before those that may run sparse, so that blocks of them
-            lie in the video or image as another guidance branch's do.
-        samples: which videos or images a call has, where it is made for some of them; None: all.
     """
 
-    kinds: tuple[LayerKind, ...]
-    heads: int
-    head_dim: int
-    batch: int
+    kinds: tuple[LayerKind, ...]  # the transformer blocks with self-attention
+    heads: int  # attention heads per layer
+    head_dim: int  # channels per head
+    batch: int  # samples in one call
+    # The video or image tokens as (frames, rows, columns) after patchification; a model that sees
+    # several images in one sequence has one grid for each, in this order.
     grids: tuple[Grid, ...]
+    # Text tokens in the same sequence as the others (joint attention), and whatever else stands in
+    # it: audio, images to go by. Their columns are always kept.
     text_tokens: int = 0
-    text_first: bool = False
-    share: Share | None = None
-    guided_in_batch: int = 1
+    text_first: bool = False  # whether the text tokens stand before the others, or behind them
+    share: Share | None = None  # what this process has of it; None: all
+    guided_in_batch: int = 1  # guidance branches that the batch holds, one behind the other
+    # Whether the rows of the text tokens, which then stand before the others, are computed in full
+    # at every step, too; caches then hold the others alone.
     exact_text: bool = False
-    hidden_size: int | None = None
+    hidden_size: int | None = None  # channels of the hidden states; None for those of all heads
+    # Query rows of zeros before those that may run sparse, so that blocks of them lie in the video
+    # or image as another guidance branch's do.
     rows_before: int = 0
+    # Which videos or images a call has, where it is made for some of them; None: all.
     samples: tuple[int, ...] | None = None
 
     @property

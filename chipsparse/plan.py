@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from chipsparse.config import PARTS, ConfigError, Part, SparsityConfig
+from chipsparse.config import PARTS, ConfigError, Dense, LayerPart, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
-from chipsparse.schedule.schedule import MANY_STEPS, Schedule
 from chipsparse.schedule.schedule import Action as Action
-from chipsparse.schedule.text import forecast_text, list_text
+from chipsparse.schedule.schedule import Schedule, forecast_text, list_text
 from chipsparse.without_effect import without_effect
 
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
@@ -24,22 +24,15 @@ CACHED = (Action.SPARSE, Action.SKIP)
 class SparsityPlan:
     """The meaning of a config for one model and number of steps.
 
-    Attributes:
-        config: what the user asked for.
-        layout: the model's sizes.
-        steps: number of denoising steps, or None where the pipeline does not say.
-        first: the first of them that runs.
-        corrects: see `Schedule`.
-
     Raises:
         ConfigError: if the config names a layer that the model does not have.
     """
 
-    config: SparsityConfig
-    layout: ModelLayout
-    steps: int | None = None
-    first: int = 0
-    corrects: bool = True
+    config: SparsityConfig  # what the user asked for
+    layout: ModelLayout  # the model's sizes
+    steps: int | None = None  # number of denoising steps, or None where the pipeline does not say
+    first: int = 0  # the first of them that runs
+    corrects: bool = True  # see `Schedule`
 
     def __post_init__(self) -> None:
         count = self.layout.layers
@@ -66,80 +59,72 @@ class SparsityPlan:
         of_prompts = {name: getattr(self.layout, name) for name in names}
         return replace(other, layout=replace(other.layout, **of_prompts)) == self
 
+    @cached_property
+    def step_actions(self) -> tuple[Action, ...]:
+        """The planned action of every step from 0 on, for the layers that may be sparse."""
+        actions = self.schedule.actions
+        if self.has_sparse_layers:
+            return actions
+        return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
+
     def step_action(self, step: int) -> Action:
-        """Return the action of a step (from 0) for the layers that may be sparse."""
-        action = self.schedule.action(step)
-        return action if self.has_sparse_layers or action is Action.SKIP else Action.DENSE
+        """Return the planned action of a step, from 0."""
+        return self.step_actions[min(step, len(self.step_actions) - 1)]
 
-    def action(self, layer: int, step: int, part: Part) -> Action:
-        """Return the action of one layer's attention or MLP at one step."""
-        action = self.step_action(step)
-        if not self.is_sparse(layer, part) and action is not Action.SKIP:
-            return Action.DENSE
-        return action
+    @property
+    def sparse_steps(self) -> int:
+        """The number of sparse steps, as far as they are known before."""
+        return self.step_actions[self.first :].count(Action.SPARSE)
 
-    def density(self, layer: int, part: Part) -> float | None:
-        """Return the share of columns or neurons that a layer keeps by score; None: dense."""
-        return self._densities[part][layer]
+    @cached_property
+    def dense(self) -> Mapping[LayerPart, str]:
+        """Why the config keeps parts of layers dense at every step, by layer and part."""
+        first, reasons = self.config.schedule.first_dense_layers, {}
+        for (layer, part), share in self._shares.items():
+            if not getattr(self.config, part).is_sparse:
+                reasons[layer, part] = f"{part}.density is dense"
+            elif layer < first:
+                reasons[layer, part] = f"schedule.first_dense_layers is {first}"
+            elif share == "dense":
+                reasons[layer, part] = "layers names it dense"
+        return reasons
+
+    @cached_property
+    def _shares(self) -> Mapping[LayerPart, float | Dense]:
+        """What the config asks of each part, whatever the first layers do."""
+        shares: dict[LayerPart, float | Dense] = {
+            (layer, part): getattr(self.config, part).density
+            for part in PARTS
+            for layer in range(self.layout.layers)
+        }
+        for budget in self.config.layers:
+            for layer, part in itertools.product(itertools.chain(*budget.ranges), PARTS):
+                share = getattr(budget, part)
+                if share is not None:
+                    shares[layer, part] = share
+        return shares
 
     def is_sparse(self, layer: int, part: Part) -> bool:
         """Return True where a layer's attention or MLP runs sparse if the schedule says so."""
-        return self.density(layer, part) is not None
+        return (layer, part) not in self.dense
 
-    def why_dense(self, layer: int, part: Part) -> str | None:
-        """Return what of the config keeps a part dense at every step; None where nothing does."""
-        if self.is_sparse(layer, part):
-            return None
-        config, first = self.config, self.config.schedule.first_dense_layers
-        if not (config.attention if part == "attention" else config.mlp).is_sparse:
-            return f"{part}.density is dense"
-        if layer < first:
-            return f"schedule.first_dense_layers is {first}"
-        return "layers names it dense"
+    def density(self, layer: int, part: Part) -> float | None:
+        """Return the share of columns or neurons that a layer keeps by score; None: dense."""
+        share = self._shares[layer, part]
+        return None if (layer, part) in self.dense or share == "dense" else share
 
-    @cached_property
-    def _densities(self) -> dict[Part, list[float | None]]:
-        return {part: self._resolve(part) for part in PARTS}
-
-    @cached_property
+    @property
     def has_sparse_layers(self) -> bool:
         """True where the attention or MLP of any layer may run sparse."""
-        densities = itertools.chain(*self._densities.values())
-        return any(density is not None for density in densities)
-
-    def _resolve(self, part: Part) -> list[float | None]:
-        config = self.config.attention if part == "attention" else self.config.mlp
-        count = self.layout.layers
-        if config.density == "dense":
-            return [None] * count
-        densities: list[float | None] = [config.density] * count
-        for budget in self.config.layers:
-            share = getattr(budget, part)
-            if share is not None:
-                for layers in budget.ranges:
-                    for layer in layers:
-                        densities[layer] = None if share == "dense" else share
-        first = min(count, self.config.schedule.first_dense_layers)
-        return [None] * first + densities[first:]
+        return len(self.dense) < len(self._shares)
 
     def is_dense(self) -> bool:
         """Return True where no layer ever uses a cache, so that nothing need be recorded."""
-        return not self._has_sparse_steps
-
-    @cached_property
-    def _has_sparse_steps(self) -> bool:
-        return self.has_sparse_layers and any(
-            self.step_action(step) is Action.SPARSE for step in self.schedule.known_steps
-        )
+        return self.sparse_steps == 0
 
     def captures_steps(self) -> bool:
         """Return True where sparse steps can be captured as CUDA graphs if the device has them."""
         return self.config.cuda_graphs != "never" and not self.is_dense()
-
-    def sparse_steps_from(self, step: int) -> int:
-        """Return the number of sparse steps from a step on, as far as they are known before."""
-        steps = self.schedule.known_steps[step:]
-        return [self.step_action(step) for step in steps].count(Action.SPARSE)
 
     def taken(self, step: int, recorded: Action | None) -> Action:
         """Return the action that a guidance branch takes at a step.
@@ -167,16 +152,9 @@ class SparsityPlan:
         """True where a sparse step comes before the next planned refresh."""
         if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
             return True
-        end = step + MANY_STEPS if self.steps is None else self.steps
-        later = map(self.step_action, range(step + 1, end))
+        later = self.step_actions[step + 1 :]
         readers = (action for action in later if action in (Action.SPARSE, Action.REFRESH))
         return next(readers, None) is Action.SPARSE
-
-    def recorded_after(self, step: int, action: Action, recorded: Action | None) -> Action | None:
-        """Return what a branch has recorded once it took an action at a step; see `taken`."""
-        if action in CACHED or (action is Action.DENSE and recorded is not None):
-            return recorded
-        return action
 
     def actions(self, first: int = 0, end: int | None = None) -> list[Action]:
         """Return the actions of a branch from the first step that it is called at.
@@ -191,15 +169,11 @@ class SparsityPlan:
         recorded = None
         for step in range(first, end):
             actions.append(self.taken(step, recorded))
-            recorded = self.recorded_after(step, actions[-1], recorded)
+            recorded = recorded_after(actions[-1], recorded)
         return actions
 
     def notes(self, *, on_cpu: bool = False) -> list[str]:
-        """Return a sentence for whatever of the config cannot be done.
-
-        Args:
-            on_cpu: True where the generation runs on a CPU.
-        """
+        """Return a sentence for whatever of the config cannot be done."""
         notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
         if self.steps is not None and self.schedule.full_steps is not None:
             notes += [
@@ -208,7 +182,7 @@ class SparsityPlan:
                 for step, action in enumerate(self.actions())
                 if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
             ]
-        if self.config.attention.precision == "fp8" and self.layout.tokens < FP8_PAYS_TOKENS:
+        if self.config.attention.in_fp8 and self.layout.tokens < FP8_PAYS_TOKENS:
             notes.append(
                 f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
                 f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"
@@ -243,6 +217,13 @@ class SparsityPlan:
             if schedule.skips_any and (forecast := forecast_text(schedule)):
                 text += f"; skipped ones{forecast}"
         return text
+
+
+def recorded_after(action: Action, recorded: Action | None) -> Action | None:
+    """Return what a branch has recorded once it took an action; see `SparsityPlan.taken`."""
+    if action in CACHED or (action is Action.DENSE and recorded is not None):
+        return recorded
+    return action
 
 
 def _count(fraction: float | None, total: int) -> int:

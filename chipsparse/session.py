@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -16,10 +16,9 @@ from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
-from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.config import PARTS, LayerPart, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
-from chipsparse.graphs.sparse_calls import SparseCalls
-from chipsparse.graphs.step_graph import ModelCall, StepGraphs
+from chipsparse.graphs.step_graph import Capturer, ModelCall, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
@@ -30,7 +29,7 @@ from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import Agreement
-from chipsparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.plan import CACHED, Action, SparsityPlan, recorded_after
 from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.kept_columns import KeptColumns
@@ -55,66 +54,52 @@ class LayerObserver(Protocol):
 class Layers(dict[int, Callable[..., torch.Tensor]]):
     """Layers of one kind by number, made when they are first asked for."""
 
-    def __init__(self, make: Callable[[int], Callable[..., torch.Tensor]]) -> None:
-        self._make = make
+    def __init__(
+        self,
+        kind: type[AttentionLayer | MLPLayer],
+        shared: Shared,
+        observe: Callable[..., torch.Tensor] | None,
+    ) -> None:
+        self._kind, self._shared, self._observe = kind, shared, observe
 
-    def __missing__(self, layer: int) -> Callable[..., torch.Tensor]:
-        self[layer] = made = self._make(layer)
-        return made
+    def __missing__(self, number: int) -> Callable[..., torch.Tensor]:
+        layer = self._kind(number, self._shared)
+        self[number] = layer if self._observe is None else partial(self._observe, layer)
+        return self[number]
 
 
 @dataclass
 class _Branch:
-    """The progress of one guidance branch in a generation.
-
-    Attributes:
-        plan: of its calls.
-        recorded: see `SparsityPlan.taken`.
-        last_step: at which it was called.
-        refreshed_at: step of its last refresh; -1 before the first.
-        dense: see `StepState`.
-        captures: likewise.
-        conditioning: of its last call, where that is known.
-    """
+    """The progress of one guidance branch in a generation."""
 
     plan: SparsityPlan
-    recorded: Action | None = None
-    last_step: int = -1
-    refreshed_at: int = -1
-    dense: Mapping[tuple[int, Part], str] = field(default_factory=dict)
-    captures: bool = False
-    conditioning: Conditioning | None = None
+    recorded: Action | None = None  # see `SparsityPlan.taken`
+    last_step: int = -1  # at which it was called
+    refreshed_at: int = -1  # step of its last refresh
+    dense: Mapping[LayerPart, str] = field(default_factory=dict)  # see `StepState`
+    captures: bool = False  # likewise
+    conditioning: Conditioning | None = None  # of its last call, where that is known
 
 
 @dataclass
 class _Generation:
-    """The generation in progress.
-
-    Attributes:
-        budgets: which columns refreshes keep.
-        number: its own, from 1; 0 before the first.
-        caching: whether anything is sparse, so that layers record for later.
-        branches: its guidance branches so far, by name.
-        plan: of the branch that was called last.
-        order: of the video or image tokens and its inverse, int64 ``[N]``; None: unchanged.
-        held: outputs that skipped calls are made from.
-        all_dense: notes on why no layer can run sparse, until that is said; None where some can.
-        held_bytes: of the caches when they were last counted: all, and those in host memory.
-    """
+    """The generation in progress."""
 
     budgets: ColumnBudgets
-    number: int = 0
-    caching: bool = False
+    number: int = 0  # from 1; 0 before the first
+    caching: bool = False  # anything is sparse, so that layers record for later
     branches: dict[str, _Branch] = field(default_factory=dict)
-    plan: SparsityPlan | None = None
+    plan: SparsityPlan | None = None  # of the branch that was called last
+    # Of the video or image tokens and its inverse, int64 [N]; None: unchanged.
     order: tuple[torch.Tensor, torch.Tensor] | None = None
-    held: HeldOutputs = field(default_factory=HeldOutputs)
+    held: HeldOutputs = field(default_factory=HeldOutputs)  # that skipped calls are made from
+    # Notes on why no layer can run sparse, until that is said; None where some can.
     all_dense: list[str] | None = None
-    held_bytes: tuple[int, int] = (0, 0)
+    held_bytes: tuple[int, int] = (0, 0)  # of the caches when last counted: all, and on the host
 
     def aligned(self, layout: ModelLayout, config: SparsityConfig) -> ModelLayout:
         """A branch's layout, with query blocks that lie as those of the first branch."""
-        first = next((each.plan.layout for each in self.branches.values()), layout)
+        first = next((branch.plan.layout for branch in self.branches.values()), layout)
         return aligned(layout, first, config) if self.caching else layout
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
@@ -123,7 +108,7 @@ class _Generation:
         return (
             context.generation == self.number
             and (known is None or known.plan == plan)
-            and all(each.plan.differs_in_prompts_only(plan) for each in self.branches.values())
+            and all(own.plan.differs_in_prompts_only(plan) for own in self.branches.values())
         )
 
 
@@ -139,7 +124,7 @@ class Session:
         pool: holds the caches that live in host memory, for this session alone; by default one
             with memory of its own.
         name: the pipeline's name for the transformer.
-        graphs: the captured sparse steps of this session alone; by default those of a GPU.
+        capturer: captures sparse steps; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
         observer: runs the layers, where something is to be measured.
         agreement: with other processes that run the same calls; by default there are none.
@@ -150,6 +135,7 @@ class Session:
         state: the open call, which its layers are handed; None where there is none.
         attention: by number of the block, what computes its self-attention; see `AttentionLayer`.
         mlp: likewise its feed-forward layer; see `MLPLayer`.
+        recorder: notes what layers do in the open call.
     """
 
     def __init__(
@@ -158,7 +144,7 @@ class Session:
         report: GenerationReport,
         pool: OffloadPool | None = None,
         name: str = "transformer",
-        graphs: StepGraphs | None = None,
+        capturer: Capturer | None = None,
         static_bits: frozenbitarray | None = None,
         observer: LayerObserver | None = None,
         agreement: Agreement | None = None,
@@ -170,17 +156,14 @@ class Session:
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
         self._agreement = Agreement() if agreement is None else agreement
         self._rates_of = known_rates if rates_of is None else rates_of
-        self._caches = CacheStore(
-            config, self._pool, report.note, report.fall_back, self._agreement.capacity
-        )
-        self._recorder = CallRecorder(report)
-        self._graphs = StepGraphs() if graphs is None else graphs
-        self._sparse_calls = SparseCalls(self._graphs, self._caches, report)
+        self._caches = CacheStore(config, self._pool, report, self._agreement.capacity)
+        self.recorder = CallRecorder(report)
+        self._graphs = StepGraphs(self._caches, report, capturer)
         self._static_bits = static_bits
         shared = Shared(
             config,
             report,
-            self._recorder,
+            self.recorder,
             self._caches,
             self._graphs,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
@@ -188,22 +171,15 @@ class Session:
             self._agreement.columns,
         )
 
-        def attention(layer: int) -> Callable[..., torch.Tensor]:
-            made = AttentionLayer(layer, shared)
-            return made if observer is None else partial(observer.attention, made)
-
-        def mlp(layer: int) -> Callable[..., torch.Tensor]:
-            made = MLPLayer(layer, shared)
-            return made if observer is None else partial(observer.mlp, made)
-
-        self.attention, self.mlp = Layers(attention), Layers(mlp)
+        self.attention = Layers(AttentionLayer, shared, observer.attention if observer else None)
+        self.mlp = Layers(MLPLayer, shared, observer.mlp if observer else None)
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything and frees the caches: the next call starts a generation."""
-        self._recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
-        self._recorder.reset()
-        self._sparse_calls.reset()
+        self.recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
+        self.recorder.reset()
+        self._graphs.reset()
         self._caches.reset()
         self.attention.clear()
         self.mlp.clear()
@@ -273,14 +249,10 @@ class Session:
         generation.plan = plan
         branch = generation.branches.setdefault(context.branch, _Branch(plan))
         before, branch.conditioning = branch.conditioning, conditioning
-        changed = None
-        if before is not None and conditioning is not None:
-            changed = conditioning.change(before)
+        changed = conditioning.change(before) if conditioning and before else None
         if changed is not None:
             self._drop(context.branch)
         action = plan.taken(context.step, branch.recorded)
-        if changed is not None and action is Action.SKIP:  # of few steps: there is nothing held
-            action = Action.DENSE
         caching = generation.caching and why_not_cached is None and context.placed
         left_alone = generation.caching and why_not_cached and action is not Action.SKIP
         if left_alone or not context.placed:
@@ -296,7 +268,7 @@ class Session:
             restarted=restarted or changed is not None,
         )
         self.report.begin(context.generation, record)
-        self._recorder.begin(record, plan, device)
+        self.recorder.begin(record, plan, device)
         if changed is not None and action is not plan.step_action(context.step):
             self.report.fall_back(
                 f"calls run in full where {changed} changes: what was kept before is not used"
@@ -310,6 +282,8 @@ class Session:
                 self.report.note(note)
         if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)
+        differs = generation.caching or plan.schedule.skips_any
+        ours = self.config.attention.in_fp8 or (has_faster_attention and differs)
         self.state = StepState(
             plan,
             context,
@@ -319,7 +293,7 @@ class Session:
             branch.dense,
             generation.budgets,
             branch.captures,
-            why_not_cached is None and self._replaces_attention(plan, has_faster_attention),
+            replaces_attention=ours and why_not_cached is None,
         )
         if self._agreement.columns is not None:
             self._agreement.columns.open(context.step, action, plan.layout)
@@ -327,10 +301,6 @@ class Session:
             record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
         return self.state
-
-    def _replaces_attention(self, plan: SparsityPlan, is_faster: bool) -> bool:
-        differs = self._generation.caching or plan.schedule.skips_any
-        return self.config.attention.precision == "fp8" or (is_faster and differs)
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching, order, tile = not plan.is_dense(), None, self.config.tile
@@ -345,12 +315,12 @@ class Session:
     ) -> None:
         """Makes room for the caches of a branch, and says which layers run dense without any."""
         generation, branch = self._generation, self._generation.branches[name]
-        plan, layers = branch.plan, range(branch.plan.layout.layers)
+        plan = branch.plan
         self.report.dtype = str(demand.dtype).removeprefix("torch.")
         rates = self._rates_of(device, demand.dtype)
         branch.captures = demand.captures and captures(plan, demand.dtype, rates)
         demand = replace(demand, captures=branch.captures)
-        slower: dict[tuple[int, Part], str] = {}
+        slower: dict[LayerPart, str] = {}
         if rates is not None:
             times = part_times(
                 plan,
@@ -361,21 +331,14 @@ class Session:
                 fp8_mlps=demand.fp8_mlps,
             )
             slower = slower_parts(times, rates)
-        notes = dense_notes(slower, len(layers))
+        notes = dense_notes(slower, plan.layout.layers)
         for note in notes:
             self.report.note(note)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
-        parts = [(layer, part) for layer in layers for part in PARTS]
-        reasons = {
-            (layer, part): plan.why_dense(layer, part)
-            or slower.get((layer, part))
-            or self._caches.why_recomputed(name, layer, part)
-            for layer, part in parts
-        }
-        branch.dense = {part: reason for part, reason in reasons.items() if reason is not None}
-        can_be_sparse = set(parts) - branch.dense.keys() - demand.dense
-        if is_first and not can_be_sparse and not plan.schedule.skips_any:
+        branch.dense = {**self._caches.dense(name), **slower, **plan.dense}
+        all_dense = len(branch.dense.keys() | demand.dense) == len(PARTS) * plan.layout.layers
+        if is_first and all_dense and not plan.schedule.skips_any:
             generation.all_dense = notes
 
     def say_if_all_dense(self) -> None:
@@ -389,13 +352,13 @@ class Session:
     def run(
         self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
     ) -> Any:
-        """Return the output of the model's own forward in the open call; see `SparseCalls.run`."""
-        state, device = self._open_call(), self._recorder.device
-        return self._sparse_calls.run(call, state, device, not_captured_reason)
+        """Return the output of the model's own forward in the open call; see `StepGraphs.run`."""
+        state, device = self._open_call(), self.recorder.device
+        return self._graphs.run(call, state, device, not_captured_reason)
 
     def model_changed(self, what: str) -> None:
         """Drop captured calls: a part of the model changed."""
-        self._sparse_calls.model_changed(what)
+        self._graphs.model_changed(what)
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call with the transformer's output tensor.
@@ -409,9 +372,9 @@ class Session:
         plan, context, record = state.plan, state.context, state.record
         if isinstance(record.timer, StepTimer):
             record.timer.stop()
-        self._recorder.end(self._pool.take_traffic())
+        self.recorder.end(self._pool.take_traffic())
         branch = generation.branches[context.branch]
-        branch.recorded = plan.recorded_after(context.step, record.action, branch.recorded)
+        branch.recorded = recorded_after(record.action, branch.recorded)
         self._count_memory(record, output.device)
         branch.last_step = context.step
         if context.steps is not None and context.step == context.steps - 1:
@@ -474,7 +437,7 @@ class Session:
     @property
     def wants_attention(self) -> bool:
         """True where the config asks for attention of ours in the open call: sparse, or in FP8."""
-        return self.caching or (self.attends and self.config.attention.precision == "fp8")
+        return self.caching or (self.attends and self.config.attention.in_fp8)
 
     @property
     def attends(self) -> bool:
@@ -493,27 +456,16 @@ class Session:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
         return self._generation.order if self.caching else None
 
-    def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
-        """Notes for the open call that the model computes a part of these layers by itself.
-
-        To report that as a fallback is left to the caller.
-        """
-        self._recorder.leave_dense(part, layers, reason)
-
-    def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
-        """Notes the same of all layers in which that is so until it is said anew."""
-        self._recorder.leave_modules_dense(part, reasons)
-
     def kept_columns(self, layers: frozenset[int] | None = None) -> list[KeptColumns]:
         """Return the columns that layers (None: all) keep now; the host waits for each layer.
 
         Empty before the first refresh and after the last step, which frees the caches.
         """
-        found, caches, generation = [], self._caches, self._generation
+        kept, caches, generation = [], self._caches, self._generation
         read, ahead = frozenset({"columns"}), frozenset[str]()
         for branch, layer in list(caches):
             if (layers is None or layer in layers) and caches.has(branch, layer, "columns"):
                 layout, place = generation.branches[branch].plan.layout, (self.name, branch, layer)
                 with caches.acquire(branch, layer, "attention", read, ahead) as cache:
-                    found.append(generation.budgets.kept(cache.columns, layout, place))
-        return found
+                    kept.append(generation.budgets.kept(cache.columns, layout, place))
+        return kept

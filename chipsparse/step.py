@@ -14,27 +14,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepContext:
-    """Position of one transformer call.
+    """Position of one transformer call."""
 
-    Attributes:
-        generation: number of the generation since the tracker was made (from 1).
-        step: denoising step (from 0).
-        branch: guidance branch, such as "cond" or "uncond".
-        steps: number of steps of this generation where known.
-        timestep: of the step, from the scheduler's list where there is one for these steps.
-        first: step of the generation's first call; above 0 where it starts late, from an image.
-        placed: whether the position is known, or calls are only counted.
-        corrects: whether skipped steps can be put right by the scheduler of these steps.
-    """
-
-    generation: int
-    step: int
-    branch: str
-    steps: int | None
+    generation: int  # number of the generation since the tracker was made (from 1)
+    step: int  # denoising step (from 0)
+    branch: str  # guidance branch, such as "cond" or "uncond"
+    steps: int | None  # number of steps of this generation where known
+    # Of the step, from the scheduler's list where there is one for these steps.
     timestep: float | None = None
+    # Step of the generation's first call; above 0 where it starts late, from an image.
     first: int = 0
-    placed: bool = True
-    corrects: bool = True
+    placed: bool = True  # whether the position is known, or calls are only counted
+    corrects: bool = True  # whether skipped steps can be put right by the scheduler of these steps
 
     @property
     def time(self) -> float:

@@ -28,10 +28,6 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
 
     A field asks for something where it has neither its default nor what the named quality gives it
     (`SparsityConfig.usual`).
-
-    Args:
-        plan: of the generation.
-        on_cpu: True where the generation runs on a CPU.
     """
     config, rules, usual = plan.config, plan.config.schedule, plan.config.usual
     fields: dict[str, list[str]] = {}
@@ -87,13 +83,13 @@ def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
         "memory.ram": dense or never,
         "memory.offload": dense,
         "cuda_graphs": dense or cpu,
-        "backend": None if config.attention.precision == "fp8" else dense,
+        "backend": None if config.attention.in_fp8 else dense,
     }
 
 
 def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, str | None]:
     schedule = plan.schedule
-    actions = {schedule.action(step) for step in schedule.known_steps}
+    actions = schedule.actions[schedule.first :]
     skips = Action.SKIP in actions
     no_layer = None if plan.has_sparse_layers else "no layer is sparse"
     no_skip = None if skips else "no step is skipped"
@@ -142,7 +138,7 @@ def _why_not_sparse(
     plan: SparsityPlan, part: Part, layers: Sequence[int] | None = None
 ) -> str | None:
     """Return why no layer, or none of these, is sparse; None where one is."""
-    reasons = {plan.why_dense(layer, part) for layer in layers or range(plan.layout.layers)}
+    reasons = {plan.dense.get((layer, part)) for layer in layers or range(plan.layout.layers)}
     if None in reasons:
         return NOTHING_SPARSE if plan.is_dense() else None
     return reasons.pop() if len(reasons) == 1 else f"{part} is sparse in no layer"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from chipsparse.cache.kinds import PARTS, Part
 from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
@@ -22,7 +21,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
-from chipsparse.config import ConfigError
+from chipsparse.config import PARTS, ConfigError, Part
 from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence

@@ -108,7 +108,7 @@ class Rank(Ranks):
         """Note in the first rank's report what ran dense on others alone."""
         if self.peers is None or report is None:
             return
-        for rank, sentences in enumerate(self.peers.tell(list(report.fallbacks))):
+        for rank, sentences in enumerate(self.peers.gather(list(report.fallbacks))):
             for sentence in sentences if self.writes else ():
                 if sentence not in report.fallbacks:
                     report.fall_back(f"rank {rank}: {sentence}")

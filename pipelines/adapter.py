@@ -22,10 +22,9 @@ import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.conditioning import Conditioning
-from chipsparse.config import Part
+from chipsparse.config import PARTS, Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.kernels.dense_attention import faster_than_the_library
@@ -191,7 +190,6 @@ class ModelAdapter(ModelFamily):
         self.other_experts: list[ModelAdapter] = []
         self.turn = OneThread()  # shared by all transformers of a pipeline
         self.is_calling = False
-        self._known_dense: set[tuple[int, Part]] = set()  # parts of layers, for known reasons
         self._tracker = tracker
         self._loop = loop
         self._patches = Patches()
@@ -551,10 +549,9 @@ class ModelAdapter(ModelFamily):
             return
         if any(hooks_of(self.transformer)):
             return
-        known = {(entry.layer, entry.part) for entry in record.layers} | self._known_dense
+        known = {(entry.layer, entry.part) for entry in record.layers}
+        known |= self.session.recorder.left_dense.keys()
         counts = {"attention": len(self.self_attentions()), "mlp": len(self.feed_forward_sites)}
-        if self.why_attention_is_dense(arguments) is not None:
-            counts["attention"] = 0
         unseen = {
             (layer, part): "code that was put in the model's place computes it, or passes it over"
             for part in PARTS
@@ -977,7 +974,8 @@ class ModelAdapter(ModelFamily):
             return
         wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if reason is not None and wanted:
-            self.session.leave_dense("attention", range(len(self._unpatched_backends)), reason)
+            reasons = dict.fromkeys(range(len(self._unpatched_backends)), reason)
+            self.session.recorder.leave_dense("attention", reasons, once=True)
             self.session.report.fall_back(f"attention runs dense: {reason}")
         elif self.session.attends and not self.needs_mask(arguments):
             yield
@@ -1044,9 +1042,8 @@ class ModelAdapter(ModelFamily):
 
     def _report(self, part: Part, dense: dict[str, list[int]]) -> None:
         reasons = {layer: reason for reason, layers in dense.items() for layer in layers}
-        self.session.leave_modules_dense(part, reasons)
+        self.session.recorder.leave_dense(part, reasons)
         parts = {(layer, part): reason for layer, reason in reasons.items()}
-        self._known_dense = {each for each in self._known_dense if each[1] != part} | parts.keys()
         for note in dense_notes(parts, len(self.self_attentions())):
             self.session.report.fall_back(note)
 

@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.api import attach
-from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.session import Session
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.pipelines.families import flux, hunyuan_video, wan
@@ -233,7 +232,7 @@ def enabled(pipe, settings, ways, recorder):
     config = SparsityConfig().override(settings)
     if "recorded" not in ways:
         return chipsparse.enable(pipe, config)
-    return attach(pipe, config, lambda *args: Session(*args, StepGraphs(recorder)))
+    return attach(pipe, config, lambda *args: Session(*args, recorder))
 
 
 def generate(pipe, arguments, steps, seed):

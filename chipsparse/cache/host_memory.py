@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -22,27 +23,12 @@ WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU
 
 
+@dataclass(eq=False)
 class HostBlock:
-    """A piece of host memory, given back to the system when nobody holds it any more.
+    """A piece of host memory, given back to the system when nobody holds it any more."""
 
-    Attributes:
-        memory: uint8 ``[n]``.
-    """
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self._unpin: weakref.finalize[..., HostBlock] | None = None
-
-    @property
-    def pinned(self) -> bool:
-        """True where a GPU copies from and to it at full speed, without the host's help."""
-        return self._unpin is not None
-
-    def pin(self, register: Pin, unregister: Unpin) -> None:
-        """Has it pinned; raises ``RuntimeError`` where that is refused."""
-        register(self.memory.data_ptr(), self.memory.numel())
-        # Holds the memory, so that its pages are unmapped after they were unpinned, not before.
-        self._unpin = weakref.finalize(self, _unpin, unregister, self.memory)
+    memory: torch.Tensor  # uint8 [n]
+    pinned: bool = False  # a GPU copies from and to it at full speed, without the host's help
 
 
 class HostMemory:
@@ -85,16 +71,11 @@ class HostMemory:
     def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
         """A block of so many bytes, or of up to `WASTE` times as many.
 
-        Args:
-            nbytes: at least 1.
-            pin: whether a GPU will copy from and to it.
-            notify: gets a sentence where it could not be pinned.
-
         Raises:
             MemoryError: if the system gives no more memory.
         """
         fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
-        block = min(fitting, key=lambda each: each.memory.numel(), default=None)
+        block = min(fitting, key=lambda block: block.memory.numel(), default=None)
         if block is None:
             self.free_spare()
             block = HostBlock(_map(nbytes))
@@ -116,13 +97,17 @@ class HostMemory:
 
     def _pin(self, block: HostBlock, notify: Callable[[str], None]) -> None:
         try:
-            block.pin(self._register, self._unregister)
+            self._register(block.memory.data_ptr(), block.memory.numel())
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             notify(
                 f"{format_bytes(block.memory.numel())} of host memory for caches could not be "
                 f"pinned ({reason}): copies to the GPU are slower and hold up the host"
             )
+        else:
+            # Holds the memory, so that its pages are unmapped after they were unpinned, not before.
+            weakref.finalize(block, _unpin, self._unregister, block.memory)
+            block.pinned = True
 
 
 def _map(nbytes: int) -> torch.Tensor:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
 
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.kinds import (
+from chipsparse.cache.placement import SLOTS, Capacity, PartNeed, Placement, Sizes, place
+from chipsparse.cache.tensors import (
+    CAPACITY_MULTIPLE,
+    COLUMN_SUMS_BYTES,
+    KINDS,
+    LISTS_BYTES,
     kept_kinds,
     kind_bytes,
-    read_kinds,
-    saved_work,
     with_caches,
-    written_kinds,
 )
-from chipsparse.cache.placement import PartNeed, Placement, Sizes, place
-from chipsparse.cache.tensors import CAPACITY_MULTIPLE, COLUMN_SUMS_BYTES, LISTS_BYTES
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
-from chipsparse.config import PARTS, ConfigError, MemoryConfig, Part
+from chipsparse.config import PARTS, ConfigError, LayerPart, MemoryConfig, Part
 from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
-from chipsparse.layout import Fp8Form
+from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.dense_layers import dense_notes
 
 UNLIMITED = 1 << 62
 INDEX_BYTES = 4
@@ -57,69 +56,32 @@ class BudgetError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """Bytes that caches may take.
-
-    Attributes:
-        device: on the device, slots included.
-        host: in host memory besides; 0 where nothing may or need go there.
-        one_memory: whether the host's are the device's own, as on a CPU: they are there once.
-    """
-
-    device: int
-    host: int
-    one_memory: bool = False
-
-    def __str__(self) -> str:
-        """The text for messages."""
-        device = format_bytes(max(0, self.device))
-        if self.one_memory:
-            return f"{device} of memory"
-        return f"{device} on the device and {format_bytes(max(0, self.host))} of host memory"
-
-
-@dataclass(frozen=True)
 class MemoryDemand:
-    """The demand of a generation on the memory, besides its sizes.
+    """The demand of a generation on the memory, besides its sizes."""
 
-    Attributes:
-        dtype: of the hidden states.
-        branches: guidance branches that the generation is known to have.
-        pending_bytes: weights that come to the device during a call, less those that leave it.
-        dense: (layer, part) of what cannot run sparse, so that nothing need be kept for it.
-        fp8_mlps: layers whose feed-forward weights are in FP8, and what their linears round.
-        captures: whether sparse steps may be captured as CUDA graphs, for which there must be room:
-            where the plan may gain by it, and not on several processes, since a replay would
-            exchange nothing.
-    """
-
-    dtype: torch.dtype = torch.float32
-    branches: int = 1
+    dtype: torch.dtype = torch.float32  # of the hidden states
+    branches: int = 1  # guidance branches that the generation is known to have
+    # Weights that come to the device during a call, less those that leave it.
     pending_bytes: int = 0
-    dense: frozenset[tuple[int, Part]] = frozenset()
+    # (layer, part) of what cannot run sparse, so that nothing need be kept for it.
+    dense: frozenset[LayerPart] = frozenset()
+    # Layers whose feed-forward weights are in FP8, and what their linears round.
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
+    # Whether sparse steps may be captured as CUDA graphs, for which there must be room: where the
+    # plan may gain by it, and not on several processes, since a replay would exchange nothing.
     captures: bool = True
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The homes of the caches of a branch, and the figures behind the decision.
+    """The homes of the caches of a branch, and the figures behind the decision."""
 
-    Attributes:
-        placement: the decision, the same for all branches.
-        branches: guidance branches that it was made for.
-        capacity: what there was.
-        wanted: bytes of all that the config wants kept, for all branches.
-        lost: work that sparse steps would save in what is recomputed.
-        in_fp8: whether caches are kept in FP8 and not in the model's precision.
-    """
-
-    placement: Placement
-    branches: int
-    capacity: Capacity
-    wanted: int
-    lost: float = 0.0
-    in_fp8: bool = False
+    placement: Placement  # the decision, the same for all branches
+    branches: int  # guidance branches that it was made for
+    capacity: Capacity  # what there was
+    wanted: int  # bytes of all that the config wants kept, for all branches
+    lost: float = 0.0  # work that sparse steps would save in what is recomputed
+    in_fp8: bool = False  # whether caches are kept in FP8 and not in the model's precision
 
     @property
     def device_bytes(self) -> int:
@@ -134,7 +96,7 @@ class MemoryPlan:
     @property
     def needs_host(self) -> bool:
         """True where caches live in host memory, or would if there were more of it."""
-        return bool(self.placement.host or self.placement.recomputed)
+        return bool(self.placement.host or self.placement.dense)
 
     def is_better_than(self, other: MemoryPlan) -> bool:
         """Return True where more is kept, or the same without host memory."""
@@ -149,17 +111,12 @@ class MemoryPlan:
 
     def check(self) -> None:
         """Raises `BudgetError` where caches are wanted and none fits."""
-        if self.placement.recomputed and not (self.placement.device or self.placement.host):
+        if self.placement.dense and not (self.placement.device or self.placement.host):
             raise BudgetError(
                 f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
                 f"besides weights and working memory there are {self.capacity} for them; raise "
                 "the budgets, make a smaller image or video, or run dense"
             )
-
-    def fallbacks(self, layers: int) -> list[str]:
-        """One sentence for each part of the model that is not kept."""
-        why = self.placement.why_recomputed
-        return dense_notes({key: why(*key) for key in self.placement.recomputed}, layers)
 
 
 def plan_memory(
@@ -169,24 +126,15 @@ def plan_memory(
     *,
     open_slots: Mapping[Part, Sizes] | None = None,
 ) -> MemoryPlan:
-    """Place the caches of one generation.
-
-    Args:
-        plan: what is sparse, for which sizes.
-        capacity: what there is.
-        demand: what the generation asks for.
-        open_slots: bytes by kind of slots that are there already, by part.
-    """
+    """Place the caches of one generation."""
 
     def planned(*, in_fp8: bool) -> MemoryPlan:
         config = with_caches(plan.config, in_fp8=in_fp8)
         needs = cache_needs(replace(plan, config=config), dtype=demand.dtype, dense=demand.dense)
         placement = place(
             needs,
-            device_bytes=capacity.device,
-            host_bytes=capacity.host,
+            capacity,
             branches=demand.branches,
-            one_memory=capacity.one_memory,
             open_slots=open_slots,
             prefer_host=config.memory.offload == "always" and capacity.host > 0,
         )
@@ -195,7 +143,7 @@ def plan_memory(
             demand.branches,
             capacity,
             wanted=demand.branches * sum(need.nbytes for need in needs),
-            lost=sum(need.saved for need in needs if need.key in placement.recomputed),
+            lost=sum(need.saved for need in needs if need.key in placement.dense),
             in_fp8=in_fp8,
         )
 
@@ -208,34 +156,43 @@ def plan_memory(
 
 
 def cache_needs(
-    plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[tuple[int, Part]] = ()
+    plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[LayerPart] = ()
 ) -> list[PartNeed]:
     """Return the wish of each layer part for one branch; none of parts that are dense anyway."""
     config, layout = plan.config, plan.layout
     needs = []
     for layer in range(layout.layers):
-        sparse = [
-            part for part in PARTS if plan.is_sparse(layer, part) and (layer, part) not in dense
-        ]
         sizes: dict[Part, dict[str, int]] = {
             part: {
                 kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
                 for kind in kept_kinds(config, part)
             }
-            for part in sparse
+            for part in PARTS
+            if plan.is_sparse(layer, part) and (layer, part) not in dense
         }
         movable = worth_moving(layer, sizes, plan=plan, dtype=dtype)
         needs += [
-            PartNeed(
-                layer, part, sizes[part], saved_work(part, layer, plan), movable=part in movable
-            )
-            for part in sparse
+            PartNeed(layer, part, sizes[part], saved_work(part, layer, plan), part in movable)
+            for part in sizes
         ]
     return needs
 
 
+def saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
+    """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
+    kept, layout = plan.density(layer, part), plan.layout
+    if kept is None:
+        return 0.0
+    if part == "attention":
+        kept = min(1.0, kept + plan.config.attention.random_fraction)
+        whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
+    else:
+        whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
+    return layout.batch * whole * (1 - kept)
+
+
 def worth_moving(
-    layer: int, sizes: Mapping[Part, Mapping[str, int]], *, plan: SparsityPlan, dtype: torch.dtype
+    layer: int, sizes: Mapping[Part, Sizes], *, plan: SparsityPlan, dtype: torch.dtype
 ) -> frozenset[Part]:
     """The parts of a layer that are faster with caches in host memory than dense.
 
@@ -245,17 +202,12 @@ def worth_moving(
     """
     rates = Rates()
 
-    def moved_bytes(parts: Iterable[Part], kinds_of: Callable[..., frozenset[str]]) -> int:
-        return sum(
-            sizes[part][kind]
-            for part in parts
-            for kind in kinds_of(plan.config, part, Action.SPARSE) & sizes[part].keys()
-        )
-
-    def seconds(moved: Iterable[Part]) -> float:
-        moved = frozenset(moved)
+    def seconds(parts: Iterable[Part]) -> float:
+        moved = tuple(parts)
+        placement = Placement(host={(layer, part): sizes[part] for part in moved})
+        bytes_of = [placement.moved(plan.config, layer, part, Action.SPARSE) for part in moved]
+        to_device, to_host = (sum(counts) for counts in zip((0, 0), *bytes_of, strict=True))
         dense = [part for part in PARTS if part not in moved]
-        to_device, to_host = moved_bytes(moved, read_kinds), moved_bytes(moved, written_kinds)
         time = layer_time(
             layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
         )
@@ -264,6 +216,38 @@ def worth_moving(
     counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
     choices = [chosen for count in counts for chosen in combinations(sizes, count)]
     return frozenset(min(choices, key=seconds))
+
+
+@dataclass(frozen=True)
+class KindBytes:
+    """The bytes of one kind of tensor, all layers and guidance branches together."""
+
+    layer: Mapping[str, int]  # bytes in one layer of each kind of layer
+    total: int  # bytes of all that are kept
+    device: int  # how many of them are on the device
+    host: int  # how many of them are in host memory beside it
+    slots: int  # bytes on the device that those in host memory pass through
+
+
+def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:
+    """The table of a plan, without the kinds that it keeps nowhere."""
+    placement, table = memory.placement, {}
+    slots = {kind: size for sizes in placement.slots.values() for kind, size in sizes.items()}
+    for kind in KINDS:
+        on_device, on_host = (
+            {layer: sizes[kind] for (layer, _), sizes in home.items() if kind in sizes}
+            for home in (placement.device, placement.host)
+        )
+        sizes = on_device | on_host
+        if sizes:
+            table[kind] = KindBytes(
+                layer={layout.kind(layer).name: sizes[layer] for layer in sorted(sizes)},
+                total=memory.branches * sum(sizes.values()),
+                device=memory.branches * sum(on_device.values()),
+                host=memory.branches * sum(on_host.values()),
+                slots=SLOTS * slots.get(kind, 0),
+            )
+    return table
 
 
 def working_bytes(
@@ -298,7 +282,7 @@ def working_bytes(
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
         if layout.own_query_rows < len(layout.all_query_rows):
             attention += RING_TENSORS * heads * tokens * layout.head_dim * dtype.itemsize
-    if config.attention.precision == "fp8":
+    if config.attention.in_fp8:
         attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
@@ -323,11 +307,6 @@ def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:
 
     Without a budget for the GPU everything fits there; without one for the host, what this
     machine has counts.
-
-    Args:
-        config: the budgets.
-        working: bytes that a transformer call needs for itself.
-        pending: bytes of weights.
     """
     device = UNLIMITED if config.vram is None else config.vram - working - pending
     free = host_free_bytes()

@@ -222,10 +222,6 @@ class OffloadPool:
     def load(self, key: Key, kinds: Collection[str]) -> dict[str, torch.Tensor]:
         """Bring stored tensors to the device, for use until `release`.
 
-        Args:
-            key: whose tensors.
-            kinds: those of them that are wanted; what was not stored is left out.
-
         Returns:
             The tensors by kind. They may be changed in place.
         """

@@ -2,9 +2,9 @@
 
 A pure decision from byte counts and two capacities. The cache of a layer's part (attention or MLP)
 lives in one place as a whole. Caches on the host pass through two slots per part on the device. A
-part that fits nowhere is recomputed: it runs dense at every step. The parts that save most work per
-byte are placed first, and of equal ones the later layers: the first attend most evenly, so their
-columns hold the least softmax mass (benchmarks/results/captured_mass_h200.json).
+part that fits nowhere runs dense at every step. The parts that save most work per byte are placed
+first, and of equal ones the later layers: the first attend most evenly, so their columns hold the
+least softmax mass (benchmarks/results/captured_mass_h200.json).
 """
 
 from __future__ import annotations
@@ -13,36 +13,49 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chipsparse.cache.kinds import read_kinds, written_kinds
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.cache.tensors import read_and_written
+from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import LayerPart, Part, SparsityConfig
 from chipsparse.cost_model.run_times import SLOTS
 from chipsparse.plan import Action
 
 Sizes = Mapping[str, int]  # bytes by kind of tensor
-LayerPart = tuple[int, Part]
 
 # What moves both ways at a sparse step stays on the device first.
 FIRST_ON_DEVICE: tuple[Part, ...] = ("mlp", "attention")
+NO_ROOM = "its caches do not fit into the memory budgets"
+TOO_SLOW_TO_MOVE = (
+    "its caches do not fit on the device, and to move them is estimated to take longer than to "
+    "compute it"
+)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes that caches may take."""
+
+    device: int  # on the device, slots included
+    host: int  # in host memory besides; 0 where nothing may or need go there
+    # True where the host's are the device's own, as on a CPU: they are there once.
+    one_memory: bool = False
+
+    def __str__(self) -> str:
+        """The text for messages."""
+        device = format_bytes(max(0, self.device))
+        if self.one_memory:
+            return f"{device} of memory"
+        return f"{device} on the device and {format_bytes(max(0, self.host))} of host memory"
 
 
 @dataclass(frozen=True)
 class PartNeed:
-    """The wish of one layer part.
+    """The wish of one layer part."""
 
-    Attributes:
-        layer: number of the transformer block.
-        part: attention or feed-forward layer.
-        sizes: bytes of each kind of tensor.
-        saved: work that a sparse step of it saves, in any unit that all parts share.
-        movable: True where it may live in host memory; False where moving it takes longer than it
-            saves.
-    """
-
-    layer: int
-    part: Part
-    sizes: Sizes
-    saved: float
-    movable: bool = True
+    layer: int  # number of the transformer block
+    part: Part  # attention or feed-forward layer
+    sizes: Sizes  # bytes of each kind of tensor
+    saved: float  # work that a sparse step of it saves, in any unit that all parts share
+    movable: bool = True  # False where moving it between host and device takes longer than it saves
 
     @property
     def key(self) -> LayerPart:
@@ -57,24 +70,14 @@ class PartNeed:
 
 @dataclass(frozen=True)
 class Placement:
-    """The decision for one guidance branch.
+    """The decision for one guidance branch."""
 
-    Attributes:
-        device: bytes by kind of each (layer, part) that stays on the device.
-        host: the same of those that live in host memory.
-        recomputed: each (layer, part) that is kept nowhere and runs dense.
-        immovable: those of them that had to stay on the device, since moving takes too long.
-    """
-
+    # Bytes by kind of each (layer, part) that stays on the device.
     device: Mapping[LayerPart, Sizes] = field(default_factory=dict)
+    # The same of those that live in host memory.
     host: Mapping[LayerPart, Sizes] = field(default_factory=dict)
-    recomputed: frozenset[LayerPart] = frozenset()
-    immovable: frozenset[LayerPart] = frozenset()
-
-    @property
-    def kept(self) -> Mapping[LayerPart, Sizes]:
-        """Bytes by kind of each (layer, part) that is kept, wherever it lives."""
-        return {**self.device, **self.host}
+    # Why each (layer, part) that is kept nowhere runs dense.
+    dense: Mapping[LayerPart, str] = field(default_factory=dict)
 
     @property
     def slots(self) -> dict[Part, dict[str, int]]:
@@ -84,49 +87,36 @@ class Placement:
     @property
     def slot_bytes(self) -> int:
         """Bytes of all slots together."""
-        return SLOTS * sum(_total(kinds) for kinds in self.slots.values())
+        return SLOTS * _total(self.slots)
 
     @property
     def device_bytes(self) -> int:
         """Bytes on the device, slots not included."""
-        return sum(map(_total, self.device.values()))
+        return _total(self.device)
 
     @property
     def host_bytes(self) -> int:
         """Bytes on the host."""
-        return sum(map(_total, self.host.values()))
-
-    def why_recomputed(self, layer: int, part: Part) -> str:
-        """Return why one of the `recomputed` is kept nowhere."""
-        if (layer, part) in self.immovable:
-            return (
-                "its caches do not fit on the device, and to move them is estimated to take longer "
-                "than to compute it"
-            )
-        return "its caches do not fit into the memory budgets"
+        return _total(self.host)
 
     def moved(
         self, config: SparsityConfig, layer: int, part: Part, action: Action
     ) -> tuple[int, int]:
         """Return the bytes that a part reads from host memory in a step, and that it writes."""
         sizes = self.host.get((layer, part), {})
-        read, written = (kinds(config, part, action) for kinds in (read_kinds, written_kinds))
-        return (
-            sum(size for kind, size in sizes.items() if kind in read),
-            sum(size for kind, size in sizes.items() if kind in written),
+        read, written = (
+            sum(size for kind, size in sizes.items() if kind in kinds)
+            for kinds in read_and_written(config, part, action)
         )
+        return read, written
 
 
-def _total(sizes: Sizes) -> int:
-    return sum(sizes.values())
+def _total(home: Mapping[Any, Sizes]) -> int:
+    return sum(sum(sizes.values()) for sizes in home.values())
 
 
 def slot_sizes(host: Mapping[Any, Sizes]) -> dict[Part, dict[str, int]]:
-    """Return the bytes by kind of one slot of each part: those of its largest tensors.
-
-    Args:
-        host: bytes by kind; the last item of a key is the part.
-    """
+    """Return the bytes by kind of one slot of each part: those of its largest tensors."""
     slots: dict[Part, dict[str, int]] = {}
     for (*_, part), sizes in host.items():
         slot = slots.setdefault(part, {})
@@ -137,11 +127,9 @@ def slot_sizes(host: Mapping[Any, Sizes]) -> dict[Part, dict[str, int]]:
 
 def place(
     needs: Iterable[PartNeed],
+    capacity: Capacity,
     *,
-    device_bytes: int,
-    host_bytes: int,
     branches: int = 1,
-    one_memory: bool = False,
     open_slots: Mapping[Part, Sizes] | None = None,
     prefer_host: bool = False,
 ) -> Placement:
@@ -149,53 +137,50 @@ def place(
 
     Args:
         needs: what the layers want to keep for one branch.
-        device_bytes: free for caches and slots on the device.
-        host_bytes: free for caches on the host; 0 where nothing may go there.
+        capacity: what there is for all branches.
         branches: guidance branches that keep caches of their own and share the slots.
-        one_memory: True where what goes to the host takes of ``device_bytes``, too.
         open_slots: bytes by kind of slots that are there already.
-        prefer_host: put everything on the host that fits there.
+        prefer_host: True to put everything on the host that fits there.
     """
     ranked = sorted(needs, key=lambda need: (need.saved / max(need.nbytes, 1), need.layer))
     ranked.reverse()
-    capacity = _Capacity(
-        device_bytes, host_bytes, branches, one_memory, dict(open_slots or {}), prefer_host
-    )
+    homes = _Homes(capacity, branches, open_slots or {}, prefer_host)
     # What must stay on the device may leave no slots for what could move: two orders are tried.
     movable_first = sorted(ranked, key=lambda need: not need.movable)
     kept = max(
-        (_those_that_fit(capacity, order) for order in (ranked, movable_first)),
+        (homes.those_that_fit(order) for order in (ranked, movable_first)),
         key=lambda chosen: sum(need.saved for need in chosen),
     )
-    left_out = [need for need in ranked if need not in kept]
     return replace(
-        capacity.assign(kept) or Placement(),
-        recomputed=frozenset(need.key for need in left_out),
-        immovable=frozenset(
-            need.key for need in left_out if host_bytes > 0 and not (need.movable or prefer_host)
-        ),
+        homes.assign(kept) or Placement(),
+        dense={
+            need.key: NO_ROOM
+            if need.movable or prefer_host or capacity.host <= 0
+            else TOO_SLOW_TO_MOVE
+            for need in ranked
+            if need not in kept
+        },
     )
-
-
-def _those_that_fit(capacity: _Capacity, ranked: list[PartNeed]) -> list[PartNeed]:
-    """Return the parts that fit beside those before them."""
-    if capacity.assign(ranked) is not None:
-        return ranked
-    kept: list[PartNeed] = []
-    for need in ranked:
-        if capacity.assign([*kept, need]) is not None:
-            kept.append(need)
-    return kept
 
 
 @dataclass(frozen=True)
-class _Capacity:
-    device_bytes: int
-    host_bytes: int
+class _Homes:
+    """The arguments of `place`, and the homes of some of the parts."""
+
+    capacity: Capacity
     branches: int
-    one_memory: bool
     open_slots: Mapping[Part, Sizes]
     prefer_host: bool
+
+    def those_that_fit(self, ranked: list[PartNeed]) -> list[PartNeed]:
+        """Return the parts that fit beside those before them."""
+        if self.assign(ranked) is not None:
+            return ranked
+        kept: list[PartNeed] = []
+        for need in ranked:
+            if self.assign([*kept, need]) is not None:
+                kept.append(need)
+        return kept
 
     def assign(self, needs: list[PartNeed]) -> Placement | None:
         """Return device or host for each of these parts; None where they do not fit."""
@@ -213,22 +198,17 @@ class _Capacity:
                 if self._left(on_device, on_host) >= 0:
                     device, host = on_device, on_host
                     break
-        on_host_bytes = self.branches * sum(map(_total, host.values()))
-        if self._left(device, host) < 0 or on_host_bytes > self.host_bytes:
+        on_host_bytes = self.branches * _total(host)
+        if self._left(device, host) < 0 or on_host_bytes > self.capacity.host:
             return None
         return Placement(device, host)
 
     def _left(self, device: Mapping[LayerPart, Sizes], host: Mapping[LayerPart, Sizes]) -> int:
         """Return the bytes that stay free on the device."""
-        slots = 0
-        for part, kinds in slot_sizes(host).items():
-            present = self.open_slots.get(part, {})
-            grown = {kind: max(size, present.get(kind, 0)) for kind, size in kinds.items()}
-            slots += SLOTS * (_total({**present, **grown}) - _total(present))
-        taken = sum(map(_total, device.values()))
-        if self.one_memory:
-            taken += sum(map(_total, host.values()))
-        return self.device_bytes - self.branches * taken - slots
+        taken = _total(device) + (_total(host) if self.capacity.one_memory else 0)
+        present = {(part,): sizes for part, sizes in self.open_slots.items()}
+        new_slots = _total(slot_sizes({**present, **host})) - _total(present)
+        return self.capacity.device - self.branches * taken - SLOTS * new_slots
 
     def _most(
         self,
@@ -239,7 +219,7 @@ class _Capacity:
         """Return as many as fit, at even distances, so that loads find time between."""
         if not keys:
             return []
-        largest = max(_total(host[key]) for key in keys)
+        largest = max(sum(host[key].values()) for key in keys)
         count = self._left(device, host) // (self.branches * max(1, largest))
         count = max(0, min(len(keys), count))
         return [keys[place * len(keys) // count] for place in range(count)]

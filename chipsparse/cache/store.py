@@ -7,14 +7,13 @@ layer that borrows it, and kept again when the layer is done; the layer sees no 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from chipsparse.cache.kinds import KINDS, PARTS, read_kinds, with_caches
 from chipsparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -24,9 +23,11 @@ from chipsparse.cache.memory_plan import (
     working_bytes,
 )
 from chipsparse.cache.offload import OffloadPool
-from chipsparse.cache.tensors import LayerCache, PartCache
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.cache.tensors import KINDS, LayerCache, PartCache, read_and_written, with_caches
+from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.report.dense_layers import dense_notes
+from chipsparse.report.generation import GenerationReport
 
 IN_FP8 = (
     "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
@@ -59,26 +60,27 @@ class CacheStore:
     Args:
         config: what to compute.
         pool: holds what lives in host memory; used by nobody else.
-        note: gets a sentence about what is elsewhere than planned.
-        fall_back: gets a sentence about what is nowhere, so that layers run dense.
+        report: gets a sentence about what is elsewhere than planned, or nowhere.
         agree: the bytes on the device and on the host that count where several processes plan the
-            same; by default one's own.
+            same.
     """
 
     def __init__(
         self,
         config: SparsityConfig,
         pool: OffloadPool,
-        note: Callable[[str], None],
-        fall_back: Callable[[str], None],
-        agree: Callable[[int, int, torch.device], tuple[int, int]] = lambda *own: own[:2],
+        report: GenerationReport,
+        agree: Callable[[int, int, torch.device], tuple[int, int]],
     ) -> None:
         self._agree = agree
-        self._config = config
-        self._reads: dict[tuple[Part, Action], frozenset[str]] = {}
+        # The tensors that a layer's part reads at each action; see `read_and_written`.
+        self.reads = {
+            (part, action): read_and_written(config, part, action)[0]
+            for part in PARTS
+            for action in Action
+        }
         self._pool = pool
-        self._note = note
-        self._fall_back = fall_back
+        self._report = report
         self._branches: dict[str, _Branch] = {}
         # Layers in host memory, for each branch and part in order: what to fetch next.
         self._hosted: dict[tuple[str, Part], list[int]] = {}
@@ -115,7 +117,7 @@ class CacheStore:
         try:
             self._open(branch, memory, device)
         except MemoryError as error:
-            self._note(
+            self._report.note(
                 f"host memory for caches was refused ({error}): they stay on the device as far as "
                 "they fit, and the other layers run dense"
             )
@@ -123,10 +125,10 @@ class CacheStore:
             self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
         if memory.in_fp8 and plan.config.memory.cache_precision == "auto":
-            self._note(IN_FP8)
+            self._report.note(IN_FP8)
         of_branch = "" if first is None or memory == first.memory else f"in branch {branch}, "
-        for each in memory.fallbacks(plan.layout.layers):
-            self._fall_back(of_branch + each)
+        for note in dense_notes(memory.placement.dense, plan.layout.layers):
+            self._report.fall_back(of_branch + note)
 
     def _plan(
         self,
@@ -155,8 +157,8 @@ class CacheStore:
                 fp8_mlps=demand.fp8_mlps.keys(),
             ),
             pending=demand.pending_bytes,
-            promised=sum(each.promised_bytes() for each in self._branches.values()),
-            held=sum(each.device_bytes() for each in self._branches.values()),
+            promised=sum(branch.promised_bytes() for branch in self._branches.values()),
+            held=sum(branch.device_bytes() for branch in self._branches.values()),
             memory=self._pool.host,
         )
         last = self._last.get(branch)
@@ -198,19 +200,16 @@ class CacheStore:
         for part in PARTS:
             for layer in self._hosted.pop((branch, part), []):
                 self._pool.drop((branch, layer, part))
-        if all(each.finished for each in self._branches.values()):
+        if all(branch.finished for branch in self._branches.values()):
             self.reset()
 
     def stay_on_device(self, branch: str) -> bool:
         """Return True where none of the caches of a branch lives in host memory."""
         return not self._branches[branch].memory.placement.host
 
-    def why_recomputed(self, branch: str, layer: int, part: Part) -> str | None:
-        """Return why a layer's part has no caches, so that it runs dense; None where it has."""
-        placement = self._branches[branch].memory.placement
-        if (layer, part) not in placement.recomputed:
-            return None
-        return placement.why_recomputed(layer, part)
+    def dense(self, branch: str) -> Mapping[LayerPart, str]:
+        """Return why each (layer, part) of a branch that has no caches runs dense."""
+        return self._branches[branch].memory.placement.dense
 
     # What is there.
 
@@ -223,14 +222,14 @@ class CacheStore:
         return owner.caches[layer]
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        return ((name, layer) for name, each in self._branches.items() for layer in each.caches)
+        return ((name, layer) for name, branch in self._branches.items() for layer in branch.caches)
 
     def __len__(self) -> int:
-        return sum(len(each.caches) for each in self._branches.values())
+        return sum(len(branch.caches) for branch in self._branches.values())
 
     def values(self) -> Iterable[LayerCache]:
         """All caches, with what lives on the device."""
-        return [cache for each in self._branches.values() for cache in each.caches.values()]
+        return [cache for branch in self._branches.values() for cache in branch.caches.values()]
 
     def has(self, branch: str, layer: int, kind: str) -> bool:
         """Return True where a tensor of this kind was recorded, wherever it lives."""
@@ -241,21 +240,15 @@ class CacheStore:
 
     def nbytes(self) -> int:
         """Bytes of all caches, on the device and on the host, without slots."""
-        on_device = sum(each.device_bytes() for each in self._branches.values())
+        on_device = sum(branch.device_bytes() for branch in self._branches.values())
         return on_device + self._pool.stored_bytes
 
     # What layers borrow.
 
-    def reads(self, part: Part, action: Action) -> frozenset[str]:
-        """Return the tensors that a layer reads; see `read_kinds`."""
-        if (part, action) not in self._reads:
-            self._reads[part, action] = read_kinds(self._config, part, action)
-        return self._reads[part, action]
-
     def start(self, branch: str, action: Action) -> None:
         """Begin to fetch what the first layers of a call will read."""
         for part in PARTS:
-            self._fetch_next(branch, -1, part, self.reads(part, action))
+            self._fetch_next(branch, -1, part, self.reads[part, action])
 
     @contextlib.contextmanager
     def acquire(
@@ -267,13 +260,6 @@ class CacheStore:
         ahead: frozenset[str] | None = None,
     ) -> Iterator[Any]:
         """Lend one layer's cache of a part, with the kinds that it reads, while it computes.
-
-        Args:
-            branch: guidance branch.
-            layer: number of the transformer block.
-            part: which cache of the layer.
-            kinds: what the layer reads; of the others nothing need be brought to the device.
-            ahead: what the next layer will read, by default the same kinds.
 
         Yields:
             The `AttentionCache` or `MLPCache`. What the layer sets there is kept.

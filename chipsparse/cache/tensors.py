@@ -1,15 +1,26 @@
-"""The tensors that one layer keeps between steps, for one guidance branch."""
+"""The tensors that one layer keeps between steps, for one guidance branch.
+
+Each is declared once, with its sizes: memory is planned before anything is computed.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from chipsparse.common.device_number import DeviceNumber
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.config import CachePrecision, Part, SparsityConfig
+from chipsparse.kernels.checks import block_count
+from chipsparse.kernels.fp8_quantization import FP8
+from chipsparse.kernels.token_layout import padded_rows
+from chipsparse.layout import ModelLayout
+from chipsparse.plan import Action
+
+# The numbers of a tensor: as the hidden states, or those of caches, which may be in FP8.
+Numbers = Literal["float32", "uint8", "model", "cache"]
 
 # A layer's lists of columns are kept between steps where they take no more. To make them costs a
 # large layer nothing beside its attention; a small one waits for the host to launch it.
@@ -23,42 +34,48 @@ CAPACITY_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Kept:
-    """The declaration of a tensor that a layer keeps between steps.
+    """The declaration of a tensor that a layer keeps between steps."""
 
-    Attributes:
-        name: the field of the cache that holds it.
-        part: the part of the layer whose cache it is.
-        wanted: returns True for a config that needs it.
-        rewritten: True where a sparse step changes the tensor in place, so that it moves both ways.
-    """
-
-    name: str
-    part: Part
-    wanted: Callable[[SparsityConfig], bool]
+    name: str  # the field of the cache that holds it
+    part: Part  # the part of the layer whose cache it is
+    sizes: tuple[str, ...]  # names of its dimensions behind the batch; see `kind_bytes`
+    numbers: Numbers  # its dtype
+    wanted: Callable[[SparsityConfig], bool]  # returns True for a config that needs it
+    # True where a sparse step changes the tensor in place, so that it moves both ways.
     rewritten: bool
 
 
 def kept(
-    *, wanted: Callable[[SparsityConfig], bool] = lambda _: True, rewritten: bool = False
+    *sizes: str,
+    numbers: Numbers = "float32",
+    wanted: Callable[[SparsityConfig], bool] = lambda _: True,
+    rewritten: bool = False,
 ) -> Any:
     """Declare a dataclass field for a tensor that a layer keeps; see `Kept`."""
-    return field(default=None, metadata={"wanted": wanted, "rewritten": rewritten})
+    declared = {"sizes": sizes, "numbers": numbers, "wanted": wanted, "rewritten": rewritten}
+    return field(default=None, metadata=declared)
 
 
+@dataclass(eq=False)
 class PartCache:
     """Base of the caches of one part of a layer: dataclasses whose `kept` fields hold tensors.
 
     A kept field is None where nothing was recorded, and while its tensor is in host memory.
+
+    Attributes:
+        in_fp8: True where a refresh rounds the residual or the activations to e4m3.
     """
 
     part: ClassVar[Part]
+
+    in_fp8: bool = False
 
     @classmethod
     def declared(cls) -> dict[str, Kept]:
         """Return the declarations of the kept tensors by name."""
         return {
             item.name: Kept(item.name, cls.part, **item.metadata)
-            for item in fields(cls)  # type: ignore[arg-type]
+            for item in fields(cls)
             if item.metadata
         }
 
@@ -73,90 +90,65 @@ def merges(config: SparsityConfig) -> bool:
     return config.attention.delta_rule == "merge"
 
 
-def in_fp8(config: SparsityConfig) -> bool:
+def rounds(config: SparsityConfig) -> bool:
     """Return True where a config keeps residuals and activations in FP8."""
     return config.memory.cache_precision == "fp8"
 
 
 @dataclass(eq=False)
 class AttentionCache(PartCache):
-    """The memory of self-attention between dense, refresh and sparse steps.
-
-    Attributes:
-        residual_in_fp8: True where a refresh rounds the residual to e4m3.
-        lse: log-sum-exp of the last dense or refresh step, float32 ``[B, H, N]``.
-        lse_dense: (merge) log-sum-exp of the refresh, float32 ``[B, H, N]``.
-        kept_mass: (merge) softmax mass of the kept columns at the refresh, float32 ``[B, H, N]``.
-        columns: packed bits of the kept columns, uint8 ``[B, H, G, ceil(N / 8)]``.
-        residual: (merge, difference) what is added to the kept columns, ``[B, H, N, D]``.
-        residual_scale: (e4m3) by which its rows are multiplied, float32 ``[B, H, N]``.
-        lists: the kept columns as lists, with their lengths (see `packed_to_indices`), where they
-            are small; else they are made of ``columns`` at every step. They are part of the working
-            memory, wherever the cache lives.
-        capacity: entries of the lists of kept columns, known to the host since the refresh so that
-            no sparse step need wait for it; None before the columns are chosen.
-        longest: the most columns that any query block keeps, where the capacity was not read from
-            the columns themselves, so that lists may have been cut off there; None once it is known
-            that none was.
-        kept_fraction: mean share of the columns that is kept, as a number or 0-d tensor.
-    """
+    """The memory of self-attention between dense, refresh and sparse steps."""
 
     part = "attention"
 
-    residual_in_fp8: bool = False
-    lse: torch.Tensor | None = kept()
-    lse_dense: torch.Tensor | None = kept(wanted=merges)
-    kept_mass: torch.Tensor | None = kept(wanted=merges)
-    columns: torch.Tensor | None = kept()
-    residual: torch.Tensor | None = kept()
-    residual_scale: torch.Tensor | None = kept(wanted=in_fp8)
+    # Log-sum-exp of the last dense or refresh step, float32 `[B, H, N]`.
+    lse: torch.Tensor | None = kept("heads", "rows")
+    # (merge) log-sum-exp of the refresh, float32 `[B, H, N]`.
+    lse_dense: torch.Tensor | None = kept("heads", "rows", wanted=merges)
+    # (merge) softmax mass of the kept columns at the refresh, float32 `[B, H, N]`.
+    kept_mass: torch.Tensor | None = kept("heads", "rows", wanted=merges)
+    # Packed bits of the kept columns, uint8 `[B, H, G, ceil(N / 8)]`.
+    columns: torch.Tensor | None = kept("heads", "row blocks", "column bytes", numbers="uint8")
+    # (merge, difference) what is added to the kept columns, `[B, H, N, D]`.
+    residual: torch.Tensor | None = kept("heads", "rows", "head channels", numbers="cache")
+    # (e4m3) by which its rows are multiplied, float32 `[B, H, N]`.
+    residual_scale: torch.Tensor | None = kept("heads", "rows", wanted=rounds)
+    # The kept columns as lists, with their lengths (see `packed_to_indices`), where they are small;
+    # else they are made of `columns` at every step. They are part of the working memory, wherever
+    # the cache lives.
     lists: tuple[torch.Tensor, torch.Tensor] | None = None
+    # Entries of the lists of kept columns, known to the host since the refresh so that no sparse
+    # step need wait for it; None before the columns are chosen.
     capacity: int | None = None
-    longest: DeviceNumber | None = None
+    # Mean share of the columns that is kept, as a number or 0-d tensor.
     kept_fraction: torch.Tensor | float = 0.0
-
-    def lists_were_cut(self) -> bool:
-        """Return True where the last refresh kept more columns than it made room for.
-
-        The host waits for that number where the host does not know it yet.
-        """
-        if self.longest is None:
-            return False
-        assert self.capacity is not None
-        if float(self.longest) >= self.capacity:
-            return True
-        self.longest = None
-        return False
 
 
 @dataclass(eq=False)
 class MLPCache(PartCache):
-    """The memory of a feed-forward layer between steps.
-
-    Attributes:
-        activation_in_fp8: True where a dense step rounds the activations to e4m3.
-        mean: mean pre-activation of every token block when its neuron was last computed,
-            float32 ``[B, G, F]``.
-        output: the layer's output, ``[B, N, C]``.
-        activation: neurons after the activation function, ``[B, N, F]``.
-        token_scale: (e4m3) by which those of a token are multiplied, float32 ``[B, N, 1]``.
-    """
+    """The memory of a feed-forward layer between steps."""
 
     part = "mlp"
 
-    activation_in_fp8: bool = False
-    mean: torch.Tensor | None = kept(rewritten=True)
-    output: torch.Tensor | None = kept(rewritten=True)
-    activation: torch.Tensor | None = kept(rewritten=True)
-    token_scale: torch.Tensor | None = kept(wanted=in_fp8)
+    # Mean pre-activation of every token block when its neuron was last computed, float32 `[B, G,
+    # F]`.
+    mean: torch.Tensor | None = kept("token blocks", "neurons", rewritten=True)
+    # The layer's output, `[B, N, C]`.
+    output: torch.Tensor | None = kept("tokens", "channels", numbers="model", rewritten=True)
+    # Neurons after the activation function, `[B, N, F]`.
+    activation: torch.Tensor | None = kept(
+        "padded tokens", "neurons", numbers="cache", rewritten=True
+    )
+    # (e4m3) by which those of a token are multiplied, float32 `[B, N, 1]`.
+    token_scale: torch.Tensor | None = kept("tokens", wanted=rounds)
 
 
 class LayerCache:
     """The caches of one transformer block and guidance branch."""
 
     def __init__(self, *, in_fp8: bool = False) -> None:
-        self.attention = AttentionCache(residual_in_fp8=in_fp8)
-        self.mlp = MLPCache(activation_in_fp8=in_fp8)
+        self.attention = AttentionCache(in_fp8)
+        self.mlp = MLPCache(in_fp8)
 
     def nbytes(self) -> int:
         """Return the bytes of all tensors on the device, each storage counted once.
@@ -168,3 +160,66 @@ class LayerCache:
             tensors.append(self.attention.kept_fraction)
         storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
         return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+# The declarations of all tensors by name.
+KINDS: dict[str, Kept] = MLPCache.declared() | AttentionCache.declared()
+
+
+def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
+    """Return the tensors that a sparse layer of this config keeps."""
+    return frozenset(
+        name for name, kept in KINDS.items() if kept.part == part and kept.wanted(config)
+    )
+
+
+def with_caches(config: SparsityConfig, *, in_fp8: bool) -> SparsityConfig:
+    """Return the config with its caches kept in FP8 or in full."""
+    precision: CachePrecision = "fp8" if in_fp8 else "full"
+    return replace(config, memory=replace(config.memory, cache_precision=precision))
+
+
+def read_and_written(
+    config: SparsityConfig, part: Part, action: Action
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the tensors that an action of a layer reads, and those that it records or changes.
+
+    Where the memory decides about FP8, the tensors of both precisions are among them.
+    """
+    may_round = config.memory.cache_precision != "full"
+    kept, none = kept_kinds(with_caches(config, in_fp8=may_round), part), frozenset[str]()
+    lse = kept & {"lse"}
+    if action is Action.SPARSE:
+        return kept - lse, frozenset(kind for kind in kept if KINDS[kind].rewritten)
+    if action is Action.REFRESH:
+        return lse, kept
+    if action is Action.DENSE:
+        return none, lse if part == "attention" else kept
+    return none, none
+
+
+def kind_bytes(
+    kind: str, layer: int, *, layout: ModelLayout, config: SparsityConfig, dtype: torch.dtype
+) -> int:
+    """Bytes of one layer's tensor of a kind, for one guidance branch."""
+    rows, tokens = layout.own_query_rows, layout.mlp_tokens(layer)
+    sizes = {
+        "heads": layout.own_heads,
+        "head channels": layout.head_dim,
+        "rows": rows,
+        "row blocks": block_count(rows, config.block_size),
+        "column bytes": -(-layout.tokens // 8),
+        "channels": layout.width,
+        "tokens": tokens,
+        "padded tokens": padded_rows(tokens),
+        "token blocks": block_count(tokens, config.block_size),
+        "neurons": layout.kind(layer).intermediate_size,
+    }
+    item_bytes = {
+        "float32": 4,
+        "uint8": 1,
+        "model": dtype.itemsize,
+        "cache": (FP8 if rounds(config) else dtype).itemsize,
+    }
+    kept = KINDS[kind]
+    return layout.batch * math.prod(sizes[name] for name in kept.sizes) * item_bytes[kept.numbers]

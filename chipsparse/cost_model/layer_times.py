@@ -213,9 +213,7 @@ def layer_time(
     attention = column * layout.own_query_rows
     sixteen_bit = attention
     sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
-    refreshes = "attention" in sparse and action is Action.REFRESH
-    in_full = Action.REFRESH if refreshes else Action.DENSE
-    if plan.config.attention.precision_of(in_full) == "fp8":
+    if plan.config.attention.in_fp8:
         rounding = FP8_PASSES * attended * dtype.itemsize / rates.memory
         attention *= 1 / rates.fp8_attention + rates.fp8_tokens / layout.tokens
         attention += rounding
@@ -366,7 +364,7 @@ def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None)
     host = len(layers) * rates.host_seconds
     times = (layer_time(n, Action.SPARSE, plan=plan, rates=rates, dtype=dtype) for n in layers)
     waits = host - sum(time.total for time in times)
-    return waits * (plan.sparse_steps_from(0) - CALLS_BEFORE) > CAPTURE_CALLS * host
+    return waits * (plan.sparse_steps - CALLS_BEFORE) > CAPTURE_CALLS * host
 
 
 def as_of_many(config: SparsityConfig, plan: SparsityPlan, dtype: torch.dtype) -> SparsityConfig:

@@ -14,11 +14,7 @@ _CAPTURING = threading.Lock()
 
 
 class CudaCapture:
-    """A `step_graph.Capture` on CUDA.
-
-    Args:
-        graph: what was captured, on the current device.
-    """
+    """A `step_graph.Capture` on CUDA."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self._graph = graph

@@ -2,12 +2,12 @@
 
 The sparse step of an image launches a thousand kernels of a few microseconds each, and a host takes
 longer for that than a fast GPU takes to run them. All sparse calls of a generation launch the same
-ones, on the same memory as long as the caches stay where they are (see `keep_in_place`). So the
+ones, on the same memory as long as the caches stay where they are (see `kept_in_place`). So the
 first runs as usual, which compiles what there is to compile, the next one is captured, and it and
 all that follow are replayed.
 
 A replay runs none of the model's Python and reads its weights where they were. Whoever runs calls
-here says so with `StepGraphs.drop_all` when the model has changed; see `ModelState`.
+here says so with `StepGraphs.model_changed`; see `ModelState`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from chipsparse.cache.store import CacheStore
 from chipsparse.graphs.cuda_capture import CudaCapturer
+from chipsparse.layers.state import StepState
 from chipsparse.plan import NOT_CAPTURED, Action
-from chipsparse.report.generation import LayerRecord, StepRecord
+from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
 # A pipeline whose arguments change all the time is left alone after so many captures, and a model
 # that cannot be captured after so many attempts: a first call may still compile and tune.
 MOST_CAPTURES = 4
 MOST_ATTEMPTS = 2
 PLAIN = (bool, int, float, str, type(None))
+UNKNOWN = "not asked yet"
 
 
 class Capture(Protocol):
@@ -136,23 +139,16 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A captured call.
+    """A captured call."""
 
-    Attributes:
-        inputs: the arguments that it reads.
-        copied: places of the tensors among them that the values of each call are copied to. The
-            others are those that the pipeline passes at every step, and are read where they are:
-            what is known of them by their identity, such as the length of a prompt, stays known.
-        result: what it writes, as the model returned it.
-        layers: what its layers do.
-        capture: runs it.
-    """
-
-    inputs: Arguments
+    inputs: Arguments  # the arguments that it reads
+    # Places of the tensors among them that the values of each call are copied to. The others are
+    # those that the pipeline passes at every step, and are read where they are: what is known of
+    # them by their identity, such as the length of a prompt, stays known.
     copied: frozenset[int]
-    result: Any
-    layers: tuple[LayerRecord, ...]
-    capture: Capture
+    result: Any  # what it writes, as the model returned it
+    layers: tuple[LayerRecord, ...]  # what its layers do
+    capture: Capture  # runs it
 
     def fits(self, arguments: Arguments) -> bool:
         """Return True where it computes the call with these arguments."""
@@ -167,36 +163,39 @@ class StepGraph:
 
 
 class StepGraphs:
-    """The captured sparse calls of one transformer, one for each guidance branch."""
+    """The captured sparse calls of one transformer, one for each guidance branch.
 
-    def __init__(self, capturer: Capturer | None = None) -> None:
+    Args:
+        caches: of all layers; a graph reads them where they are.
+        report: gets a note where a step is not captured, or a capture is dropped.
+        capturer: captures calls; by default as CUDA graphs.
+    """
+
+    def __init__(
+        self, caches: CacheStore, report: GenerationReport, capturer: Capturer | None = None
+    ) -> None:
+        self._caches, self._report = caches, report
         self._capturer = CudaCapturer() if capturer is None else capturer
-        self.device_type, self.on = self._capturer.device_type, self._capturer.on
         self._graphs: dict[str, StepGraph] = {}
+        # The arguments of the last call of each branch, if it ran as usual.
+        self._last: dict[str, Arguments] = {}
         # What cannot be captured in one generation cannot in the next.
         self._attempts = 0
-        self._not_captured_reason = ""
+        self._error = ""
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all calls and frees their memory."""
-        self.drop_all()
+        """Forgets all calls and frees their memory: another generation begins."""
+        for branch in list(self._graphs):
+            self.drop(branch)
+        self._last.clear()
         self._captures: dict[str, int] = {}
-
-    def __contains__(self, branch: str) -> bool:
-        """Return True where a call of a branch is captured: its caches must not move."""
-        return branch in self._graphs
+        self._not_captured_reason: str | None = UNKNOWN
 
     @contextlib.contextmanager
     def kept_in_place(self, branch: str, cache: Any, kinds: Collection[str]) -> Iterator[None]:
-        """Leaves what a layer records anew where the captured call, if there is one, reads it.
-
-        Args:
-            branch: guidance branch.
-            cache: of the layer.
-            kinds: what of it a sparse step reads and writes.
-        """
-        if branch not in self:
+        """Leaves what a layer records anew where the captured call, if there is one, reads it."""
+        if branch not in self._graphs:
             yield
             return
         before = TensorsInPlace(cache, kinds)
@@ -211,54 +210,86 @@ class StepGraphs:
         if graph is not None:
             graph.capture.release()
 
-    def drop_all(self) -> bool:
-        """Forgets the calls of all branches; returns whether there were any."""
-        # The arguments of the last call of each branch, if it ran as usual.
-        self._last: dict[str, Arguments] = {}
-        dropped = list(self._graphs)
-        for branch in dropped:
+    def model_changed(self, what: str) -> None:
+        """Drops the captured calls, which do what the model did before."""
+        self._not_captured_reason = UNKNOWN
+        if self._graphs:
+            self._report.note(f"a captured sparse step was dropped: {what} changed")
+        for branch in [*self._graphs, *self._last]:
             self.drop(branch)
-        return bool(dropped)
 
-    def run(self, call: ModelCall, record: StepRecord, note: Callable[[str], None]) -> Any:
-        """A sparse call: as usual the first time, later ones replayed.
+    def run(
+        self,
+        call: ModelCall,
+        state: StepState,
+        device: torch.device,
+        not_captured_reason: Callable[[], str | None],
+    ) -> Any:
+        """Return the model's output in the open call, by a CUDA graph where that pays.
+
+        A sparse call runs as usual the first time; later ones are replayed.
 
         Args:
             call: of the model.
-            record: of the call; gets the layers, which do nothing that could record them when
-                they are replayed.
-            note: gets a sentence on why nothing is captured any more.
-
-        Returns:
-            What the forward returns.
+            state: of the open call. Its record gets the layers, which do nothing that could record
+                them when they are replayed.
+            device: where it runs.
+            not_captured_reason: why the model may not do the same at every sparse step, or None;
+                asked once a generation, and again after `model_changed`.
         """
-        if self._attempts >= MOST_ATTEMPTS:
-            note(f"{NOT_CAPTURED}: {self._not_captured_reason}")
+        if not self._may_be_captured(state, device, not_captured_reason):
             return call.run()
-        branch, arguments = record.branch, Arguments(call, self.device_type)
+        with self._capturer.on(device):
+            return self._run(call, state.record)
+
+    def _may_be_captured(
+        self, state: StepState, device: torch.device, not_captured_reason: Callable[[], str | None]
+    ) -> bool:
+        """Return True where the open call does just what other sparse calls of its branch do."""
+        if state.action is not Action.SPARSE or not state.captures:
+            return False
+        if device.type != self._capturer.device_type or self._report.layer_times:
+            return False
+        if not self._caches.stay_on_device(state.branch):
+            return False
+        if self._not_captured_reason is UNKNOWN:
+            self._not_captured_reason = not_captured_reason()
+            if self._not_captured_reason is not None:
+                self._note(self._not_captured_reason)
+        return self._not_captured_reason is None
+
+    def _note(self, reason: str) -> None:
+        self._report.note(f"{NOT_CAPTURED}: {reason}")
+
+    def _run(self, call: ModelCall, record: StepRecord) -> Any:
+        if self._attempts >= MOST_ATTEMPTS:
+            self._note(self._error)
+            return call.run()
+        branch, arguments = record.branch, Arguments(call, self._capturer.device_type)
         graph = self._graphs.get(branch)
         if graph is not None and not graph.fits(arguments):
             self.drop(branch)
             graph = None
         before = self._last.pop(branch, None)
         if graph is None and before is not None and arguments.are_like(before):
-            graph = self._graph(call, arguments, before, record, note)
+            graph = self._graph(call, arguments, before, record)
         if graph is not None:
             record.replayed = True
             record.layers = [dataclasses.replace(layer) for layer in graph.layers]
-            return graph.run(arguments)
+            result = graph.run(arguments)
+            for entry in record.layers:
+                if entry.part == "attention" and entry.action is Action.SPARSE:
+                    entry.computed = self._caches[branch, entry.layer].attention.kept_fraction
+            return result
         result = call.run()
-        if _was_plain(record) and self._captures.get(branch, 0) < MOST_CAPTURES:
+        # All layers did what a sparse step does, and none more to catch up.
+        plain = all(layer.action is Action.SPARSE or layer.reason for layer in record.layers)
+        if plain and self._captures.get(branch, 0) < MOST_CAPTURES:
             self._last[branch] = arguments
         return result
 
     def _graph(
-        self,
-        call: ModelCall,
-        arguments: Arguments,
-        before: Arguments,
-        record: StepRecord,
-        note: Callable[[str], None],
+        self, call: ModelCall, arguments: Arguments, before: Arguments, record: StepRecord
     ) -> StepGraph | None:
         """The call as a graph; None where it cannot be captured."""
         branch, copied = record.branch, arguments.others(before)
@@ -268,12 +299,12 @@ class StepGraphs:
             result, capture = self._capturer.capture(lambda: inputs.call(call.forward))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._captures[branch] = MOST_CAPTURES
-            note(f"{NOT_CAPTURED}: {_first_line(error)}")
+            self._note(_first_line(error))
         except RuntimeError as error:
             self._attempts += 1
-            self._not_captured_reason = _first_line(error)
+            self._error = _first_line(error)
             if self._attempts >= MOST_ATTEMPTS:
-                note(f"{NOT_CAPTURED}: {self._not_captured_reason}")
+                self._note(self._error)
         else:
             graph = StepGraph(inputs, copied, result, tuple(record.layers), capture)
             self._graphs[branch] = graph
@@ -286,18 +317,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _was_plain(record: StepRecord) -> bool:
-    """Return True where all layers did what a sparse step does, and none more to catch up."""
-    return all(layer.action is Action.SPARSE or layer.reason is not None for layer in record.layers)
-
-
 class TensorsInPlace:
-    """The memory of a layer's cache that a captured call reads and writes.
-
-    Args:
-        cache: of the layer.
-        kinds: the kinds of tensors; the lists of columns are among them anyway.
-    """
+    """The memory of a layer's cache that a captured call reads and writes."""
 
     def __init__(self, cache: Any, kinds: Collection[str]) -> None:
         self._memory = {

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from chipsparse.cache.tensors import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionCache
-from chipsparse.common.device_number import DeviceNumber
-from chipsparse.config import Precision, SparsityConfig
+from chipsparse.config import SparsityConfig
 from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
@@ -28,12 +27,10 @@ from chipsparse.kernels.dense_attention_column_sums.reference import column_sums
 from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.mask_packing import packed_to_indices
-from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import AttentionBudget
-from chipsparse.layers.exact_rows import apart, joined
-from chipsparse.layers.fp8_attention import fp8_choices, fp8_full_attention, fp8_tensors
-from chipsparse.layers.other_text import budget_of, columns_of, fits, with_rows_before
-from chipsparse.layers.state import Shared, StepState
+from chipsparse.layers.full_attention import AttentionInputs, fp8_choices
+from chipsparse.layers.other_text import columns_of, fits, with_rows_before
+from chipsparse.layers.state import Shared, StepState, split_exact_rows
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import LayerRecord
 
@@ -69,10 +66,6 @@ class AttentionLayer:
     The guidance branches that refresh at a step keep the same columns: guidance multiplies what
     they differ in, and so what each misses alone. Where each is a call of its own, these are the
     columns that the first of them chose.
-
-    Args:
-        number: of the transformer block, from 0.
-        shared: what it has in common with the other layers of its session.
     """
 
     def __init__(self, number: int, shared: Shared) -> None:
@@ -80,8 +73,6 @@ class AttentionLayer:
         self._shared = shared
         self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
         self._chosen: _Choice | None = None
-        self._waits_for_lists = False
-        self._overfull = False
 
     def __call__(
         self,
@@ -108,68 +99,66 @@ class AttentionLayer:
         """
         shared = self._shared
         if state is None:
-            _arrive(turns)
+            _receive(turns)
             return unpatched(query, key, value, scale)
         inputs = AttentionInputs(query, key, value, scale, shared.backend, shared.kernels)
+        in_fp8 = shared.config.attention.in_fp8
         if not state.caching:
-            return self._unrecorded(state, inputs, unpatched, turns)
+            _receive(turns)
+            return self._unrecorded(state, inputs, unpatched, in_fp8=in_fp8)
         layout = state.plan.layout
         dense = state.dense.get((self.number, "attention"))
         with shared.recorder.watch(self.number, "attention", dense) as entry:
             if entry.reason is not None:
-                return self._unrecorded(state, inputs, unpatched, turns, entry)
-            rows, exact = apart(query, layout, 2)
+                _receive(turns)
+                return self._unrecorded(state, inputs, unpatched, in_fp8=in_fp8, entry=entry)
+            rows, exact = split_exact_rows(query, layout, 2)
             if exact is not None:
                 inputs = replace(inputs, query=rows)
             if layout.rows_before:
-                _arrive(turns)
+                _receive(turns)
                 turns = None
                 inputs = replace(inputs, query=with_rows_before(query, layout))
             choices = self._choices(inputs)
-            entry.action = self._decide(state)
-            if entry.action is not Action.SPARSE or exact is not None:
-                _arrive(turns)
+            entry.action = action = self._decide(state)
+            if action is not Action.SPARSE or exact is not None:
+                _receive(turns)
                 turns = None
-            if entry.action is Action.REFRESH:  # read before this branch's cache takes a slot
+            if action is Action.REFRESH:  # read before this branch's cache takes a slot
                 budget = state.budgets.of(self.number, state.plan, state.context, key)
                 columns, budget = self._columns_of_another_branch(state, inputs, budget)
-            caches = shared.caches
-            kinds, ahead = (
-                caches.reads("attention", action) for action in (entry.action, state.action)
-            )
+            caches, reads = shared.caches, shared.caches.reads
+            kinds, ahead = reads["attention", action], reads["attention", state.action]
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
-                precision = shared.config.attention.precision_of(entry.action)
-                entry.backend = _backend_name(choices, entry.action, precision)
-                if entry.action is Action.DENSE:
-                    output = dense_step(cache, inputs, precision=precision)
-                elif entry.action is Action.SPARSE:
+                entry.backend = _backend_name(choices, action, in_fp8)
+                if action is Action.DENSE:
+                    output = dense_step(cache, inputs, in_fp8=in_fp8)
+                elif action is Action.SPARSE:
                     entry.computed = cache.kept_fraction
                     output = sparse_step(
-                        cache,
-                        inputs,
-                        config=shared.config,
-                        choices=choices,
-                        turns=turns,
+                        cache, inputs, config=shared.config, choices=choices, turns=turns
                     )
                 else:
                     if columns is not None:
-                        entry.backend = _backend_name(choices, Action.DENSE, precision)
+                        entry.backend = _backend_name(choices, Action.DENSE, in_fp8)
                     output = self._refresh(state, cache, inputs, budget, columns)
             if exact is None:
                 return output[:, :, layout.rows_before :]
-            seen = self._of_exact_rows(state, replace(inputs, query=exact), unpatched)
+            # Rows that never run sparse are never computed in 8 bits either.
+            seen = self._unrecorded(state, replace(inputs, query=exact), unpatched, in_fp8=False)
             # In the order of memory that models want, so that nothing is copied twice. The few rows
             # alone may be in another, in which PyTorch would join all of them many times slower.
             seen = seen.transpose(1, 2).contiguous()
-            return joined(output.transpose(1, 2), seen).transpose(1, 2)
+            return torch.cat([seen, output.transpose(1, 2)], dim=1).transpose(1, 2)
 
     def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
         """The backends of all operations on tensors of this kind, chosen and reported once."""
         config = self._shared.config
-        in_fp8 = config.attention.precision == "fp8"
         return self._shared.recorder.choices(
             ("attention", *kind_of(*inputs.tensors)),
-            lambda: backend_choices(inputs, block_size_q=config.block_size, in_fp8=in_fp8),
+            lambda: backend_choices(
+                inputs, block_size_q=config.block_size, in_fp8=config.attention.in_fp8
+            ),
         )
 
     def _unrecorded(
@@ -177,52 +166,33 @@ class AttentionLayer:
         state: StepState,
         inputs: AttentionInputs,
         unpatched: Unpatched,
-        turns: HeadTurns | None,
+        *,
+        in_fp8: bool,
         entry: LayerRecord | None = None,
     ) -> torch.Tensor:
-        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one."""
-        _arrive(turns)
-        if not state.replaces_attention:
-            return unpatched(*inputs.tensors, inputs.scale)
-        precision = self._shared.config.attention.precision
-        choices = self._choices(inputs)  # which reports them
-        output = replaced_attention(inputs, choices, precision=precision)
-        if output is None:
-            return unpatched(*inputs.tensors, inputs.scale)
-        if entry is not None:
-            entry.backend = _backend_name(choices, Action.DENSE, precision)
-        return output
+        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one.
 
-    def _of_exact_rows(
-        self, state: StepState, inputs: AttentionInputs, unpatched: Unpatched
-    ) -> torch.Tensor:
-        """Full attention of the rows that never run sparse, never in 8 bits."""
-        output = None
+        The library's kernels are what the model calls itself.
+        """
         if state.replaces_attention:
-            output = replaced_attention(inputs, self._choices(inputs), precision="auto")
-        return unpatched(*inputs.tensors, inputs.scale) if output is None else output
+            choices = self._choices(inputs)  # which reports them
+            if in_fp8 or choices["dense_attention"].backend.name == "gluon":
+                if entry is not None:
+                    entry.backend = _backend_name(choices, Action.DENSE, in_fp8)
+                return inputs.attend(in_fp8=in_fp8)[0]
+        return unpatched(*inputs.tensors, inputs.scale)
 
     def _decide(self, state: StepState) -> Action:
         """Return the layer's action: a fuller one where a block cache passed over it, say."""
         shared, branch = self._shared, state.branch
-
-        def recorded(kind: str) -> bool:
-            return shared.caches.has(branch, self.number, kind)
-
-        if not recorded("lse"):
-            return shared.recorder.catch_up(self.number, "attention", Action.DENSE)
+        caches, recorder = shared.caches, shared.recorder
+        if not caches.has(branch, self.number, "lse"):
+            return recorder.catch_up(self.number, "attention", Action.DENSE)
         if state.action is not Action.SPARSE:
             return state.action
-        if not recorded("columns") or self._refreshed_at.get(branch, -1) < state.refreshed_at:
-            return shared.recorder.catch_up(self.number, "attention", Action.REFRESH)
-        if shared.caches[branch, self.number].attention.lists_were_cut():
-            self._waits_for_lists = True
-            shared.report.fall_back(
-                f"attention of layer {self.number} runs in full once more at step "
-                f"{state.context.step}: column sums were NaN at its refresh, which made its lists "
-                "longer than any choice does"
-            )
-            return Action.REFRESH
+        behind = self._refreshed_at.get(branch, -1) < state.refreshed_at
+        if behind or not caches.has(branch, self.number, "columns"):
+            return recorder.catch_up(self.number, "attention", Action.REFRESH)
         return Action.SPARSE
 
     def _columns_of_another_branch(
@@ -253,7 +223,9 @@ class AttentionLayer:
                 return cache.columns.clone(), budget  # stored and freed by itself
             layout, static = chosen.plan.layout, budget.static_columns
             columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
-        return columns, budget_of(budget, chosen.most_columns, layout.text_tokens)
+        # Room for the columns of the other, with this branch's text in the place of the other's.
+        most = chosen.most_columns - layout.text_tokens + budget.static_count
+        return columns, replace(budget, keep_count=most - budget.random_count)
 
     def _refresh(
         self,
@@ -264,44 +236,25 @@ class AttentionLayer:
         columns: torch.Tensor | None,
     ) -> torch.Tensor:
         shared, step, key = self._shared, state.context.step, inputs.key
-        # Column sums that are NaN make lists longer than that, which is seen when the layer is
-        # reached again; it then refreshes once more, and reads the lengths from then on.
-        if key.device.type not in READY_DEVICES and not self._waits_for_lists:
+        if key.device.type not in READY_DEVICES:
             budget = budget.without_waiting(key.shape[2])
-        kinds = shared.caches.reads("attention", Action.SPARSE)
+        kinds = shared.caches.reads["attention", Action.SPARSE]
         with shared.graphs.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
-                cache,
-                inputs,
-                config=shared.config,
-                budget=budget,
-                columns=columns,
+                cache, inputs, config=shared.config, budget=budget, columns=columns
             )
         if columns is None:
             self._chosen = _Choice(step, state.branch, state.plan, budget.most_columns)
             if shared.columns is not None and state.action is Action.REFRESH:
                 assert cache.columns is not None
                 shared.columns.give(cache.columns)
-        if budget.capacity is None:
-            self._report_overfull_lists(cache.capacity, budget.most_columns, step)
         self._refreshed_at[state.branch] = step
         return output
 
-    def _report_overfull_lists(self, longest: int | None, most_columns: int, step: int) -> None:
-        """Reports, once, a list of columns that is longer than any choice makes it."""
-        if longest is None or longest <= most_columns or self._overfull:
-            return
-        self._overfull = True
-        self._shared.report.fall_back(
-            f"attention of layer {self.number} keeps up to {longest} columns from step {step} on "
-            f"instead of {most_columns} at most: column sums were NaN, and their query blocks keep "
-            "every column"
-        )
 
-
-def _arrive(turns: HeadTurns | None) -> None:
+def _receive(turns: HeadTurns | None) -> None:
     if turns is not None:
-        turns.arrive()
+        turns.receive()
 
 
 def backend_choices(
@@ -329,34 +282,18 @@ def backend_choices(
     }
 
 
-def _backend_name(choices: Mapping[str, Choice], action: Action, precision: Precision) -> str:
+def _backend_name(choices: Mapping[str, Choice], action: Action, in_fp8: bool) -> str:
     """Return the name of the backend of an action's attention for the report."""
-    if precision == "fp8":
-        return _fp8_backend_name(choices)
+    if in_fp8 and action is not Action.SPARSE:
+        return f"{choices['fp8_dense_attention'].backend.name} fp8"
     return choices[MAIN_OPS[action]].backend.name
 
 
-def _fp8_backend_name(choices: Mapping[str, Choice]) -> str:
-    return f"{choices['fp8_dense_attention'].backend.name} fp8"
-
-
-def replaced_attention(
-    inputs: AttentionInputs, choices: Mapping[str, Choice], *, precision: Precision
-) -> torch.Tensor | None:
-    """Full attention in the place of the model's: in 8 bits, or by our kernel if that is chosen.
-
-    None where it is to be the model's own: the library's kernels are what it calls itself.
-    """
-    if precision == "fp8":
-        return fp8_full_attention(inputs)[0]
-    return inputs.dense()[0] if choices["dense_attention"].backend.name == "gluon" else None
-
-
 def dense_step(
-    cache: AttentionCache, inputs: AttentionInputs, *, precision: Precision = "auto"
+    cache: AttentionCache, inputs: AttentionInputs, *, in_fp8: bool = False
 ) -> torch.Tensor:
     """Full attention ``[B, H, N, D]``; records the log-sum-exp (LSE)."""
-    output, cache.lse = fp8_full_attention(inputs) if precision == "fp8" else inputs.dense()
+    output, cache.lse = inputs.attend(in_fp8=in_fp8)
     return output
 
 
@@ -375,27 +312,25 @@ def refresh_step(
 
     The column sums are weighed with the LSE of the previous dense step (``cache.lse``). Where the
     budget has no capacity, the host waits once for the length of the longest list
-    (``cache.capacity``); where it has one, ``cache.longest`` tells later whether that was enough.
+    (``cache.capacity``). Where it has one, lists end there: those of blocks whose column sums are
+    NaN, which keep every column.
     """
     if columns is None:
         output = _choose_columns(cache, inputs, config=config, budget=budget)
     else:
-        output = dense_step(cache, inputs, precision=config.attention.precision_of("refresh"))
+        output = dense_step(cache, inputs, in_fp8=config.attention.in_fp8)
         cache.columns = columns
     cache.capacity = budget.capacity
-    counts = record_residual(cache, output, inputs, config=config)
-    roomy = budget.capacity is None or budget.capacity >= inputs.key.shape[2]
-    cache.longest = None if roomy else DeviceNumber(counts.max())
+    record_residual(cache, output, inputs, config=config)
     return output
 
 
 def record_residual(
     cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: SparsityConfig
-) -> torch.Tensor:
+) -> None:
     """Fills the residual cache of the delta rule and makes lists of the columns.
 
-    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``. Returns how
-    many columns each query block has in its list, int32 ``[B, H, G]``.
+    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``.
     """
     assert cache.columns is not None
     assert cache.lse is not None
@@ -420,7 +355,7 @@ def record_residual(
         kept_lse,
         cache.lse,
         delta_rule=config.attention.delta_rule,
-        fp8=cache.residual_in_fp8,
+        fp8=cache.in_fp8,
         backend=inputs.backend,
     )
     cache.residual = residual.values
@@ -428,7 +363,6 @@ def record_residual(
         cache.residual_scale = residual.scale
     if residual.kept_mass is not None:
         cache.lse_dense, cache.kept_mass = cache.lse, residual.kept_mass
-    return counts
 
 
 def _choose_columns(
@@ -449,7 +383,7 @@ def _choose_columns(
     blocks, columns = block_count(tokens, config.block_size), inputs.key.shape[2]
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, COLUMN_SUMS_BYTES))
-    rounded = fp8_tensors(inputs) if config.attention.precision_of("refresh") == "fp8" else None
+    rounded = inputs.rounded() if config.attention.in_fp8 else None
 
     def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert cache.lse is not None
@@ -539,6 +473,6 @@ def sparse_step(
     run = column_sparse_attention.run
     launch = choices["column_sparse_attention"].backend.launch if choices else run
     if turns is not None:
-        return turns.each(lambda heads: launch(call.of_heads(heads))[0])
+        return turns.attend(lambda heads: launch(call.of_heads(heads))[0])
     output, _ = launch(call)
     return output

@@ -17,36 +17,22 @@ from chipsparse.plan import SparsityPlan
 from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.step import StepContext
 
-# Frames, rows and columns of a region of kept columns where tokens have no tiles.
-REGION = (4, 4, 8)
-
 
 @dataclass(frozen=True)
 class AttentionBudget:
-    """The number of columns that a refresh keeps for each query block.
+    """The number of columns that a refresh keeps for each query block."""
 
-    Attributes:
-        keep_count: columns kept by score, static ones included.
-        random_count: further random columns.
-        static_columns: bool ``[1, N]`` of columns that are always kept, or None.
-        seed: seed of the random columns, below 2**32.
-        static_count: how many static columns there are.
-        capacity: entries that the lists of columns get; None for as many as the longest needs, for
-            which the host waits.
-        first_head: number of the first head, where these are not all of the layer's.
-        first_block: number of the first query block, where these are not all of a head's.
-        branches: guidance branches that the batch holds, which keep the same columns.
-    """
-
-    keep_count: int
-    random_count: int
-    static_columns: torch.Tensor | None
-    seed: int
-    static_count: int = 0
+    keep_count: int  # columns kept by score, static ones included
+    random_count: int  # further random columns
+    static_columns: torch.Tensor | None  # bool `[1, N]` of columns that are always kept, or None
+    seed: int  # seed of the random columns, below 2**32
+    static_count: int = 0  # how many static columns there are
+    # Entries that the lists of columns get; None for as many as the longest needs, for which the
+    # host waits.
     capacity: int | None = None
-    first_head: int = 0
-    first_block: int = 0
-    branches: int = 1
+    first_head: int = 0  # number of the first head, where these are not all of the layer's
+    first_block: int = 0  # number of the first query block, where these are not all of a head's
+    branches: int = 1  # guidance branches that the batch holds, which keep the same columns
 
     @property
     def most_columns(self) -> int:
@@ -54,9 +40,8 @@ class AttentionBudget:
         return max(self.keep_count, self.static_count) + self.random_count
 
     def without_waiting(self, tokens: int) -> AttentionBudget:
-        """The same with lists for `most_columns` and a little more, so that longer ones show."""
-        longer = self.most_columns + 1
-        rounded = -(-longer // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        """The same with room for `most_columns`, known without reading the lists' lengths."""
+        rounded = -(-self.most_columns // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         return replace(self, capacity=min(tokens, rounded))
 
 
@@ -70,13 +55,6 @@ def static_columns(
 ) -> torch.Tensor | None:
     """Return the columns that every query block keeps whatever their score.
 
-    Args:
-        tokens: length of the sequence, text included.
-        text_tokens: text tokens of the sequence, which are all kept.
-        text_first: whether they are the first or the last ones.
-        always: further columns that the user keeps, bool ``[N]``, or None.
-        device: of the result.
-
     Returns:
         bool ``[1, N]``, or None where there are none.
     """
@@ -88,13 +66,7 @@ def static_columns(
 
 
 class ColumnBudgets:
-    """The budgets of one generation's refreshes.
-
-    Args:
-        config: what to compute.
-        static_bits: the columns that the user always keeps, see `static_mask`; None for none.
-        order: of the video or image tokens, int64 ``[N]``; None for raster order.
-    """
+    """The budgets of one generation's refreshes."""
 
     def __init__(
         self,
@@ -147,9 +119,8 @@ class ColumnBudgets:
         return read_kept_columns(
             packed,
             layout,
-            block_size_q=self._config.block_size,
+            self._config,
             static=self.static_mask(layout, packed.device),
             order=self._order,
-            tile=self._config.tile or REGION,
             where=where,
         )

@@ -21,19 +21,13 @@ from chipsparse.kernels.neuron_selection import (
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
-from chipsparse.layers.exact_rows import apart, joined
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
-from chipsparse.layers.state import Shared, StepState
+from chipsparse.layers.state import Shared, StepState, split_exact_rows
 from chipsparse.plan import Action
 
 
 class MLPLayer:
-    """The feed-forward layer of one transformer block: what it does at a step, from which cache.
-
-    Args:
-        number: of the transformer block, from 0.
-        shared: what it has in common with the other layers of its session.
-    """
+    """The feed-forward layer of one transformer block: what it does at a step, from which cache."""
 
     def __init__(self, number: int, shared: Shared) -> None:
         self.number = number
@@ -68,22 +62,22 @@ class MLPLayer:
                 return self._dense(None, hidden, weights, addend)
             exact = None
             if layout.kind(self.number).mlp_sees_text:
-                hidden, exact = apart(hidden, layout, 1)
+                hidden, exact = split_exact_rows(hidden, layout, 1)
             assert exact is None or addend is None
             entry.action = self._decide(state)
-            kinds = shared.caches.reads("mlp", entry.action)
+            kinds = shared.caches.reads["mlp", entry.action]
             with shared.caches.acquire(state.branch, self.number, "mlp", kinds) as cache:
                 if entry.action is not Action.SPARSE:
                     entry.backend = shared.backend or "library"
-                    kinds = shared.caches.reads("mlp", Action.SPARSE)
+                    kinds = shared.caches.reads["mlp", Action.SPARSE]
                     with shared.graphs.kept_in_place(state.branch, cache, kinds):
                         output = self._dense(cache, hidden, weights, addend)
                 else:
                     read = weights.read(hidden.dtype, backend=shared.backend)
                     choices = self._choices(cache, hidden, weights, read)
                     operations = ("sparse_mlp_up", "sparse_mlp_down")
-                    names = dict.fromkeys(choices[each].backend.name for each in operations)
-                    entry.backend = "+".join(names)
+                    names = [choices[operation].backend.name for operation in operations]
+                    entry.backend = "+".join(dict.fromkeys(names))
                     keep_count = state.plan.mlp_keep_count(self.number)
                     entry.computed = keep_count / read.up.shape[0]
                     output = sparse_step(
@@ -98,7 +92,7 @@ class MLPLayer:
                     )
             if exact is None:
                 return output
-            return joined(output, self._dense(None, exact, weights, None))
+            return torch.cat([self._dense(None, exact, weights, None), output], dim=1)
 
     def _dense(
         self,
@@ -203,48 +197,29 @@ def dense_step(
     output = _second_linear(activation, weights)
     if cache is not None:
         read = weights.read(hidden.dtype, backend=backend)
-        cache.mean = _means(hidden, read, block_size=block_size, backend=backend)
-        if cache.activation_in_fp8:
-            rounded = fp8_activations(activation, backend=backend)
-            activation, cache.token_scale = rounded
+        cache.mean = mean_preactivations(
+            hidden,
+            read.up,
+            read.up_bias,
+            gate_weight=read.gate,
+            gate_bias=read.gate_bias,
+            activation=None if read.gate is None else read.activation,
+            block_size=block_size,
+            backend=backend,
+        )
+        if cache.in_fp8:
+            activation, cache.token_scale = fp8_activations(activation, backend=backend)
         elif read is not weights:  # computed by the model's linears, not for the kernels
-            activation = _for_kernels(
-                activation, hidden, read, block_size=block_size, backend=backend
+            choice = sparse_mlp_up.choose(
+                hidden, read.up, None, read.gate, block_size, backend=backend
             )
+            if choice.backend.name != "reference":
+                laid_out = empty_token_contiguous(hidden, *activation.shape)
+                activation = laid_out.copy_(activation)
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
         cache.output = output.clone() if addend is None else output
     return output if addend is None else output + addend
-
-
-def _for_kernels(
-    activation: torch.Tensor,
-    hidden: torch.Tensor,
-    weights: MLPWeights,
-    *,
-    block_size: int,
-    backend: str | None,
-) -> torch.Tensor:
-    """Activations in the layout of the kernel that will change them at sparse steps."""
-    facts = (hidden, weights.up, None, weights.gate, block_size)
-    if sparse_mlp_up.choose(*facts, backend=backend).backend.name == "reference":
-        return activation
-    return empty_token_contiguous(hidden, *activation.shape).copy_(activation)
-
-
-def _means(
-    hidden: torch.Tensor, weights: MLPWeights, *, block_size: int, backend: str | None
-) -> torch.Tensor:
-    return mean_preactivations(
-        hidden,
-        weights.up,
-        weights.up_bias,
-        gate_weight=weights.gate,
-        gate_bias=weights.gate_bias,
-        activation=None if weights.gate is None else weights.activation,
-        block_size=block_size,
-        backend=backend,
-    )
 
 
 def _second_linear(activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights) -> torch.Tensor:

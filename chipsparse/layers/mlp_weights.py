@@ -204,8 +204,8 @@ def _remade(weight: Any, data: torch.Tensor, scale: torch.Tensor) -> torch.Tenso
     _, facts = weight.__tensor_flatten__()
     facts = {**facts, "block_size": list(map(min, weight.block_size, data.shape))}
     parts = {"qdata": data, "scale": scale}
-    found: torch.Tensor = type(weight).__tensor_unflatten__(parts, facts, data.shape, None)
-    return found
+    made: torch.Tensor = type(weight).__tensor_unflatten__(parts, facts, data.shape, None)
+    return made
 
 
 def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from chipsparse.config import SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.mask_packing import pack_mask
-from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
 
@@ -52,11 +51,11 @@ def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
         return plan.attention_keep_count(layer) - plan.layout.text_tokens
 
     layouts = (chosen.layout, own.layout)
-    first, second = (replace(each, text_tokens=0, share=None, rows_before=0) for each in layouts)
+    first, second = (replace(own, text_tokens=0, share=None, rows_before=0) for own in layouts)
     if first != second or not all(map(_is_whole, layouts)):
         return False
-    apart = _first_row(chosen.layout) - _first_row(own.layout)
-    return apart % own.config.block_size == 0 and 2 * left(chosen) >= left(own)
+    distance = _first_row(chosen.layout) - _first_row(own.layout)
+    return distance % own.config.block_size == 0 and 2 * left(chosen) >= left(own)
 
 
 def _is_whole(layout: ModelLayout) -> bool:
@@ -72,18 +71,6 @@ def _lead(layout: ModelLayout) -> int:
 def _first_row(layout: ModelLayout) -> int:
     """Return the query rows, counted from the video's or image's first one."""
     return layout.query_rows.start - _lead(layout)
-
-
-def budget_of(budget: AttentionBudget, most_columns: int, text_tokens: int) -> AttentionBudget:
-    """The budget with room for what `columns_of` makes.
-
-    Args:
-        budget: of the branch that gets the columns.
-        most_columns: of the one that chose.
-        text_tokens: of the same, in each of its lists.
-    """
-    most = most_columns - text_tokens + budget.static_count
-    return replace(budget, keep_count=most - budget.random_count)
 
 
 def columns_of(

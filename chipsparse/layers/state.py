@@ -7,15 +7,36 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from chipsparse.cache.store import CacheStore
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.config import LayerPart, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.layout import ModelLayout
 from chipsparse.parallel.branch_columns import BranchColumns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.step import StepContext
+
+
+def split_exact_rows(
+    tensor: torch.Tensor, layout: ModelLayout, dim: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the rows that may run sparse and those before them that never do, as views.
+
+    Args:
+        tensor: has the rows of the sequence along ``dim``; of those that never run sparse, the ones
+            farthest from the others may be missing.
+        layout: of the call.
+        dim: not negative.
+    """
+    rows = len(layout.query_rows) if layout.exact_rows else tensor.shape[dim]
+    exact = tensor.shape[dim] - rows
+    if exact == 0:
+        return tensor, None
+    return tensor.narrow(dim, exact, rows), tensor.narrow(dim, 0, exact)
 
 
 class CapturedSteps(Protocol):
@@ -24,41 +45,26 @@ class CapturedSteps(Protocol):
     def kept_in_place(
         self, branch: str, cache: Any, kinds: Collection[str]
     ) -> AbstractContextManager[None]:
-        """Around what records a layer's cache anew, which stays where the captured step reads it.
-
-        Args:
-            branch: guidance branch.
-            cache: of the layer.
-            kinds: what of it a sparse step reads and writes.
-        """
+        """Around what records a cache anew, which stays where the captured step reads it."""
 
 
 @dataclass(frozen=True)
 class StepState:
-    """One open transformer call: its plan, position and record.
+    """One open transformer call: its plan, position and record."""
 
-    Attributes:
-        plan: of the call's guidance branch.
-        context: position of the call.
-        record: of the call, filled while it runs.
-        caching: whether layers record for later: anything of the generation is sparse, and this
-            call can take part in it.
-        refreshed_at: step of the branch's last refresh, this one included; -1 before the first.
-        dense: why the attention or MLP of a layer runs dense at every step of the branch.
-        budgets: which columns a refresh keeps.
-        captures: whether sparse calls are captured as CUDA graphs, where they can be.
-        replaces_attention: whether layers compute full attention where nothing is recorded, too: in
-            FP8, or since that is faster than as the model calls it.
-    """
-
-    plan: SparsityPlan
-    context: StepContext
-    record: StepRecord
+    plan: SparsityPlan  # of the call's guidance branch
+    context: StepContext  # position of the call
+    record: StepRecord  # of the call, filled while it runs
+    # Whether layers record for later: anything of the generation is sparse, and this call can take
+    # part in it.
     caching: bool
-    refreshed_at: int
-    dense: Mapping[tuple[int, Part], str]
-    budgets: ColumnBudgets
-    captures: bool = False
+    refreshed_at: int  # step of the branch's last refresh, this one included; -1 before the first
+    # Why the attention or MLP of a layer runs dense at every step of the branch.
+    dense: Mapping[LayerPart, str]
+    budgets: ColumnBudgets  # which columns a refresh keeps
+    captures: bool = False  # whether sparse calls are captured as CUDA graphs, where they can be
+    # Whether layers compute full attention where nothing is recorded, too: in FP8, or since that is
+    # faster than as the model calls it.
     replaces_attention: bool = False
 
     @property
@@ -74,24 +80,15 @@ class StepState:
 
 @dataclass(frozen=True)
 class Shared:
-    """The state that all layers of a session share.
+    """The state that all layers of a session share."""
 
-    Attributes:
-        config: what to compute.
-        report: gets what runs denser than asked.
-        recorder: notes what layers do in the open call.
-        caches: of all layers.
-        graphs: captured sparse steps, which read caches where they were.
-        kernels: the fastest library kernel for dense attention.
-        columns: of guidance branches on other processes; None where there are none.
-    """
-
-    config: SparsityConfig
-    report: GenerationReport
-    recorder: CallRecorder
-    caches: CacheStore
-    graphs: CapturedSteps
-    kernels: FastestKernel
+    config: SparsityConfig  # what to compute
+    report: GenerationReport  # gets what runs denser than asked
+    recorder: CallRecorder  # notes what layers do in the open call
+    caches: CacheStore  # of all layers
+    graphs: CapturedSteps  # captured sparse steps, which read caches where they were
+    kernels: FastestKernel  # the fastest library kernel for dense attention
+    # Of guidance branches on other processes; None where there are none.
     columns: BranchColumns | None = None
 
     @property

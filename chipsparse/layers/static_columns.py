@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from bitarray import bitarray, frozenbitarray
 
-from chipsparse.kernels.mask_packing import pack_mask, unpack_mask
+from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layout import ModelLayout
 
 StaticColumns = bitarray | np.ndarray | torch.Tensor | Sequence[bool]
@@ -35,26 +35,22 @@ def static_bits(columns: Any) -> frozenbitarray:
             )
         columns = columns.tolist()
     if not isinstance(columns, bitarray):
-        columns = _bools(columns)
+        if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes, bytearray)):
+            raise ValueError(
+                "static_columns: expected a bitarray, a bool array or a list of bools, got "
+                f"{type(columns).__name__}"
+            )
+        columns = list(columns)
+        other = next((item for item in columns if not isinstance(item, (bool, np.bool_))), None)
+        if other is not None:
+            raise ValueError(
+                f"static_columns: expected True or False for each column, got {other!r}; numbers "
+                "of columns become bools with mask = [False] * N; mask[number] = True"
+            )
+        columns = [bool(item) for item in columns]
     if not columns:
         raise ValueError("static_columns: there is no column; pass None to keep none")
     return frozenbitarray(columns, endian="little")
-
-
-def _bools(columns: Any) -> list[bool]:
-    if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes, bytearray)):
-        raise ValueError(
-            "static_columns: expected a bitarray, a bool array or a list of bools, got "
-            f"{type(columns).__name__}"
-        )
-    found = list(columns)
-    other = next((each for each in found if not isinstance(each, (bool, np.bool_))), None)
-    if other is not None:
-        raise ValueError(
-            f"static_columns: expected True or False for each column, got {other!r}; numbers of "
-            "columns become bools with mask = [False] * N; mask[number] = True"
-        )
-    return [bool(each) for each in found]
 
 
 def check_static_bits(bits: frozenbitarray, layout: ModelLayout) -> None:
@@ -73,29 +69,12 @@ def static_mask(
 ) -> torch.Tensor:
     """The columns of attention that these bits mean.
 
-    Args:
-        bits: one for each video or image token in raster order, of one grid behind the other.
-        layout: of the call.
-        order: that of the session's tokens, int64 ``[N]``, or None for raster order.
-        device: of the result.
-
     Returns:
         bool ``[N]``; False for text columns.
     """
-    mask = unpack_mask(_packed(bits), len(bits), backend="reference").to(device)
+    packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
+    mask = unpack_mask(packed, len(bits), backend="reference").to(device)
     if order is not None:
         mask = mask[order]
     text = layout.text_tokens
     return F.pad(mask, (text, 0) if layout.text_first else (0, text))
-
-
-def _packed(bits: bitarray) -> torch.Tensor:
-    return torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
-
-
-def mask_bits(mask: torch.Tensor) -> bitarray:
-    """A bool mask ``[N]`` as bits of the host, in the kernels' order."""
-    bits = bitarray(endian="little")
-    bits.frombytes(pack_mask(mask.cpu(), backend="reference").numpy().tobytes())
-    del bits[len(mask) :]
-    return bits

@@ -27,10 +27,6 @@ def tile_order(grid: tuple[int, int, int], tile: tuple[int, ...]) -> torch.Tenso
 
     Sizes that the tile does not divide leave smaller tiles at the far edges; every token is kept.
 
-    Args:
-        grid: token grid (frames, rows, columns).
-        tile: tile size in tokens (frames, rows, columns).
-
     Returns:
         int64 ``[N]``: position ``i`` of the new order holds raster token ``order[i]``.
     """

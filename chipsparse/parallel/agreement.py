@@ -12,25 +12,16 @@ from chipsparse.parallel.peers import Peers
 
 @dataclass(frozen=True)
 class Agreement:
-    """Decisions that must be the same on all processes.
+    """Decisions that must be the same on all processes."""
 
-    Attributes:
-        peers: the processes; None for a single one, which agrees with itself.
-        columns: that guidance branches on other processes keep, too; None where there are none.
-    """
-
-    peers: Peers | None = None
+    peers: Peers | None = None  # the processes; None for a single one, which agrees with itself
+    # That guidance branches on other processes keep, too; None where there are none.
     columns: BranchColumns | None = None
 
     def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
         """Return the bytes for caches, on the device and on the host, that every process has.
 
         The least of all, since they wait for the slowest. A machine's memory is shared.
-
-        Args:
-            on_device: of this process.
-            on_host: of this process.
-            device: where it computes.
         """
         if self.peers is None:
             return on_device, on_host

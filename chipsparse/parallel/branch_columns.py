@@ -13,12 +13,7 @@ from chipsparse.plan import Action
 
 
 class BranchColumns:
-    """Hands the columns that the first branch chose to the others, layer by layer.
-
-    Args:
-        group: the processes of the branches, with the same heads.
-        peers: the same.
-    """
+    """Hands the columns that the first branch chose to the others, layer by layer."""
 
     def __init__(self, group: Any, peers: Peers) -> None:
         self._group = group
@@ -32,7 +27,7 @@ class BranchColumns:
         Raises:
             PeerError: they do not do the same.
         """
-        said = self._peers.tell([step, action.value, str(layout)])
+        said = self._peers.gather([step, action.value, str(layout)])
         for rank, (other_step, other_action, _) in enumerate(said):
             if [other_step, other_action] != said[0][:2]:
                 raise PeerError(

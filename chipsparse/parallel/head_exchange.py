@@ -26,17 +26,11 @@ all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_
 
 @dataclass(frozen=True)
 class SharingGroups:
-    """Process groups of those that share the tokens of a call.
+    """Process groups of those that share the tokens of a call."""
 
-    Attributes:
-        tokens: all of them.
-        heads: those with the same query rows, which share the heads; None: this one alone.
-        rows: those with the same heads, which share the query rows; None: this one alone.
-    """
-
-    tokens: Any
-    heads: Any | None
-    rows: Any | None
+    tokens: Any  # all of them
+    heads: Any | None  # those with the same query rows, which share the heads; None: this one alone
+    rows: Any | None  # those with the same heads, which share the query rows; None: this one alone
 
     @property
     def ring(self) -> int:
@@ -46,27 +40,17 @@ class SharingGroups:
 
 @dataclass(frozen=True)
 class Pending:
-    """An exchange under way.
+    """An exchange under way."""
 
-    Attributes:
-        work: its handle.
-        received: the buffer that it fills.
-        sent: what it sends, which must live until then.
-    """
-
-    work: Any
-    received: torch.Tensor
-    sent: torch.Tensor
+    work: Any  # its handle
+    received: torch.Tensor  # the buffer that it fills
+    sent: torch.Tensor  # what it sends, which must live until then
 
 
 class HeadExchange:
     """The exchanges of one process with the others of its groups.
 
     Every process makes the same ones in the same order.
-
-    Args:
-        groups: the process groups.
-        peers: all processes that share the tokens.
 
     Attributes:
         ranks: how many share the tokens.

@@ -29,8 +29,8 @@ class HeadTurns:
     """Query, key and value of one layer on their way to this process, and its output back.
 
     They come some heads at a time, and all parts are under way from the start. Where attention is
-    computed part by part as well (`each`), it begins when the first has come, and the exchanges of
-    a part hide behind the attention of others. What is exchanged, and in which order, does not
+    computed part by part as well (`attend`), it begins when the first has come, and the exchanges
+    of a part hide behind the attention of others. What is exchanged, and in which order, does not
     depend on how it is computed, so in that processes may differ.
 
     Args:
@@ -39,7 +39,7 @@ class HeadTurns:
         cut: of the call's tokens.
 
     Attributes:
-        query: ``[B, h, R, D]``, of this process's heads and query rows; complete after `arrive`.
+        query: ``[B, h, R, D]``, of this process's heads and query rows; complete after `receive`.
         key: ``[B, h, N, D]``, of all tokens; likewise.
         value: as key.
     """
@@ -59,27 +59,27 @@ class HeadTurns:
         self._own = within[self._place]  # this process's heads of each part, among its own
         self._of_all = [  # by part, those of each process among all heads
             [
-                range(heads.start + each[part].start, heads.start + each[part].stop)
-                for heads, each in zip(_ranges(counts), within, strict=True)
+                range(heads.start + own[part].start, heads.start + own[part].stop)
+                for heads, own in zip(_ranges(counts), within, strict=True)
             ]
             for part in range(parts)
         ]
-        self._arrivals: deque[Callable[[], None]] = deque()
+        self._receipts: deque[Callable[[], None]] = deque()
         self._sent: list[Pending] = []
         with exchange.watch():
             if cut.ulysses > 1:
                 states = self._swap(states)
             if cut.ring > 1:
                 states = self._gather(states)
-        self.query, self.key, self.value = (each.transpose(1, 2) for each in states)
+        self.query, self.key, self.value = (state.transpose(1, 2) for state in states)
 
-    def arrive(self) -> None:
+    def receive(self) -> None:
         """Wait until all parts are there."""
         with self._exchange.watch():
-            while self._arrivals:
-                self._arrivals.popleft()()
+            while self._receipts:
+                self._receipts.popleft()()
 
-    def each(self, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
+    def attend(self, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
         """Attention of one part of the heads after the other.
 
         Args:
@@ -91,8 +91,8 @@ class HeadTurns:
         outputs = []
         for part, heads in enumerate(self._own):
             with self._exchange.watch():
-                if self._arrivals:
-                    self._arrivals.popleft()()
+                if self._receipts:
+                    self._receipts.popleft()()
             output = compute(slice(heads.start, heads.stop))
             if self._cut.ulysses == 1:
                 outputs.append(output.transpose(1, 2))
@@ -101,7 +101,7 @@ class HeadTurns:
         return self._collected() if self._sent else torch.cat(outputs, dim=HEADS).transpose(1, 2)
 
     def finish(self, output: torch.Tensor) -> torch.Tensor:
-        """Send the attention ``[B, h, R, D]`` of all heads; a result of `each` passes through."""
+        """Send the attention ``[B, h, R, D]`` of all heads; a result of `attend` passes through."""
         if self._sent or self._cut.ulysses == 1:
             return output
         for part, heads in enumerate(self._own):
@@ -116,11 +116,11 @@ class HeadTurns:
         for part, mine in zip(self._of_all, self._own, strict=True):
             pending = self._exchange.start_swap(
                 pack_pieces(states, part, dim=HEADS),
-                [unit * own * len(each) for each in part],
-                [unit * len(mine) * len(each) for each in self._tokens],
+                [unit * own * len(heads) for heads in part],
+                [unit * len(mine) * len(tokens) for tokens in self._tokens],
             )
-            places = tuple(each[:, :, mine.start : mine.stop] for each in whole)
-            self._arrivals.append(partial(self._unpack, pending, places, self._tokens))
+            places = tuple(tensor[:, :, mine.start : mine.stop] for tensor in whole)
+            self._receipts.append(partial(self._unpack, pending, places, self._tokens))
         return whole
 
     def _gather(self, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -129,17 +129,17 @@ class HeadTurns:
         batch, _, heads, width = query.shape
         all_rows, most = self._cut.query_rows, max(self._cut.query_rows)
         whole = query.new_empty(2, batch, sum(all_rows), heads, width).unbind(0)
-        before, self._arrivals = self._arrivals, deque()
+        before, self._receipts = self._receipts, deque()
         for mine in self._own:
             if before:
                 before.popleft()()
-            own = tuple(each[:, :, mine.start : mine.stop] for each in both)
+            own = tuple(tensor[:, :, mine.start : mine.stop] for tensor in both)
             sent = pack_pieces(own, [range(self._rows)], dim=TOKENS)
             spare = 2 * batch * (most - self._rows) * len(mine) * width
             sent = F.pad(sent, (0, spare)) if spare else sent  # all send as much
             pending = self._exchange.start_gather(sent, self._exchange.groups.rows)
-            places = tuple(each[:, :, mine.start : mine.stop] for each in whole)
-            self._arrivals.append(
+            places = tuple(tensor[:, :, mine.start : mine.stop] for tensor in whole)
+            self._receipts.append(
                 partial(self._unpack, pending, places, _ranges(all_rows), room=most)
             )
         return query, *whole
@@ -162,8 +162,8 @@ class HeadTurns:
             self._sent.append(
                 self._exchange.start_swap(
                     pack_pieces((output.transpose(1, 2),), self._tokens, dim=TOKENS),
-                    [unit * len(each) * heads for each in self._tokens],
-                    [unit * own * len(each) for each in self._of_all[part]],
+                    [unit * len(tokens) * heads for tokens in self._tokens],
+                    [unit * own * len(heads) for heads in self._of_all[part]],
                 )
             )
 

@@ -56,13 +56,13 @@ class Peers:
         self._store = dist.PrefixStore(f"chipsparse/{members}/{made}", store)
         self._rounds = 0
         self._warned = False  # of a failure, so that it need not be repeated
-        hosts = self.tell(socket.gethostname())
+        hosts = self.gather(socket.gethostname())
         self.on_this_host = hosts.count(hosts[self.rank])
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def tell(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return what all processes say at this point, in order, in types of JSON.
 
         Raises:
@@ -71,10 +71,10 @@ class Peers:
         self._rounds += 1
         self._say("said", value)
         said = []
-        for rank, (kind, each) in enumerate(self._answers(self._timeout_s)):
+        for rank, (kind, answer) in enumerate(self._answers(self._timeout_s)):
             self._warned = kind != "said"
             if kind == "failed":
-                raise PeerError(f"{self.names[rank]} failed: {each}")
+                raise PeerError(f"{self.names[rank]} failed: {answer}")
             if kind == "broken":
                 raise PeerError(f"{self.names[rank]} lost another process")
             if kind == "silent":
@@ -82,26 +82,22 @@ class Peers:
                     f"{self.names[rank]} has not got here for {self._timeout_s:.0f} s: it is gone, "
                     "hangs, or makes other calls"
                 )
-            said.append(each)
+            said.append(answer)
         # Nobody is here who has not read what was said the time before.
         self._store.delete_key(f"{self._rounds - 1}/{self.rank}")
         return said
 
     def first(self, value: Any) -> Any:
         """Return what the first process says, which so decides for all."""
-        return self.tell(value if self.rank == 0 else None)[0]
+        return self.gather(value if self.rank == 0 else None)[0]
 
     def least(self, *numbers: int) -> tuple[int, ...]:
         """Return the lowest that any process says of each number."""
-        return tuple(map(min, zip(*self.tell(numbers), strict=True)))
+        return tuple(map(min, zip(*self.gather(numbers), strict=True)))
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raises `PeerError` where they differ in a fact, with the ranks and what each says.
-
-        Args:
-            facts: what must be equal, by its name in words.
-        """
-        said = self.tell(dict(facts))
+        """Raises `PeerError` where they differ in a fact, with the ranks and what each says."""
+        said = self.gather(dict(facts))
         for rank, other in enumerate(said):
             for name, value in said[0].items():
                 if other.get(name) != value:

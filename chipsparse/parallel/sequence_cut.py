@@ -17,16 +17,12 @@ class SequenceCut:
     on the rank at its end of the sequence, which has the fewer video or image tokens for it. Were
     it on every rank, each would spend time on it, and its copies would drift apart where the rows
     of a block share a choice of neurons.
-
-    Attributes:
-        grid: video or image tokens of each rank.
-        text: text tokens of each rank.
-        ring: runs of ranks with query rows of their own in attention, those of their tokens; within
-            a run, each rank has some of the heads.
     """
 
-    grid: tuple[int, ...]
-    text: tuple[int, ...]
+    grid: tuple[int, ...]  # video or image tokens of each rank
+    text: tuple[int, ...]  # text tokens of each rank
+    # Runs of ranks with query rows of their own in attention, those of their tokens; within a run,
+    # each rank has some of the heads.
     ring: int = 1
 
     @property
@@ -79,13 +75,13 @@ def cut_sequence(
     leading = text if layout.text_first else 0
     sees_text = any(kind.mlp_sees_text for kind in layout.kinds)
     offset = leading % rows if sees_text else 0  # rows of the first block that are text
-    places, each = _Places(-offset, rows), ranks // ring
+    places, run = _Places(-offset, rows), ranks // ring
     ends = [0, grid]
     if ring > 1:
         at_lists = _Places(-leading, query_rows)
         at_both = at_lists.among(places)
         where = at_both or at_lists
-        least = -(-each * rows // where.step)  # so that each of a run gets a block
+        least = -(-run * rows // where.step)  # so that each of a run gets a block
         whole = -leading, layout.tokens - leading
         ends = where.cut(0, grid, ring, whole=whole, least=least)
     pieces: list[int] = []
@@ -93,7 +89,7 @@ def cut_sequence(
         if ring > 1 and at_both is None:
             places = _Places(first, rows)
         whole = -leading if first == 0 else first, layout.tokens - leading if last == grid else last
-        inner = places.cut(first, last, each, whole=whole)
+        inner = places.cut(first, last, run, whole=whole)
         pieces += (end - start for start, end in itertools.pairwise(inner))
     owner = 0 if layout.text_first else ranks - 1
     texts = tuple(text if rank == owner else 0 for rank in range(ranks))

@@ -198,19 +198,20 @@ class StepRecord:
     @property
     def attention_kept(self) -> float | None:
         """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
-        return self._mean_kept("attention")
+        return mean(self.fractions("attention"))
 
     @property
     def mlp_kept(self) -> float | None:
         """Mean share of MLP neurons computed, over layers; None where nothing ran sparse."""
-        return self._mean_kept("mlp")
+        return mean(self.fractions("mlp"))
 
-    def _mean_kept(self, part: Part) -> float | None:
-        return mean(
+    def fractions(self, part: Part) -> list[float]:
+        """Return the share that each layer computed whose part ran sparse."""
+        return [
             layer.kept
             for layer in self.layers
             if layer.part == part and layer.action is Action.SPARSE
-        )
+        ]
 
 
 @dataclass(frozen=True)

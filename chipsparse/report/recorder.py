@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
 from chipsparse.common.machine import device_name
-from chipsparse.config import PARTS, Part
+from chipsparse.config import PARTS, LayerPart, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.dense_layers import part_name
@@ -40,8 +40,8 @@ class CallRecorder:
         """Forget the call and what was chosen in its generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
-        self._dense_modules: dict[Part, dict[int, str]] = {}
-        self._dense_now: dict[Part, dict[int, str]] = {}
+        self._left: dict[LayerPart, str] = {}
+        self._left_now: dict[LayerPart, str] = {}
         self._behind: set[Part] = set()
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class CallRecorder:
         if report.device is None:
             report.device = Device(device.type, device_name(device))
         self._call = record, plan, device
-        self._dense_now = {}
+        self._left_now = {}
 
     @property
     def device(self) -> torch.device:
@@ -59,18 +59,25 @@ class CallRecorder:
         assert self._call is not None
         return self._call[2]
 
-    def leave_dense(self, part: Part, layers: Iterable[int], reason: str) -> None:
-        """Note that the model computes a part of these layers by itself in the open call."""
-        self._dense_now[part] = dict.fromkeys(layers, reason)
+    @property
+    def left_dense(self) -> dict[LayerPart, str]:
+        """Why the model computes parts of layers by itself in the open call; see `leave_dense`."""
+        return self._left | self._left_now
 
-    def leave_modules_dense(self, part: Part, reasons: Mapping[int, str]) -> None:
-        """Note the layers whose part the model computes by itself until their modules change.
+    def leave_dense(self, part: Part, reasons: Mapping[int, str], *, once: bool = False) -> None:
+        """Note the layers whose part the model computes by itself, whatever the plan says.
 
         Args:
             part: of the layers.
             reasons: of all these layers; replaces what was noted of the part before.
+            once: True for the open call alone; else until it is noted anew.
         """
-        self._dense_modules[part] = dict(reasons)
+        own = {(layer, part): reason for layer, reason in reasons.items()}
+        if once:
+            self._left_now = own
+        else:
+            others = {place: why for place, why in self._left.items() if place[1] != part}
+            self._left = others | own
 
     @contextlib.contextmanager
     def watch(self, layer: int, part: Part, reason: str | None) -> Iterator[LayerRecord]:
@@ -137,19 +144,14 @@ class CallRecorder:
         A layer of which nothing is known may have been passed over by a block cache.
         """
         seen = {(entry.layer, entry.part) for entry in record.layers}
-        left = {
-            (layer, part): reason
-            for reasons in (self._dense_modules, self._dense_now)
-            for part in PARTS
-            for layer, reason in reasons.get(part, {}).items()
-        }
+        left = self.left_dense
         known = seen | left.keys()
-        missing = []
+        reasons, missing = {**plan.dense, **left}, []
         for layer in range(plan.layout.layers):
             for part, other in (PARTS, PARTS[::-1]):
                 if (layer, part) in seen:
                     continue
-                why = left.get((layer, part)) or plan.why_dense(layer, part)
+                why = reasons.get((layer, part))
                 if (layer, other) in known and why is not None:
                     record.layers.append(LayerRecord(layer, part, Action.DENSE, reason=why))
                 else:

@@ -37,48 +37,30 @@ GIVEN = ("model_output", "timestep", "sample")  # what every step is called with
 
 
 class Made(NamedTuple):
-    """The origin of a denoising step's outputs.
+    """The origin of a denoising step's outputs."""
 
-    Attributes:
-        step: its number.
-        kind: all computed in full; some sparse; or made from those of earlier steps.
-        branches: guidance branches that it had.
-        restarted: whether outputs of earlier steps say nothing about its own.
-    """
-
-    step: int
-    kind: Kind
-    branches: frozenset[str]
-    restarted: bool = False
+    step: int  # its number
+    kind: Kind  # all computed in full; some sparse; or made from those of earlier steps
+    branches: frozenset[str]  # guidance branches that it had
+    restarted: bool = False  # whether outputs of earlier steps say nothing about its own
 
 
 @dataclass
 class _Gap:
-    """The steps behind a full one, until the next one.
+    """The steps behind a full one, until the next one."""
 
-    Attributes:
-        made: how its last step came about.
-        begun: number of the full step.
-        schedule: the scheduler's timesteps, whose identity tells one generation from another.
-        level: noise level of the last step that was computed.
-        clean: what that one predicts of the clean latents, fp32.
-        solver: the scheduler's, which goes on from its state with three paths at once.
-        paths: fp32 latents ``[3, ...]``: with the outputs as they were; with ``clean`` as the
-            prediction; and what a slope of 1 of the predictions over the levels adds to that.
-        free: which tokens are at the noise level of the step ``[B, N, 1]``, and not held by a
-            condition; None: all.
-        skips_any: whether there are steps without a prediction of their own.
-    """
-
-    made: Made
-    begun: int
-    schedule: Any
-    level: float
-    clean: torch.Tensor
-    solver: Any
+    made: Made  # of its last step
+    begun: int  # number of the full step
+    schedule: Any  # the scheduler's timesteps, whose identity tells generations from each other
+    level: float  # noise level of the last step that was computed
+    clean: torch.Tensor  # what that one predicts of the clean latents, fp32
+    solver: Any  # the scheduler's, which goes on from its state with three paths at once
+    # fp32 latents [3, ...]: with the outputs as they were; with `clean` as the prediction; and what
+    # a slope of 1 of the predictions over the levels adds to that.
     paths: torch.Tensor
+    # Tokens at the noise level of the step [B, N, 1], which no condition holds; None: all.
     free: torch.Tensor | None
-    skips_any: bool = False
+    skips_any: bool = False  # there are steps without a prediction of their own
 
     def go_on(self, level: float, distance: float, given: dict[str, Any]) -> None:
         """Take the step behind a call that was none in full."""
@@ -95,12 +77,12 @@ class _Gap:
         run = level - self.level
         slope = (clean - self.clean) / run if run else torch.zeros_like(clean)
 
-        def led(paths: torch.Tensor) -> torch.Tensor:
+        def followed(paths: torch.Tensor) -> torch.Tensor:
             return torch.stack([paths[0], paths[1] + slope * paths[2], torch.zeros_like(slope)])
 
-        self.paths = led(self.paths)
+        self.paths = followed(self.paths)
         for slot, key in _kept(self.solver):
-            slot[key] = led(slot[key])
+            slot[key] = followed(slot[key])
         self.level, self.clean = level, clean
 
 

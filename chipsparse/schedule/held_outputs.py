@@ -34,14 +34,7 @@ class HeldOutputs:
         return len(self._held)
 
     def hold(self, branch: str, time: float, output: torch.Tensor, *, both: bool = False) -> None:
-        """Keep a copy of a branch's output, and the output before it only if asked to.
-
-        Args:
-            branch: guidance branch.
-            time: the timestep.
-            output: of any shape, the same for all steps of the branch.
-            both: whether a forecast may ask for the output before it.
-        """
+        """Keep a copy of a branch's output, and the output before it only if asked to."""
         held = HeldOutput(time, output.clone())  # the caller may change it in place
         self._held[branch] = [*(self._held.get(branch, [])[-1:] if both else []), held]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
-from bisect import bisect_right
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from chipsparse.config import Between, ScheduleConfig
+from chipsparse.config import ActionName, Between, ScheduleConfig
 
 # The number of steps that is assumed where it is not known.
 MANY_STEPS = 1000
@@ -28,6 +28,13 @@ EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
 # Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
 # too much for it.
 LEAST_GAP = 3
+BETWEEN = {
+    "none": "",
+    "middle": f", one {{}} step in each gap of {LEAST_GAP} and more",
+    "every_other": ", every other step of a gap {}",
+    "all": ", all others {}",
+}
+SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: all "
     "steps are computed in full"
@@ -55,19 +62,12 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The meaning of a schedule's config for a number of steps.
+    """The meaning of a schedule's config for a number of steps."""
 
-    Attributes:
-        config: what the user asked for.
-        steps: number of denoising steps, or None where the pipeline does not say.
-        first: the first step that runs: not 0 where the generation starts from an image.
-        corrects: True where the scheduler lets skipped steps be put right.
-    """
-
-    config: ScheduleConfig
-    steps: int | None
-    first: int = 0
-    corrects: bool = True
+    config: ScheduleConfig  # what the user asked for
+    steps: int | None  # number of denoising steps, or None where the pipeline does not say
+    first: int = 0  # the first step that runs: not 0 where the generation starts from an image
+    corrects: bool = True  # True where the scheduler lets skipped steps be put right
 
     @property
     def run(self) -> int | None:
@@ -81,12 +81,12 @@ class Schedule:
         None where none are listed: the schedule has the published form, or gives a share of a
         number of steps that is not known.
         """
-        config, steps, run = self.config, self.steps, self.run
+        config, run = self.config, self.run
         if not config.lists_full:
             return None
         if config.full_steps is not None:
-            reached = (step for step in config.full_steps if steps is None or step < steps)
-            return tuple(sorted({self.first, *(step for step in reached if step > self.first)}))
+            reached = range(self.first, self.end)
+            return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
         if run is None:
             return None
         assert config.full_share is not None
@@ -94,44 +94,29 @@ class Schedule:
         return tuple(self.first + step for step in spread(run, count))
 
     @property
-    def known_steps(self) -> range:
-        """The steps, or many of them."""
-        return range(self.first, MANY_STEPS if self.steps is None else self.steps)
-
-    def action(self, step: int) -> Action:
-        """Return the action of a step, from 0."""
-        config = self.config
-        if config.actions:
-            return Action(config.actions[min(step, len(config.actions) - 1)])
-        if self.full_steps is not None:
-            return self._listed_action(step, self.full_steps)
-        if config.lists_full:  # a share of a number that is not known
-            return Action.DENSE
-        since_warmup = step - (config.warmup_steps - 1)
-        end = MANY_STEPS if self.steps is None else self.steps - config.warmup_steps // 3
-        if since_warmup < 0 or step >= end:
-            return Action.DENSE
-        return Action.SPARSE if since_warmup % config.refresh_every else Action.REFRESH
-
-    def _listed_action(self, step: int, full_steps: tuple[int, ...]) -> Action:
-        following = bisect_right(full_steps, step)
-        full, between = full_steps[following - 1], self.config.between
-        if following < len(full_steps):
-            end = full_steps[following]
-        elif self.steps is not None:
-            end = self.steps
-        else:
-            end = sys.maxsize
-            between = "every_other" if between == "middle" else between
-        sparse = sparse_between(full, end, between)
-        if step == full:
-            return Action.REFRESH if sparse and step > self.first else Action.DENSE
-        return Action.SPARSE if step in sparse else Action.SKIP
+    def end(self) -> int:
+        """The number of steps, or many of them."""
+        return MANY_STEPS if self.steps is None else self.steps
 
     @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """The action of every step from 0 on; the last one stands for all that may follow."""
+        config = self.config
+        if config.actions:
+            return listed(config.actions, self.end)
+        if self.full_steps is not None:
+            return around_full(
+                self.full_steps, self.end, config.between, known=self.steps is not None
+            )
+        if config.lists_full:  # a share of a number that is not known
+            return (Action.DENSE,) * self.end
+        last = 0 if self.steps is None else config.warmup_steps // 3
+        return periodic(self.end, config.warmup_steps, config.refresh_every, last)
+
+    @property
     def skips_any(self) -> bool:
         """True where any step is skipped."""
-        return any(self.action(step) is Action.SKIP for step in self.known_steps)
+        return Action.SKIP in self.actions[self.first :]
 
     def forecast_share(self, step: int) -> float:
         """Return the share of a forecast in the output of a skipped step; 0: it is held."""
@@ -142,11 +127,11 @@ class Schedule:
     @property
     def forecasts_any(self) -> bool:
         """True where skipped outputs may be forecast."""
-        return self.skips_any and any(map(self.forecast_share, self.known_steps))
+        return self.skips_any and self.forecast_share(self.end - 1) > 0
 
     def why_not_corrected(self, shift: float) -> str | None:
         """Return why correction would lose at a flow shift; None where it gains."""
-        actions = [self.action(step) for step in self.known_steps] if self.run else []
+        actions = () if self.steps is None else self.actions[self.first :]
         computed = len(actions) - actions.count(Action.SKIP)
         least = next((share for above, share in LEAST_CORRECTED if shift > above), 0.0)
         if Action.SPARSE in actions or computed >= least * len(actions):
@@ -173,6 +158,58 @@ class Schedule:
             "shares are made for some 50 steps; list more with full_steps, a larger full_share or "
             "least_full"
         ]
+
+
+def listed(names: Sequence[ActionName], end: int) -> tuple[Action, ...]:
+    """Return the actions that are named, the last of them for all steps that are left."""
+    return tuple(Action(names[min(step, len(names) - 1)]) for step in range(end))
+
+
+def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
+    """Return the schedule as published: refreshes at equal distances, sparse steps between them.
+
+    Args:
+        end: the number of steps.
+        first: how many are computed in full at the start; the last of them is a refresh.
+        every: distance of the refreshes.
+        last: how many are dense at the end.
+    """
+    actions = [Action.DENSE] * end
+    for step in range(first - 1, end - last):
+        actions[step] = Action.SPARSE if (step - first + 1) % every else Action.REFRESH
+    return tuple(actions)
+
+
+def around_full(
+    full_steps: Sequence[int], end: int, between: Between | tuple[int, ...], *, known: bool
+) -> tuple[Action, ...]:
+    """Return full steps, refreshes where sparse ones come behind them, and the rest skipped.
+
+    Args:
+        full_steps: in order; the first of them is the first step that runs.
+        end: the number of steps.
+        between: which of the steps between full ones are sparse: none of them; all; of two and more
+            every second one; of `LEAST_GAP` and more the middle one; or those that are listed.
+        known: False where ``end`` stands for a number that is not known, so that there is no middle
+            behind the last full step.
+    """
+    actions = [Action.DENSE] * end
+    for full, following in itertools.pairwise((*full_steps, end)):
+        gap, middle = range(full + 1, following), (following - full - 1) // 2
+        sparse: Sequence[int] = gap[:0]
+        if isinstance(between, tuple):
+            sparse = [step for step in between if step in gap]
+        elif between == "all":
+            sparse = gap
+        elif between == "every_other" or (between == "middle" and following == end and not known):
+            sparse = gap[1::2]
+        elif between == "middle" and len(gap) >= LEAST_GAP:
+            sparse = gap[middle : middle + 1]
+        if sparse and full > full_steps[0]:
+            actions[full] = Action.REFRESH
+        for step in gap:
+            actions[step] = Action.SPARSE if step in sparse else Action.SKIP
+    return tuple(actions)
 
 
 @functools.lru_cache(maxsize=64)
@@ -207,21 +244,35 @@ def spread(steps: int, count: int) -> tuple[int, ...]:
     return tuple(reversed(listed))
 
 
-def sparse_between(full: int, end: int, between: Between | tuple[int, ...]) -> Sequence[int]:
-    """Return the sparse ones of the steps behind a full one.
+def list_text(schedule: Schedule, *, sparse: bool) -> str:
+    """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``."""
+    config, full = schedule.config, schedule.full_steps
+    assert full is not None
+    if len(full) == schedule.run:
+        return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
+    of = "" if schedule.run is None else f" of {schedule.run}"
+    form = "as listed" if config.full_share is None else "close at the start"
+    what = "sparse" if sparse else "dense"
+    if isinstance(config.between, str):
+        between, rest = BETWEEN[config.between].format(what), config.between != "all"
+    else:
+        listed = len(config.between)
+        between, rest = f", {listed} {what}, likewise" if listed else "", True
+    corrects = config.correct and schedule.corrects and len(full) > 1
+    corrected = ", then corrected" if corrects else ""
+    skipped = f", the rest skipped{forecast_text(schedule)}{corrected}" if rest else ""
+    return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
 
-    Args:
-        full: the full step.
-        end: the next full one, or the number of steps.
-        between: none of them; all; of two and more every second one; of `LEAST_GAP` and more the
-            middle one; or those that are listed.
-    """
-    gap = range(full + 1, end)
-    if isinstance(between, tuple):
-        return [step for step in between if step in gap]
-    if between == "all":
-        return gap
-    if between == "every_other":
-        return gap[1::2]
-    middle = len(gap) // 2
-    return gap[middle : middle + 1] if between == "middle" and len(gap) >= LEAST_GAP else gap[:0]
+
+def forecast_text(schedule: Schedule) -> str:
+    """Return how skipped outputs are forecast, as the end of a phrase; empty: held."""
+    config = schedule.config
+    if not config.forecast:
+        return ""
+    share = SHARES.get(config.forecast, f"{config.forecast:g} of a forecast")
+    if not config.forecast_after:
+        return f" with {share}"
+    if schedule.steps is None:
+        return f" with {share} after {100 * config.forecast_after:g}% of the steps"
+    begun = schedule.first + math.ceil(config.forecast_after * (schedule.steps - schedule.first))
+    return f" with {share} from step {begun} on"

@@ -66,7 +66,7 @@ def wrap_step(
         make, arguments, *rest = base.__reduce_ex__(owner, protocol)
         if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle wants owner's class
             make = object.__new__
-        return (make, tuple(stock if each is wrapping else each for each in arguments), *rest)
+        return (make, tuple(stock if item is wrapping else item for item in arguments), *rest)
 
     def deep_copied(owner: Any, memo: dict[int, Any]) -> Any:
         memo[id(owner)] = twin = copy.copy(owner)

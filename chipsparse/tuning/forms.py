@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
-from chipsparse.schedule.schedule import Action, Schedule
-from chipsparse.schedule.text import list_text
+from chipsparse.schedule.schedule import Action, Schedule, list_text
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift
 from chipsparse.tuning.placed_steps import Placed, Steps
 
@@ -83,10 +82,9 @@ class Candidate:
     steps: int
 
     @cached_property
-    def actions(self) -> list[Action]:
+    def actions(self) -> tuple[Action, ...]:
         """The action of each step."""
-        schedule = Schedule(self.config.schedule, self.steps)
-        return [schedule.action(step) for step in range(self.steps)]
+        return Schedule(self.config.schedule, self.steps).actions
 
     @property
     def describe(self) -> str:

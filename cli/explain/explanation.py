@@ -7,22 +7,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from operator import attrgetter
 
 import torch
 
-from chipsparse.cache.kinds import PARTS, kind_bytes, with_caches
 from chipsparse.cache.memory_plan import (
     BudgetError,
     MemoryDemand,
     MemoryPlan,
     available,
+    bytes_by_kind,
     declared,
     plan_memory,
     working_bytes,
 )
-from chipsparse.cache.table import bytes_by_kind
+from chipsparse.cache.tensors import kind_bytes, with_caches
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.explain.record import (
     Explanation,
@@ -41,7 +40,7 @@ from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, look_up, resolve
 from chipsparse.cli.settings import patch_sizes
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.config import Part
+from chipsparse.config import PARTS, Part
 from chipsparse.cost_model.exchanges import Sharing
 from chipsparse.cost_model.layer_times import (
     PartSeconds,
@@ -166,16 +165,15 @@ class Forecaster:
             capacity = replace(capacity, device=on_device, host=capacity.host // parallel.ranks)
         demand = MemoryDemand(dtype, calls, dense=frozenset(never | slower.keys()))
         memory = plan_memory(plan, capacity, demand)
+        reasons = {
+            **memory.placement.dense,
+            **slower,
+            **{place: f"{why} in the profile" for place, why in plan.dense.items()},
+            **{place: planned.never[place[1]] for place in never},
+        }
         dense: dict[Part, dict[int, str]] = {part: {} for part in PARTS}
-        for layer, part in product(layers, PARTS):
-            if part in planned.never:
-                dense[part][layer] = planned.never[part]
-            elif why := plan.why_dense(layer, part):
-                dense[part][layer] = f"{why} in the profile"
-            elif (layer, part) in slower:
-                dense[part][layer] = slower[layer, part]
-            elif (layer, part) in memory.placement.recomputed:
-                dense[part][layer] = memory.placement.why_recomputed(layer, part)
+        for (layer, part), reason in sorted(reasons.items()):
+            dense[part][layer] = reason
         if sharing is not None:
             sharing = replace(sharing, dense=frozenset(dense["attention"]))
         estimate, why_untimed = None, self.why_untimed
@@ -334,7 +332,7 @@ def _shared(forecast: Forecast, alone: Forecast) -> Shared:
     for number, rank in enumerate(sharing.ranks()):
         cache_bytes = sharing.calls * sum(
             kind_bytes(kind, layer, layout=rank.layout, config=config, dtype=sharing.dtype)
-            for (layer, _), kinds in memory.placement.kept.items()
+            for (layer, _), kinds in {**memory.placement.device, **memory.placement.host}.items()
             for kind in kinds
         )
         ranks.append(

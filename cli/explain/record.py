@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from chipsparse.cache.table import KindBytes
+from chipsparse.cache.memory_plan import KindBytes
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.views.names import profile_text, short_place
 from chipsparse.cli.views.sections import Facts, Record, Result, Section, Table

@@ -6,10 +6,8 @@ import re
 import pytest
 
 from chipsparse import ConfigError, SparsityConfig
-from chipsparse.cache.kinds import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.plan import Action, SparsityPlan
-from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
+from chipsparse.plan import SparsityPlan
 from tests import schedules
 
 LAYOUT = ModelLayout(
@@ -93,23 +91,6 @@ def test_actions_of_schedules(steps, schedule, expected):
     assert letters(off.actions(0, len(expected))) == re.sub("[RS]", "D", expected)
 
 
-def test_the_last_listed_action_is_repeated():
-    plan = listed(actions=["dense", "refresh", "sparse", "skip"])
-    assert letters(map(plan.step_action, range(12))) == "DRSKKKKKKKKK"
-    assert SparsityPlan(SparsityConfig.dense(), LAYOUT, 50).is_dense()
-    assert listed(None, actions=["dense"]).is_dense()
-
-
-def test_first_layers_stay_dense_but_are_skipped_too():
-    config = SparsityConfig().override(
-        {**schedules.listed("DRSSSKS"), "schedule.first_dense_layers": 2}
-    )
-    plan = SparsityPlan(config, LAYOUT, 12)
-    for part in PARTS:
-        assert letters(plan.action(layer, 3, part) for layer in range(4)) == "DDSS"
-        assert plan.action(0, 5, part) is Action.SKIP
-
-
 def test_layers_have_budgets_of_their_own():
     config = SparsityConfig().override(
         {
@@ -130,10 +111,11 @@ def test_layers_have_budgets_of_their_own():
     assert [plan.attention_keep_count(layer) for layer in range(4)] == [60, 6, 60, 30]
     assert plan.attention_random_count() == 3
     assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
-    assert plan.action(3, 5, "attention") is Action.SPARSE
-    assert plan.action(3, 5, "mlp") is Action.DENSE
+    first = dict.fromkeys([(0, "attention"), (0, "mlp")], "schedule.first_dense_layers is 1")
+    assert plan.dense == first | dict.fromkeys([(2, "attention"), (3, "mlp")], NAMED)
     off = SparsityPlan(config.override({"attention.density": "dense"}), LAYOUT, 12)
-    assert not any(off.is_sparse(layer, "attention") for layer in range(4))
+    never = {(layer, "attention"): "attention.density is dense" for layer in range(4)}
+    assert off.dense == {(0, "mlp"): first[0, "mlp"], (3, "mlp"): NAMED, **never}
     with pytest.raises(ConfigError) as error:
         SparsityPlan(config, dataclasses.replace(LAYOUT, kinds=(LayerKind("block", 3, 8),)), 12)
     assert str(error.value) == (
@@ -141,6 +123,7 @@ def test_layers_have_budgets_of_their_own():
     )
 
 
+NAMED = "layers names it dense"
 REST = "the rest skipped, then corrected"
 MIDDLE = f"one sparse step in each gap of 3 and more, {REST}"
 # Steps, schedule, how it is described, and the beginning of its note, if it has one.
@@ -148,16 +131,9 @@ DESCRIBED = [
     (50, {"full_share": 0.26}, f"13 of 50 steps in full, close at the start, {MIDDLE}", None),
     (
         12,
-        {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 0.5},
+        {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 1},
         "3 of 12 steps in full, as listed, every other step of a gap sparse, the rest skipped "
-        "with half a forecast, then corrected",
-        None,
-    ),
-    (
-        12,
-        {"full_share": 0.25, "between": "none", "forecast": 1, "least_full": 6},
-        "6 of 12 steps in full, close at the start, the rest skipped with a full forecast, "
-        "then corrected",
+        "with a full forecast, then corrected",
         None,
     ),
     (
@@ -211,12 +187,7 @@ DESCRIBED = [
         "number of steps unknown",
         "schedule.full_share needs the number of steps",
     ),
-    (
-        None,
-        {"full_steps": [1, 4], "between": "none"},
-        f"3 steps in full, as listed, {REST}",
-        None,
-    ),
+    (None, {"full_steps": [1, 4], "between": "none"}, f"3 steps in full, as listed, {REST}", None),
 ]
 
 
@@ -237,9 +208,6 @@ def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
         "H200 they pay from about 5,000 on)"
     )
     assert SparsityPlan(config, many, 12).notes() == []
-
-
-PROFILES = [QUALITIES_FILE, *sorted(ASSETS.glob("*/*.yaml"))]
 
 
 @pytest.mark.parametrize("first", [0, 20, 35, 42])
@@ -281,11 +249,17 @@ def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     assert letters(plan.actions(first)) == expected
 
 
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_refresh_of_a_quality_is_read_by_a_sparse_step(path):
-    for config in load_profile(path).qualities.values():
-        for steps in (*range(1, 16), 20, 28, 40, 50, 60):
-            for first in {0, steps // 3}:
-                found = letters(SparsityPlan(config, LAYOUT, steps).actions(first))
-                assert not re.search("R[^S]*(R|$)", found), (steps, first, found)
-                assert "S" not in found.partition("R")[0]
+def test_counts_tokens_and_numbers_layers_kind_after_kind():
+    layout = dataclasses.replace(
+        LAYOUT,
+        kinds=(LayerKind("double", 19, 12288), LayerKind("single", 38, 6000)),
+        grids=((1, 48, 80), (1, 10, 10)),
+        text_tokens=512,
+        text_first=True,
+    )
+    assert (layout.layers, layout.grid_tokens, layout.tokens) == (57, 3940, 4452)
+    names = [layout.kind(layer).name for layer in range(57)]
+    assert names == ["double"] * 19 + ["single"] * 38
+    for layer in (-1, 57):
+        with pytest.raises(ValueError, match=f"from 0 to 56, got {layer}"):
+            layout.kind(layer)

@@ -1,4 +1,4 @@
-"""A session whose caches live in host memory: the same results, within the budgets, no leaks."""
+"""The caches of a session: the same results wherever they live, within the budgets, no leaks."""
 
 from dataclasses import replace
 
@@ -7,9 +7,12 @@ import torch
 
 import chipsparse.cache.store
 from chipsparse.cache import memory_plan
-from chipsparse.cache.kinds import KINDS, PARTS, kept_kinds, kind_bytes
-from chipsparse.cache.memory_plan import Capacity, cache_needs, working_bytes
-from chipsparse.cache.placement import SLOTS
+from chipsparse.cache.memory_plan import cache_needs, working_bytes
+from chipsparse.cache.placement import SLOTS, Capacity
+from chipsparse.cache.tensors import KINDS, LayerCache, kept_kinds, kind_bytes
+from chipsparse.config import PARTS
+from chipsparse.kernels.mask_packing import packed_to_indices
+from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
 from tests.chipsparse.cache.races import TracedCopies, WatchComputation
@@ -27,6 +30,7 @@ from tests.chipsparse.sessions import (
     step_of,
 )
 from tests.variants import slow
+from tests.wrapped_backends import wrap_backends
 
 RULES = ["merge", "difference"]
 ROUNDED = {"memory.cache_precision": "fp8"}
@@ -223,23 +227,6 @@ def wanted(overrides=(), layout=None, branches=2):
     return branches * sum(need.nbytes for need in cache_needs(plan, dtype=torch.float32))
 
 
-def test_a_second_generation_lives_where_the_first_one_did(monkeypatch):
-    """Less is free then, but not less than the reserve that the first one left."""
-    free = []
-
-    def available(*args, reserve=0.2, **kwargs):
-        return Capacity(round(free[-1] * (1 - reserve)), 0)
-
-    monkeypatch.setattr(chipsparse.cache.store, "available", available)
-    session, placements = session_with(), []
-    for generation, share in enumerate((0.5, 0.45, 0.25), 1):
-        free.append(share * wanted())
-        generate(session, generation=generation)
-        placements.append(placement_of(session, "cond"))
-    assert placements[1] == placements[0]
-    assert placements[2].device_bytes < placements[0].device_bytes
-
-
 @pytest.mark.parametrize("share", [0.65, 0.8, slow(0.9), slow(0.78), slow(0.96)])
 def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation(
     share, monkeypatch
@@ -267,16 +254,6 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
     (first, planned), (second, again) = results
     assert again == planned
     assert equal(second, first)
-
-
-def test_a_branch_that_was_not_expected_takes_what_is_left(monkeypatch):
-    expected = generate(session_with())
-    with_capacity(monkeypatch, wanted(branches=1) * 3 // 4, 2 * wanted())
-    session = session_with(IN_FULL)
-    assert equal(generate(session, known=1), expected)
-    assert placement_of(session, "cond") is not placement_of(session, "uncond")
-    assert 0 < session.report.host_bytes < session.report.cache_bytes
-    assert session.report.fallbacks == []
 
 
 def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
@@ -344,3 +321,70 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
         assert any(line.startswith("in branch third, ") for line in said)
     if share + host_share >= 1:
         assert all(line.startswith("in branch ") for line in said)
+
+
+# Layers with budgets of their own.
+
+LAYOUT = layout_of()  # two double blocks, two single ones; 63 tokens, 3 of them text
+COLUMNS = [None, 32, 63, 13]  # of 63; the last one as attention.density says: a fifth
+NEURONS = [7, 18, None, 12]  # of 24 and 40; 30 % where nothing else is said
+
+
+def test_each_layer_keeps_its_own_number(monkeypatch):
+    neurons = []
+
+    def listed(launch, call):
+        neurons.append(call.neuron_indices.shape[-1])
+        return launch(call)
+
+    wrap_backends(monkeypatch, sparse_mlp_up, listed)
+    session = session_with(DENSE_LAYERS)
+    generate(session, steps=3)  # up to the first sparse step
+    assert neurons == 2 * [count for count in NEURONS if count is not None]  # of both branches
+    for layer in range(LAYOUT.layers):
+        cache = session._caches["cond", layer]
+        if COLUMNS[layer] is None:
+            assert cache.attention.columns is None
+        else:
+            assert cache.attention.capacity == COLUMNS[layer]
+            _, counts = packed_to_indices(cache.attention.columns, LAYOUT.tokens, capacity=None)
+            assert (counts == COLUMNS[layer]).all()
+        assert (cache.mlp.activation is None) == (NEURONS[layer] is None)
+    last = session.report.steps[-1]
+    assert last.attention_kept == pytest.approx((32 + 63 + 13) / 3 / 63)
+    assert last.mlp_kept == pytest.approx((7 / 24 + 18 / 24 + 12 / 40) / 3)
+
+
+def test_dense_layers_compute_what_the_model_does():
+    session = session_with(DENSE_LAYERS)
+    outputs = generate(session)
+    expected = generate(session_with({"schedule.first_dense_layers": 4}))
+    assert session.report.fallbacks == []
+    parts = 2 * LAYOUT.layers
+    for place, (output, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        layer, part = divmod(place % parts, 2)
+        if (COLUMNS, NEURONS)[part][layer] is None:
+            assert torch.equal(output, wanted)
+    step = outputs[parts * 4 : parts * 5]  # a sparse one: the others do differ
+    assert not torch.equal(step[2], expected[parts * 4 + 2])
+
+
+# Fields of a cache that hold tensors.
+
+
+def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
+    cache = LayerCache()
+    cache.attention.lse = cache.attention.lse_dense = torch.zeros(4)
+    cache.mlp.mean = torch.zeros(2)
+    cache.attention.kept_fraction = torch.zeros(())
+    assert cache.nbytes() == 16 + 8 + 4
+
+
+def test_the_fields_that_hold_tensors_are_declared():
+    rewritten = {name for name, kept in KINDS.items() if kept.rewritten}
+    of_mlp = {name for name, kept in KINDS.items() if kept.part == "mlp"}
+    assert rewritten == of_mlp - {"token_scale"} == {"mean", "output", "activation"}
+    rules = (CONFIG.override({"attention.delta_rule": rule}) for rule in ("difference", "merge"))
+    difference, merge = (kept_kinds(config, "attention") for config in rules)
+    assert difference == {"lse", "columns", "residual"}
+    assert merge - difference == {"lse_dense", "kept_mass"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.kinds import KINDS
+from chipsparse.cache.tensors import KINDS
 from chipsparse.cli.explain import explanation
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.profiles.profile import ASSETS, load_profile

@@ -3,8 +3,8 @@ import torch
 
 from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.kinds import kind_bytes
 from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.tensors import kind_bytes
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from chipsparse.layout import LayerKind, ModelLayout

@@ -2,7 +2,6 @@
 
 import pytest
 
-from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.session import Session
 from tests.graph_stand_in import TapeRecorder
@@ -20,7 +19,7 @@ def recorder(monkeypatch):
     stand_in = TapeRecorder()
 
     def session(*args, **kwargs):
-        return Session(*args, **kwargs, graphs=StepGraphs(stand_in))
+        return Session(*args, **kwargs, capturer=stand_in)
 
     monkeypatch.setattr("chipsparse.api.Session", session)
     yield stand_in

@@ -17,9 +17,9 @@ from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.store import CacheStore
 from chipsparse.cli.settings import frame_chunks, vae_factors
+from chipsparse.config import PARTS
 from chipsparse.kernels.mask_packing import unpack_mask
 from tests import variants
 from tests.pipelines import small_sparse

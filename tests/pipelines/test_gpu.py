@@ -9,8 +9,8 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.copies import StreamCopies
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.memory_plan import Capacity
 from chipsparse.cache.offload import OffloadPool
+from chipsparse.cache.placement import Capacity
 from tests.pipelines.test_memory import HOSTED, IN_FULL, memory_of
 from tests.pipelines.tiny_runs import WAN
 from tests.schedules import listed

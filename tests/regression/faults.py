@@ -29,7 +29,7 @@ from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, sparse_mlp_up
 from chipsparse.layers import attention
-from chipsparse.layers.attention_inputs import AttentionInputs
+from chipsparse.layers.full_attention import AttentionInputs
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.session import Session
 from tests.wrapped_backends import Launch, wrap_backends

@@ -95,12 +95,6 @@ def test_memory_is_unpinned_when_the_last_one_forgets_it(driver):
     assert pages() is None
 
 
-def test_too_much_is_a_memory_error_and_takes_nothing(memory):
-    with pytest.raises(MemoryError, match=r"GiB of host memory: "):
-        acquire(memory, 1 << 60)
-    assert memory.nbytes == 0
-
-
 @pytest.mark.gpu
 def test_cuda_pins_and_unpins_and_says_what_it_refuses():
     memory = HostMemory()

@@ -200,20 +200,6 @@ def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_
     assert waits == [None, None]
 
 
-def test_the_next_layer_loads_into_the_other_slot_before_this_one_is_released():
-    pool = pool_with()
-    for layer in range(3):
-        store(pool, layer, numbers(layer, 16))
-        pool.release(key(layer))
-    first = load(pool, 0)
-    prefetch(pool, 1)
-    prefetch(pool, 2)  # no slot is left for it but the one just filled
-    assert torch.equal(first, numbers(0, 16))
-    pool.take_traffic()
-    assert torch.equal(load(pool, 1), numbers(1, 16))
-    assert sum(traffic.to_device for traffic in pool.take_traffic().values()) <= 64
-
-
 def test_a_tensor_is_void_once_released():
     """Poison takes the place of what another layer would have written there some day."""
     pool = pool_with(poison=True)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from chipsparse.cache.placement import SLOTS, PartNeed, place
+from chipsparse.cache.placement import NO_ROOM, SLOTS, TOO_SLOW_TO_MOVE, Capacity, PartNeed, place
 from tests.variants import slow, slow_unless
 
 
@@ -36,58 +36,55 @@ RESIDUALS = needs_of(4, attention={"residual": 10})
     ],
 )
 def test_what_does_not_fit_goes_through_two_slots(device, host, options, on_device, slots):
-    placement = place(
-        needs_of(4, attention=ATTENTION), device_bytes=device, host_bytes=host, **options
-    )
+    placement = place(needs_of(4, attention=ATTENTION), Capacity(device, host), **options)
     assert placement.device_bytes == on_device
     assert placement.slots == slots
     assert placement.slot_bytes == SLOTS * sum(sum(kinds.values()) for kinds in slots.values())
     assert {part for _, part in placement.host} == set(slots)
     lost = 0 if host > 0 else 4 - on_device // 100  # the early layers
-    assert placement.recomputed == {(layer, "attention") for layer in range(lost)}
+    assert placement.dense == {(layer, "attention"): NO_ROOM for layer in range(lost)}
 
 
 def test_layers_on_the_device_lie_between_those_on_the_host():
-    placement = place(needs_of(8, attention={"residual": 10}), device_bytes=60, host_bytes=80)
+    placement = place(needs_of(8, attention={"residual": 10}), Capacity(60, 80))
     assert sorted(layer for layer, _ in placement.device) == [0, 2, 4, 6]
     assert sorted(layer for layer, _ in placement.host) == [1, 3, 5, 7]
 
 
 def test_what_moves_both_ways_stays_first():
     needs = needs_of(4, attention={"residual": 10}, mlp={"activation": 10}, saved=(1.0, 1.0))
-    placement = place(needs, device_bytes=60, host_bytes=80)
+    placement = place(needs, Capacity(60, 80))
     assert {part for _, part in placement.device} == {"mlp"}
     assert {part for _, part in placement.host} == {"attention"}
 
 
 def test_branches_share_the_slots_and_nothing_else():
-    one = place(RESIDUALS, device_bytes=20, host_bytes=40)
-    two = place(RESIDUALS, device_bytes=20, host_bytes=80, branches=2)
+    one = place(RESIDUALS, Capacity(20, 40))
+    two = place(RESIDUALS, Capacity(20, 80), branches=2)
     assert one == two
-    assert len(place(RESIDUALS, device_bytes=20, host_bytes=79, branches=2).recomputed) == 1
+    assert len(place(RESIDUALS, Capacity(20, 79), branches=2).dense) == 1
     # Slots that are there cost nothing.
-    assert len(place(RESIDUALS, device_bytes=0, host_bytes=40).recomputed) == 4
+    assert len(place(RESIDUALS, Capacity(0, 40)).dense) == 4
     slots = {"attention": {"residual": 10}}
-    shared = place(RESIDUALS, device_bytes=0, host_bytes=40, open_slots=slots)
-    assert not shared.recomputed
+    shared = place(RESIDUALS, Capacity(0, 40), open_slots=slots)
+    assert not shared.dense
 
 
 def test_parts_that_save_little_per_byte_are_recomputed_first_and_early_layers_before_late_ones():
     needs = needs_of(3, attention={"residual": 10}, mlp={"activation": 10})
-    placement = place(needs, device_bytes=40, host_bytes=0)
-    assert placement.recomputed == {(0, "mlp"), (1, "mlp")}
-    placement = place(needs, device_bytes=20, host_bytes=0)
-    assert placement.recomputed == {(0, "mlp"), (1, "mlp"), (2, "mlp"), (0, "attention")}
+    placement = place(needs, Capacity(40, 0))
+    assert placement.dense.keys() == {(0, "mlp"), (1, "mlp")}
+    placement = place(needs, Capacity(20, 0))
+    assert placement.dense.keys() == {(0, "mlp"), (1, "mlp"), (2, "mlp"), (0, "attention")}
 
 
 def test_what_is_not_worth_moving_stays_or_is_recomputed():
     mlps = [PartNeed(layer, "mlp", {"activation": 50}, 1.0, movable=False) for layer in range(4)]
-    placement = place(RESIDUALS + mlps, device_bytes=90, host_bytes=999)
+    placement = place(RESIDUALS + mlps, Capacity(90, 999))
     assert {key for key in placement.device if key[1] == "mlp"} == {(3, "mlp")}
     assert {part for _, part in placement.host} <= {"attention"}
-    assert placement.recomputed == placement.immovable == {(layer, "mlp") for layer in range(3)}
-    assert "move them is estimated to take longer" in placement.why_recomputed(0, "mlp")
-    forced = place(mlps, device_bytes=100, host_bytes=999, prefer_host=True)
+    assert placement.dense == {(layer, "mlp"): TOO_SLOW_TO_MOVE for layer in range(3)}
+    forced = place(mlps, Capacity(100, 999), prefer_host=True)
     assert len(forced.host) == 4
 
 
@@ -103,11 +100,11 @@ def test_any_capacities_are_kept(seed):
     total = sum(need.nbytes for need in needs)
     device, host = draw.randint(0, total), draw.randint(0, total)
     branches = draw.randint(1, 2)
-    placed = place(needs, device_bytes=device, host_bytes=host, branches=branches)
+    placed = place(needs, Capacity(device, host), branches=branches)
     assert branches * placed.device_bytes + placed.slot_bytes <= device
     assert branches * placed.host_bytes <= host
     for need in needs:
-        homes = [need.key in home for home in (placed.device, placed.host, placed.recomputed)]
+        homes = [need.key in home for home in (placed.device, placed.host, placed.dense)]
         assert sum(homes) == 1
         assert need.movable or need.key not in placed.host
 
@@ -120,7 +117,7 @@ def test_more_memory_never_saves_less(host, movable, mlp_saves):
     mlps = [PartNeed(n, "mlp", {"activation": 50}, mlp_saves, movable=movable) for n in range(6)]
     needs, saved = needs_of(6, attention=ATTENTION) + mlps, []
     for device in range(0, sum(need.nbytes for need in needs) + 7, 7):
-        lost = place(needs, device_bytes=device, host_bytes=host).recomputed
+        lost = place(needs, Capacity(device, host)).dense
         saved.append(sum(need.saved for need in needs if (need.layer, need.part) not in lost))
     assert saved[0] == 0
     assert saved[-1] == sum(need.saved for need in needs)

@@ -225,7 +225,7 @@ def test_what_a_user_asks_for_is_not_weighed(tokens):
 def test_enough_sparse_steps_must_come(tokens, sparse, expected):
     actions = ("dense", "refresh", *["sparse"] * sparse)
     plan = flux_of(tokens, steps=len(actions), schedule__actions=actions)
-    assert plan.sparse_steps_from(0) == sparse
+    assert plan.sparse_steps == sparse
     assert captures(plan, BF16) is expected
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.placement import Placement
-from chipsparse.config import SparsityConfig
+from chipsparse.config import PARTS, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.cost_model.run_times import Load, estimate_run, step_seconds
 from chipsparse.layout import LayerKind, ModelLayout

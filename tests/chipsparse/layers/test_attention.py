@@ -11,10 +11,10 @@ from chipsparse.config import AttentionConfig, ConfigError, SparsityConfig
 from chipsparse.kernels.attention_residual import reference as residual_reference
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.kernels.mask_packing import unpack_mask
-from chipsparse.layers import attention, fp8_attention
+from chipsparse.layers import attention, full_attention
 from chipsparse.layers.attention import backend_choices, dense_step, refresh_step, sparse_step
-from chipsparse.layers.attention_inputs import AttentionInputs
 from chipsparse.layers.column_budget import AttentionBudget, static_columns
+from chipsparse.layers.full_attention import AttentionInputs
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
@@ -65,10 +65,10 @@ def refreshed(
     rule="merge", *, budget=BUDGET, seed=0, in_fp8=False, tensors=None, rows=ROWS, **config
 ):
     """The cache, the config and the output of a refresh behind a dense step."""
-    cache, tensors = AttentionCache(residual_in_fp8=in_fp8), tensors or given(seed)
+    cache, tensors = AttentionCache(in_fp8=in_fp8), tensors or given(seed)
     attention = AttentionConfig(delta_rule=rule, **config)
     settings = SparsityConfig(attention=attention, block_size=rows)
-    dense_step(cache, tensors, precision=attention.precision)
+    dense_step(cache, tensors, in_fp8=attention.in_fp8)
     output = refresh_step(cache, tensors, config=settings, budget=budget)
     return cache, settings, output
 
@@ -262,10 +262,10 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, precision, monkeypatch):
 class InParts:
     """Heads that come in two turns."""
 
-    def arrive(self):
+    def receive(self):
         raise AssertionError("a sparse step need not wait for all heads")
 
-    def each(self, compute):
+    def attend(self, compute):
         return torch.cat([compute(slice(0, 1)), compute(slice(1, None))], 1)
 
 
@@ -300,7 +300,7 @@ def test_backends_are_chosen_for_the_group_size():
 def test_full_attention_in_fp8_is_rounded_and_its_lse_hardly(dim):
     tensors, (expected, lse) = given(dim=dim), softmax_parts(*inputs(dim=dim))
     dense = AttentionCache()
-    output = dense_step(dense, tensors, precision="fp8")
+    output = dense_step(dense, tensors, in_fp8=True)
     assert (dense.lse - lse).pow(2).mean().sqrt() < 3e-3
     exact, _, _ = refreshed(tensors=tensors)
     cache, config, again = refreshed(tensors=tensors, precision="fp8")
@@ -314,11 +314,11 @@ def test_full_attention_in_fp8_is_rounded_and_its_lse_hardly(dim):
 def test_a_gpu_without_fp8_is_refused(monkeypatch):
     reference = Choice(Backend("reference", lambda: None), (("triton", "capability 8.0 has none"),))
     operation = SimpleNamespace(choose=lambda *_, **__: reference)
-    monkeypatch.setattr(fp8_attention, "fp8_quantization", operation)
-    monkeypatch.setattr(fp8_attention, "fp8_dense_attention", operation)
+    monkeypatch.setattr(full_attention, "fp8_quantization", operation)
+    monkeypatch.setattr(full_attention, "fp8_dense_attention", operation)
     on_gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
     tensors = AttentionInputs(on_gpu, on_gpu, on_gpu)
     sentence = r"^attention.precision fp8 cannot run here: capability 8.0 has none$"
     with pytest.raises(ConfigError, match=sentence):
-        fp8_attention.fp8_choices(tensors, block_size_q=128)
-    assert fp8_attention.fp8_choices(replace(tensors, backend="reference"), block_size_q=128)
+        full_attention.fp8_choices(tensors, block_size_q=128)
+    assert full_attention.fp8_choices(replace(tensors, backend="reference"), block_size_q=128)

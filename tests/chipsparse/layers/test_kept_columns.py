@@ -40,10 +40,9 @@ def test_shares_and_regions(text_first):
     result = read_kept_columns(
         pack_mask(mask),
         sizes,
-        block_size_q=ROWS,
+        chipsparse.SparsityConfig(block_size=ROWS, tile=(1, 2, 3)),
         static=always,
         order=order,
-        tile=(1, 2, 3),
         where=("transformer", "cond", 7),
     )
     assert (result.transformer, result.branch, result.layer) == ("transformer", "cond", 7)

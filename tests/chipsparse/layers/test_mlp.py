@@ -96,7 +96,7 @@ def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_ou
 @pytest.mark.parametrize("gate", ["none", "second"])
 def test_what_rounding_to_fp8_loses_does_not_add_up(gate):
     """All neurons are computed anew, so their rounding is all that is lost, however often."""
-    cache, weights = MLPCache(activation_in_fp8=True), weights_of(gate)
+    cache, weights = MLPCache(in_fp8=True), weights_of(gate)
     before = normal(BATCH, TOKENS, CHANNELS)
     made = dense(cache, before, weights)
     assert cache.activation.dtype == torch.float8_e4m3fn

@@ -8,7 +8,7 @@ import torch
 from bitarray import bitarray
 
 from chipsparse.kernels.mask_packing import pack_mask
-from chipsparse.layers.static_columns import check_static_bits, mask_bits, static_bits, static_mask
+from chipsparse.layers.static_columns import check_static_bits, static_bits, static_mask
 from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 
@@ -36,7 +36,7 @@ def layout(*grids, text_tokens=0, text_first=False):
 )
 def test_every_form_means_the_same_columns(columns):
     bits, mask = static_bits(columns), torch.tensor(BOOLS)
-    assert bits.tolist() == [int(kept) for kept in BOOLS] == mask_bits(mask).tolist()
+    assert bits.tolist() == [int(kept) for kept in BOOLS] == mask.int().tolist()
     # Bit j of byte i is column 8 i + j, as the kernels have it: 1; and 1 + 2.
     assert bits.tobytes() == bytes([0b1, 0b11]) == pack_mask(mask).numpy().tobytes()
     if isinstance(columns, bitarray):

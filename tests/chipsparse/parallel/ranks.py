@@ -12,7 +12,7 @@ from chipsparse.parallel.peers import PeerError, Peers
 def all_of_it():
     peers = Peers(range(dist.get_world_size()), timeout_s=20)
     return {
-        "said": peers.tell(f"I am {peers.rank}"),
+        "said": peers.gather(f"I am {peers.rank}"),
         "first": peers.first(0.1 * (1 + peers.rank)),
         "least": peers.least(5 - peers.rank, 3),
         "hosts": peers.on_this_host,
@@ -21,7 +21,7 @@ def all_of_it():
             for kind in ("cpu", "cuda")
         },
         "differ": differing(peers),
-        "afterwards": peers.tell(peers.rank),
+        "afterwards": peers.gather(peers.rank),
     }
 
 
@@ -40,7 +40,7 @@ def hanging():
         time.sleep(8)
         return None
     try:
-        peers.tell("a call")
+        peers.gather("a call")
     except PeerError as error:
         return [str(error), time.monotonic() - start]
     return None

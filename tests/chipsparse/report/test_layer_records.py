@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.kinds import PARTS
 from chipsparse.cache.placement import Placement
+from chipsparse.config import PARTS
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepTimer

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from chipsparse.config import ScheduleConfig
-from chipsparse.schedule.schedule import Schedule, sparse_between, spread
+from chipsparse.schedule.schedule import Schedule, spread
 
 
 def cost(steps, full):
@@ -21,9 +21,9 @@ def cost(steps, full):
 
 @pytest.mark.parametrize("count", range(1, 10))
 def test_no_list_of_the_same_length_costs_less(count):
-    found, every = spread(10, count), itertools.combinations(range(1, 10), count - 1)
-    assert len(found) == count
-    assert cost(10, found) == pytest.approx(min(cost(10, (0, *rest)) for rest in every))
+    steps, every = spread(10, count), itertools.combinations(range(1, 10), count - 1)
+    assert len(steps) == count
+    assert cost(10, steps) == pytest.approx(min(cost(10, (0, *rest)) for rest in every))
 
 
 def test_lists_are_close_at_the_start_and_somewhat_closer_at_the_end():
@@ -48,16 +48,3 @@ def test_lists_are_close_at_the_start_and_somewhat_closer_at_the_end():
 def test_shares_of_the_steps(least, share, steps, count):
     config = ScheduleConfig(full_share=share, least_full=least)
     assert len(Schedule(config, steps).full_steps) == count
-
-
-@pytest.mark.parametrize(
-    ("between", "expected"),
-    [
-        ("none", [[], [], [], []]),
-        ("middle", [[], [], [], [8]]),
-        ("every_other", [[], [], [7], [7, 9]]),
-        ("all", [[], [6], [6, 7], [6, 7, 8, 9, 10]]),
-    ],
-)
-def test_sparse_steps_of_gaps_of_several_lengths(between, expected):
-    assert [list(sparse_between(5, end, between)) for end in (6, 7, 8, 11)] == expected

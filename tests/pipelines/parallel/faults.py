@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import chipsparse
-from chipsparse.cache.tensors import AttentionCache
+from chipsparse.layers.attention import AttentionLayer
 from chipsparse.parallel import head_turns
 from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.parallel import split_sequence
@@ -80,9 +80,15 @@ def skips_alone():
 
 
 def refreshes_alone():
-    """The layers of rank 1 find their lists cut off at every sparse step, and refresh."""
-    cut = dist.get_rank() == 1
-    return mock.patch.object(AttentionCache, "lists_were_cut", return_value=cut)
+    """The layers of rank 1 refresh at every sparse step."""
+    decide = AttentionLayer._decide
+
+    def deciding(self, state):
+        action = decide(self, state)
+        alone = dist.get_rank() == 1 and action is Action.SPARSE
+        return Action.REFRESH if alone else action
+
+    return mock.patch.object(AttentionLayer, "_decide", deciding)
 
 
 def seen():
