@@ -8,13 +8,6 @@ def actions(handle, branch="cond"):
     return [record.action.value for record in handle.report.steps if record.branch == branch]
 
 
-def shares(record, part):
-    """The share that each layer computed whose part ran sparse in a call."""
-    return [
-        layer.kept for layer in record.layers if layer.part == part and layer.action == "sparse"
-    ]
-
-
 def calls_begun(handle):
     """The context and the layout of every call of the transformer from now on, as they come."""
     calls, session = [], handle._adapters[0].session

@@ -7,7 +7,6 @@ from diffusers import StableDiffusion3Pipeline
 import chipsparse
 from chipsparse.pipelines.models.stable_diffusion3 import StableDiffusion3Adapter
 from tests.pipelines.families import cogvideox, ltx, stable_diffusion3
-from tests.pipelines.model_state import shares
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
 
 CONFIG = SPARSE.override(
@@ -89,7 +88,7 @@ def test_skip_layer_guidance_is_a_branch_of_its_own():
     assert [whole[step].action for step in range(3)] == ["dense", "refresh", "sparse"]
     # The step behind its first one is a refresh anyway.
     assert [skipping[n].action for n in range(2, 6)] == ["dense", "dense", "refresh", "sparse"]
-    assert (len(shares(whole[5], "attention")), len(shares(skipping[5], "attention"))) == (3, 2)
+    assert (len(whole[5].fractions("attention")), len(skipping[5].fractions("attention"))) == (3, 2)
     with chipsparse.enable(pipe, SPARSE):
         sparse = generate(pipe, SKIPPING)
         assert torch.equal(generate(pipe, SKIPPING), sparse)

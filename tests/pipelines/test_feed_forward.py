@@ -16,7 +16,7 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.feed_forward_forms import feed_forward_form
 from tests.pipelines.changes import add_lora
 from tests.pipelines.families import cogvideox, flux2, hidream, stable_diffusion3
-from tests.pipelines.model_state import shares, state_of
+from tests.pipelines.model_state import state_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, generate
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import FLUX_CONFIG, seeded, tiny_flux_pipeline
@@ -78,7 +78,7 @@ def test_gated_and_other_feed_forwards_run_sparse(make):
     with chipsparse.enable(pipe, FLUX.EXACT) as handle:
         assert_close(FLUX.generate(pipe), expected)
     assert handle.report.fallbacks == []
-    assert len(shares(handle.report.steps[-1], "mlp")) == LAYERS
+    assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
 
 
 def test_the_shared_expert_of_a_layer_with_experts_is_sparse():
@@ -142,7 +142,7 @@ def test_a_layer_that_is_not_understood_runs_dense_and_says_so(change, layer, re
         assert_close(FLUX.generate(pipe), expected)
     where = f"MLP runs dense in 1 of {LAYERS} layers (first: layer {layer}): "
     assert handle.report.fallbacks == [where + reason]
-    assert len(shares(handle.report.steps[-1], "mlp")) == LAYERS - 1
+    assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS - 1
 
 
 REPLACED = {
@@ -388,4 +388,4 @@ def test_another_processor_runs_all_of_its_block_dense():
         f"attention runs dense {where}: its processor was replaced",
         f"MLP runs dense {where}: the attention's processor, which computes it, was replaced",
     ]
-    assert len(shares(handle.report.steps[-1], "mlp")) == 2
+    assert len(handle.report.steps[-1].fractions("mlp")) == 2

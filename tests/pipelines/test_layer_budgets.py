@@ -5,7 +5,6 @@ import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
-from tests.pipelines.model_state import shares
 from tests.pipelines.small_sparse import assert_close
 from tests.tiny_models import (
     PROMPT,
@@ -72,6 +71,6 @@ def test_layers_have_budgets_of_their_own(name):
     assert_close(output, dense, 2e-4)
     sparse = [record for record in report.steps if record.action == "sparse"]
     assert sparse
-    assert all(shares(record, "mlp") == [1.0] for record in sparse)
+    assert all(record.fractions("mlp") == [1.0] for record in sparse)
     with pytest.raises(chipsparse.ConfigError, match=f"this model has {layers} layers"):
         with_budgets({"layers": layers, "mlp": 0.5})

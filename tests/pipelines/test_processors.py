@@ -15,7 +15,7 @@ from chipsparse.pipelines.models.cogvideox import CogVideoXProcessor
 from chipsparse.pipelines.models.mochi import MochiProcessor
 from chipsparse.pipelines.models.stable_diffusion3 import JointProcessor
 from tests.pipelines.families import cogvideox, ltx, mochi, stable_diffusion3
-from tests.pipelines.model_state import shares, state_of
+from tests.pipelines.model_state import state_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline
@@ -86,8 +86,8 @@ def test_a_processor_of_the_users_own_is_left_alone(model):
         "its processor Other does not dispatch its attention"
     ]
     last = handle.report.steps[-1]
-    assert len(shares(last, "attention")) == len(attentions(pipe)) - 1
-    assert len(shares(last, "mlp")) == len(attentions(pipe))
+    assert len(last.fractions("attention")) == len(attentions(pipe)) - 1
+    assert len(last.fractions("mlp")) == len(attentions(pipe))
     assert module.processor is other
     assert set(vars(other)) == {"stock", "share"}
 
@@ -154,7 +154,7 @@ def test_the_second_attention_of_dual_layers_is_dense_and_the_report_says_so_onc
         generate(pipe, stable_diffusion3.PICTURE)
     assert len(seen) == 2 * STEPS
     assert handle.report.notes == [f"{stable_diffusion3.DUAL}: only the joint one is sparse"]
-    assert len(shares(handle.report.steps[-1], "attention")) == 4
+    assert len(handle.report.steps[-1].fractions("attention")) == 4
     with chipsparse.enable(pipe, SPARSE.override({"attention.density": "dense"})) as handle:
         generate(pipe, stable_diffusion3.PICTURE)
     assert not any("only the joint one" in note for note in handle.report.notes)

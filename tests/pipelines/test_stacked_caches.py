@@ -14,7 +14,7 @@ from diffusers.hooks import (
 
 import chipsparse
 from chipsparse.pipelines.diffusers_hooks import why_caches_refused
-from tests.pipelines.model_state import actions, shares
+from tests.pipelines.model_state import actions
 from tests.pipelines.small_sparse import assert_close
 from tests.pipelines.tiny_runs import MODELS, STEPS, WAN
 from tests.schedules import listed
@@ -139,7 +139,7 @@ def test_layers_that_were_passed_over_run_sparse_too(name, config):
     with chipsparse.enable(pipe, model.SPARSE) as handle:
         found = model.generate(pipe)
         layers = len(handle._adapters[0].self_attentions())
-    sparse = [shares(r, "attention") for r in handle.report.steps if r.action.value == "sparse"]
+    sparse = [r.fractions("attention") for r in handle.report.steps if r.action.value == "sparse"]
     assert min(map(len, sparse)) < max(map(len, sparse)) == layers
     assert 0 < (found - dense).norm() < 0.3 * dense.norm()
     with chipsparse.enable(pipe, model.SPARSE.override({"memory.offload": "always"})) as handle:
