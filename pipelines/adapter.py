@@ -301,7 +301,7 @@ class ModelAdapter(ModelFamily):
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of tokens of a call, here of a video or image ``[B, C, (F,) H, W]``."""
         _, _, *frames, rows, columns = self.latents(arguments).shape
-        return self.grids(self._model.config, (*(frames or [1]), rows, columns))
+        return self.grids(self._model.config, (frames[0] if frames else 1, rows, columns))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """The number of text tokens that a call has in the sequence."""

@@ -193,12 +193,13 @@ def parallel_feed_forward(
     runner, layer = _find(tag)
     session = runner.session
     width = hidden.shape[-1] - channels
-    weights, projection, bias = runner.feed_forward_sites[layer].parallel_weights(width, dtype)
+    site: Any = runner.feed_forward_sites[layer]
+    weights, projection, bias = site.parallel_weights(width, dtype)
     attention, own = hidden[..., :width], hidden[..., width:]
 
     def project() -> torch.Tensor:
         # As rows of one matrix: for others a linear adds its bias by another pass over the result.
-        projected = weights.linear(attention.flatten(0, -2), projection, bias)
+        projected: torch.Tensor = weights.linear(attention.flatten(0, -2), projection, bias)
         return projected.unflatten(0, hidden.shape[:-1])
 
     return session.mlp[layer](session.state, own, weights, addend=project).contiguous()

@@ -8,7 +8,7 @@ This is decided anew before every call, because adapters and hooks come and go.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -34,7 +34,8 @@ AS_ONE = "chipsparse_as_one"
 
 def runs_as_one(module: Any) -> bool:
     """Return whether a patched module does its part of a layer that runs as one op."""
-    return module.chipsparse_as_one and not torch.is_grad_enabled()
+    as_one: bool = module.chipsparse_as_one
+    return as_one and not torch.is_grad_enabled()
 
 
 class PatchedModule:
@@ -104,17 +105,17 @@ class FeedForwardSite:
         gate_weights = () if gate is None else (gate.weight, gate.bias)
         return self._made((up.weight, up.bias), (down.weight, down.bias), gate_weights, dtype)
 
-    def _made(self, up: Any, down: Any, gate: Any, dtype: torch.dtype | None) -> Any:
+    def _made(
+        self, up: Any, down: Any, gate: Any, dtype: torch.dtype | None
+    ) -> MLPWeights | Fp8MLPWeights:
         """The weights of linears, of which each is a weight and a bias or None."""
         form = self._form
         assert form is not None
-        if form.fp8 is not None:
-            return Fp8MLPWeights(*up, *down, form.activation, form.gate, *gate)
-        if dtype is not None:
-            up, down, gate = (
-                [autocast(tensor, dtype) for tensor in pair] for pair in (up, down, gate)
-            )
-        return MLPWeights.from_linears(*up, *down, form.activation, form.gate, *gate)
+        make: Callable[..., MLPWeights | Fp8MLPWeights] = Fp8MLPWeights
+        if form.fp8 is None:
+            make = MLPWeights.from_linears
+            up, down, gate = ([autocast(part, dtype) for part in pair] for pair in (up, down, gate))
+        return make(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
         """The linear that holds the second weight."""
@@ -126,14 +127,19 @@ class FeedForwardSite:
         return any(map(is_group_offloaded, self._around))
 
 
-def autocast(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A tensor as ``torch.autocast`` gives it to a linear, with the strides that it had.
+def autocast(tensor: Any, dtype: torch.dtype | None) -> Any:
+    """A tensor or None as ``torch.autocast`` gives it to a linear, with the strides that it had.
 
     Autocast keeps copies of the weights that linears use, but hands them to nobody.
+
+    Args:
+        tensor: of any dtype; those in float64 or without a fraction stay as they are.
+        dtype: of autocast; None where it is off.
     """
-    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    if tensor is None or dtype is None:
         return tensor
-    return tensor.to(dtype)
+    casts = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if casts else tensor
 
 
 class PatchedFeedForward(PatchedModule):
@@ -237,7 +243,7 @@ class ParallelFeedForward(FeedForwardSite):
         second = part_of(out.weight, columns=slice(width, None)), None
         weights = self._made(first, second, (), dtype)
         projection, bias = part_of(out.weight, columns=slice(width)), out.bias
-        if dtype is not None and self._form.fp8 is None:
+        if self._form.fp8 is None:
             projection, bias = autocast(projection, dtype), autocast(bias, dtype)
         return weights, projection, bias
 

@@ -24,7 +24,9 @@ def _collect() -> dict[str, type[ModelAdapter]]:
         item.transformer_class: item
         for module in modules
         for item in vars(module).values()
-        if inspect.isclass(item) and "transformer_class" in vars(item)
+        if inspect.isclass(item)
+        and issubclass(item, ModelAdapter)
+        and "transformer_class" in vars(item)
     }
     return {name: adapters[name] for name in sorted(adapters)}
 

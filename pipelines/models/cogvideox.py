@@ -36,10 +36,10 @@ class CogVideoXProcessor(DispatchingProcessor):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Video ``[B, N, C]`` and text ``[B, T, C]``, of which it returns the same."""
         if not is_tag(attention_mask):
-            output: tuple[torch.Tensor, torch.Tensor] = self.stock(
+            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
-            return output
+            return result
         text = encoder_hidden_states.shape[1]
         states = torch.cat([encoder_hidden_states, hidden_states], dim=1)
         query = normed(split_heads(attn.to_q(states), attn), attn.norm_q)

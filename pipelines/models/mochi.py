@@ -36,10 +36,10 @@ class MochiProcessor(DispatchingProcessor):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Video ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
         if not is_tag(attention_mask):
-            output: tuple[torch.Tensor, torch.Tensor] = self.stock(
+            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
-            return output
+            return result
 
         def turned(states: torch.Tensor) -> torch.Tensor:
             return states if image_rotary_emb is None else rotated(states, *image_rotary_emb)
