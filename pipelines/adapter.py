@@ -287,7 +287,7 @@ class ModelAdapter(ModelFamily):
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The feed-forward layers, in layer order."""
-        return [FeedForwardModule(block, self.mlp_name) for block in self.blocks()]
+        return [FeedForwardModule(block, self.mlp_name, self.mlp_parts) for block in self.blocks()]
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""

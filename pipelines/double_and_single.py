@@ -32,7 +32,10 @@ class DoubleAndSingleBlocks(ModelAdapter):
     def feed_forwards(self) -> list[FeedForwardSite]:
         """``ff`` of the double blocks, then what the single blocks run beside their attention."""
         return [
-            *(FeedForwardModule(block, "ff") for block in self._model.transformer_blocks),
+            *(
+                FeedForwardModule(block, "ff", self.mlp_parts)
+                for block in self._model.transformer_blocks
+            ),
             *map(self.single_mlp, self._model.single_transformer_blocks),
         ]
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.config import Part
 from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.token_grids import patch_of, patched
 
 MLP_RATIO = 4
@@ -36,6 +37,8 @@ class ModelFamily:
         block_list: what the transformer calls its blocks.
         attention_name: what a block calls its self-attention.
         mlp_name: what a block calls its feed-forward layer.
+        mlp_parts: the names of the parts of its own feed-forward class; None where it has
+            diffusers' ``FeedForward``.
         mlp_sees_text: see `LayerKind`, as for the next two.
         mlp_linears: see there.
         projections: see there.
@@ -76,6 +79,7 @@ class ModelFamily:
     block_list: ClassVar[str] = "transformer_blocks"
     attention_name: ClassVar[str] = "attn"
     mlp_name: ClassVar[str] = "ff"
+    mlp_parts: ClassVar[MLPParts | None] = None
     mlp_sees_text: ClassVar[bool] = True
     mlp_linears: ClassVar[int] = 2
     projections: ClassVar[int] = 4

@@ -19,6 +19,7 @@ from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, part_of
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
     Linears,
+    MLPParts,
     activation_form,
     feed_forward_form,
     is_group_offloaded,
@@ -146,27 +147,42 @@ class PatchedFeedForward(PatchedModule):
     """Mixin of a patched feed-forward module: runs as one op where its weights can be read."""
 
     chipsparse_tag: torch.Tensor
+    chipsparse_channels: int
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Feed-forward for ``[B, N, C]``, or one sample ``[N, C]``."""
         if hidden_states.ndim == 2:
             return self.chipsparse_forward(hidden_states[None])[0]
-        channels = linears_of(self).down.out_features
-        return torch.ops.chipsparse.feed_forward(hidden_states, self.chipsparse_tag, channels)
+        return torch.ops.chipsparse.feed_forward(
+            hidden_states, self.chipsparse_tag, self.chipsparse_channels
+        )
 
 
 class FeedForwardModule(FeedForwardSite):
-    """A module with two linears or, gated, three: diffusers' ``FeedForward``, or a model's own."""
+    """A module with two linears or, gated, three.
 
-    def __init__(self, block: Any, name: str) -> None:
+    Args:
+        block: the module around it.
+        name: what that calls it.
+        parts: see ``mlp_parts`` of `ModelFamily`.
+    """
+
+    def __init__(self, block: Any, name: str, parts: MLPParts | None = None) -> None:
         self._block = block
         self._name = name
+        self._parts = parts
         self._module = getattr(block, name)
         super().__init__((block, self._module), [(self._module, PatchedFeedForward)])
 
+    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """Also notes the channels of the result, which compiled code takes from the module."""
+        channels = self.linears().down.out_features
+        patches.set_attribute(self._module, "chipsparse_channels", channels)
+        super().patch(patches, tag)
+
     def linears(self) -> Linears:
         """The linears of the module."""
-        return linears_of(self._module)
+        return linears_of(self._module, self._parts)
 
     def form(self) -> Form | str:
         """The form of the layer, or the reason why it cannot run sparse now."""
@@ -174,7 +190,7 @@ class FeedForwardModule(FeedForwardSite):
             return "its module was replaced"
         if getattr(self._block, "_chunk_size", None) is not None:
             return "its block runs it in chunks"
-        form = feed_forward_form(self._module)
+        form = feed_forward_form(self._module, self._parts)
         if isinstance(form, str):
             return form
         named = dict(zip(("first", "second", "gate's"), self.linears(), strict=True))

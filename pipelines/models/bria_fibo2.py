@@ -11,6 +11,7 @@ import torch
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import patched, reorder_patches
 
@@ -36,6 +37,7 @@ class BriaFibo2Adapter(ModelAdapter):
     block_list = "layers"
     attention_name = "attention"
     mlp_name = "feed_forward"
+    mlp_parts = MLPParts("w3", "w2", "w1")
     text_place = "first"
     drops_last_grids = True
 

@@ -9,6 +9,7 @@ import torch
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.models.flux import FluxAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, grids_of
@@ -30,6 +31,7 @@ class Flux3Adapter(FluxAdapter):
     sparse_mlp = "feed-forward (gated) of all tokens in single blocks"
     guidance_argument = "guidance_scale"
     drops_last_grids = True
+    mlp_parts = MLPParts("linear_in", "linear_out", None, "act_fn")
     why_whole = "blocks before the joint ones see the image or the text alone, and stay as they are"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,7 +44,7 @@ class Flux3Adapter(FluxAdapter):
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """``ff`` of every single block."""
-        return [FeedForwardModule(block, "ff") for block in self.blocks()]
+        return [FeedForwardModule(block, "ff", self.mlp_parts) for block in self.blocks()]
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:

@@ -12,6 +12,7 @@ from diffusers.models.transformers.transformer_hidream_image import HiDreamAttnP
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.processors import (
     DispatchingProcessor,
     ProcessorTaggingAdapter,
@@ -95,6 +96,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     default_latents = 128
     timestep_argument = "timesteps"
     attention_name = "attn1"
+    mlp_parts = MLPParts("w3", "w2", "w1")
     own_processors = MappingProxyType({HiDreamAttnProcessor: HiDreamProcessor})
 
     def blocks(self) -> list[Any]:
@@ -105,9 +107,9 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The shared expert of each block; the whole layer where there are no experts."""
         return [
-            FeedForwardModule(block.ff_i, "shared_experts")
+            FeedForwardModule(block.ff_i, "shared_experts", self.mlp_parts)
             if hasattr(block.ff_i, "shared_experts")
-            else FeedForwardModule(block, "ff_i")
+            else FeedForwardModule(block, "ff_i", self.mlp_parts)
             for block in self.blocks()
         ]
 

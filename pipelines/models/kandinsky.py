@@ -11,6 +11,7 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.streams import flattened, unflattened
 from chipsparse.pipelines.token_grids import frame_by_frame
@@ -34,6 +35,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     block_list = "visual_transformer_blocks"
     attention_name = "self_attention"
     mlp_name = "feed_forward"
+    mlp_parts = MLPParts("in_layer", "out_layer", None, "activation")
     text_place = "cross-attention"
     # For the masks of NABLA the model was trained.
     dense_arguments = MappingProxyType({NABLA: "the model's own sparse attention (NABLA) masks it"})
@@ -120,6 +122,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
     sparse_attention = "self-attention of the video; the sound's and cross-attention are left"
     sparse_mlp = "feed-forward of the video tokens"
     why_whole = "its sound attends to all tokens of the video"
+    mlp_parts = None  # diffusers' own class
 
     projections = 10  # as Kandinsky 5; q and out to the sound, k and v from it
 

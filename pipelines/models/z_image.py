@@ -12,6 +12,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.denoising_loop import largest, value_passed_as
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.separate_lengths import SeparateLengths
 from chipsparse.pipelines.token_grids import patched
 
@@ -39,6 +40,7 @@ class ZImageAdapter(SeparateLengths):
     block_list = "layers"
     attention_name = "attention"
     mlp_name = "feed_forward"
+    mlp_parts = MLPParts("w3", "w2", "w1")
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
