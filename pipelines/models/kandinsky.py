@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
@@ -35,7 +35,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     block_list = "visual_transformer_blocks"
     attention_name = "self_attention"
     mlp_name = "feed_forward"
-    mlp_parts = MLPParts("in_layer", "out_layer", None, "activation")
+    mlp_parts: ClassVar[MLPParts | None] = MLPParts("in_layer", "out_layer", None, "activation")
     text_place = "cross-attention"
     # For the masks of NABLA the model was trained.
     dense_arguments = MappingProxyType({NABLA: "the model's own sparse attention (NABLA) masks it"})
