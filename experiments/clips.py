@@ -22,7 +22,7 @@ from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.experiments.progress import Progress, StepsShown
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
-from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.pipelines.diffusers_hooks import transformers_of
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport, StepRecord, mean
