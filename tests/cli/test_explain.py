@@ -262,8 +262,8 @@ DUAL = {"dual_attention_layers": list(range(13)), "num_layers": 24}
         (COGVIDEO, {}, [13, 30, 45], 226, [30]),
         (COGVIDEO, LONG, [11, 48, 85], 226, [30]),
         (MOCHI, {}, [4, 30, 53], 256, [48]),
-        (SD3, {}, [1, 64, 64], 256, [18]),  # of T5, without the 77 of CLIP
-        (SD3, DUAL, [1, 64, 64], 256, [13, 11]),
+        (SD3, {}, [1, 64, 64], 77 + 256, [18]),  # of CLIP and of T5
+        (SD3, DUAL, [1, 64, 64], 77 + 256, [13, 11]),
         ((), None, [1, 64, 64], 512, [19, 38]),
     ],
 )

@@ -102,7 +102,7 @@ def test_what_was_tuned_for_many_steps_is_not_used_for_few(chosen):
 def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     layers = [{"layers": "1-2", "mlp": "dense"}]
     config = SparsityConfig().override(
-        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers}
+        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None}
     )
     write_profile(
         workdir / "p.yaml",
@@ -127,6 +127,7 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
             "correct": True,
         },
         "layers": layers,
+        "tile": None,
     }
     profile = load_profile(workdir / "p.yaml")
     assert (profile.sparsity, profile.tuned.flow_shift) == (config, shift)

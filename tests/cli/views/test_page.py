@@ -357,13 +357,12 @@ def test_tables_and_facts_on_a_terminal():
     table = Table(["name", "time"], [("first", "1"), ("second", "22")])
     printed = text_of([Section("", [*parts, table]), Section("Only here", [], where="page")])
     assert [line.rstrip() for line in printed.splitlines()][:6] == [
-        " gain  2.0 (dense 3 s)",
-        " a     b",
-        "",
-        " name     time",
-        " first       1",
-        " second     22",
+        *(" gain  2.0 (dense 3 s)", " a     b", ""),
+        *(" name     time", " first       1", " second     22"),
     ]
+    wide = Table(["way", *"abcdefgh"], [("chipsparse fast", *["38.22 (31.07)"] * 8)])
+    words = text_of([Section("", [wide])], width=80).split()
+    assert words[9:] == ["chipsparse", *["38.22"] * 8, "fast", *["(31.07)"] * 8]
 
 
 # Files.
