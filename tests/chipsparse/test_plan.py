@@ -32,10 +32,6 @@ def listed(steps=12, **schedule):
     return SparsityPlan(config_of(**schedule), LAYOUT, steps)
 
 
-def taken(steps=12, **schedule):
-    return letters(listed(steps, **schedule).actions(0, 12 if steps is None else None))
-
-
 OFF = {"attention.density": "dense", "mlp.density": "dense"}
 # Steps, schedule and the actions of a guidance branch.
 TAKEN = [
@@ -74,8 +70,8 @@ TAKEN = [
 
 @pytest.mark.parametrize(("steps", "schedule", "expected"), TAKEN)
 def test_actions_of_schedules(steps, schedule, expected):
-    assert taken(steps, **schedule) == expected
     plan = listed(steps, **schedule)
+    assert letters(plan.actions(0, 12 if steps is None else None)) == expected
     if steps is not None:
         assert plan.is_dense() == ("S" not in expected)
         assert plan.schedule.skips_any == ("K" in expected)

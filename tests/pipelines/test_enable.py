@@ -311,19 +311,13 @@ class Wrapped(WanTransformer3DModel):
         return WanTransformer3DModel.forward(self, *args, **kwargs)
 
 
-def of_class(pipe, model_class):
-    """The pipeline with a transformer of another class, and the same weights."""
-    other = copy.copy(pipe)
-    other.transformer = model_class.from_config(pipe.transformer.config)
-    other.transformer.load_state_dict(pipe.transformer.state_dict())
-    return other
-
-
 @pytest.mark.parametrize("model_class", [WithAnArgument, Wrapped])
 def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
     with chipsparse.enable(pipe, TILED):
         expected, by_hand = wan(pipe), looped(pipe, pipe.transformer)
-    other = of_class(pipe, model_class)
+    other = copy.copy(pipe)
+    other.transformer = model_class.from_config(pipe.transformer.config)
+    other.transformer.load_state_dict(pipe.transformer.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with chipsparse.enable(other, TILED, strict=True) as handle:
