@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import imageio.v3 as iio
@@ -18,15 +17,12 @@ from chipsparse.cli import request
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
 from chipsparse.cli.generate.job import cut_text
-from chipsparse.cli.generate.record import LETTERS
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS
-from chipsparse.cli.prompts import read_prompts
 from chipsparse.experiments import clips
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import CALL, by_hand, command, names, pictures
 from tests.tiny_models import PROMPT, WORDS, tiny_flux_pipeline, tiny_tokenizer
-from tests.variants import slow
 
 ONE = ("-o", "o.png", "--frames", "1")
 SMALL = ("--frames", "1", "--steps", "3")
@@ -58,21 +54,15 @@ def facts_of(ran):
 # Files.
 
 
-def test_a_video_has_the_frames_and_the_rate(generate, workdir):
+def test_a_video_has_the_frames_the_rate_and_ordinary_permissions(generate, workdir):
     generate("-o", "out.mp4", "--fps", "8", "--frames", "9").fine()
     assert iio.imread("out.mp4").shape == (9, 32, 48, 3)
     properties = iio.immeta("out.mp4")
     assert (properties["codec"], properties["fps"]) == ("h264", 8.0)
     assert properties["pix_fmt"].startswith("yuv420p")
     assert names(workdir) == ["out.mp4"]
-
-
-def test_an_image_has_ordinary_permissions(generate, workdir):
-    generate("-o", "out.png", "--frames", "1", "--height", "48").fine()
-    assert names(workdir) == ["out.png"]
-    assert iio.imread("out.png").shape == (48, 48, 3)
     (workdir / "reference").touch()
-    assert os.stat("out.png").st_mode == os.stat("reference").st_mode
+    assert os.stat("out.mp4").st_mode == os.stat("reference").st_mode
 
 
 def test_dense_is_what_the_pipeline_alone_makes(generate, workdir, model_folder):
@@ -111,17 +101,6 @@ def test_compare_writes_three_clips_and_measures_them(generate, workdir):
         np.testing.assert_array_equal(pictures("alone-*"), made)
 
 
-@pytest.mark.slow
-def test_a_profile_that_is_always_dense_makes_no_difference(generate, tmp_path):
-    profile = tmp_path / "dense.yaml"
-    profile.write_text("sparsity: {attention: {density: dense}, mlp: {density: dense}}\n")
-    size = ("--height", "32", "--width", "32", "--steps", "3", "--frames", "1")
-    given = ("--config", str(profile), "--compare", *size)
-    comparison = generate(*given, "--json").json()["comparison"]
-    assert (comparison["identical"], comparison["psnr_db"]) == (True, None)
-    assert "the same frames as dense" in generate(*given).stdout
-
-
 # What is told.
 
 
@@ -138,10 +117,7 @@ def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder)
     assert facts["settings"] == "48x32 pixels, 5 frames, 5 steps, guidance 3, float32, on cpu"
     assert "caches" in facts["memory"]
     assert not {"backends", "passed"} & facts.keys()
-    lines = [line.split() for line in ran.stdout.splitlines() if line.strip()]
-    assert lines[lines.index(["steps", "DRSSS"]) + 1] == LETTERS.split()
-    counts = {line[0]: line[1] for line in lines if len(line) > 1}
-    assert [counts[name] for name in ("dense", "refresh", "sparse", "all")] == ["1", "1", "3", "5"]
+    assert facts["steps"] == "DRSSS"
 
 
 def test_compared_the_gain_is_measured_and_verbose_adds_the_backends(generate):
@@ -189,18 +165,6 @@ def test_json_is_the_only_thing_on_stdout(generate):
     # The words of the command make it again, wherever they are run.
     again = command(*asked["command"][1:], "--json").json()["request"]
     assert again == {**asked, "command": again["command"]}
-
-
-def test_ram_overrides_the_profile(generate):
-    def sparse(*arguments):
-        return generate("--json", *arguments).json()["sparse"]
-
-    unlimited = sparse()
-    assert (unlimited["fallbacks"], unlimited["host_bytes"]) == ([], 0)
-    budget = unlimited["cache_bytes"] // 2
-    half = sparse("--ram", str(budget))
-    assert 0 < half["cache_bytes"] <= budget
-    assert any("do not fit into the memory budgets" in line for line in half["fallbacks"])
 
 
 QUALITIES = """
@@ -271,15 +235,6 @@ def test_the_report_is_the_result_with_what_each_step_did(generate, workdir):
     assert chipsparse.SparsityConfig.from_mapping(report["config"]).schedule.warmup_steps == 2
 
 
-def test_a_folder_whose_name_is_no_utf_8(generate, workdir):
-    folder = os.fsdecode(b"d\xff")
-    (workdir / folder).mkdir()
-    given = ("-o", f"{folder}/c.png", "--frames", "1", "--report", f"{folder}/r.json", "--json")
-    printed = generate(*given).json()
-    assert names(folder) == ["c.png", "r.json"]
-    assert [file[1:] for file in printed["files"]["output"]] == ["\ufffd/c.png"]
-
-
 def test_layers_are_timed_for_a_report_alone(generate, recorded):
     enabled = recorded(chipsparse, "enable", lambda *_, **options: options)
     generate(*ONE).fine()
@@ -302,17 +257,6 @@ def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir,
     assert (step["step"], step["finished"], step["seconds"]) == (0, False, None)
 
 
-def test_an_error_after_the_loop_is_reported_too(generate, workdir, monkeypatch):
-    def breaks(*_):
-        raise ZeroDivisionError("in the decoder")
-
-    monkeypatch.setattr(clips, "_as_frames", breaks)
-    assert generate(*ONE, "--report", "r.json").exit_code == 1
-    report = json.loads((workdir / "r.json").read_text())["report"]
-    assert report["error"] == "ZeroDivisionError: in the decoder"
-    assert all(step["finished"] for step in report["steps"])
-
-
 @pytest.mark.parametrize("file", ["r.json", "o.png"])
 def test_files_that_cannot_be_written(generate, workdir, monkeypatch, file):
     replace = os.replace
@@ -331,17 +275,14 @@ def test_files_that_cannot_be_written(generate, workdir, monkeypatch, file):
 # Models of images.
 
 
-@pytest.mark.parametrize("mode", [slow([]), ["--dense"]])
-def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir, mode):
-    given = ("-o", "out.png", "--seed", "3", "--json", *mode)
+def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir):
+    given = ("-o", "out.png", "--seed", "3", "--json", "--dense")
     result = generate(*given, model=flux_folder).json()
     assert result["request"]["pipeline_class"] == "FluxPipeline"
     settings = result["request"]["settings"]
     assert (settings["num_frames"], settings["true_cfg_scale"]) == (None, 3.0)
     assert names(workdir) == ["out.png"]
-    pipe = tiny_flux_pipeline()
-    with nullcontext() if mode else chipsparse.enable(pipe, flux_folder / "chipsparse.yaml"):
-        expected = by_hand(pipe, seed=3, negative_prompt="", true_cfg_scale=3.0)
+    expected = by_hand(tiny_flux_pipeline(), seed=3, negative_prompt="", true_cfg_scale=3.0)
     np.testing.assert_array_equal(pictures("out.png"), expected)
 
 
@@ -361,24 +302,7 @@ def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(
     assert Image.open("out.png").size == (256, 256)
 
 
-def test_a_model_of_images_writes_no_video(generate, flux_folder, workdir, loads_nothing):
-    said = generate("-o", "out.mp4", model=flux_folder).sentence()
-    assert said == "this model makes images, not videos; use out.png"
-    assert names(workdir) == []
-
-
 # Series.
-
-
-def test_prompts_of_a_file(tmp_path):
-    path = tmp_path / "p.txt"
-    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
-        path.write_text("# comment\n\n  a Würfel \nb # no comment\n", encoding=encoding)
-        assert read_prompts(path) == ["a Würfel", "b # no comment"]
-    for content, said in ((b"# none\n", "has no prompt"), (b"\xff\xfe\xff", "is no text in UTF-8")):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=said):
-            read_prompts(path)
 
 
 def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, recorded):
@@ -418,10 +342,6 @@ def test_compare_of_a_series(generate, workdir):
     assert [row[1] for row in made] == ["0", "1"]
     assert all("dB" in row for row in made)
     assert "2 of 2 made" in ran.stdout
-    # Both speed-ups, or one where they are the same in two decimals.
-    gains = sorted({cell[:-1] for row in made for cell in row if cell.endswith("x")}, key=float)
-    gain = f"gain {' to '.join(gains)} times as fast as dense; at worst PSNR"
-    assert any(" ".join(row).startswith(gain) for row in rows), gain
     assert ran.stderr.count("warming up") == 2  # each side once
 
 
