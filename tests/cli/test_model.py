@@ -43,9 +43,7 @@ def load(folder):
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"num_layers": 2}, r"does not fit the weights .* has no place for 27 tensors that are"),
         ({"num_layers": 4}, r"it asks for 27 tensors more than are there, such as blocks\.3\."),
-        ({"num_layers": "ten"}, "the transformer of the model .* cannot be loaded: 'str' object"),
         ({"ffn_dim": 96}, r"blocks\.0\.ffn.* expected shape torch\.Size\(\[96\]\), but got"),
     ],
 )
@@ -55,9 +53,8 @@ def test_configs_of_another_model(broken_model, entries, sentence):
         load(broken_model)
 
 
-@pytest.mark.parametrize("component", ["transformer", "text_encoder"])
-def test_downloads_that_broke_off(broken_model, component):
-    (file,) = (broken_model / component).glob("*.safetensors")
+def test_downloads_that_broke_off(broken_model):
+    (file,) = (broken_model / "text_encoder").glob("*.safetensors")
     whole = file.read_bytes()
     lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
     for content in (*(whole[:keep] for keep in (0, 100, -1)), lfs):
@@ -65,7 +62,7 @@ def test_downloads_that_broke_off(broken_model, component):
         with pytest.raises(UserError, match=rf"{file} is damaged \(incomplete download\?\)"):
             load(broken_model)
     file.unlink()
-    with pytest.raises(UserError, match=f"could not be loaded|{component} .* cannot be loaded"):
+    with pytest.raises(UserError, match=r"could not be loaded|text_encoder .* cannot be loaded"):
         load(broken_model)
 
 
@@ -154,13 +151,11 @@ def choose(folder, name, *, sparse=True):
     return choose_scheduler(describe_model(str(folder)), name, sparse=sparse)
 
 
-@pytest.mark.parametrize(
-    "name", ["DPMSolverMultistepScheduler", "DPMSolverMultistep", "dpm-solver-multistep"]
-)
-def test_short_names_of_schedulers(unipc_model, name):
-    made = choose(unipc_model, name)
-    assert type(made).__name__ == "DPMSolverMultistepScheduler"
-    assert {key: made.config[key] for key in FLOW} == FLOW
+def test_short_names_of_schedulers(unipc_model):
+    for name in ("DPMSolverMultistepScheduler", "dpm-solver-multistep"):
+        made = choose(unipc_model, name)
+        assert type(made).__name__ == "DPMSolverMultistepScheduler"
+        assert {key: made.config[key] for key in FLOW} == FLOW
 
 
 @pytest.mark.parametrize(
@@ -168,12 +163,6 @@ def test_short_names_of_schedulers(unipc_model, name):
     [
         ("nonsense", "--scheduler nonsense is none of diffusers' schedulers that take this model"),
         ("", "--scheduler is empty; leave it out for the model's own"),
-        ("DPMSolver", "--scheduler DPMSolver may be DPMSolver"),
-        ("DDIM", "--scheduler DDIMScheduler does not work here: prediction_type given"),
-        (
-            "FlowMatchEulerDiscrete",
-            "--scheduler FlowMatchEulerDiscrete is none of diffusers' schedulers that take this",
-        ),
         ("Heun", "--scheduler HeunDiscreteScheduler does not work here: "),
     ],
 )
@@ -243,21 +232,16 @@ def test_a_folder_and_several_loras(generate, loras):
     [
         ("no.safetensors", "--lora no.safetensors does not exist; name a file or folder"),
         ("l.safetensors:much", "'much' is no number; write PATH or PATH:SCALE"),
-        ("l.safetensors:nan", "the scale must be a finite number"),
-        ("l.txt", "--lora l.txt must end in .safetensors"),
-        ("empty", r"--lora empty must hold one .safetensors file, or name it; it holds none"),
         ("two", "it holds a.safetensors, b.safetensors"),
         ("l.safetensors", "--lora l.safetensors cannot be read"),
         ("weights.safetensors", "holds no LoRA: none of its tensors is named so"),
     ],
 )
 def test_what_is_no_lora(workdir, text, sentence):
-    for name in ("l.txt", "l.safetensors"):
-        (workdir / name).write_text("x")
-    for folder, files in (("empty", ()), ("two", ("a.safetensors", "b.safetensors"))):
-        (workdir / folder).mkdir()
-        for name in files:
-            (workdir / folder / name).touch()
+    (workdir / "l.safetensors").write_text("x")
+    (workdir / "two").mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        (workdir / "two" / name).touch()
     save_file({"weight": torch.zeros(2)}, workdir / "weights.safetensors")
     with pytest.raises(UserError, match=sentence):
         read_lora(text)
@@ -304,14 +288,7 @@ def test_every_adapter_is_listed_with_what_it_says(monkeypatch):
         assert f"{name} {line}" in words
     for name, column, text in (
         ("WanTransformer3DModel", "text_columns", "none in self-attention"),
-        ("FluxTransformer2DModel", "text_columns", "before the image's, always kept"),
-        ("ChromaTransformer2DModel", "text_columns", "before the image's"),
         ("ChromaTransformer2DModel", "attention", "dense: the pipeline passes an attention mask"),
         ("FluxTransformer2DModel", "guidance", "true_cfg_scale: a second call per step"),
-        (
-            "LTXVideoTransformer3DModel",
-            "guidance",
-            "guidance_scale: in the same call, as the other half of the batch",
-        ),
     ):
         assert rows[name][column] == text

@@ -208,37 +208,6 @@ def test_the_same_target_again_measures_nothing(again, loads_nothing):
     assert "times as fast" in result.stdout
 
 
-@pytest.mark.slow
-def test_another_target_measures_candidates_only(again):
-    shutil.rmtree("p.tune-dense")  # dense clips that are needed are made again
-    before = set(kept()["measured"])
-    again("--min-psnr", "40", "--results", "p.tune.json", output="q.yaml").fine()
-    new = set(kept()["measured"]) - before
-    assert all(name.startswith("candidate, ") for name in new), new
-    assert list(kept()["notes"]) == ["min_psnr_db 25", "min_psnr_db 40"]
-    reached = load_profile("q.yaml").tuned.measured
-    assert reached.psnr_db_worst is None or reached.psnr_db_worst >= 40
-
-
-@pytest.mark.slow
-def test_a_speed(again):
-    """Times of so small a model are noise: the made-up ones of the file decide."""
-    content = kept()
-    for record in content["measured"].values():
-        if record.get("way") == "dense":
-            record |= {"total_seconds": 1e6, "seconds": 9e5}
-            record["facts"]["step_seconds"] = 1.5e5
-    Path("p.tune.json").write_text(json.dumps(content))
-    again("--min-speedup", "1.5").fine()
-    profile = load_profile("p.yaml")
-    assert profile.tuned.target.min_speedup == 1.5
-    assert profile.tuned.measured.speedup >= 1.5
-    # All that may be in full, or more where some of them are sparse.
-    schedule = profile.sparsity.schedule
-    sparse = schedule.between if isinstance(schedule.between, tuple) else ()
-    assert len(schedule.full_steps) + len(sparse) >= 5
-
-
 def test_targets_of_ssim_lpips_and_time(again, monkeypatch):
     def distance(a, b):
         assert a.shape == b.shape == (1, 64, 64, 3)
@@ -260,8 +229,6 @@ def test_targets_of_ssim_lpips_and_time(again, monkeypatch):
     ("change", "message"),
     [
         (("--steps", "7"), "num_inference_steps 6, not 7"),
-        (("--ram", "1G"), "memory.ram null, not 1073741824"),
-        (("--flow-shift", "6"), "flow_shift null, not 6.0"),
         ((), "weights "),
     ],
 )
@@ -280,8 +247,8 @@ def test_a_results_file_of_something_else_is_refused(
     assert Path("p.tune.json").read_bytes() == before
 
 
-# In the first dense generation, the times, a candidate, and the verification.
-@pytest.mark.parametrize("at", ["dense", slow("times"), slow("candidate"), slow("dense, 2-")])
+# In the first dense generation, and in the verification.
+@pytest.mark.parametrize("at", ["dense", slow("dense, 2-")])
 def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, at):
     keep, stop, made = Store.keep, [at], []
 
@@ -338,16 +305,12 @@ def test_the_closest_in_words():
     [
         ("", "give a target: one or more of --min-psnr, --min-ssim, --max-lpips, --min-speedup"),
         ("--min-speedup 0.9", "--min-speedup 0.9 is too small; it must be above 1"),
-        ("--min-ssim 1", "--min-ssim 1 must be less than 1"),
-        ("--min-psnr -3", "--min-psnr -3 is too small; it must be above 0"),
         (
             "--min-psnr 30 --budget 6",
             "--budget 6 is too small: 1 prompts to calibrate with and 2 to verify on need "
             "at least 7",
         ),
         ("--min-psnr 30 --steps 3", "at least 4 denoising steps, got 3"),
-        ("--min-psnr 30 -o p.json", "--output p.json must end in .yaml"),
-        ("--min-psnr 30 --results r.txt", "--results r.txt must end in .json"),
         (
             "--min-psnr 30 --held-out-prompts 5",
             "prompts.txt has 4 different prompts, but 6 are needed: 1 to calibrate with and 5",
