@@ -40,12 +40,6 @@ def fails(generate, workdir):
     return run
 
 
-@pytest.fixture
-def fails_early(fails, loads_nothing):
-    """Like `fails`, and the model must not have been loaded."""
-    return fails
-
-
 # What the model and the machine decide.
 
 
@@ -64,7 +58,7 @@ def fails_early(fails, loads_nothing):
         ),
     ],
 )
-def test_options_that_do_not_fit(fails_early, monkeypatch, arguments, sentence):
+def test_options_that_do_not_fit(fails, loads_nothing, monkeypatch, arguments, sentence):
     def missing(*_, **__):
         raise RuntimeError("no route to host\nand a long explanation")
 
@@ -72,7 +66,7 @@ def test_options_that_do_not_fit(fails_early, monkeypatch, arguments, sentence):
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", missing)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", missing)
     own = {"model": None} if "--model" in arguments else {}
-    assert re.match(sentence, fails_early(*arguments.split(), **own))
+    assert re.match(sentence, fails(*arguments.split(), **own))
 
 
 def test_memory_that_is_not_there(fails, loads_nothing, monkeypatch):
@@ -99,10 +93,10 @@ def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
         ("transformer/config.json", None, "it has no transformer/config.json"),
     ],
 )
-def test_bad_files(fails_early, broken_model, file, text, sentence):
+def test_bad_files(fails, loads_nothing, broken_model, file, text, sentence):
     path = broken_model / file
     path.unlink() if text is None else path.write_text(text)
-    assert sentence in fails_early(model=broken_model)
+    assert sentence in fails(model=broken_model)
 
 
 @pytest.mark.parametrize(
@@ -117,20 +111,14 @@ def test_bad_files(fails_early, broken_model, file, text, sentence):
             "the class diffusers.NoSuchTransformer, which",
         ),
         (
-            {"transformer": ["diffusers", "AllegroTransformer3DModel"]},
-            "no profile for the model class AllegroTransformer3DModel (there is for ",
-        ),
-        (
             {"vae_2": ["diffusers", "AutoencoderKL"]},
             "is incomplete: model_index.json names vae_2, but there is no folder",
         ),
     ],
 )
-def test_bad_components(fails_early, broken_model, entries, sentence):
+def test_bad_components(fails, loads_nothing, broken_model, entries, sentence):
     change_index(broken_model, **entries)
-    if "Allegro" in str(entries):
-        (broken_model / "chipsparse.yaml").unlink()
-    assert sentence in fails_early(model=broken_model)
+    assert sentence in fails(model=broken_model)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +131,9 @@ def test_bad_components(fails_early, broken_model, entries, sentence):
         ),
     ],
 )
-def test_bad_profile(fails_early, workdir, text, sentence):
+def test_bad_profile(fails, loads_nothing, workdir, text, sentence):
     (workdir / "bad.yaml").write_text(text)
-    said = fails_early("--config", "bad.yaml")
+    said = fails("--config", "bad.yaml")
     assert "bad.yaml" in said
     assert sentence in said
 

@@ -28,7 +28,6 @@ from chipsparse.cli.media.panels import (
 )
 from chipsparse.cli.media.read import read_clip, read_image
 from tests.cli.conftest import command, names
-from tests.tiny_models import PROMPT
 
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128), (20, 60, 200)]
 
@@ -186,27 +185,6 @@ def test_files_say_how_they_were_made(workdir):
     long = {"prompt": "a very long prompt " * 20_000}  # longer than a command line may be
     written("a.webm", noise(1), metadata=long)
     assert long["prompt"][: media.LONGEST_TAG - 100] in tags("a.webm")
-
-
-def test_no_folder_is_named(generate, model_folder, workdir):
-    generate("-o", "o.png", "--frames", "1", "--negative-prompt", "blue", "--seed", "7").fine()
-    with Image.open("o.png") as image:
-        facts = json.loads(image.info["chipsparse"])
-        assert str(model_folder.parent) not in str(image.info)
-    assert facts.pop("chipsparse").startswith("0.")
-    assert facts == {
-        "prompt": PROMPT,
-        "negative_prompt": "blue",
-        "steps": "4",
-        "guidance_scale": "3.0",
-        "seed": "7",
-        "size": "48x32",
-        "frames": "1",
-        "model": model_folder.name,
-        "dtype": "float32",
-        "mode": "sparse",
-        "profile": "chipsparse.yaml",
-    }
 
 
 # Reading.

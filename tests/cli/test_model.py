@@ -27,9 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ONE = ("-o", "o.png", "--frames", "1", "--json")
 
 
-# Weights that are missing, damaged or of another config.
-
-
 def change_config(folder, **entries):
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
@@ -74,9 +71,6 @@ def test_the_command_refuses_before_anything_is_made(generate, broken_model, wor
     assert list(workdir.iterdir()) == []
 
 
-# Which weights they are.
-
-
 def digest(folder):
     return weights_digest(describe_model(str(folder)))
 
@@ -98,17 +92,6 @@ def test_every_tensor_and_its_name_count(tmp_path):
     digests = [saved(**tensors) for tensors in (own, *others)]
     assert len(set(digests)) == 5
     assert saved(**own) == digests[0]
-
-
-def test_other_files_are_read_whole(tmp_path):
-    file = tmp_path / "a.bin"
-    digests = set()
-    for byte in (0, 1):
-        file.write_bytes(b"\xff" * 1_500_000 + bytes([byte]) + b"\xff" * 1_500_000)
-        digests.add(files_digest({"": file}))
-    assert len(digests) == 2
-    with pytest.raises(UserError, match=r"no\.bin cannot be read: No such file"):
-        files_digest({"": tmp_path / "no.bin"})
 
 
 def test_the_digest_of_a_folder(model_folder, broken_model):
@@ -133,8 +116,6 @@ def test_the_digest_of_a_folder(model_folder, broken_model):
     model = dataclasses.replace(describe_model(str(model_folder)), location="owner/tiny")
     assert weights_digest(model) is None  # a hub model is told by its name
 
-
-# Schedulers.
 
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 5.0}
 
@@ -184,9 +165,6 @@ def test_the_command_runs_with_another_scheduler(generate, unipc_model):
     made = generate(*ONE, "--scheduler", "deis", model=unipc_model).json()
     assert made["request"]["scheduler"] == "DEISMultistepScheduler"
     assert [step["action"] for step in made["sparse"]["steps"]].count("sparse") == 2
-
-
-# LoRAs.
 
 
 @pytest.fixture(scope="module")

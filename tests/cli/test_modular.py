@@ -38,7 +38,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def broken(folder, tmp_path_factory):
-    """A copy for a test to break."""
     return shutil.copytree(folder, tmp_path_factory.mktemp("broken") / "tiny-flux")
 
 

@@ -106,9 +106,6 @@ def counted(monkeypatch, quick):
     return made
 
 
-# A whole suite.
-
-
 def test_every_row_has_every_clip_of_generate(finished, model, workdir):
     folder, ran = finished
     result = content(folder)
@@ -149,9 +146,6 @@ def test_what_is_sent_has_neither_prompts_nor_folders_and_report_shows_it(finish
         (workdir / "clips" / clip.name).touch()
     command("report", folder / "suite.json", "-o", "other.html").fine()
     assert (workdir / "other.html").read_text() == page
-
-
-# Going on.
 
 
 def test_an_interrupted_suite_goes_on(counted, finished, model, workdir):
@@ -240,9 +234,6 @@ def test_a_machine_that_was_not_quiet_is_noted(finished, seconds):
     note = "the machine was not quiet: dense clips took 1.00 s to 1.30 s, so speeds mean little"
     alerts = [part.text for part in Comparison(**kept).sections()[0].parts if type(part) is Alert]
     assert alerts == [note] * (seconds == 1.3)
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(

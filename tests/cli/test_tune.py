@@ -14,15 +14,12 @@ import pytest
 import yaml
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.tune import job
 from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.record import TuningResult
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedTarget
-from chipsparse.tuning.search import Unreachable
-from chipsparse.tuning.targets import Pair
 from tests.cli.conftest import change_index, command
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_flux_transformer
@@ -272,9 +269,6 @@ def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, at):
     assert load_profile("p.yaml").tuned is not None
 
 
-# Targets that cannot be met.
-
-
 def test_a_target_that_cannot_be_met_tells_the_closest(again):
     before = Path("p.yaml").read_bytes()
     error = again("--min-speedup", "1000", "--budget", "1000").sentence()
@@ -283,21 +277,6 @@ def test_a_target_that_cannot_be_met_tells_the_closest(again):
     assert error.endswith(" times as fast; ask for less: what was measured is kept")
     assert Path("p.yaml").read_bytes() == before
     assert [note["chosen"] is None for note in kept()["notes"].values()] == [False, True]
-
-
-def test_the_closest_in_words():
-    pairs = [Pair(31.27, 0.91239, None, 4.0, 10.0), Pair(60.0, 0.99, None, 4.0, 10.0)]
-    best = SimpleNamespace(candidate=SimpleNamespace(describe="9 steps in full"), pairs=pairs)
-    options = SimpleNamespace(target={"min_psnr_db": 40.0}, budget=30)
-    assert job._unreachable_text(options, Unreachable(best, out_of_budget=True)) == (
-        "a PSNR of at least 40 dB was not found within --budget 30: the closest on the held-out "
-        "prompts (9 steps in full) has PSNR 31.27 dB at worst, median 45.63 dB; SSIM 0.912 at "
-        "worst, and takes 4.00 s, dense 10.00 s: 2.50 times as fast; ask for less, or give a "
-        "larger --budget: what was measured is kept"
-    )
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(
