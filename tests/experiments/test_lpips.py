@@ -40,7 +40,7 @@ def hub(tmp_path, monkeypatch):
 
 def test_a_package_that_cannot_be_imported(hub, monkeypatch):
     def import_module(name):
-        if name == "torchvision":
+        if name.partition(".")[0] == "torchvision":
             raise RuntimeError("no operator\nand more")
         return sys.modules[name]
 
