@@ -23,7 +23,6 @@ from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
-from chipsparse.kernels.fp8_activations import fp8_activations
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8, fp8_quantization
@@ -32,7 +31,7 @@ from chipsparse.kernels.mask_packing import pack_mask, packed_to_indices, unpack
 from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.rank_pieces import pack_pieces, unpack_pieces
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
+from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
 HOPPER, AMPERE = 90, 80
@@ -256,10 +255,10 @@ def rounded_rows(dtype: Any) -> None:
 
 
 def rounded_activations(*, by_tokens: bool) -> None:
-    """`fp8_activations`, of contiguous tokens or neurons."""
+    """`fp8_rows` of activations, of contiguous tokens or neurons."""
     rows = _tensor(1, TOKENS, 1024)
     activation = empty_token_contiguous(rows, *rows.shape) if by_tokens else rows
-    fp8_activations(activation, backend="triton")
+    fp8_rows(activation, headroom=FP8_HEADROOM, turned=True, backend="triton")
 
 
 def selected(dtype: Any, columns: int, *, static: bool = False, random: int = 8) -> None:

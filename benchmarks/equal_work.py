@@ -166,7 +166,7 @@ def with_cache(
     Yields:
         what diffusers warns of.
     """
-    from chipsparse.pipelines.diffusers_caches import Cache, cached
+    from chipsparse.experiments.diffusers_caches import Cache, cached
 
     def counted(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*args: Any, **kwargs: Any) -> Any:  # with no attributes of a compiled one
@@ -327,9 +327,9 @@ class _Lab:
     def _way(self, entry: Entry) -> Any:
         """The way of an entry; its facts are the share of the work and the calls of each action."""
         from chipsparse.experiments.clips import patched
+        from chipsparse.experiments.diffusers_caches import CacheRun
         from chipsparse.experiments.engine import Applied, Way, config_digest
         from chipsparse.experiments.rivals import MagRatios
-        from chipsparse.pipelines.diffusers_caches import CacheRun
 
         steps, transformer = entry.steps or self.steps, self.pipe.transformer
 

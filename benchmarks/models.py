@@ -337,7 +337,7 @@ def minimax_h3(tensors: Tensors) -> Step:
     """Videos with sound, 512 text tokens."""
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as steps
 
-    from chipsparse.pipelines.minimax_h3 import AUDIO_CHANNELS, audio_rows
+    from chipsparse.pipelines.models.minimax_h3 import AUDIO_CHANNELS, audio_rows
     from chipsparse.pipelines.packed_rows import AUDIO, TEXT, VIDEO
 
     prompt, (frames, *size) = tensors.text(512, "text_dim"), tensors.grid

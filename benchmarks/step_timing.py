@@ -15,9 +15,7 @@ PARTS = ("attention", "MLP", "other GEMM", "elementwise", "index work", "idle")
 OPS = {
     "chipsparse::self_attention": "attention",
     "chipsparse::feed_forward": "MLP",
-    "chipsparse::fp8_feed_forward": "MLP",
     "chipsparse::parallel_feed_forward": "MLP",
-    "chipsparse::fp8_parallel_feed_forward": "MLP",
 }
 # Kernels that choose columns and neurons, and that pack, unpack and list what was chosen.
 INDEX_WORK = tuple(

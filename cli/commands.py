@@ -49,8 +49,8 @@ class ReportOptions(PrintOptions):
     """The options of `report`."""
 
     sources: list[Path] = argument(
-        help="What generate --report wrote, the results file of tune, or what compare --json "
-        "printed. Several make one page.",
+        help="What generate --report wrote, the results file of tune, what compare --json "
+        "printed, or a suite's suite.json. Several make one page.",
         default=REQUIRED,
         metavar="FILE...",
     )
@@ -73,8 +73,8 @@ def generate(options: GenerateOptions) -> None:
 def batch(options: BatchOptions) -> None:
     """Make a folder of videos or images from a file of prompts.
 
-    Each file is named by a digest of its prompt, seed and settings, so that the same command goes
-    on where it was broken off. manifest.jsonl says what each of them is, index.html shows them.
+    Each file is named by a digest of its prompt, seed and settings: the same
+    command resumes. manifest.jsonl says what each file is, index.html shows them.
     """
     from chipsparse.cli.batch.job import run
 
@@ -99,9 +99,9 @@ def explain(options: ExplainOptions) -> None:
 def tune(options: TuneOptions) -> None:
     """Find a schedule that meets a target of quality or speed, and write it as a profile.
 
-    Scores on a few dense generations which steps can be left out, generates with the schedules
-    that look best, each as fast as the others on this device, and verifies the winner on other
-    prompts.
+    Scores on a few dense generations which steps can be left out, generates with
+    the schedules that look best, each as fast as the others on this device, and
+    verifies the winner on other prompts.
     """
     from chipsparse.cli.tune.job import run
 
@@ -142,8 +142,8 @@ def report(options: ReportOptions) -> None:
 def studio(options: StudioOptions) -> None:
     """Open a page on this machine: choose, watch the steps, see dense beside sparse.
 
-    Model, prompt, seed and quality are chosen there; the options are what it begins with.
-    Nothing leaves the machine: no analytics, no share link. Ctrl-C ends it.
+    The options are the page's first values. Nothing leaves the machine: no
+    analytics, no share link. Ctrl-C ends it.
     """
     with tempfile.TemporaryDirectory(prefix="chipsparse-studio-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder  # which Gradio reads as it is imported

@@ -64,6 +64,6 @@ def _changed(config: SparsityConfig) -> dict[str, Any]:
                 {field: number for field, number in budget.items() if number is not None}
                 for budget in value
             ]
-        if value:
+        if value != {}:  # no tile is None
             changed[name] = value
     return changed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def clock_text(elapsed: float, left: float | None) -> str:
     """Return the seconds that went by and, where known, those to come, for people."""
     text = f"{duration(elapsed)} elapsed"
-    return text if left is None else f"{text}, about {duration(left)} left"
+    return text if left is None or left < 0.05 else f"{text}, about {duration(left)} left"
 
 
 def duration(seconds: float) -> str:

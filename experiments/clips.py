@@ -22,10 +22,10 @@ from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.experiments.progress import Progress, StepsShown
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
-from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.pipelines.diffusers_hooks import transformers_of
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
-from chipsparse.report.generation import GenerationReport, StepRecord
+from chipsparse.report.generation import GenerationReport, StepRecord, mean
 
 WARM_UP_DENSE_STEPS = 2
 # The way out where a model computes numbers that are none.
@@ -324,8 +324,8 @@ def _step_result(
         step=step,
         action="dense" if report is None else "+".join(actions),
         seconds=seconds,
-        attention_kept=_mean([record.attention_kept for record in records]),
-        mlp_kept=_mean([record.mlp_kept for record in records]),
+        attention_kept=mean(record.attention_kept for record in records),
+        mlp_kept=mean(record.mlp_kept for record in records),
         section=section,
     )
 
@@ -379,11 +379,6 @@ def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
         way_out = WAYS_OUT.get(dtype, WAYS_OUT[torch.float32])
         raise UserError(f"the model produced values that are not finite; {way_out}")
     return np.rint(frames.clip(0, 1) * 255).astype(np.uint8)
-
-
-def _mean(values: list[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else None
 
 
 # The share of a dense generation's arithmetic, where no dense one was timed.

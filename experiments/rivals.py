@@ -9,9 +9,7 @@ from typing import Any
 
 from chipsparse.common.errors import UserError
 from chipsparse.experiments.clips import ClipMaker
-from chipsparse.experiments.engine import Applied, Sample, Way
-from chipsparse.experiments.store import Store
-from chipsparse.pipelines.diffusers_caches import (
+from chipsparse.experiments.diffusers_caches import (
     Cache,
     CacheRun,
     cached,
@@ -19,8 +17,10 @@ from chipsparse.pipelines.diffusers_caches import (
     mag,
     sea,
 )
-from chipsparse.pipelines.other_attention import other_attention
-from chipsparse.pipelines.stacked_caches import transformers_of
+from chipsparse.experiments.engine import Applied, Sample, Way
+from chipsparse.experiments.other_attention import other_attention
+from chipsparse.experiments.store import Store
+from chipsparse.pipelines.diffusers_hooks import transformers_of
 
 FLOOR, MAG, SEA = "floor", "MagCache", "SeaCache"
 CALIBRATION = "MagCache, calibration"

@@ -43,7 +43,7 @@ class BlockChunk:
     """Consecutive blocks of equally many rows.
 
     Attributes:
-        blocks: which blocks.
+        blocks: the numbers of the blocks.
         rows: their rows.
         shape: ``(number of blocks, rows of each)``, to unflatten a row dimension.
     """

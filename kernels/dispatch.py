@@ -4,6 +4,7 @@ An `Operation` is called like a function. Its arguments become one record, a `Ca
 documents them once, checks them, and goes to the backend as it is. Nothing is remembered between
 calls: whoever runs an operation many times on tensors of one kind (see `kind_of`) asks `choose`
 once, keeps the `Choice`, and hands its backend the records, which then nobody looks at again.
+Backends are chosen by the facts of a call: the few of its arguments that decide, a tensor first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
-from chipsparse.kernels.triton_support import not_auto_reason
+from chipsparse.kernels.triton_support import (
+    hopper_unsupported_reason,
+    not_auto_reason,
+    triton_unsupported_reason,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,18 +42,13 @@ class Call(Generic[R_co]):
         """Raises ``ValueError`` where shapes, dtypes, devices or options do not fit."""
         raise NotImplementedError
 
-    def facts(self) -> tuple[Any, ...]:
-        """Return the arguments of `Operation.choose`, which decide about backends."""
-        raise NotImplementedError
+
+# Given the facts of a call, the reason why a backend does not take it, or None.
+Reason = Callable[..., str | None]
 
 
 def runs_anywhere(*_: object) -> None:
     """The ``unsupported_reason`` of the references, which take whatever the operation accepts."""
-
-
-def imported(module: str, name: str) -> Callable[[], Callable[..., Any]]:
-    """Loads the function of that name where it first runs: Triton may be missing."""
-    return lambda: getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Backend:
     """One implementation of an operation.
 
     Attributes:
-        name: how a caller forces it.
+        name: the word by which a caller forces it.
         load: imports what computes the operation from a checked `Call`.
-        unsupported_reason: given the facts of a call, why it cannot run, or None.
-        not_auto_reason: likewise, why it is not chosen although it could run; None where it always
-            is.
+        unsupported_reason: the reason why it cannot run.
+        not_auto_reason: the reason why it is not chosen although it could run; None where it
+            always is.
     """
 
     name: str
     load: Callable[[], Callable[..., Any]]
-    unsupported_reason: Callable[..., str | None] = runs_anywhere
-    not_auto_reason: Callable[..., str | None] | None = None
+    unsupported_reason: Reason = runs_anywhere
+    not_auto_reason: Reason | None = None
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
@@ -74,24 +74,52 @@ class Backend:
         return self.load()
 
 
+def imported(module: str, name: str) -> Callable[[], Callable[..., Any]]:
+    """Loads the function of that name where it first runs: Triton may be missing."""
+    return lambda: getattr(importlib.import_module(module), name)
+
+
+def first_reason(*reasons: Reason) -> Reason:
+    """Return the function that gives the first of several reasons, or None where there is none."""
+
+    def reason(*facts: Any) -> str | None:
+        return next((text for check in reasons if (text := check(*facts)) is not None), None)
+
+    return reason
+
+
+def gluon(module: str, function: str, *reasons: Reason, not_auto: Reason | None = None) -> Backend:
+    """Return the backend of a Gluon kernel for Hopper GPUs.
+
+    Args:
+        module: has the function that launches it.
+        function: its name.
+        reasons: against tensors that are on such a GPU.
+        not_auto: the reason why it is not chosen although it could run.
+    """
+
+    def not_on_hopper(tensor: torch.Tensor, *_: object) -> str | None:
+        return hopper_unsupported_reason(tensor.device)
+
+    reason = first_reason(not_on_hopper, *reasons)
+    return Backend("gluon", imported(module, function), reason, not_auto)
+
+
 def triton_or_reference(
-    package: str,
-    function: str,
-    unsupported_reason: Callable[..., str | None],
-    *,
-    triton_package: str | None = None,
+    package: str, function: str, *reasons: Reason, triton_package: str | None = None
 ) -> tuple[Backend, Backend]:
     """Return the backends of most operations: a Triton kernel and the definition.
 
     Args:
-        package: of the operation, with ``triton_kernel`` and ``reference``.
-        function: that both have.
-        unsupported_reason: of the kernel.
-        triton_package: of the operation whose kernel computes this one, too; None for its own.
+        package: the package of the operation, with ``triton_kernel`` and ``reference``.
+        function: the name of the function that runs the operation in both.
+        reasons: against tensors on a device that runs Triton.
+        triton_package: the package whose kernel computes this operation, too; None for its own.
     """
     triton = imported(f"{triton_package or package}.triton_kernel", function)
+    reason = first_reason(triton_unsupported_reason, *reasons)
     return (
-        Backend("triton", triton, unsupported_reason, not_auto_reason),
+        Backend("triton", triton, reason, not_auto_reason),
         Backend("reference", imported(f"{package}.reference", function)),
     )
 
@@ -110,14 +138,22 @@ class Operation(Generic[P, R]):
     Args:
         name: its name in messages.
         record: the `Call` that holds the arguments; its documentation is the operation's.
+        facts: gives of such a record the arguments of `choose`.
         backends: fastest first.
     """
 
-    def __init__(self, name: str, record: Callable[P, Call[R]], *backends: Backend) -> None:
+    def __init__(
+        self,
+        name: str,
+        record: Callable[P, Call[R]],
+        facts: Callable[[Any], tuple[Any, ...]],
+        *backends: Backend,
+    ) -> None:
         functools.update_wrapper(self, record, updated=())
         self.__name__ = name
         self.backends = backends
         self._record = record
+        self._facts = facts
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the operation; its record documents the arguments.
@@ -130,21 +166,22 @@ class Operation(Generic[P, R]):
     def run(self, call: Call[R]) -> R:
         """Checks the call, chooses its backend, and runs it."""
         call.check()
-        result: R = self.choose(*call.facts(), backend=call.backend).backend.launch(call)
+        backend = self.choose(*self._facts(call), backend=call.backend).backend
+        result: R = backend.launch(call)
         return result
 
     def choose(self, *facts: Any, backend: str | None = None) -> Choice:
         """The first backend that can run on calls with these facts, or exactly the one asked for.
 
         Args:
-            facts: as the record's ``facts()`` gives them.
+            facts: the arguments of a call that decide, as the operation's definition lists them.
             backend: the one that must run, or None.
 
         Raises:
             ValueError: the backend asked for is unknown or cannot run, or none can.
         """
         if backend is not None:
-            named = {each.name: each for each in self.backends}
+            named = {candidate.name: candidate for candidate in self.backends}
             if backend not in named:
                 allowed = ", ".join(named)
                 raise ValueError(f"{self.__name__}: unknown backend {backend!r}; it has {allowed}")
@@ -153,13 +190,13 @@ class Operation(Generic[P, R]):
                 raise ValueError(f"{self.__name__}: backend {backend!r} cannot run here: {reason}")
             return Choice(named[backend], ())
         rejected: list[tuple[str, str]] = []
-        for each in self.backends:
-            reason = each.unsupported_reason(*facts)
-            if reason is None and each.not_auto_reason is not None:
-                reason = each.not_auto_reason(*facts)
+        for candidate in self.backends:
+            reason = candidate.unsupported_reason(*facts)
+            if reason is None and candidate.not_auto_reason is not None:
+                reason = candidate.not_auto_reason(*facts)
             if reason is None:
-                return Choice(each, tuple(rejected))
-            rejected.append((each.name, reason))
+                return Choice(candidate, tuple(rejected))
+            rejected.append((candidate.name, reason))
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise ValueError(f"{self.__name__}: no backend can run here ({reasons})")
 

@@ -1,48 +1,42 @@
-"""Thread blocks and work items, shared by the Gluon kernels of the sparse MLP."""
+"""Thread blocks, work items and stages, shared by the Gluon kernels of the sparse MLP."""
 
 # Gluon reads the annotations of a kernel in its own way.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from chipsparse.kernels.gluon_compat import partition_barrier
 
 # Half of a Hopper GPU's second-level cache: what the running lists read again and again.
 SHARED_BYTES = 30 << 20
 MOST_LISTS = 32
 
 
-@dataclass(frozen=True)
-class Config:
-    """The build of a thread block. The layouts are written for tiles of 256.
-
-    Attributes:
-        tile: neurons (up) or output channels (down) per work item.
-        depth: channels (up) or neurons (down) per stage.
-        stages: in flight, each of 128 tokens and a tile of weight rows.
-        producer_warps: warps that gather; with more than 4, m64n256 products do not compile.
-        consumer_registers: per thread.
-        producer_registers: per thread.
-    """
-
-    tile: int = 256
-    depth: int = 64
-    stages: int = 4
-    producer_warps: int = 4
-    consumer_registers: int = 216
-    producer_registers: int = 80
-
-
-CONFIG = Config()
+# Neurons (up) or output channels (down) of a work item. The layouts are written for tiles of 256.
+TILE = 256
+# Channels (up) or neurons (down) of a stage, which also holds 128 tokens and a tile of weight rows.
+DEPTH = 64
+# The constants of both kernels: with more than 4 producer warps, which gather, m64n256 products do
+# not compile; registers are those of a thread.
+CONSTANTS = {
+    "TILE": TILE,
+    "DEPTH": DEPTH,
+    "STAGES": 4,
+    "PRODUCER_WARPS": 4,
+    "CONSUMER_REGISTERS": 216,
+    "PRODUCER_REGISTERS": 80,
+    "num_warps": 4,
+}
 
 
 def lists_at_once(list_bytes: int) -> int:
     """Return the number of lists that run all their tiles before the next lists do.
 
     Args:
-        list_bytes: what one list's tokens or changes take; every tile reads them.
+        list_bytes: the bytes of one list's tokens or changes, which every tile reads.
     """
     lists = MOST_LISTS
     while lists > 1 and lists * list_bytes > SHARED_BYTES:
@@ -64,6 +58,36 @@ def locate(item, tiles, sizes, counts_ptr, HAS_COUNTS: gl.constexpr):
     if HAS_COUNTS:
         count = gl.load(counts_ptr + number)
     return number // blocks, number % blocks, item // in_chunk, count
+
+
+@gluon.jit
+def stages(
+    rows_desc, ROWS: gl.constexpr, W_SHAPE: gl.constexpr, DTYPE: gl.constexpr, STAGES: gl.constexpr,
+    SWIZZLE: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
+):  # fmt: skip
+    """Shared memory of the stages: tokens or changes, weight rows, and barriers full and empty."""
+    w_layout: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=2
+    )
+    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
+    rows_smem = gl.allocate_shared_memory(DTYPE, ROWS, rows_desc.layout)
+    w_smem = gl.allocate_shared_memory(DTYPE, W_SHAPE, w_layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
+    for i in gl.static_range(STAGES):
+        # The copies of all producer threads, and the one that asks for the tokens or changes.
+        mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS + 1)
+        mbarrier.init(empty.index(i), count=2)
+    partition_barrier()
+    return rows_smem, w_smem, full, empty
+
+
+@gluon.jit
+def row_offsets(neurons, stride8, WIDE_ROWS: gl.constexpr):
+    """Offsets of weight rows ``[n, 1]``, whose distance is a multiple of 8."""
+    if WIDE_ROWS:
+        neurons = neurons.to(gl.int64)
+    return (neurons * (stride8 * 8))[:, None]
 
 
 @gluon.jit

@@ -17,8 +17,8 @@ from triton.runtime.jit import JITFunction
 
 # Compiled kernels and the constants that they are launched with, by kernel, device and arguments.
 # Like Triton's own cache this holds facts about kernels, not about any caller.
-_found: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-MOST_FOUND = 4096
+_known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+MOST_KNOWN = 4096
 
 _compiled: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("compiled", default=None)
 
@@ -46,8 +46,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         arguments: tensors, descriptors and numbers, which are the same in most calls.
         constants: compile-time parameters and options, always in the same order.
     """
-    found_here = isinstance(kernel, JITFunction) and torch.version.hip is None
-    if not found_here or _compiled.get() is not None:
+    known_here = isinstance(kernel, JITFunction) and torch.version.hip is None
+    if not known_here or _compiled.get() is not None:
         launch_changing(kernel, grid, *arguments, **constants)
         return
     key: list[Any] = [id(kernel), torch.cuda.current_device(), *constants.values()]
@@ -58,15 +58,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
             key += (argument.base.dtype, *argument.block_shape)
         else:
             key.append(argument)
-    found = _found.get(tuple(key))
-    if found is None:
+    known = _known.get(tuple(key))
+    if known is None:
         compiled = kernel[grid](*arguments, **constants)
-        if len(_found) >= MOST_FOUND:
-            _found.clear()
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
         last = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
-        _found[tuple(key)] = compiled, last
+        _known[tuple(key)] = compiled, last
     else:
-        compiled, last = found
+        compiled, last = known
         compiled[(*grid, 1, 1)](*arguments, *last)
 
 

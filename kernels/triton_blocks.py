@@ -115,7 +115,7 @@ def from_fp8_bytes(bits, CONVERTS: tl.constexpr):
 
 @triton.jit
 def stored_token(place):
-    """Which token stands at a place of stored FP8 values: 8 u + 2 t + e of 16 at 4 t + 2 u + e."""
+    """The token at a place of stored FP8 values: 8 u + 2 t + e of 16 at 4 t + 2 u + e."""
     return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import Any
 
 import torch
 
@@ -28,9 +29,29 @@ def triton_unsupported_reason(tensor: torch.Tensor, *_: object) -> str | None:
 
 
 def not_auto_reason(tensor: torch.Tensor, *_: object) -> str | None:
-    """The interpreter shows that a kernel is right, on any machine and slowly: only when forced."""
+    """Return why Triton's interpreter runs only when it is forced: it is slow."""
     if tensor.device.type == "cpu":
         return "Triton's interpreter runs only when it is asked for"
+    return None
+
+
+def not_half_reason(tensor: torch.Tensor, *_: object) -> str | None:
+    """Return why kernels for fp16 and bf16 cannot run on a tensor, or None."""
+    return None if tensor.dtype in HALF_PRECISION else f"needs fp16 or bf16, got {tensor.dtype}"
+
+
+def float64_reason(tensor: torch.Tensor, *_: object) -> str | None:
+    """Return why kernels that compute in float32 cannot run on a tensor, or None."""
+    return None if tensor.dtype != torch.float64 else "computes in float32, got torch.float64"
+
+
+def unaligned_reason(**tensors: torch.Tensor | None) -> str | None:
+    """Return why kernels that read the rows of these tensors by 16 bytes cannot run, or None."""
+    for name, tensor in tensors.items():
+        if tensor is not None and (
+            tensor.stride(-1) != 1 or any(stride % 8 for stride in tensor.stride()[:-1])
+        ):
+            return f"rows of {name} are not contiguous or not aligned to 16 bytes"
     return None
 
 
@@ -38,43 +59,37 @@ def attention_unsupported_reason(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
 ) -> str | None:
     """Return why the attention kernels cannot run on these tensors, or None."""
-    if (reason := triton_unsupported_reason(query)) is not None:
+    if (reason := not_half_reason(query) or _head_size_reason(query)) is not None:
         return reason
-    if query.dtype not in HALF_PRECISION:
-        return f"needs fp16 or bf16, got {query.dtype}"
-    if query.shape[-1] not in (64, 128):
-        return f"needs head size 64 or 128, got {query.shape[-1]}"
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.stride(-1) != 1 or any(stride % 8 for stride in tensor.stride()[:-1]):
-            return f"rows of {name} are not contiguous or not aligned to 16 bytes"
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in tensors.items():
+        if (reason := unaligned_reason(**{name: tensor})) is not None:
+            return reason
         if tensor.data_ptr() % 16:
             return f"{name} does not start at a multiple of 16 bytes"
     return None
-
-
-def quantization_unsupported_reason(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> str | None:
-    """Return why the kernels that make FP8 of these tensors cannot run, or None."""
-    if (reason := attention_unsupported_reason(query, key, value)) is not None:
-        return reason
-    return fp8_unsupported_reason(query, query.dtype)
 
 
 def fp8_unsupported_reason(query: torch.Tensor, dtype: torch.dtype, *_: object) -> str | None:
     """Return why attention kernels in FP8 cannot run, or None.
 
     Args:
-        query: of the device and head size in question, of any dtype.
-        dtype: what is quantized.
+        query: a tensor of the device and head size in question, of any dtype.
+        dtype: the dtype of what is quantized.
     """
-    if (reason := triton_unsupported_reason(query)) is not None:
-        return reason
     if dtype not in HALF_PRECISION:
         return f"needs fp16 or bf16, got {dtype}"
-    if query.shape[-1] not in (64, 128):
-        return f"needs head size 64 or 128, got {query.shape[-1]}"
-    return no_fp8_reason(query.device)
+    return _head_size_reason(query) or no_fp8_reason(query.device)
+
+
+def _head_size_reason(query: torch.Tensor) -> str | None:
+    head_dim = query.shape[-1]
+    return None if head_dim in (64, 128) else f"needs head size 64 or 128, got {head_dim}"
+
+
+def block_rows_reason(*facts: Any) -> str | None:
+    """Return why Gluon attention cannot run with these rows in a query block, the last fact."""
+    return f"needs blocks of a multiple of 64 rows, got {facts[-1]}" if facts[-1] % 64 else None
 
 
 def no_fp8_reason(device: torch.device) -> str | None:
@@ -94,32 +109,6 @@ def converts_fp8(device: torch.device) -> bool:
     return device.type != "cpu" and no_fp8_reason(device) is None
 
 
-def gluon_fp8_unsupported_reason(
-    query: torch.Tensor, dtype: torch.dtype, block_size_q: int = 128
-) -> str | None:
-    """Return why Gluon attention in FP8 cannot run with these rows in a query block, or None."""
-    if query.device.type == "cpu":
-        return NOT_ON_CPU
-    if (reason := fp8_unsupported_reason(query, dtype)) is not None:
-        return reason
-    if block_size_q % 64:
-        return f"needs blocks of a multiple of 64 rows, got {block_size_q}"
-    return hopper_unsupported_reason(query.device)
-
-
-def gluon_attention_unsupported_reason(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_size_q: int = 128
-) -> str | None:
-    """Return why the Gluon kernels of attention cannot run on these tensors, or None."""
-    if query.device.type == "cpu":
-        return NOT_ON_CPU
-    if (reason := attention_unsupported_reason(query, key, value)) is not None:
-        return reason
-    if block_size_q % 64:
-        return f"needs blocks of a multiple of 64 rows, got {block_size_q}"
-    return hopper_unsupported_reason(query.device)
-
-
 def hopper_unsupported_reason(device: torch.device) -> str | None:
     """Return why Gluon kernels cannot run on a device with the installed Triton, or None."""
     if device.type != "cuda":
@@ -134,25 +123,18 @@ def hopper_unsupported_reason(device: torch.device) -> str | None:
 
 
 def mlp_unsupported_reason(
-    hidden: torch.Tensor, weight: torch.Tensor, gate_weight: torch.Tensor | None = None
+    hidden: torch.Tensor, weight: torch.Tensor, gate_weight: torch.Tensor | None, *_: object
 ) -> str | None:
     """Return why the kernels of an MLP's first layer cannot run on its tensors, or None."""
-    if (reason := triton_unsupported_reason(hidden)) is not None:
+    if (reason := not_half_reason(hidden)) is not None:
         return reason
-    if hidden.dtype not in HALF_PRECISION:
-        return f"needs fp16 or bf16, got {hidden.dtype}"
     if hidden.shape[-1] % 8:
         return f"needs a multiple of 8 channels, got {hidden.shape[-1]}"
-    for name, tensor in (("hidden", hidden), ("weight", weight), ("gate_weight", gate_weight)):
-        if tensor is None:
-            continue
-        if tensor.stride(-1) != 1 or any(stride % 8 for stride in tensor.stride()[:-1]):
-            return f"rows of {name} are not contiguous or not aligned to 16 bytes"
-    return None
+    return unaligned_reason(hidden=hidden, weight=weight, gate_weight=gate_weight)
 
 
 def with_positive_scale(query: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
-    """The same scores with a scale above 0: the kernels take the maximum before they scale."""
+    """Return a query and a scale above 0 of the same scores: kernels scale after the maximum."""
     smallest = 1e-30  # for a scale of 0: every weight is 1 all the same
     return (-query if scale < 0 else query), max(abs(scale), smallest)
 

@@ -28,7 +28,6 @@ from chipsparse.config import PARTS, Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.kernels.dense_attention import faster_than_the_library
-from chipsparse.layers.mlp_weights import Fp8MLPWeights
 from chipsparse.layers.state import StepState
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.pipelines.bridge import (
@@ -40,8 +39,14 @@ from chipsparse.pipelines.bridge import (
     register_runner,
     tagging_hook,
 )
-from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
-from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks
+from chipsparse.pipelines.denoising_loop import (
+    DenoisingLoop,
+    check_scheduler,
+    largest,
+    scheduler_step,
+    value_passed_as,
+)
+from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.family import ModelFamily
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
@@ -56,8 +61,6 @@ from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
-from chipsparse.pipelines.stacked_caches import hooks_of, why_refused
-from chipsparse.pipelines.timesteps import largest, value_passed_as
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
 from chipsparse.report.dense_layers import dense_notes
@@ -216,8 +219,8 @@ class ModelAdapter(ModelFamily):
                     self._replace_processor(module, processor)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 self.hook_attention(module)
-            self._feed_forwards = self.feed_forwards()
-            for layer, site in enumerate(self._feed_forwards):
+            self.feed_forward_sites = self.feed_forwards()
+            for layer, site in enumerate(self.feed_forward_sites):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)
             if self.split is not None and self.cuts_at_blocks:
@@ -284,7 +287,7 @@ class ModelAdapter(ModelFamily):
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The feed-forward layers, in layer order."""
-        return [FeedForwardModule(block, self.mlp_name) for block in self.blocks()]
+        return [FeedForwardModule(block, self.mlp_name, self.mlp_parts) for block in self.blocks()]
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
@@ -296,9 +299,9 @@ class ModelAdapter(ModelFamily):
         )
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of tokens of a call; here for latents ``[B, C, F, H, W]``."""
-        _, _, frames, rows, columns = self.latents(arguments).shape
-        return self.grids(self._model.config, (frames, rows, columns))
+        """The grids of tokens of a call, here of a video or image ``[B, C, (F,) H, W]``."""
+        _, _, *frames, rows, columns = self.latents(arguments).shape
+        return self.grids(self._model.config, (frames[0] if frames else 1, rows, columns))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """The number of text tokens that a call has in the sequence."""
@@ -401,10 +404,34 @@ class ModelAdapter(ModelFamily):
         Raises:
             ValueError: if the transformer was compiled as a whole in its own place.
         """
+        with self._calling():
+            if torch.is_grad_enabled():
+                self._refuse_split("gradients are recorded; call it under torch.no_grad()")
+                remedy = "call the transformer under torch.no_grad()"
+                self._run_dense("gradients are recorded", remedy)
+                return forward(*args, **kwargs)
+            if is_compiled(self.transformer):
+                raise ValueError(compiled_as_a_whole(self.session.name))
+            arguments = self.named(args, kwargs)
+            self.session.report.in_call = self._loop.runs
+            model_call = ModelCall(forward, args, kwargs)
+            context = self._locate(arguments)
+            for expert in self.other_experts:  # done with for this generation: free its caches
+                expert.session.reset()
+            if not self._shares_guidance:
+                return self._call_at(context, arguments, model_call)
+            output = self._guided_call(
+                context, lambda: self.held_output(self._call_at(context, arguments, model_call))
+            )
+            return self.wrap_output(output, arguments)
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Around a call, which keeps other threads out."""
         with self.turn.only(type(self.transformer).__name__):
             outer, self.is_calling = self.is_calling, True
             try:
-                return self._call(forward, args, kwargs)
+                yield
             finally:
                 self.is_calling = outer
 
@@ -437,26 +464,6 @@ class ModelAdapter(ModelFamily):
         report.fall_back(f"everything runs dense: {reason}")
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
-
-    def _call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            self._refuse_split("gradients are recorded; call it under torch.no_grad()")
-            self._run_dense("gradients are recorded", "call the transformer under torch.no_grad()")
-            return forward(*args, **kwargs)
-        if is_compiled(self.transformer):
-            raise ValueError(compiled_as_a_whole(self.session.name))
-        arguments = self.named(args, kwargs)
-        self.session.report.in_call = self._loop.runs
-        model_call = ModelCall(forward, args, kwargs)
-        context = self._locate(arguments)
-        for expert in self.other_experts:  # done with for this generation: free its caches
-            expert.session.reset()
-        if not self._shares_guidance:
-            return self._call_at(context, arguments, model_call)
-        output = self._guided_call(
-            context, lambda: self.held_output(self._call_at(context, arguments, model_call))
-        )
-        return self.wrap_output(output, arguments)
 
     def _guided_call(self, context: StepContext, compute: Callable[[], Any]) -> torch.Tensor:
         """The output of a call whose step has others on other processes."""
@@ -544,7 +551,7 @@ class ModelAdapter(ModelFamily):
             return
         known = {(entry.layer, entry.part) for entry in record.layers}
         known |= self.session.recorder.left_dense.keys()
-        counts = {"attention": len(self.self_attentions()), "mlp": len(self._feed_forwards)}
+        counts = {"attention": len(self.self_attentions()), "mlp": len(self.feed_forward_sites)}
         unseen = {
             (layer, part): "code that was put in the model's place computes it, or passes it over"
             for part in PARTS
@@ -598,7 +605,7 @@ class ModelAdapter(ModelFamily):
             schedule=schedule,
             unnamed_branch=loop.unnamed_branch,
         )
-        loop.settle_correction(context.step)
+        loop.note_uncorrected(context.step)
         if not loop.correction.follows(loop.scheduler):
             loop.follow_schedulers()
         if context.generation != self._corrected_generation:
@@ -678,7 +685,7 @@ class ModelAdapter(ModelFamily):
         if now != place:
             owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
             held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
-            scales = [each[name] for each in held for name in each if name.endswith(SCALES)]
+            scales = [fields[name] for fields in held for name in fields if name.endswith(SCALES)]
             changes = scales != before and place[0] == context.generation
             self._guided = now, scales, changes, switches + (changes and not changed)
         return self._guided[-1]
@@ -724,7 +731,7 @@ class ModelAdapter(ModelFamily):
             for layer, module in enumerate(self.self_attentions())
             if all_dense or not is_claimed(module)
         }
-        forms = dict(enumerate(map(self._form, self._feed_forwards)))
+        forms = dict(enumerate(map(self._form, self.feed_forward_sites)))
         dense |= {(layer, "mlp") for layer, form in forms.items() if isinstance(form, str)}
         fp8_mlps = {
             layer: form.fp8
@@ -821,6 +828,12 @@ class ModelAdapter(ModelFamily):
         """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
         return tuple(self.ordered(part, self.rotary_dim) for part in output)
 
+    def order_residuals(self, arguments: dict[str, Any], *names: str) -> None:
+        """Orders the residuals of a ControlNet: lists of tensors ``[B, N, C]``, where given."""
+        for name in names:
+            if arguments.get(name) is not None:
+                arguments[name] = [self.ordered(residual, 1) for residual in arguments[name]]
+
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """This process's share of the text tokens along a dimension."""
         return tensor if self.split is None else self.split.own_text(tensor, dim)
@@ -834,7 +847,8 @@ class ModelAdapter(ModelFamily):
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
 
-        The model may have dropped the first grids, as of references or earlier frames.
+        The model may have dropped the first grids, as of earlier frames, or the last ones
+        (`drops_last_grids`).
         """
         if not self.moves_tokens:
             return None
@@ -843,7 +857,8 @@ class ModelAdapter(ModelFamily):
             hidden = self.split.whole_grid(hidden)
         if self.session.tile_order is not None:
             _, inverse = self.session.tile_order
-            dropped = inverse.numel() - hidden.shape[1]
+            dropped = 0 if self.drops_last_grids else inverse.numel() - hidden.shape[1]
+            inverse = inverse[: dropped + hidden.shape[1]]
             inverse = inverse[dropped:] - dropped
             hidden = hidden.index_select(1, inverse.to(hidden.device))
         return (hidden, *rest)
@@ -895,10 +910,6 @@ class ModelAdapter(ModelFamily):
         attend = self.session.attention[layer]
         return attend if self.split is None else functools.partial(self.split.attend, attend)
 
-    def fp8_weights(self, layer: int) -> Fp8MLPWeights:
-        """The weights of a feed-forward layer that has them in FP8."""
-        return self._feed_forwards[layer].fp8_weights()
-
     def unpatched_attention(
         self,
         layer: int,
@@ -911,13 +922,9 @@ class ModelAdapter(ModelFamily):
         output: torch.Tensor = attention_dispatch.dispatch_attention_fn(
             *(states.transpose(1, 2) for states in (query, key, value)),
             scale=scale,
-            backend=self.unpatched_backend(layer),
+            backend=self._unpatched_backends[layer],
         )
         return output.transpose(1, 2)
-
-    def unpatched_backend(self, layer: int) -> Any:
-        """The backend of diffusers that ours took the place of; None for the active one."""
-        return self._unpatched_backends[layer]
 
     def _has_faster_attention(self, layout: ModelLayout, arguments: dict[str, Any]) -> bool:
         """Return whether full attention is faster in our layers: by our kernel, or unmasked.
@@ -982,7 +989,7 @@ class ModelAdapter(ModelFamily):
         dense: dict[str, list[int]] = {}
         if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
             self._layouts.undo()
-        for layer, site in enumerate(self._feed_forwards):
+        for layer, site in enumerate(self.feed_forward_sites):
             form = self._readable_form(site) if wanted else None
             if isinstance(form, str):
                 dense.setdefault(form, []).append(layer)
@@ -1028,7 +1035,7 @@ class ModelAdapter(ModelFamily):
             )
         skips = self.session.plan is not None and self.session.plan.schedule.skips_any
         if self.session.wants_attention or skips:
-            reason = why_refused(self.transformer, skips=skips)
+            reason = why_caches_refused(self.transformer, skips=skips)
             if reason is not None:
                 raise ValueError(f"{type(self.transformer).__name__}: {reason}")
         self._checked_generation = generation

@@ -1,10 +1,11 @@
-"""The bridge between a model's layers and its adapter: one attention backend, five custom ops.
+"""The bridge between a model's layers and its adapter: one attention backend, three custom ops.
 
 diffusers hands q, k and v to an attention backend but tells it neither layer nor step. So every
 patched module carries a *tag*, a small integer tensor with the numbers of its adapter and layer,
 which travels as the (otherwise unused) attention mask, or on a processor that takes no mask. A
 tensor rather than a Python number: under ``torch.compile`` it is an input and not a guard, and one
-graph serves all blocks. The state sits behind the custom ops, outside the graph.
+graph serves all blocks. The state sits behind the custom ops, outside the graph, and so do the
+weights of feed-forward layers, which these ops fetch by the tag.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from diffusers.models import attention_dispatch
 
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, part_of
+from chipsparse.pipelines.feed_forward import autocast
 from chipsparse.pipelines.patches import TAG
 
 if TYPE_CHECKING:
@@ -56,36 +57,36 @@ def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
         _library.define(name + schema, tags=STATEFUL)
         _library.impl(name, function, "CompositeExplicitAutograd")
         for device_type, key in AUTOCAST_KEYS.items():
-            _library.impl(name, _under_autocast(name, device_type), key)
+            _library.impl(name, _under_autocast(function, device_type), key)
         torch.library.register_fake(f"chipsparse::{name}", fake, lib=_library)
         return function
 
     return register
 
 
-def _under_autocast(name: str, device_type: str) -> Callable[..., torch.Tensor]:
-    """The arguments of an op under ``torch.autocast``: like a linear's, all get one dtype.
+def _under_autocast(
+    function: Callable[..., torch.Tensor], device_type: str
+) -> Callable[..., torch.Tensor]:
+    """An op under ``torch.autocast``: like a linear's, its tensors all get one dtype.
 
-    Weights are cast for the call alone. Autocast keeps copies of those that linears use, but hands
-    them to nobody.
+    An op that fetches weights is given this dtype besides, and casts them for the call alone.
     """
+    fetches = "dtype" in inspect.signature(function).parameters
 
     def call(*args: Any) -> torch.Tensor:
         dtype = torch.get_autocast_dtype(device_type)
-        cast = [_as_autocast(each, device_type, dtype) for each in args]
+        cast = [
+            autocast(item, dtype)
+            if isinstance(item, torch.Tensor) and item.device.type == device_type
+            else item
+            for item in args
+        ]
         with torch.autocast(device_type, enabled=False):
-            result: torch.Tensor = getattr(torch.ops.chipsparse, name)(*cast)
+            op = getattr(torch.ops.chipsparse, function.__name__)
+            result: torch.Tensor = op(*cast, dtype) if fetches else op(*cast)
         return result
 
     return call
-
-
-def _as_autocast(argument: Any, device_type: str, dtype: torch.dtype) -> Any:
-    """A tensor in autocast's dtype, with the strides that it had; others as they are."""
-    if not isinstance(argument, torch.Tensor) or argument.device.type != device_type:
-        return argument
-    casts = argument.is_floating_point() and argument.dtype != torch.float64
-    return argument.to(dtype) if casts else argument
 
 
 # As `AttentionLayer` and `MLPLayer` are called.
@@ -145,114 +146,63 @@ def self_attention(
     return output.transpose(1, 2).contiguous()
 
 
-@_operation(
-    lambda hidden, up, up_bias, down, *_: hidden.new_empty((*hidden.shape[:-1], down.shape[0]))
-)
-def feed_forward(
-    hidden: torch.Tensor,
-    up: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    tag: torch.Tensor,
-    activation: str,
-    gate: str,
-    gate_weight: torch.Tensor | None,
-    gate_bias: torch.Tensor | None,
+def _neurons_output(
+    hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Feed-forward layer of the tagged block; see `MLPWeights.from_linears` for the weights."""
-    runner, layer = _find(tag)
-    weights = MLPWeights.from_linears(
-        up, up_bias, down, down_bias, activation, gate, gate_weight, gate_bias
-    )
-    return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
+    return hidden.new_empty((*hidden.shape[:-1], channels))
 
 
-@_operation(lambda hidden, tag, channels: hidden.new_empty((*hidden.shape[:-1], channels)))
-def fp8_feed_forward(hidden: torch.Tensor, tag: torch.Tensor, channels: int) -> torch.Tensor:
-    """Feed-forward layer of the tagged block, ``[B, N, channels]``, whose weights are in FP8.
+@_operation(_neurons_output)
+def feed_forward(
+    hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Feed-forward layer of the tagged block.
 
-    They are torchao's tensors, which operations of ours cannot take: the layer is asked for them.
+    Args:
+        hidden: ``[B, N, C]``.
+        tag: which layer.
+        channels: of the result.
+        dtype: see `FeedForwardSite.weights`.
+
+    Returns:
+        ``[B, N, channels]``.
     """
     runner, layer = _find(tag)
-    weights = runner.fp8_weights(layer)
+    weights = runner.feed_forward_sites[layer].weights(dtype)
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
-@_operation(
-    lambda joined, up, up_bias, out, *_: joined.new_empty((*joined.shape[:-1], out.shape[0]))
-)
+@_operation(_neurons_output)
 def parallel_feed_forward(
-    joined: torch.Tensor,
-    up: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    out: torch.Tensor,
-    out_bias: torch.Tensor | None,
-    tag: torch.Tensor,
-    activation: str,
-    gate: str,
+    hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Feed-forward layer beside the attention of the tagged block, and their common projection.
 
+    Of weights in FP8, the attention's part and the neurons are rounded by themselves where the
+    model rounds them as one row.
+
     Args:
-        joined: attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side.
-        up: ``[F, C]`` of the first linear, or ``[2 F, C]`` where it is gated; where it is one with
-            the attention's projections, their rows stand before.
-        up_bias: ``[F]``, like ``up``, or None.
-        out: ``[C, A + F]`` of the projection: the attention's columns, then the neurons'.
-        out_bias: ``[C]`` or None.
+        hidden: attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side.
         tag: which layer.
-        activation: its activation function.
-        gate: see `MLPWeights.from_linears`.
+        channels: C, of the input and of the result.
+        dtype: see `FeedForwardSite.weights`.
 
     Returns:
         ``[B, N, C]``.
     """
-    make = MLPWeights.from_linears
-    return _beside_attention(make, joined, up, up_bias, out, out_bias, tag, activation, gate)
-
-
-@_operation(lambda joined, tag, channels: joined.new_empty((*joined.shape[:-1], channels)))
-def fp8_parallel_feed_forward(
-    joined: torch.Tensor, tag: torch.Tensor, channels: int
-) -> torch.Tensor:
-    """`parallel_feed_forward` ``[B, N, channels]`` of weights in FP8, as of `fp8_feed_forward`.
-
-    The attention's part and the neurons are rounded apart where the model rounds them as one row.
-    """
-    runner, layer = _find(tag)
-    whole = runner.fp8_weights(layer)
-    linears = whole.up, whole.up_bias, whole.down, whole.down_bias
-    return _beside_attention(Fp8MLPWeights, joined, *linears, tag, whole.activation, whole.gate)
-
-
-def _beside_attention(
-    make: Callable[..., MLPWeights | Fp8MLPWeights],
-    joined: torch.Tensor,
-    up: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    out: torch.Tensor,
-    out_bias: torch.Tensor | None,
-    tag: torch.Tensor,
-    activation: str,
-    gate: str,
-) -> torch.Tensor:
-    """`parallel_feed_forward`, with what makes the layer's weights of its part of the linears."""
     runner, layer = _find(tag)
     session = runner.session
-    width = joined.shape[-1] - up.shape[1]
-    attention, hidden = joined[..., :width], joined[..., width:]
-    own = slice(-(out.shape[1] - width) * (1 if gate == "none" else 2), None)
-    up, up_bias = part_of(up, own), None if up_bias is None else up_bias[own]
-    weights = make(up, up_bias, part_of(out, columns=slice(width, None)), None, activation, gate)
+    width = hidden.shape[-1] - channels
+    site: Any = runner.feed_forward_sites[layer]
+    weights, projection, bias = site.parallel_weights(width, dtype)
+    attention, own = hidden[..., :width], hidden[..., width:]
 
     def project() -> torch.Tensor:
         # As rows of one matrix: for others a linear adds its bias by another pass over the result.
-        own_columns = part_of(out, columns=slice(width))
-        projected = weights.linear(attention.flatten(0, -2), own_columns, out_bias)
-        return projected.unflatten(0, joined.shape[:-1])
+        projected: torch.Tensor = weights.linear(attention.flatten(0, -2), projection, bias)
+        return projected.unflatten(0, hidden.shape[:-1])
 
-    return session.mlp[layer](session.state, hidden, weights, addend=project).contiguous()
+    return session.mlp[layer](session.state, own, weights, addend=project).contiguous()
 
 
 def attention_backend(other: Any = None) -> Any:
@@ -300,8 +250,8 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
         if forward is None:
             continue
         parameters = [*inspect.signature(forward).parameters.values()][1:]
-        open_ended = {each.name for each in parameters if each.kind in (*ANY, KEYWORD_ONLY)}
-        names |= {each.name: None for each in parameters if each.name not in open_ended}
+        open_ended = {item.name for item in parameters if item.kind in (*ANY, KEYWORD_ONLY)}
+        names |= {item.name: None for item in parameters if item.name not in open_ended}
         if not open_ended:
             break
     return tuple(names)
@@ -347,7 +297,7 @@ def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
         if tag is not None:
             if enable_gqa:  # our kernels want a key for each head of the queries
                 shared = query.shape[2] // key.shape[2]
-                key, value = (each.repeat_interleave(shared, dim=2) for each in (key, value))
+                key, value = (states.repeat_interleave(shared, dim=2) for states in (key, value))
             return torch.ops.chipsparse.self_attention(query, key, value, tag, scale)
         return attention_dispatch.dispatch_attention_fn(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, backend=over

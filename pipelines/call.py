@@ -52,7 +52,7 @@ def call_pipeline(
             return tensors
 
         return pipe(**options, callback_on_step_end=callback)
-    inputs = {each.name for each in pipe._blocks.inputs}
+    inputs = {declared.name for declared in pipe._blocks.inputs}
     if GUIDANCE in options and GUIDANCE not in inputs:
         _guide(pipe, options[GUIDANCE])
     try:
@@ -60,9 +60,9 @@ def call_pipeline(
             state = pipe(**{name: value for name, value in options.items() if name in inputs})
     except _Ended:
         return None
-    found = {name: state.get(name) for name in RESULTS}
+    results = {name: state.get(name) for name in RESULTS}
     return SimpleNamespace(
-        **{RESULTS[name]: value for name, value in found.items() if value is not None}
+        **{RESULTS[name]: value for name, value in results.items() if value is not None}
     )
 
 

@@ -63,9 +63,9 @@ class StepCorrection:
 
     def follows(self, scheduler: Any) -> bool:
         """Return whether `follow` was called with a scheduler."""
-        return any(scheduler is each for each in self._wanted)
+        return any(scheduler is wanted for wanted in self._wanted)
 
-    def settle(self, reason: str | None, step: int | None = None) -> None:
+    def note_uncorrected(self, reason: str | None, step: int | None = None) -> None:
         """Notes where a skipped step cannot be put right, once nothing more comes of it.
 
         Args:

@@ -52,9 +52,8 @@ class DenoisingLoop:
         self._not_corrected: str | None = None
         self._shift: tuple[Any, float] | None = None  # of the schedule with these levels
         self._arguments: Mapping[str, Any] | None = None
-        # A schedule, known by its identity, is that of one generation.
-        self._done: Any = None  # the last one that is over, or that a call did not follow
-        self._followed: tuple[Any, int] | None = None  # the last other one, and the call's place
+        # The last schedule that is over, or that a call did not follow: each is of one generation.
+        self._done: Any = None
 
     @property
     def scheduler(self) -> Any:
@@ -84,9 +83,9 @@ class DenoisingLoop:
             self._not_corrected = schedule.why_not_corrected(self._shift[1])
         return self._not_corrected is None
 
-    def settle_correction(self, step: int | None = None) -> None:
-        """Notes where a skipped step cannot be put right (`StepCorrection.settle`)."""
-        self.correction.settle(self._not_corrected, step)
+    def note_uncorrected(self, step: int | None = None) -> None:
+        """Notes where a skipped step cannot be put right (`StepCorrection.note_uncorrected`)."""
+        self.correction.note_uncorrected(self._not_corrected, step)
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
@@ -122,7 +121,7 @@ class DenoisingLoop:
                 "handle.generation() behind it, and not in a callback"
             )
         self._is_other, self._other_scheduler = True, scheduler
-        self._done = self._followed = None
+        self._done = None
         try:
             yield
         finally:
@@ -158,16 +157,12 @@ class DenoisingLoop:
         if self._runs or scheduler is None:
             return True
         schedule = getattr(scheduler, "timesteps", None)
-        place = None
-        if schedule is not None and schedule is not self._done and was_set(scheduler):
-            followed, last = self._followed or (None, None)
-            last = last if followed is schedule else None
-            place = place_of_call(scheduler, read, last, behind_step=self._left)
-        if place is None:
-            self._done = schedule
+        if schedule is None or schedule is self._done or not was_set(scheduler):
             return False
-        self._followed = schedule, place
-        return True
+        if has_next(scheduler, read, behind_step=self._left):
+            return True
+        self._done = schedule
+        return False
 
     def branch(self) -> str | None:
         """The guidance branch whose turn it is, where ``cache_context`` does not name it."""
@@ -208,7 +203,7 @@ class ModularLoop(DenoisingLoop):
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Around a call of the pipeline. Guiders and blocks may be exchanged between calls."""
         patches, components = Patches(), self.pipe.components
-        guiders = [each for each in components.values() if isinstance(each, BaseGuidance)]
+        guiders = [part for part in components.values() if isinstance(part, BaseGuidance)]
         try:
             for guider in guiders:
                 for name in ("prepare_inputs", "prepare_inputs_from_block_state"):
@@ -332,51 +327,34 @@ def was_set(scheduler: Any) -> bool:
     return len(scheduler.timesteps) != trained
 
 
-def place_of_call(
-    scheduler: Any,
-    read: Callable[[Any], float],
-    last: int | None = None,
-    *,
-    behind_step: bool = False,
-) -> int | None:
-    """The place in its schedule of a call that the scheduler runs, or None.
+def has_next(scheduler: Any, read: Callable[[Any], float], *, behind_step: bool = False) -> bool:
+    """Return whether a call is at the step that a scheduler has next.
+
+    A scheduler may tell its step always, or from its first step on. One that never does has any of
+    its timesteps next.
 
     Args:
-        scheduler: may tell its step always, from its first step on, or never.
+        scheduler: with its timesteps set.
         read: see `DenoisingLoop.is_scheduled`.
-        last: the place of the call before, None where there was none.
         behind_step: whether the call may also be of the step just done.
     """
-    schedule = scheduler.timesteps
-    values: list[float] = torch.as_tensor(schedule).tolist()
-    called = abs(read(None))
-
-    def is_near(one: float, other: float) -> bool:
-        return abs(one - other) <= ROUNDING * abs(other)
-
-    def is_at(place: int) -> bool:
-        if place >= len(values):
-            return False
-        alone = slice(place, place + 1)  # rounded as the call's is, several values may be one
-        return read(schedule[alone]) == values[place] or is_near(called, values[place])
-
-    told = scheduler_step(scheduler)
-    if told is None and isinstance(getattr(scheduler, "step_index", None), int):
-        return None  # it is done
-    if told is not None:
-        places = [told, *([told - 1] if behind_step and told else [])]
-    elif last is not None:
-        end = last + 1  # of those that rounding may make one with the last
-        while end < len(values) and is_near(values[end], values[last]):
-            end += 1
-        nearest_first = sorted(
-            range(last, min(end + 1, len(values))), key=lambda place: abs(values[place] - called)
-        )
-        places = [*nearest_first, 0]
+    schedule = torch.as_tensor(scheduler.timesteps)
+    step = scheduler_step(scheduler)
+    if step is not None:
+        steps = {step, max(0, step - behind_step)}
+        # Each by itself: rounded as the call's timestep is, several of the schedule may be one.
+        candidates = [schedule[place : place + 1] for place in steps]
+    elif isinstance(getattr(scheduler, "step_index", None), int):
+        return False  # it is done
     else:
-        value = read(schedule)  # loops may begin in the middle
-        places = [0, *([values.index(value)] if values.count(value) == 1 else [])]
-    return next(filter(is_at, places), None)
+        candidates = [schedule]
+    called = abs(read(None))
+    for values in candidates:
+        timestep = read(values)
+        for value in values.tolist():
+            if timestep == value or abs(called - value) <= ROUNDING * abs(value):
+                return True
+    return False
 
 
 def check_scheduler(scheduler: Any) -> None:
@@ -395,3 +373,30 @@ def check_scheduler(scheduler: Any) -> None:
             "which chipsparse does not support; use a scheduler that calls it once, such as "
             "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
         )
+
+
+def value_passed_as(
+    timestep: Any, schedule: Any, change: Callable[[torch.Tensor], torch.Tensor] = lambda v: v
+) -> float | None:
+    """The only value of a schedule that a pipeline passes as this timestep; waits for the device.
+
+    Args:
+        timestep: what the transformer is called with, a number or a tensor of any shape: the
+            largest one counts.
+        schedule: the scheduler's timesteps, or None.
+        change: what the pipeline makes of them, in the timestep's dtype.
+
+    Returns:
+        None where no value of the schedule gives this timestep, or several do.
+    """
+    if schedule is None:
+        return None
+    called = torch.as_tensor(timestep).max().cpu()
+    values = torch.as_tensor(schedule).cpu()
+    (places,) = torch.nonzero(change(values.to(called.dtype)) == called, as_tuple=True)
+    return float(values[places[0]]) if places.numel() == 1 else None
+
+
+def largest(timestep: Any) -> float:
+    """The largest of a timestep for each sample or token, or its only one; waits for the device."""
+    return float(torch.as_tensor(timestep).max())

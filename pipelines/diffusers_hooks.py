@@ -1,4 +1,9 @@
-"""The hooks that diffusers and others put on modules."""
+"""The hooks that diffusers and others put on modules, and which caches of diffusers are refused.
+
+Most caches (``enable_cache``) can be on a patched transformer. They pass over blocks or attention
+modules, whose layers then miss what the others of their branch record, and make up for it at their
+next call (see `AttentionLayer`).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,9 @@ GUIDANCE_HOOKS = {
     "diffusers.hooks.smoothed_energy_guidance_utils": "blurs the queries of some layers",
 }
 
+# Caches that take their place in the schedule from how often they were called.
+COUNTING_CACHES = {"MagCacheHeadHook": "MagCache", "TaylorSeerCacheHook": "TaylorSeer"}
+
 
 def hooks_on(module: Any) -> Mapping[str, Any]:
     """Those on one module, by the names that diffusers gives them."""
@@ -31,12 +39,12 @@ def hooked_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
     Every call of a transformer asks, and to ask each of ``modules()`` takes six times as long.
     """
-    found = [model]
-    for module in found:
+    modules = [model]
+    for module in modules:
         held = vars(module)
         if "_diffusers_hook" in held or "_hf_hook" in held:
             yield module
-        found += [part for part in held["_modules"].values() if part is not None]
+        modules += [part for part in held["_modules"].values() if part is not None]
 
 
 def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:
@@ -61,3 +69,37 @@ def why_not_cached(model: Any) -> str | None:
             if done is not None:
                 return f"guidance {done} ({type(hook).__name__})"
     return None
+
+
+def why_caches_refused(transformer: torch.nn.Module, *, skips: bool) -> str | None:
+    """Why a transformer with the caches that are on it now cannot run sparse, or None."""
+    for hook in hooks_of(transformer):
+        name = type(hook).__name__
+        if name == "FasterCacheDenoiserHook" and not hook.is_guidance_distilled:
+            return (
+                "FasterCache computes a part of the batch at some steps and the whole at others, "
+                "so what chipsparse cached of one would be read for the other; give it "
+                "is_guidance_distilled=True, or call disable_cache() on the transformer"
+            )
+        if skips and name in COUNTING_CACHES:
+            return (
+                f"{COUNTING_CACHES[name]} counts the transformer's calls as denoising steps, so it "
+                "would lose its place where chipsparse skips one; set schedule.between to all, or "
+                "call disable_cache() on the transformer"
+            )
+    return None
+
+
+def hooks_of(transformer: torch.nn.Module) -> Iterator[Any]:
+    """The diffusers hooks on a model and its modules, by whatever function they were put there."""
+    for module in hooked_modules(transformer):
+        yield from hooks_on(module).values()
+
+
+def transformers_of(pipe: Any) -> list[Any]:
+    """The denoising models of a pipeline; Wan 2.2 has two."""
+    return [
+        module
+        for name, module in pipe.components.items()
+        if name.startswith("transformer") and isinstance(module, torch.nn.Module)
+    ]

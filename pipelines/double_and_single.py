@@ -1,4 +1,4 @@
-"""Models with double blocks, which see image and text apart, and single ones of both joined."""
+"""Models with double blocks, with weights for image and text, and single ones of both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class DoubleAndSingleBlocks(ModelAdapter):
     def feed_forwards(self) -> list[FeedForwardSite]:
         """``ff`` of the double blocks, then what the single blocks run beside their attention."""
         return [
-            *(FeedForwardModule(block, "ff") for block in self._model.transformer_blocks),
+            *(
+                FeedForwardModule(block, "ff", self.mlp_parts)
+                for block in self._model.transformer_blocks
+            ),
             *map(self.single_mlp, self._model.single_transformer_blocks),
         ]
 

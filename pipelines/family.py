@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from chipsparse.config import Part
 from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.token_grids import patch_of, patched
 
 MLP_RATIO = 4
@@ -36,6 +37,8 @@ class ModelFamily:
         block_list: what the transformer calls its blocks.
         attention_name: what a block calls its self-attention.
         mlp_name: what a block calls its feed-forward layer.
+        mlp_parts: the names of the parts of its own feed-forward class; None where it has
+            diffusers' ``FeedForward``.
         mlp_sees_text: see `LayerKind`, as for the next two.
         mlp_linears: see there.
         projections: see there.
@@ -49,6 +52,8 @@ class ModelFamily:
             repeated.
         exact_text: see `ModelLayout`, as for the next one.
         own_hidden_size: whether the config names a ``hidden_size`` that is not that of all heads.
+        drops_last_grids: whether the model drops the grids behind the first one, as of reference
+            images, before what takes the tokens last.
         rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
         shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
             they put in order. Not inherited, since it is to be tested for each.
@@ -74,6 +79,7 @@ class ModelFamily:
     block_list: ClassVar[str] = "transformer_blocks"
     attention_name: ClassVar[str] = "attn"
     mlp_name: ClassVar[str] = "ff"
+    mlp_parts: ClassVar[MLPParts | None] = None
     mlp_sees_text: ClassVar[bool] = True
     mlp_linears: ClassVar[int] = 2
     projections: ClassVar[int] = 4
@@ -84,6 +90,7 @@ class ModelFamily:
     shares_keys: ClassVar[bool] = False
     exact_text: ClassVar[bool] = False
     own_hidden_size: ClassVar[bool] = False
+    drops_last_grids: ClassVar[bool] = False
     rotary_dim: ClassVar[int] = 0
     shares_tokens: ClassVar[bool] = False
     why_whole: ClassVar[str] = "its tokens cannot be shared yet"

@@ -1,138 +1,188 @@
 """The feed-forward layers of diffusers models: which of them can run sparse, and how.
 
-A layer runs sparse as one custom op that reads the live weights of its linears. Where something
-else is in charge of a linear (an active adapter, a quantizer, an offloading hook), the modules
-stay as diffusers made them and run dense. This is decided anew before every call, because adapters
-and hooks come and go.
+A layer runs sparse as one custom op. The op gets the layer's tag and fetches the live weights from
+the `FeedForwardSite` of that layer. Where something else is in charge of a linear (an active
+adapter, a quantizer, an offloading hook), the modules stay as diffusers made them and run dense.
+This is decided anew before every call, because adapters and hooks come and go.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, part_of
+from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, part_of
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
+    Linears,
+    MLPParts,
     activation_form,
     feed_forward_form,
     is_group_offloaded,
-    linears,
+    linears_of,
     readable_form,
     why_hooked,
     without_adapters,
 )
 from chipsparse.pipelines.patches import TAG, Patches, stock_class
 
-
-class FeedForwardSite(Protocol):
-    """A place in a model where a feed-forward layer is."""
-
-    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
-        """Prepares the modules; they compute as before until `run_as`."""
-
-    def form(self) -> Form | str:
-        """The form of the layer, or the reason why it cannot run sparse now."""
-
-    def run_as(self, form: Form | None) -> None:
-        """Runs the layer as one op from now on, or as diffusers made it."""
-
-    def fp8_weights(self) -> Fp8MLPWeights:
-        """The live weights of the linears of a layer whose form says that they are in FP8."""
-
-    def second_linear(self) -> torch.nn.Linear:
-        """The linear that holds the second weight."""
-
-    def keeps_its_layout(self) -> bool:
-        """Return whether the storage of the weights is not ours to change."""
+AS_ONE = "chipsparse_as_one"
 
 
-def _prepare(module: Any, patches: Patches, tag: torch.Tensor) -> None:
-    """Gives the module that will run as one op its tag, and settings to run as it was made."""
-    patches.set_attribute(module, TAG, tag)
-    patches.set_attribute(module, "chipsparse_activation", None)
-    patches.set_attribute(module, "chipsparse_gate", "none")
-    patches.set_attribute(module, "chipsparse_fp8", False)
-
-
-def _run_as(module: Any, form: Form | None) -> None:
-    """Sets what that module runs as."""
-    module.chipsparse_activation = None if form is None else form.activation
-    module.chipsparse_gate = "none" if form is None else form.gate
-    module.chipsparse_fp8 = form is not None and form.fp8 is not None
-
-
-def _runs_as_one(module: Any) -> bool:
+def runs_as_one(module: Any) -> bool:
     """Return whether a patched module does its part of a layer that runs as one op."""
-    return module.chipsparse_activation is not None and not torch.is_grad_enabled()
+    as_one: bool = module.chipsparse_as_one
+    return as_one and not torch.is_grad_enabled()
 
 
 class PatchedModule:
     """Mixin of a patched module that does something else where its layer runs as one op."""
 
-    chipsparse_activation: str | None
+    chipsparse_as_one: bool
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The output of the module as it was made, or of `chipsparse_forward`."""
         output: torch.Tensor
         if not isinstance(self, PatchedModule):  # restored, and hooks had kept this method
             output = type(self).forward(self, hidden_states, *args, **kwargs)
-        elif _runs_as_one(self):
+        elif runs_as_one(self):
             output = self.chipsparse_forward(hidden_states)
         else:
             output = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         return output
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The output of the module where its layer runs as one op."""
+        """The output of the module where its layer runs as one op: here the input ``[B, N, C]``."""
+        return hidden_states
+
+
+class FeedForwardSite:
+    """A place in a model where a feed-forward layer is.
+
+    Args:
+        around: the modules around the linears, whose offloading brings the weights.
+        patched: the modules that do something else where the layer runs as one op, each with its
+            mixin; the last one calls the op.
+    """
+
+    def __init__(self, around: Sequence[Any], patched: Sequence[tuple[Any, type]]) -> None:
+        self._around = around
+        self._patched = patched
+        self._form: Form | None = None
+
+    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """Prepares the modules; they compute as before until `run_as`."""
+        for module, mixin in self._patched:
+            patches.set_attribute(module, AS_ONE, False)
+            patches.set_class(module, mixin)
+        patches.set_attribute(self._patched[-1][0], TAG, tag)
+
+    def linears(self) -> Linears:
+        """The linears of the layer now; an adapter around one may be part of it."""
         raise NotImplementedError
+
+    def form(self) -> Form | str:
+        """The form of the layer, or the reason why it cannot run sparse now."""
+        raise NotImplementedError
+
+    def run_as(self, form: Form | None) -> None:
+        """Runs the layer as one op from now on, or with None as diffusers made it."""
+        self._form = form
+        for module, _ in self._patched:
+            setattr(module, AS_ONE, form is not None)
+
+    def weights(self, dtype: torch.dtype | None) -> MLPWeights | Fp8MLPWeights:
+        """The live weights of the layer.
+
+        Args:
+            dtype: that of ``torch.autocast``, to which weights are cast; None where it is off.
+                Weights in FP8 stay as they are.
+        """
+        up, down, gate = self.linears()
+        gate_weights = () if gate is None else (gate.weight, gate.bias)
+        return self._made((up.weight, up.bias), (down.weight, down.bias), gate_weights, dtype)
+
+    def _made(
+        self, up: Any, down: Any, gate: Any, dtype: torch.dtype | None
+    ) -> MLPWeights | Fp8MLPWeights:
+        """The weights of linears, of which each is a weight and a bias or None."""
+        form = self._form
+        assert form is not None
+        make: Callable[..., MLPWeights | Fp8MLPWeights] = Fp8MLPWeights
+        if form.fp8 is None:
+            make = MLPWeights.from_linears
+            up, down, gate = ([autocast(part, dtype) for part in pair] for pair in (up, down, gate))
+        return make(*up, *down, form.activation, form.gate, *gate)
+
+    def second_linear(self) -> torch.nn.Linear:
+        """The linear that holds the second weight."""
+        linear: torch.nn.Linear = without_adapters(self.linears().down)
+        return linear
+
+    def keeps_its_layout(self) -> bool:
+        """Return whether the storage of the weights is not ours to change."""
+        return any(map(is_group_offloaded, self._around))
+
+
+def autocast(tensor: Any, dtype: torch.dtype | None) -> Any:
+    """A tensor or None as ``torch.autocast`` gives it to a linear, with the strides that it had.
+
+    Autocast keeps copies of the weights that linears use, but hands them to nobody.
+
+    Args:
+        tensor: of any dtype; those in float64 or without a fraction stay as they are.
+        dtype: of autocast; None where it is off.
+    """
+    if tensor is None or dtype is None:
+        return tensor
+    casts = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if casts else tensor
 
 
 class PatchedFeedForward(PatchedModule):
     """Mixin of a patched feed-forward module: runs as one op where its weights can be read."""
 
     chipsparse_tag: torch.Tensor
-    chipsparse_gate: str
-    chipsparse_fp8: bool
+    chipsparse_channels: int
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Feed-forward for ``[B, N, C]``, or one sample ``[N, C]``."""
         if hidden_states.ndim == 2:
             return self.chipsparse_forward(hidden_states[None])[0]
-        up, down, gate = linears(self)
-        if self.chipsparse_fp8:
-            return torch.ops.chipsparse.fp8_feed_forward(
-                hidden_states, self.chipsparse_tag, down.out_features
-            )
         return torch.ops.chipsparse.feed_forward(
-            hidden_states,
-            up.weight,
-            up.bias,
-            down.weight,
-            down.bias,
-            self.chipsparse_tag,
-            self.chipsparse_activation,
-            self.chipsparse_gate,
-            None if gate is None else gate.weight,
-            None if gate is None else gate.bias,
+            hidden_states, self.chipsparse_tag, self.chipsparse_channels
         )
 
 
-class FeedForwardModule:
-    """A module with two linears or, gated, three: diffusers' ``FeedForward``, or a model's own."""
+class FeedForwardModule(FeedForwardSite):
+    """A module with two linears or, gated, three.
 
-    def __init__(self, block: Any, name: str) -> None:
+    Args:
+        block: the module around it.
+        name: what that calls it.
+        parts: see ``mlp_parts`` of `ModelFamily`.
+    """
+
+    def __init__(self, block: Any, name: str, parts: MLPParts | None = None) -> None:
         self._block = block
         self._name = name
+        self._parts = parts
         self._module = getattr(block, name)
+        super().__init__((block, self._module), [(self._module, PatchedFeedForward)])
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
-        """Prepares the module; it computes as before until `run_as`."""
-        _prepare(self._module, patches, tag)
-        patches.set_class(self._module, PatchedFeedForward)
+        """Also notes the channels of the result, which compiled code takes from the module."""
+        channels = self.linears().down.out_features
+        patches.set_attribute(self._module, "chipsparse_channels", channels)
+        super().patch(patches, tag)
+
+    def linears(self) -> Linears:
+        """The linears of the module."""
+        return linears_of(self._module, self._parts)
 
     def form(self) -> Form | str:
         """The form of the layer, or the reason why it cannot run sparse now."""
@@ -140,109 +190,78 @@ class FeedForwardModule:
             return "its module was replaced"
         if getattr(self._block, "_chunk_size", None) is not None:
             return "its block runs it in chunks"
-        found = feed_forward_form(self._module)
-        if isinstance(found, str):
-            return found
-        named = dict(zip(("first", "second", "gate's"), linears(self._module), strict=True))
+        form = feed_forward_form(self._module, self._parts)
+        if isinstance(form, str):
+            return form
+        named = dict(zip(("first", "second", "gate's"), self.linears(), strict=True))
         present = {name: linear for name, linear in named.items() if linear is not None}
-        return readable_form(found, present)
-
-    def run_as(self, form: Form | None) -> None:
-        """Runs the layer as one op from now on, or as diffusers made it."""
-        _run_as(self._module, form)
-
-    def fp8_weights(self) -> Fp8MLPWeights:
-        """The live weights of both linears in FP8."""
-        up, down, gate = linears(self._module)
-        return Fp8MLPWeights(
-            up.weight,
-            up.bias,
-            down.weight,
-            down.bias,
-            self._module.chipsparse_activation,
-            self._module.chipsparse_gate,
-            None if gate is None else gate.weight,
-            None if gate is None else gate.bias,
-        )
-
-    def second_linear(self) -> torch.nn.Linear:
-        """The linear that holds the second weight."""
-        return without_adapters(linears(self._module).down)
-
-    def keeps_its_layout(self) -> bool:
-        """Return whether the storage of the weights is not ours to change."""
-        return is_group_offloaded(self._block) or is_group_offloaded(self._module)
-
-
-class PatchedPassing(PatchedModule):
-    """Mixin of a module that passes its input on, because a later one does its work."""
-
-    def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The input itself, ``[B, N, C]``."""
-        return hidden_states
+        return readable_form(form, present)
 
 
 class PatchedParallelProjection(PatchedModule):
     """Mixin of a patched ``proj_out``: the feed-forward layer, and the projection, as one op."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
     chipsparse_tag: torch.Tensor
-    chipsparse_gate: str
-    chipsparse_fp8: bool
-    chipsparse_up: torch.nn.Linear
+    out_features: int
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[B, N, C]`` from the attention output and the layer's input ``[B, N, A + C]``."""
-        if self.chipsparse_fp8:
-            return torch.ops.chipsparse.fp8_parallel_feed_forward(
-                hidden_states, self.chipsparse_tag, self.weight.shape[0]
-            )
         return torch.ops.chipsparse.parallel_feed_forward(
-            hidden_states,
-            self.chipsparse_up.weight,
-            self.chipsparse_up.bias,
-            self.weight,
-            self.bias,
-            self.chipsparse_tag,
-            self.chipsparse_activation,
-            self.chipsparse_gate,
+            hidden_states, self.chipsparse_tag, self.out_features
         )
 
 
-class ParallelFeedForward:
+class ParallelFeedForward(FeedForwardSite):
     """The feed-forward layer of a FLUX single block, which runs beside the attention.
 
     The block joins ``act_mlp(proj_mlp(x))`` to the attention output and gives both to one linear,
     ``proj_out``. To run the layer as one op, the first two pass x on, so that the block joins x
-    itself to the attention output; ``proj_out`` takes them apart and computes the rest.
+    itself to the attention output; ``proj_out`` separates both and computes the rest.
     """
 
     names: ClassVar[tuple[str, ...]] = ("proj_mlp", "act_mlp", "proj_out")
+    first: ClassVar[type] = PatchedModule  # mixin of the first of them
 
     def __init__(self, block: Any) -> None:
         self._block = block
         self._owner = self._find_owner(block)
         self._modules = [without_adapters(getattr(self._owner, name)) for name in self.names]
+        mixins = (self.first, PatchedModule, PatchedParallelProjection)
+        super().__init__((block, self._owner), [*zip(self._modules, mixins, strict=True)])
 
     @staticmethod
     def _find_owner(block: Any) -> Any:
         """The module that has the others."""
         return block
 
-    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
-        """Prepares the modules; they compute as before until `run_as`."""
-        up, activation, out = self._modules
-        for module in (up, activation):
-            patches.set_attribute(module, "chipsparse_activation", None)
-        _prepare(out, patches, tag)
-        patches.set_reference(out, "chipsparse_up", up)
-        self._patch_first(patches)
-        patches.set_class(activation, PatchedPassing)
-        patches.set_class(out, PatchedParallelProjection)
+    def linears(self) -> Linears:
+        """Both linears, whole: the attention's parts are included."""
+        up, _, out = self._modules
+        return Linears(up, out)
 
-    def _patch_first(self, patches: Patches) -> None:
-        patches.set_class(self._modules[0], PatchedPassing)
+    def parallel_weights(
+        self, width: int, dtype: torch.dtype | None
+    ) -> tuple[MLPWeights | Fp8MLPWeights, torch.Tensor, torch.Tensor | None]:
+        """The live weights of the layer, and weight and bias of the attention's projection.
+
+        Where the first linear is one with the attention's projections, their rows stand before.
+        The common projection has the attention's columns, then the neurons'.
+
+        Args:
+            width: channels of the attention output.
+            dtype: see `weights`.
+        """
+        up, out, _ = self.linears()
+        assert self._form is not None
+        halves = 1 if self._form.gate == "none" else 2
+        own = slice(-(out.weight.shape[1] - width) * halves, None)
+        first = part_of(up.weight, own), None if up.bias is None else up.bias[own]
+        second = part_of(out.weight, columns=slice(width, None)), None
+        weights = self._made(first, second, (), dtype)
+        projection, bias = part_of(out.weight, columns=slice(width)), out.bias
+        if self._form.fp8 is None:
+            projection, bias = autocast(projection, dtype), autocast(bias, dtype)
+        return weights, projection, bias
 
     def form(self) -> Form | str:
         """The form of the layer, or the reason why it cannot run sparse now."""
@@ -256,34 +275,6 @@ class ParallelFeedForward:
         if reason := why_hooked("activation", activation):
             return reason
         return readable_form(form, {"first": first, "second": second})
-
-    def run_as(self, form: Form | None) -> None:
-        """Runs the layer as one op from now on, or as diffusers made it."""
-        *before, out = self._modules
-        for module in before:
-            module.chipsparse_activation = None if form is None else form.activation
-        _run_as(out, form)
-
-    def fp8_weights(self) -> Fp8MLPWeights:
-        """The live weights of both linears in FP8, whole, the attention's parts included."""
-        up, _, out = self._modules
-        return Fp8MLPWeights(
-            up.weight,
-            up.bias,
-            out.weight,
-            out.bias,
-            out.chipsparse_activation,
-            out.chipsparse_gate,
-        )
-
-    def second_linear(self) -> torch.nn.Linear:
-        """The linear that holds the second weight."""
-        linear: torch.nn.Linear = self._modules[2]
-        return linear
-
-    def keeps_its_layout(self) -> bool:
-        """Return whether the storage of the weights is not ours to change."""
-        return is_group_offloaded(self._block) or is_group_offloaded(self._owner)
 
 
 class PatchedFusedProjection(PatchedModule):
@@ -311,13 +302,13 @@ class PatchedParallelAttention:
     def mlp_hidden_dim(self) -> int:
         """Neurons; where the input itself comes in their place, its channels."""
         neurons: int = self.__dict__["mlp_hidden_dim"]
-        return self.query_dim if _runs_as_one(self) else neurons
+        return self.query_dim if runs_as_one(self) else neurons
 
     @property
     def mlp_mult_factor(self) -> int:
         """The number of rows of the projection that belong to a neuron."""
         rows: int = self.__dict__["mlp_mult_factor"]
-        return 1 if _runs_as_one(self) else rows
+        return 1 if runs_as_one(self) else rows
 
 
 class FusedParallelFeedForward(ParallelFeedForward):
@@ -328,26 +319,24 @@ class FusedParallelFeedForward(ParallelFeedForward):
     """
 
     names: ClassVar[tuple[str, ...]] = ("to_qkv_mlp_proj", "mlp_act_fn", "to_out")
+    first: ClassVar[type] = PatchedFusedProjection
     processors: ClassVar[tuple[str, ...]] = (
         "Flux2ParallelSelfAttnProcessor",
         "Flux2KVParallelSelfAttnProcessor",
     )
 
+    def __init__(self, block: Any) -> None:
+        super().__init__(block)
+        self._patched = [(self._owner, PatchedParallelAttention), *self._patched]
+
     @staticmethod
     def _find_owner(block: Any) -> Any:
         return block.attn
 
-    def _patch_first(self, patches: Patches) -> None:
-        first = self._modules[0]
-        patches.set_attribute(first, "chipsparse_rows", 3 * self._owner.inner_dim)
-        patches.set_class(first, PatchedFusedProjection)
-        patches.set_attribute(self._owner, "chipsparse_activation", None)
-        patches.set_class(self._owner, PatchedParallelAttention)
-
-    def run_as(self, form: Form | None) -> None:
-        """Runs the layer and the attention that computes it as one op, or as diffusers made it."""
-        super().run_as(form)
-        self._owner.chipsparse_activation = None if form is None else form.activation
+    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """Also notes which rows of the first linear are the attention's."""
+        patches.set_attribute(self._modules[0], "chipsparse_rows", 3 * self._owner.inner_dim)
+        super().patch(patches, tag)
 
     def form(self) -> Form | str:
         """The form of the layer; dense if the attention's processor was replaced."""
@@ -373,7 +362,7 @@ class PatchedGatedBlock:
     def mlp_hidden_dim(self) -> int:
         """Neurons; where the input itself comes in their place, its channels."""
         neurons: int = self.__dict__["mlp_hidden_dim"]
-        return self.proj_mlp.in_features if _runs_as_one(self) else neurons
+        return self.proj_mlp.in_features if runs_as_one(self) else neurons
 
 
 class GatedParallelFeedForward(ParallelFeedForward):
@@ -383,15 +372,11 @@ class GatedParallelFeedForward(ParallelFeedForward):
     multiplies by them.
     """
 
-    def _patch_first(self, patches: Patches) -> None:
-        patches.set_class(self._modules[0], PatchedHalves)
-        patches.set_attribute(self._block, "chipsparse_activation", None)
-        patches.set_class(self._block, PatchedGatedBlock)
+    first: ClassVar[type] = PatchedHalves
 
-    def run_as(self, form: Form | None) -> None:
-        """Runs the layer and its block as one op, or as diffusers made them."""
-        super().run_as(form)
-        self._block.chipsparse_activation = None if form is None else form.activation
+    def __init__(self, block: Any) -> None:
+        super().__init__(block)
+        self._patched = [(block, PatchedGatedBlock), *self._patched]
 
     def form(self) -> Form | str:
         """The form of the layer; the gate is the second half."""

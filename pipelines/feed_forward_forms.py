@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -39,8 +38,8 @@ class Linears(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The names of parts of feed-forward modules other than diffusers' ``FeedForward``.
+class MLPParts:
+    """The names of the parts of a family's own feed-forward modules.
 
     Attributes:
         up: its first linear.
@@ -55,51 +54,22 @@ class Parts:
     activation: str | None = None
 
 
-# By file and name of the class: some share their name with diffusers' own.
-OWN_CLASSES: Mapping[str, Parts] = MappingProxyType(
-    {
-        "transformer_bria_fibo2.FeedForward": Parts("w3", "w2", "w1"),
-        "transformer_cosmos3.Cosmos3VLTextMLP": Parts(
-            "up_proj", "down_proj", "gate_proj", "act_fn"
-        ),
-        "transformer_flux2.Flux2FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
-        "transformer_flux3.Flux3FeedForward": Parts("linear_in", "linear_out", None, "act_fn"),
-        "transformer_hidream_image.HiDreamImageFeedForwardSwiGLU": Parts("w3", "w2", "w1"),
-        "transformer_kandinsky.Kandinsky5FeedForward": Parts(
-            "in_layer", "out_layer", None, "activation"
-        ),
-        "transformer_qwenimage21.QwenImage21SwiGLUFeedForward": Parts(
-            "proj", "out", "gate_layer", "activation_fn"
-        ),
-        "transformer_z_image.FeedForward": Parts("w3", "w2", "w1"),
-    }
-)
-
-
-def parts_of(module: Any) -> Parts | None:
-    """The names of the parts of a module of `OWN_CLASSES`; None of another."""
-    stock = stock_class(module)
-    return OWN_CLASSES.get(f"{stock.__module__.rpartition('.')[2]}.{stock.__name__}")
-
-
-def linears(module: Any) -> Linears:
-    """The linears of a feed-forward module."""
-    parts = parts_of(module)
+def linears_of(module: Any, parts: MLPParts | None) -> Linears:
+    """The linears of a feed-forward module; without named parts, of diffusers' ``FeedForward``."""
     if parts is None:
         return Linears(module.net[0].proj, module.net[2])
-    gate = None if parts.gate is None else getattr(module, parts.gate)
+    gate = None if parts.gate is None else getattr(module, parts.gate, None)
     return Linears(getattr(module, parts.up), getattr(module, parts.down), gate)
 
 
-def feed_forward_form(module: Any) -> Form | str:
+def feed_forward_form(module: Any, parts: MLPParts | None = None) -> Form | str:
     """The form of a feed-forward module, or the reason why it is not supported."""
-    parts = parts_of(module)
     if parts is not None and parts.activation is None:
         return Form("silu", "apart")
     if parts is not None:
         first = getattr(module, parts.activation or "")
         form = activation_form(first)
-        if form is not None and parts.gate is not None:
+        if form is not None and linears_of(module, parts).gate is not None:
             form = Form(form.activation, "apart")
     else:
         first = module.net[0]

@@ -93,7 +93,7 @@ def check_noise(rows: PackedRows, timestep: torch.Tensor, timestep_indices: torc
     if rows.conditions.numel() == 0:
         return
     times = timestep.cpu()[timestep_indices.cpu()]
-    conditions, video = (float(times[each].min()) for each in (rows.conditions, rows.video))
+    conditions, video = (float(times[part].min()) for part in (rows.conditions, rows.video))
     if conditions < video:
         raise ValueError(
             "the packed rows are in an order that is not known: the last grid of video rows, at "

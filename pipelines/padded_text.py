@@ -111,9 +111,9 @@ class PaddedTextAdapter(ModelAdapter):
 
     def _prepare_inputs(self, arguments: dict[str, Any]) -> None:
         for name, tokens in self.kept_text(arguments).items():
-            for each in (name, self.text_masks.get(name)):
-                if each is not None:
-                    arguments[each] = arguments[each][:, :tokens]
+            for argument in (name, self.text_masks.get(name)):
+                if argument is not None:
+                    arguments[argument] = arguments[argument][:, :tokens]
         order = self.video_order()
         if order is not None:
             arguments["hidden_states"] = reorder_patches(

@@ -124,12 +124,12 @@ class PipelineCalls:
                 yield
                 finished = not getattr(self._pipe, "_interrupt", False)
             except BaseException as error:  # also one beside the transformer's calls
-                team = next((each.team for each in self._adapters.values()), None)
+                team = next((adapter.team for adapter in self._adapters.values()), None)
                 if team is not None:
                     team.failed(error)
                 raise
             finally:
-                self._loop.settle_correction()
+                self._loop.note_uncorrected()
                 for adapter in self._adapters.values():
                     adapter.finish_generation()
                 self._report.end_call(finished=finished)
@@ -147,7 +147,7 @@ class PipelineCalls:
     def interrupted(self) -> None:
         """Frees the caches of a call whose loop is set to pass over the steps that are left."""
         if self._turn.is_inside():  # not where somebody else asks
-            self._loop.settle_correction()
+            self._loop.note_uncorrected()
             for adapter in self._adapters.values():
                 adapter.finish_generation()
 

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from chipsparse.common.stock_like import BASE, StockLike
 
 TAG = "chipsparse_tag"
@@ -34,11 +32,6 @@ class Patches:
         had, old = name in vars(target), vars(target).get(name)
         setattr(target, name, value)
         self.add_undo(lambda: setattr(target, name, old) if had else delattr(target, name))
-
-    def set_reference(self, target: Any, name: str, module: torch.nn.Module) -> None:
-        """Sets an instance attribute to a module, without making it a child of the target."""
-        vars(target)[name] = module
-        self.add_undo(lambda: vars(target).pop(name))
 
     def set_class(self, target: Any, mixin: type) -> None:
         """Gives an object a subclass of its class with ``mixin`` in front, under the same name."""

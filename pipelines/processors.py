@@ -1,17 +1,22 @@
-"""Attention processors for models whose own ones call PyTorch's attention directly.
+"""Attention processors: for models whose own ones dispatch no attention, or pass no mask on.
 
 A family's processor computes what the stock one does, but hands q, k and v to diffusers'
 dispatcher, and so to our backend. It does that for tagged calls only: all others are the stock
-processor's, which it keeps.
+processor's, which it keeps. Where a stock processor takes no mask, or reshapes it, its
+``_parallel_config`` carries the tag.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+
+from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.patches import TAG
 
 
 class DispatchingProcessor:
@@ -52,7 +57,7 @@ def is_tag(mask: torch.Tensor | None) -> bool:
     return mask is not None and mask.ndim == 1
 
 
-def heads_apart(states: torch.Tensor, attention: Any) -> torch.Tensor:
+def split_heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
     """``[B, N, H * D]`` as ``[B, N, H, D]``."""
     return states.unflatten(2, (attention.heads, -1))
 
@@ -74,7 +79,7 @@ def joint_states(
 
     def stream(states: torch.Tensor, linears: list[Any], norms: list[Any]) -> list[torch.Tensor]:
         return [
-            normed(heads_apart(linear(states), attention), norm)
+            normed(split_heads(linear(states), attention), norm)
             for linear, norm in zip(linears, norms, strict=True)
         ]
 
@@ -95,3 +100,33 @@ def joint_states(
 def normed(states: torch.Tensor, norm: Any | None) -> torch.Tensor:
     """Queries or keys behind the norm of each head, if there is one."""
     return states if norm is None else norm(states)
+
+
+class ProcessorTaggingAdapter(ModelAdapter):
+    """An adapter whose tags travel as the ``_parallel_config`` of the processors.
+
+    Processors hand it to the attention backend as it is. Each module gets a processor of its own
+    for that, a copy, because several modules may share one.
+    """
+
+    def hook_attention(self, module: Any) -> None:
+        """Leaves the arguments as they are."""
+
+    def claim_attention(self) -> None:
+        """Gives each module a processor with its tag, and leads that to our backend."""
+        for module in self.self_attentions():
+            self._give_tagged_processor(module)
+        super().claim_attention()
+
+    def _give_tagged_processor(self, module: Any) -> None:
+        shared = module.processor
+        tagged = copy.copy(shared)
+        tagged._parallel_config = getattr(module, TAG)
+        module.processor = tagged
+
+        def restore() -> None:
+            tagged._parallel_config = shared._parallel_config  # somebody may have kept it
+            if module.processor is tagged:  # and not one that was set since
+                module.processor = shared
+
+        self._attention_patches.add_undo(restore)

@@ -1,89 +1,44 @@
-"""Which adapter serves which transformer class."""
+"""Which adapter serves which transformer class: those of the modules in `pipelines/models`."""
 
 from __future__ import annotations
 
 import inspect
+import pkgutil
+from importlib import import_module
 from inspect import Parameter
 from typing import Any
 
+from chipsparse.pipelines import models
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.bria_fibo2 import BriaFibo2Adapter
-from chipsparse.pipelines.cogvideox import CogVideoXAdapter
-from chipsparse.pipelines.cosmos3 import Cosmos3Adapter
-from chipsparse.pipelines.flux import (
-    BriaAdapter,
-    ChromaAdapter,
-    FluxAdapter,
-    LongCatImageAdapter,
-    OvisImageAdapter,
-)
-from chipsparse.pipelines.flux2 import Flux2Adapter
-from chipsparse.pipelines.flux3 import Flux3Adapter
-from chipsparse.pipelines.helios import HeliosAdapter
-from chipsparse.pipelines.hidream import HiDreamAdapter
-from chipsparse.pipelines.hunyuan_video import FramePackAdapter, HunyuanVideoAdapter
-from chipsparse.pipelines.hunyuan_video15 import HunyuanVideo15Adapter
-from chipsparse.pipelines.kandinsky import Kandinsky5Adapter, Kandinsky6Adapter
-from chipsparse.pipelines.ltx import LTXAdapter
-from chipsparse.pipelines.ltx2 import LTX2Adapter
-from chipsparse.pipelines.minimax_h3 import MiniMaxH3Adapter
-from chipsparse.pipelines.mochi import MochiAdapter
 from chipsparse.pipelines.other_classes import OTHER_CLASSES
 from chipsparse.pipelines.patches import stock_class
-from chipsparse.pipelines.qwen_image import QwenImageAdapter
-from chipsparse.pipelines.qwen_image21 import QwenImage21Adapter
-from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
-from chipsparse.pipelines.wan import WanAdapter
-from chipsparse.pipelines.wan_kin import (
-    ChronoEditAdapter,
-    SkyReelsV2Adapter,
-    WanAnimateAdapter,
-    WanVACEAdapter,
-)
-from chipsparse.pipelines.z_image import ZImageAdapter
 
-ADAPTERS: dict[str, type[ModelAdapter]] = {
-    adapter.transformer_class: adapter
-    for adapter in (
-        WanAdapter,
-        WanVACEAdapter,
-        WanAnimateAdapter,
-        SkyReelsV2Adapter,
-        ChronoEditAdapter,
-        HeliosAdapter,
-        FluxAdapter,
-        ChromaAdapter,
-        LongCatImageAdapter,
-        BriaAdapter,
-        OvisImageAdapter,
-        BriaFibo2Adapter,
-        CogVideoXAdapter,
-        MochiAdapter,
-        StableDiffusion3Adapter,
-        Flux2Adapter,
-        Flux3Adapter,
-        QwenImageAdapter,
-        QwenImage21Adapter,
-        ZImageAdapter,
-        HiDreamAdapter,
-        LTXAdapter,
-        LTX2Adapter,
-        Kandinsky5Adapter,
-        Kandinsky6Adapter,
-        HunyuanVideoAdapter,
-        FramePackAdapter,
-        HunyuanVideo15Adapter,
-        MiniMaxH3Adapter,
-        Cosmos3Adapter,
-    )
-}
+
+def _collect() -> dict[str, type[ModelAdapter]]:
+    """The adapters by the class that each serves, in alphabetical order."""
+    modules = [
+        import_module(f"{models.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(models.__path__)
+    ]
+    adapters = {
+        item.transformer_class: item
+        for module in modules
+        for item in vars(module).values()
+        if inspect.isclass(item)
+        and issubclass(item, ModelAdapter)
+        and "transformer_class" in vars(item)
+    }
+    return {name: adapters[name] for name in sorted(adapters)}
+
+
+ADAPTERS: dict[str, type[ModelAdapter]] = _collect()
 
 
 def adapter_class(transformer: Any) -> type[ModelAdapter]:
     """The adapter of a transformer that has one; see `find_adapter`."""
-    found = find_adapter(transformer)
-    assert found is not None
-    return found
+    adapter = find_adapter(transformer)
+    assert adapter is not None
+    return adapter
 
 
 def find_adapter(transformer: Any) -> type[ModelAdapter] | None:
@@ -97,7 +52,7 @@ def find_adapter(transformer: Any) -> type[ModelAdapter] | None:
         own = ADAPTERS.get(model_class.__name__)
         forward: Any = getattr(model_class, "forward", None)
         if own is not None:
-            return own if all(_hands_on(each, forward) for each in overriding) else None
+            return own if all(_hands_on(method, forward) for method in overriding) else None
         if "forward" in vars(model_class):
             overriding.append(forward)
     return None
@@ -116,8 +71,8 @@ def _hands_on(forward: Any, overridden: Any) -> bool:
 
     Of one that takes whatever it is given the signature says so, of others their code.
     """
-    taken, known = (inspect.signature(each).parameters for each in (forward, overridden))
-    kinds = [each.kind for each in taken.values()][1:]
+    taken, known = (inspect.signature(method).parameters for method in (forward, overridden))
+    kinds = [parameter.kind for parameter in taken.values()][1:]
     if kinds == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
         return True
     own, stock = inspect.unwrap(forward), inspect.unwrap(overridden)

@@ -14,7 +14,7 @@ from chipsparse.plan import SparsityPlan
 
 
 class SeparateLengths(ModelAdapter):
-    """An adapter that calls samples with prompts of other lengths apart.
+    """An adapter that calls samples with prompts of other lengths separately.
 
     Layers have one sequence length in a call, and no mask where they run sparse. So, where anything
     may run sparse, each length is a guidance branch of its own.
@@ -56,7 +56,7 @@ class SeparateLengths(ModelAdapter):
         guided = self._loop.branches() is None and self._is_guided() and len(samples) % 2 == 0
         videos = len(samples) // 2 if guided else len(samples)
         for length in distinct:
-            rows = [row for row, each in enumerate(samples) if each == length]
+            rows = [row for row, tokens in enumerate(samples) if tokens == length]
             name = f"{position['name']} {','.join(map(str, rows))}"
             self.lengths = [length] * len(rows)
             self._samples = tuple(row % videos for row in rows)

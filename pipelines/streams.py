@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 
 
-def joined(streams: Sequence[torch.Tensor]) -> torch.Tensor:
+def flattened(streams: Sequence[torch.Tensor]) -> torch.Tensor:
     """Tensors ``[B, ...]`` side by side: ``[B, all numbers of a sample]``."""
     return torch.cat([stream.flatten(1) for stream in streams], dim=1)
 
 
-def apart(output: torch.Tensor, shapes: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-    """The parts that `joined` joined.
+def unflattened(output: torch.Tensor, shapes: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+    """The tensors that `flattened` put side by side.
 
     Args:
         output: ``[B, all numbers of a sample]``.

@@ -29,7 +29,7 @@ class TensorFacts(Generic[Fact]):
         """The fact about these tensors, at least one, as they are now."""
         known: tuple[Seen, Fact] | None = self._known.get(tensors[0])
         if known is None or not _unchanged(known[0], tensors):
-            seen = [(TensorWeakRef(each), _version(each)) for each in tensors]
+            seen = [(TensorWeakRef(tensor), _version(tensor)) for tensor in tensors]
             self._known[tensors[0]] = known = (seen, self._read(*tensors))
         return known[1]
 

@@ -14,7 +14,7 @@ from benchmarks.curves import OURS, SKIPS, at_share, lead, qualities, quality_ro
 from benchmarks.records import read
 from benchmarks.work import DenseWork
 from chipsparse.api import attach
-from chipsparse.pipelines.diffusers_caches import CacheRun
+from chipsparse.experiments.diffusers_caches import CacheRun
 from chipsparse.session import Session
 from docs.tables import figures
 from tests.pipelines.test_wan import SPARSE

@@ -12,14 +12,19 @@ import torch
 
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.kernels.dispatch import Choice, kind_of
-from chipsparse.kernels.fp8_activations import fp8_activations
+from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.neuron_selection import (
     NeuronSelection,
     mean_preactivations,
     neuron_selection,
 )
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import SparseMLPUp, dense_activation, sparse_mlp_up
+from chipsparse.kernels.sparse_mlp_up import (
+    FP8_HEADROOM,
+    SparseMLPUp,
+    dense_activation,
+    sparse_mlp_up,
+)
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.layers.state import Shared, StepState, split_exact_rows
@@ -154,10 +159,10 @@ def backend_choices(
     rows = block_size
     return {
         "neuron_selection": neuron_selection.choose(
-            hidden, weights.up, cache.mean, weights.gate, backend=backend
+            hidden, weights.up, weights.gate, cache.mean, backend=backend
         ),
         "sparse_mlp_up": sparse_mlp_up.choose(
-            hidden, weights.up, cache.activation, weights.gate, rows, backend=backend
+            hidden, weights.up, weights.gate, rows, cache.activation, backend=backend
         ),
         # Of a delta, dtype and device decide: those of hidden.
         "sparse_mlp_down": sparse_mlp_down.choose(hidden, weights.down, rows, backend=backend),
@@ -208,11 +213,11 @@ def dense_step(
             backend=backend,
         )
         if cache.in_fp8:
-            activation, cache.token_scale = fp8_activations(activation, backend=backend)
-        elif read is not weights:  # computed by the model's linears, not for the kernels
-            choice = sparse_mlp_up.choose(
-                hidden, read.up, None, read.gate, block_size, backend=backend
+            activation, cache.token_scale = fp8_rows(
+                activation, headroom=FP8_HEADROOM, turned=True, backend=backend
             )
+        elif read is not weights:  # computed by the model's linears, not for the kernels
+            choice = sparse_mlp_up.choose(hidden, read.up, read.gate, block_size, backend=backend)
             if choice.backend.name != "reference":
                 laid_out = empty_token_contiguous(hidden, *activation.shape)
                 activation = laid_out.copy_(activation)

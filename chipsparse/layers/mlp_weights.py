@@ -14,7 +14,7 @@ from chipsparse.kernels.fp8_dequantization import fp8_dequantization
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.fp8_rows import Fp8RowRounding, fp8_rows
 from chipsparse.kernels.sparse_mlp_up.reference import activate
-from chipsparse.kernels.triton_support import compute_capability
+from chipsparse.kernels.triton_support import compute_capability, no_fp8_reason
 from chipsparse.layout import Fp8Form
 
 Gate = Literal["none", "first", "second", "apart"]
@@ -214,11 +214,11 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
     Where both are rounded by rows and a kernel can, rows are rounded in one pass. torchao takes ten
     outside of compiled code, for longer than the product at a video's length.
     """
-    if not _rounds_by_rows(weight, rows.dtype):
+    if not _rounds_by_rows(weight, rows.dtype) or no_fp8_reason(rows.device) is not None:
         return _by_torchao(rows, weight, bias)
     flat = rows.flatten(0, -2)
     call = Fp8RowRounding(flat if flat.stride(-1) == 1 else flat.contiguous())
-    kernel = fp8_rows.choose(*call.facts()).backend
+    kernel = fp8_rows.choose(call.rows).backend
     if kernel.name == "reference":
         return _by_torchao(rows, weight, bias)
     data, scale = kernel.launch(call)

@@ -140,7 +140,7 @@ class HeadTurns:
             pending = self._exchange.start_gather(sent, self._exchange.groups.rows)
             places = tuple(tensor[:, :, mine.start : mine.stop] for tensor in whole)
             self._receipts.append(
-                partial(self._unpack, pending, places, _ranges(all_rows), room=most)
+                partial(self._unpack, pending, places, _ranges(all_rows), capacity=most)
             )
         return query, *whole
 
@@ -150,9 +150,9 @@ class HeadTurns:
         places: tuple[torch.Tensor, ...],
         pieces: list[range],
         *,
-        room: int | None = None,
+        capacity: int | None = None,
     ) -> None:
-        unpack_pieces(self._exchange.wait(pending), places, pieces, dim=TOKENS, room=room)
+        unpack_pieces(self._exchange.wait(pending), places, pieces, dim=TOKENS, capacity=capacity)
 
     def _send(self, part: int, output: torch.Tensor) -> None:
         """Begin to send the attention ``[B, h', R, D]`` of one part to the owners of its tokens."""

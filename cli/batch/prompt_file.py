@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.options import GenerateOptions, read_value
 from chipsparse.cli.prompts import read_text
 
@@ -59,10 +59,10 @@ def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dic
         try:
             values = json.loads(record) if isinstance(record, str) else record
             lines.append(_line(path.parent, number, values))
-        except json.JSONDecodeError as error:
-            problems[number] = f"it is no JSON: {error}"
         except UserError as error:
             problems[number] = str(error)
+        except (ValueError, RecursionError) as error:  # also thousands of digits or brackets
+            problems[number] = f"it is no JSON: {first_line(error)}"
     if not lines and not problems:
         raise UserError(f"{path} has no prompt")
     return lines, problems
@@ -120,6 +120,7 @@ def _line(folder: Path, number: int, record: Any) -> Line:
             raise UserError(f"{name} is no setting of a line, which has {', '.join(SETTINGS)}")
         if values.get(name):
             raise UserError(f"{name} stands twice")
+        value = str(value).lower() if isinstance(value, bool) else value  # no number
         values[name] = value.strip() if isinstance(value, str) else value
         if name in ("config", "image") and isinstance(value, str):
             values[name] = str(folder / Path(values[name]).expanduser())

@@ -226,6 +226,8 @@ def _ours(options: CompareOptions, request: Request) -> list[Way]:
         return [sparse_way(f"{OURS} profile", profile, cost=0.5, method=OURS, setting=setting)]
     ways = []
     for quality, cost in QUALITIES.items():
+        if quality not in profile.qualities:
+            continue
         asked = dataclasses.replace(options, quality=quality)
         profile, setting = required_profile(asked, request.model), f"--quality {quality}"
         name = f"{OURS} {quality}"

@@ -317,6 +317,8 @@ class FilesComparison(Result, ClipQuality):
 
     def _facts(self) -> Facts:
         same = "none: the same pixels in every frame"
+        largest = same if self.identical else f"{self.largest_difference} of 255"
+        compared = f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels"
         flicker = ""
         if self.flicker is not None and self.flicker_change is not None:
             change, b = (EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
@@ -324,16 +326,10 @@ class FilesComparison(Result, ClipQuality):
         lossy = "part of the difference may be the encoder's; PNG files are exact"
         return Facts(
             [
-                (
-                    "largest difference",
-                    same if self.identical else f"{self.largest_difference} of 255",
-                ),
+                ("largest difference", largest),
                 ("flicker", flicker),
                 ("LPIPS", f"not measured: {self.lpips_missing}" if self.lpips_missing else ""),
-                (
-                    "compared",
-                    f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels",
-                ),
+                ("compared", compared),
                 ("note", f"{' and '.join(self.lossy)}: {lossy}" if self.lossy else ""),
                 *([] if self.clip is None else self.clip.facts),
             ]

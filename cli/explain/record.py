@@ -265,7 +265,7 @@ class Explanation(Result):
         columns, rows = ["action", "steps", "a step", "against dense"], []
         for action, count in self.counts.items():
             seconds = estimate.steps[Action(action)]
-            speedup = f"{estimate.stock / seconds:.2f}x" if seconds else "-"
+            speedup = "-" if action == "skip" else f"{estimate.stock / seconds:.2f}x"
             rows.append([action, str(count), _time(seconds), speedup])
         steps = str(sum(self.counts.values()))
         rows.append(["all", steps, seconds_text(estimate.run), f"{estimate.speedup_run:.2f}x"])

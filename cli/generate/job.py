@@ -183,6 +183,7 @@ class Runner:
         self.report = None
         if way == "dense":
             return self._make(item, way, None)
+        self.rank.first(lambda: None)  # which may still compare and write the clip before
         held = self.patch() if self.held is None else nullcontext(self.held)
         with held as report, user_errors(ConfigError):
             before = report.generation

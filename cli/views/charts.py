@@ -147,17 +147,15 @@ class Canvas:
     def level(self, value: float, label: str) -> None:
         """Mark a value across the whole chart."""
         self.axes.axhline(value, color=INK, linewidth=1.2, linestyle=":")
-        place: dict[str, Any] = {
-            "xycoords": ("axes fraction", "data"),
-            "textcoords": "offset points",
-        }
-        self.axes.annotate(label, (0, value), (6, 4), **place)
+        at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        self.axes.annotate(label, (0, value), (6, 4), **at)
 
     def labels(self, marks: Sequence[Mark]) -> None:
         """Write short texts beside points, where they cover no point and no text if possible."""
         self.axes.autoscale_view()
         places = [(*self.axes.transData.transform((x, y)), text) for x, y, text in marks]
         taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y, _ in places]
+        taken.append(Bbox.from_bounds(self.axes.figure.bbox.x1, 0, WIDE, WIDE))  # off the page
 
         def covered(box: Bbox) -> float:
             shared = (Bbox.intersection(box, other) for other in taken)

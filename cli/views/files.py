@@ -30,7 +30,7 @@ def read_result(path: Path) -> Result:
         UserError: it is no file of chipsparse, or a damaged one.
     """
     content = read_json(path)
-    kind = content.get("kind")
+    kind = str(content.get("kind"))
     if kind == "report":  # what `GenerationReport.to_dict` gives in Python
         kind, content = "generation", {"report": content}
     if kind not in KINDS:

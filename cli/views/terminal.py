@@ -11,8 +11,6 @@ from rich.text import Text
 
 from chipsparse.cli.views.sections import Alert, Facts, Items, Part, Result, Section, Table, Tile
 
-MANY_COLUMNS = 7  # of numbers, which fill a terminal of 80 columns
-
 
 def print_result(
     result: Result | Sequence[Result], *, as_json: bool, verbose: bool = False
@@ -32,7 +30,7 @@ def print_sections(console: Console, sections: Sequence[Section]) -> None:
     for section in sections:
         if section.where == "page":
             continue
-        blocks = [block for block in _blocks(section.parts) if block is not None]
+        blocks = _blocks(section.parts, console.width)
         if not blocks:
             continue
         if section.title:
@@ -49,7 +47,7 @@ def print_sections(console: Console, sections: Sequence[Section]) -> None:
             blank = spaced
 
 
-def _blocks(parts: Sequence[Part | None]) -> list[RenderableType]:
+def _blocks(parts: Sequence[Part | None], width: int) -> list[RenderableType]:
     """Return what is printed; neighbouring facts share one table, so that their columns agree."""
     blocks: list[RenderableType] = []
     rows: list[tuple[str, str]] = []
@@ -71,7 +69,7 @@ def _blocks(parts: Sequence[Part | None]) -> list[RenderableType]:
             rows.extend((part.heading or "note", text) for text in part.texts)
         elif isinstance(part, Table) and part:
             close()
-            blocks.append(_table(part))
+            blocks.append(_table(part, width))
     close()
     return blocks
 
@@ -85,15 +83,21 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Grid:
     return grid
 
 
-def _table(table: Table) -> Grid:
-    """Return a table whose numbers are never folded; texts behind the first one may be."""
-    gap = 2 if len(table.columns) < MANY_COLUMNS else 1
+def _table(table: Table, width: int) -> Grid:
+    """Return a table; where it is too wide, texts fold, or else wide columns at their spaces."""
+    columns = [*zip(table.columns, *table.rows, strict=True)]
+    widths = [max(map(len, cells)) for cells in columns]
+    places = sorted(range(len(widths)), key=widths.__getitem__) if table.texts == 1 else []
+    while places and sum(widths) + len(widths) > width:
+        cells = columns[place := places.pop()]
+        words = (len(word) for cell in cells for word in cell.split())
+        widths[place] = max([(widths[place] + 1) // 2, *words])
+    gap = min(2, max(table.texts > 1, (width - sum(widths)) // len(widths) - 1))
     grid = Grid(box=None, padding=(0, gap, 0, 1), header_style="bold")
     for place, heading in enumerate(table.columns):
-        if place < table.texts:
-            grid.add_column(heading, no_wrap=place == 0 and table.texts == 1, overflow="fold")
-        else:
-            grid.add_column(heading, justify="right", no_wrap=True)
+        text = place < table.texts
+        fixed = None if text and table.texts > 1 else widths[place]
+        grid.add_column(heading, justify="left" if text else "right", width=fixed, overflow="fold")
     for row in table.rows:
         grid.add_row(*row)
     return grid

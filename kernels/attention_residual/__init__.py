@@ -9,7 +9,7 @@ import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
-from chipsparse.kernels.triton_support import triton_unsupported_reason
+from chipsparse.kernels.triton_support import float64_reason
 
 OP = "attention_residual"
 
@@ -46,8 +46,8 @@ class AttentionResidual(Call[Residual]):
         kept_lse: (merge) its log-sum-exp, ``[B, H, N]`` float32 (float64 for float64 inputs); -inf
             where nothing is kept.
         lse: (merge) that of all columns, likewise.
-        delta_rule: which residual.
-        fp8: whether it is rounded to e4m3, with a scale for each row.
+        delta_rule: the rule that the residual is for.
+        fp8: True rounds it to e4m3, with a scale for each row.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Raises:
@@ -62,10 +62,6 @@ class AttentionResidual(Call[Residual]):
     _: KW_ONLY
     delta_rule: Literal["merge", "difference"] = "merge"
     fp8: bool = False
-
-    def facts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output and the part of it that was kept."""
-        return self.output, self.kept
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the rule do not fit."""
@@ -84,11 +80,7 @@ class AttentionResidual(Call[Residual]):
             check_floating(OP, **{name: tensor})
 
 
-def _triton_unsupported_reason(output: torch.Tensor, kept: torch.Tensor) -> str | None:
-    if (reason := triton_unsupported_reason(output)) is not None:
-        return reason
-    if output.dtype == torch.float64:
-        return "computes in float32, got torch.float64"
+def _strides_reason(output: torch.Tensor, kept: torch.Tensor) -> str | None:
     if output.stride(-1) != 1 or kept.stride(-1) != 1:
         return "the head dimension of output or kept is not contiguous"
     return None
@@ -97,5 +89,6 @@ def _triton_unsupported_reason(output: torch.Tensor, kept: torch.Tensor) -> str 
 attention_residual = Operation(
     OP,
     AttentionResidual,
-    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
+    lambda call: (call.output, call.kept),
+    *triton_or_reference(__name__, OP, float64_reason, _strides_reason),
 )

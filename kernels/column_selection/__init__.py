@@ -8,7 +8,7 @@ import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
-from chipsparse.kernels.triton_support import triton_unsupported_reason
+from chipsparse.kernels.triton_support import float64_reason
 
 OP = "column_selection"
 
@@ -60,10 +60,6 @@ class ColumnSelection(Call[torch.Tensor]):
     first_head: int = 0
     first_block: int = 0
 
-    def facts(self) -> tuple[torch.Tensor]:
-        """The column sums."""
-        return (self.column_sums,)
-
     def check(self) -> None:
         """Raises ``ValueError`` for a negative count, and where shapes or dtypes do not fit."""
         sums = self.column_sums
@@ -91,14 +87,9 @@ class ColumnSelection(Call[torch.Tensor]):
         return None if static is None else static.expand_as(self.column_sums)
 
 
-def _triton_unsupported_reason(column_sums: torch.Tensor) -> str | None:
-    if column_sums.dtype == torch.float64:
-        return "needs fp16, bf16 or fp32, got torch.float64"
-    return triton_unsupported_reason(column_sums)
-
-
 column_selection = Operation(
     OP,
     ColumnSelection,
-    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
+    lambda call: (call.column_sums,),
+    *triton_or_reference(__name__, OP, float64_reason),
 )

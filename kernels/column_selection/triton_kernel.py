@@ -148,6 +148,32 @@ def _number_pair(key):
 
 
 @triton.jit
+def _count(x, numbers, counts, Number: tl.constexpr):
+    """Packed counts, and the pairs of sums that are at or above each of four numbers."""
+    return tl.inline_asm_elementwise(
+        _COUNT_BF16 if Number == tl.bfloat16 else _COUNT_FP16,
+        _COUNT_REGISTERS,
+        x + numbers + counts,
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _count_free(x, numbers, counts, static, Number: tl.constexpr):
+    """The same without the static columns, given by their bits."""
+    return tl.inline_asm_elementwise(
+        _COUNT_STATIC_BF16 if Number == tl.bfloat16 else _COUNT_STATIC_FP16,
+        _COUNT_STATIC_REGISTERS,
+        x + numbers + counts + (static,),
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
 def _whole(count, Number: tl.constexpr):
     """Sums of both halves of packed counts, int32."""
     low = (count & 0xFFFF).to(tl.int16).to(Number, bitcast=True).to(tl.float32)
@@ -185,34 +211,24 @@ def _bytes_at_least(keys, key):
 
 
 @triton.jit
-def _sample_count(x0, x1, x2, x3, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
+def _sample_count(x, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
     """Return the number of sums of the sample that are at or above a key."""
     if PACKED:
-        number = tl.zeros_like(x0) + _number_pair(key)
+        number = tl.zeros_like(x[0]) + _number_pair(key)
         # Counts from 128 or 1024 on are in the lowest bits: both halves are summed as they are.
-        first = tl.zeros_like(x0) + (0x43004300 if Number == tl.bfloat16 else 0x64006400)
-        if Number == tl.bfloat16:
-            count = tl.inline_asm_elementwise(
-                _SAMPLE_BF16,
-                _SAMPLE_REGISTERS,
-                [x0, x1, x2, x3, number, first, static],
-                dtype=tl.int32,
-                is_pure=True,
-                pack=1,
-            )
-        else:
-            count = tl.inline_asm_elementwise(
-                _SAMPLE_FP16,
-                _SAMPLE_REGISTERS,
-                [x0, x1, x2, x3, number, first, static],
-                dtype=tl.int32,
-                is_pure=True,
-                pack=1,
-            )
+        first = tl.zeros_like(x[0]) + (0x43004300 if Number == tl.bfloat16 else 0x64006400)
+        count = tl.inline_asm_elementwise(
+            _SAMPLE_BF16 if Number == tl.bfloat16 else _SAMPLE_FP16,
+            _SAMPLE_REGISTERS,
+            [x[0], x[1], x[2], x[3], number, first, static],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
         counts = tl.sum(count - first, axis=0)
         return (counts & 0xFFFF) + (counts >> 16)
     else:
-        return tl.sum(_bytes_at_least(x0, key), axis=0)
+        return tl.sum(_bytes_at_least(x[0], key), axis=0)
 
 
 # Sizes stay unspecialized: none of the arithmetic gains by it, and one compiled kernel serves all.
@@ -302,21 +318,20 @@ def _select_kernel(
             sample = tl.arange(0, SAMPLE) * tl.maximum(row_bytes // SAMPLE, 1)
             static = tl.zeros([SAMPLE], tl.int32)
             if PACKED:
-                x0, x1, x2, x3 = _load_pairs(row_ptr, sample, row_bytes, -1, "")
+                x = _load_pairs(row_ptr, sample, row_bytes, -1, "")
                 if STATIC:
-                    static = tl.load(static_row_ptr + sample, mask=sample < row_bytes, other=0).to(
-                        tl.int32
-                    )
+                    static = tl.load(static_row_ptr + sample, mask=sample < row_bytes, other=0)
+                    static = static.to(tl.int32)
             else:
-                x0, _ = _load_keys(row_ptr, static_row_ptr, sample, row_bytes, columns, STATIC)
-                x1, x2, x3 = x0, x0, x0
+                keys, _ = _load_keys(row_ptr, static_row_ptr, sample, row_bytes, columns, STATIC)
+                x = (keys, keys, keys, keys)
             sampled = (tl.minimum(row_bytes, SAMPLE) * 8).to(tl.float32)
             rank = (sampled * wanted.to(tl.float32) / columns.to(tl.float32)).to(tl.int32) + 1
             # Near the key of the row before, or anywhere: the result is the same.
             left = tl.maximum(middle - 4 * NEAR, -INFINITY)
             right = tl.minimum(middle + 4 * NEAR, INFINITY)
-            left_count = _sample_count(x0, x1, x2, x3, static, left, PACKED, Number)
-            right_count = _sample_count(x0, x1, x2, x3, static, right, PACKED, Number)
+            left_count = _sample_count(x, static, left, PACKED, Number)
+            right_count = _sample_count(x, static, right, PACKED, Number)
             if left_count < rank:
                 right = left
                 left = -INFINITY - 1
@@ -325,17 +340,15 @@ def _select_kernel(
                 right = INFINITY + 1
             while right - left > 1:
                 key = (left + right) >> 1
-                count = _sample_count(x0, x1, x2, x3, static, key, PACKED, Number)
+                count = _sample_count(x, static, key, PACKED, Number)
                 left = tl.where(count >= rank, key, left)
                 right = tl.where(count >= rank, right, key)
             middle = tl.maximum(left, -INFINITY)
             # The keys to count at are so far apart that 4 % of the wanted sums are between them.
-            left_count = _sample_count(
-                x0, x1, x2, x3, static, tl.maximum(middle - NEAR, -INFINITY), PACKED, Number
-            )
-            right_count = _sample_count(
-                x0, x1, x2, x3, static, tl.minimum(middle + NEAR, INFINITY), PACKED, Number
-            )
+            left = tl.maximum(middle - NEAR, -INFINITY)
+            left_count = _sample_count(x, static, left, PACKED, Number)
+            right = tl.minimum(middle + NEAR, INFINITY)
+            right_count = _sample_count(x, static, right, PACKED, Number)
             density = tl.maximum(left_count - right_count, 1).to(tl.float32) / (2 * NEAR)
             step = tl.minimum(0.04 * rank.to(tl.float32) / density + 0.5, 8.0 * NEAR).to(tl.int32)
             step = tl.maximum(step, 1)
@@ -352,79 +365,31 @@ def _select_kernel(
             key1 = tl.minimum(tl.maximum(base + step, least), high)
             key2 = tl.minimum(tl.maximum(base + 2 * step, least), high)
             key3 = tl.minimum(tl.maximum(base + 3 * step, least), high)
-            c0 = tl.zeros([BYTES], tl.int32)
-            c1 = tl.zeros([BYTES], tl.int32)
-            c2 = tl.zeros([BYTES], tl.int32)
-            c3 = tl.zeros([BYTES], tl.int32)
+            no_bytes = tl.zeros([BYTES], tl.int32)
+            c0, c1, c2, c3 = no_bytes, no_bytes, no_bytes, no_bytes
             if PACKED:
-                number0 = tl.zeros([BYTES], tl.int32) + _number_pair(key0)
-                number1 = tl.zeros([BYTES], tl.int32) + _number_pair(key1)
-                number2 = tl.zeros([BYTES], tl.int32) + _number_pair(key2)
-                number3 = tl.zeros([BYTES], tl.int32) + _number_pair(key3)
+                numbers = (
+                    no_bytes + _number_pair(key0),
+                    no_bytes + _number_pair(key1),
+                    no_bytes + _number_pair(key2),
+                    no_bytes + _number_pair(key3),
+                )
                 # 64 tiles: a bf16 counts to 256.
                 for part in range(0, row_bytes, BYTES * 64):
-                    p0 = tl.zeros([BYTES], tl.int32)
-                    p1 = tl.zeros([BYTES], tl.int32)
-                    p2 = tl.zeros([BYTES], tl.int32)
-                    p3 = tl.zeros([BYTES], tl.int32)
+                    p = (no_bytes, no_bytes, no_bytes, no_bytes)
                     for first in range(part, tl.minimum(part + BYTES * 64, row_bytes), BYTES):
-                        x0, x1, x2, x3 = _load_pairs(
-                            row_ptr, first + in_chunk, row_bytes, -1, "evict_last"
-                        )
+                        byte = first + in_chunk
+                        x = _load_pairs(row_ptr, byte, row_bytes, -1, "evict_last")
                         if STATIC:
-                            static = tl.load(
-                                static_row_ptr + first + in_chunk,
-                                mask=first + in_chunk < row_bytes,
-                                other=0,
-                            ).to(tl.int32)
-                            p0, p1, p2, p3 = tl.inline_asm_elementwise(
-                                _COUNT_STATIC_BF16 if Number == tl.bfloat16 else _COUNT_STATIC_FP16,
-                                _COUNT_STATIC_REGISTERS,
-                                [
-                                    x0,
-                                    x1,
-                                    x2,
-                                    x3,
-                                    number0,
-                                    number1,
-                                    number2,
-                                    number3,
-                                    p0,
-                                    p1,
-                                    p2,
-                                    p3,
-                                    static,
-                                ],
-                                dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-                                is_pure=True,
-                                pack=1,
-                            )
+                            static_ptrs = static_row_ptr + first + in_chunk
+                            static = tl.load(static_ptrs, mask=byte < row_bytes, other=0)
+                            p = _count_free(x, numbers, p, static.to(tl.int32), Number)
                         else:
-                            p0, p1, p2, p3 = tl.inline_asm_elementwise(
-                                _COUNT_BF16 if Number == tl.bfloat16 else _COUNT_FP16,
-                                _COUNT_REGISTERS,
-                                [
-                                    x0,
-                                    x1,
-                                    x2,
-                                    x3,
-                                    number0,
-                                    number1,
-                                    number2,
-                                    number3,
-                                    p0,
-                                    p1,
-                                    p2,
-                                    p3,
-                                ],
-                                dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-                                is_pure=True,
-                                pack=1,
-                            )
-                    c0 += _whole(p0, Number)
-                    c1 += _whole(p1, Number)
-                    c2 += _whole(p2, Number)
-                    c3 += _whole(p3, Number)
+                            p = _count(x, numbers, p, Number)
+                    c0 += _whole(p[0], Number)
+                    c1 += _whole(p[1], Number)
+                    c2 += _whole(p[2], Number)
+                    c3 += _whole(p[3], Number)
             else:
                 for first in range(0, row_bytes, BYTES):
                     keys, _ = _load_keys(
@@ -486,11 +451,11 @@ def _select_kernel(
                 static = tl.load(static_row_ptr + byte, mask=byte < row_bytes, other=0)
                 static = static.to(tl.int32)
             if PACKED:
-                x0, x1, x2, x3 = _load_pairs(row_ptr, byte, row_bytes, 0, "evict_first")
+                x = _load_pairs(row_ptr, byte, row_bytes, 0, "evict_first")
                 kept, maybe, largest = tl.inline_asm_elementwise(
                     _BITS_BF16 if Number == tl.bfloat16 else _BITS_FP16,
                     _BITS_REGISTERS,
-                    [x0, x1, x2, x3, number0, number1, largest],
+                    [x[0], x[1], x[2], x[3], number0, number1, largest],
                     dtype=(tl.int32, tl.int32, tl.int32),
                     is_pure=True,
                     pack=1,
@@ -615,8 +580,8 @@ def _draw_kernel(
                 past = tl.minimum(tl.maximum(byte * 8 + 32 - end, 0), 31).to(tl.uint32)
                 free = ((~taken >> skipped) << skipped) << past >> past
                 lowest = (free ^ (free & (free - 1))).to(tl.float32).to(tl.int32, bitcast=True)
-                found = again & (free != 0)
-                drawn = tl.where(found, byte * 8 + (lowest >> 23) - 127, drawn)
+                hit = again & (free != 0)
+                drawn = tl.where(hit, byte * 8 + (lowest >> 23) - 127, drawn)
                 position = byte * 8 + 32
                 again = again & (free == 0)
                 # Past the end: once more for the part before the middle, if there is one.

@@ -15,12 +15,9 @@ from chipsparse.kernels.checks import (
     check_floating,
     check_shape,
 )
-from chipsparse.kernels.dispatch import Backend, Operation, imported, triton_or_reference
+from chipsparse.kernels.dispatch import Operation, gluon, triton_or_reference
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.triton_support import (
-    attention_unsupported_reason,
-    gluon_attention_unsupported_reason,
-)
+from chipsparse.kernels.triton_support import attention_unsupported_reason, block_rows_reason
 
 OP = "column_sparse_attention"
 CACHED = {None: (), "difference": ("residual",), "merge": ("residual", "lse_dense", "kept_mass")}
@@ -100,10 +97,6 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         }
         return replace(self, **tensors)
 
-    def facts(self) -> tuple[Any, ...]:
-        """Query, key, value and the rows of a block."""
-        return self.query, self.key, self.value, self.block_size_q
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rule do not fit."""
         self.check_attention(OP)
@@ -153,6 +146,7 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 column_sparse_attention = Operation(
     OP,
     ColumnSparseAttention,
-    Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_attention_unsupported_reason),
+    lambda call: (call.query, call.key, call.value, call.block_size_q),
+    gluon(f"{__name__}.gluon_sm90", OP, attention_unsupported_reason, block_rows_reason),
     *triton_or_reference(__name__, OP, attention_unsupported_reason),
 )

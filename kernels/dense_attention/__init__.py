@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
 from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.dense_attention import library
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.kernels.dispatch import Backend, Operation, imported
+from chipsparse.kernels.dispatch import Backend, Operation, gluon, imported
 from chipsparse.kernels.triton_support import (
     HALF_PRECISION,
-    gluon_attention_unsupported_reason,
+    attention_unsupported_reason,
     hopper_unsupported_reason,
 )
 
@@ -52,10 +51,6 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     _: KW_ONLY
     kernels: FastestKernel | None = None
 
-    def facts(self) -> tuple[Any, ...]:
-        """Query, key and value."""
-        return self.query, self.key, self.value
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
         self.check_attention(OP)
@@ -85,11 +80,12 @@ def _slower_reason(tokens: int, head_dim: int) -> str | None:
 dense_attention = Operation(
     OP,
     DenseAttention,
-    Backend(
-        "gluon",
-        imported("chipsparse.kernels.dense_attention_column_sums.gluon_sm90", OP),
-        gluon_attention_unsupported_reason,
-        _not_auto_reason,
+    lambda call: (call.query, call.key, call.value),
+    gluon(
+        "chipsparse.kernels.dense_attention_column_sums.gluon_sm90",
+        OP,
+        attention_unsupported_reason,
+        not_auto=_not_auto_reason,
     ),
     Backend("library", lambda: library.dense_attention, library.unsupported_reason),
     Backend("reference", imported(f"{__name__}.reference", OP)),

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
 from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.checks import check_block_size, check_shape
-from chipsparse.kernels.dispatch import Backend, Operation, imported, triton_or_reference
-from chipsparse.kernels.triton_support import (
-    attention_unsupported_reason,
-    gluon_attention_unsupported_reason,
-)
+from chipsparse.kernels.dispatch import Operation, gluon, triton_or_reference
+from chipsparse.kernels.triton_support import attention_unsupported_reason, block_rows_reason
 
 OP = "dense_attention_column_sums"
 
@@ -53,10 +49,6 @@ class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, t
     _: KW_ONLY
     block_size_q: int = 128
 
-    def facts(self) -> tuple[Any, ...]:
-        """Query, key, value and the rows of a block."""
-        return self.query, self.key, self.value, self.block_size_q
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
         self.check_attention(OP)
@@ -67,6 +59,7 @@ class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, t
 dense_attention_column_sums = Operation(
     OP,
     DenseAttentionColumnSums,
-    Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), gluon_attention_unsupported_reason),
+    lambda call: (call.query, call.key, call.value, call.block_size_q),
+    gluon(f"{__name__}.gluon_sm90", OP, attention_unsupported_reason, block_rows_reason),
     *triton_or_reference(__name__, OP, attention_unsupported_reason),
 )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
 from chipsparse.kernels.checks import check_block_size, check_shape
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported, triton_or_reference
+from chipsparse.kernels.dispatch import Call, Operation, gluon, triton_or_reference
 from chipsparse.kernels.fp8_quantization import Fp8Attention
-from chipsparse.kernels.triton_support import (
-    fp8_unsupported_reason,
-    gluon_fp8_unsupported_reason,
-)
+from chipsparse.kernels.triton_support import block_rows_reason, fp8_unsupported_reason
 
 OP = "fp8_dense_attention"
 # Weights are multiplied by 2 to this power: below 448, and far from where e4m3 loses digits.
@@ -55,10 +51,6 @@ class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | No
     lse_previous: torch.Tensor | None = None
     block_size_q: int = 128
 
-    def facts(self) -> tuple[Any, ...]:
-        """The query, the dtype of what was quantized, and the rows of a block."""
-        return self.tensors.query, self.tensors.dtype, self.block_size_q
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes do not fit."""
         check_block_size(OP, block_size_q=self.block_size_q)
@@ -70,6 +62,7 @@ class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | No
 fp8_dense_attention = Operation(
     OP,
     Fp8DenseAttention,
-    Backend("gluon", imported(f"{IN_16_BITS}.gluon_sm90", OP), gluon_fp8_unsupported_reason),
+    lambda call: (call.tensors.query, call.tensors.dtype, call.block_size_q),
+    gluon(f"{IN_16_BITS}.gluon_sm90", OP, fp8_unsupported_reason, block_rows_reason),
     *triton_or_reference(__name__, OP, fp8_unsupported_reason, triton_package=IN_16_BITS),
 )

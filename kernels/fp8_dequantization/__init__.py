@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
 from chipsparse.kernels.checks import FLOATING
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.triton_support import (
-    HALF_PRECISION,
-    triton_unsupported_reason,
-)
+from chipsparse.kernels.triton_support import HALF_PRECISION
 
 OP = "fp8_dequantization"
 
@@ -27,8 +23,8 @@ class Fp8Dequantization(Call[torch.Tensor]):
     Args:
         data: e4m3 ``[R, K]`` with contiguous rows, as linears store their weights.
         scale: float32 ``[R, 1]``, one for each row (output channel), or ``[1, 1]``, one for all.
-        dtype: of the result: fp16, bf16, fp32 or fp64.
-        turned: whether the columns of the result are contiguous instead of its rows.
+        dtype: the dtype of the result: fp16, bf16, fp32 or fp64.
+        turned: True makes the columns of the result contiguous instead of its rows.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
@@ -43,10 +39,6 @@ class Fp8Dequantization(Call[torch.Tensor]):
     _: KW_ONLY
     dtype: torch.dtype
     turned: bool = False
-
-    def facts(self) -> tuple[Any, ...]:
-        """The data and the dtype of the result."""
-        return self.data, self.dtype
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
@@ -65,14 +57,13 @@ class Fp8Dequantization(Call[torch.Tensor]):
             raise ValueError(f"{OP}: dtype must be a floating point type, got {self.dtype}")
 
 
-def _triton_unsupported_reason(data: torch.Tensor, dtype: torch.dtype) -> str | None:
-    if (reason := triton_unsupported_reason(data)) is not None:
-        return reason
+def _dtype_reason(data: torch.Tensor, dtype: torch.dtype) -> str | None:
     return None if dtype in HALF_PRECISION else f"needs fp16 or bf16, got {dtype}"
 
 
 fp8_dequantization = Operation(
     OP,
     Fp8Dequantization,
-    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
+    lambda call: (call.data, call.dtype),
+    *triton_or_reference(__name__, OP, _dtype_reason),
 )

@@ -9,9 +9,7 @@ import torch
 
 from chipsparse.kernels.calls import AttentionCall
 from chipsparse.kernels.dispatch import Operation, triton_or_reference
-from chipsparse.kernels.triton_support import (
-    quantization_unsupported_reason,
-)
+from chipsparse.kernels.triton_support import attention_unsupported_reason, no_fp8_reason
 
 OP = "fp8_quantization"
 FP8 = torch.float8_e4m3fn
@@ -47,7 +45,7 @@ class Fp8Attention:
         value_scale: float32 ``[B, H, D]``.
         value_mean: float32 ``[B, H, D]``.
         columns: M.
-        dtype: of query, key and value before, and of what is computed from these.
+        dtype: the dtype of query, key and value before, and of the output that they give.
     """
 
     query: torch.Tensor
@@ -93,7 +91,7 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
         query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
         key: ``[B, H, M, D]``, dtype and device of query.
         value: ``[B, H, M, D]``, likewise.
-        rotate: whether to rotate; D must be a power of two.
+        rotate: True rotates queries and keys; D must be a power of two.
         scale: factor of the scores; None for ``D ** -0.5``.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
@@ -104,10 +102,6 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
     _: KW_ONLY
     rotate: bool = False
 
-    def facts(self) -> tuple[Any, ...]:
-        """Query, key and value."""
-        return self.query, self.key, self.value
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rotation do not fit."""
         self.check_attention(OP)
@@ -117,7 +111,7 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
 
 
 def stored_order(device: torch.device) -> torch.Tensor:
-    """Which of 16 tokens stands at each place of stored values, int64 ``[16]``.
+    """The token of 16 that stands at each place of stored values, int64 ``[16]``.
 
     A thread that holds the scores of tokens ``2 t + e`` and ``8 + 2 t + e`` (t below 4, e below 2)
     finds them at the places ``4 t`` to ``4 t + 3``, where tensor cores want its four weights.
@@ -126,8 +120,13 @@ def stored_order(device: torch.device) -> torch.Tensor:
     return tokens.view(2, 4, 2).transpose(0, 1).flatten()
 
 
+def _no_fp8(query: torch.Tensor, *_: object) -> str | None:
+    return no_fp8_reason(query.device)
+
+
 fp8_quantization = Operation(
     OP,
     Fp8Quantization,
-    *triton_or_reference(__name__, OP, quantization_unsupported_reason),
+    lambda call: (call.query, call.key, call.value),
+    *triton_or_reference(__name__, OP, attention_unsupported_reason, _no_fp8),
 )

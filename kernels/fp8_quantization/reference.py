@@ -29,7 +29,7 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
     batch, heads, rows, head_dim = query.shape
     columns, device, dtype = key.shape[2], query.device, compute_dtype(query)
     stored = -(-columns // STORED_TOGETHER) * STORED_TOGETHER
-    found = Fp8Attention(
+    result = Fp8Attention(
         query=torch.empty_like(query, dtype=torch.int8),
         key=torch.empty(batch, heads, columns, head_dim, dtype=torch.int8, device=device),
         value=torch.empty(batch, heads, head_dim, stored, dtype=FP8, device=device),
@@ -43,26 +43,26 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
     for head in product(range(batch), range(heads)):
         head_query, head_key = query[head].to(dtype), key[head].to(dtype)
         if call.rotate:
-            head_query, head_key = (hadamard_transform(each) for each in (head_query, head_key))
+            head_query, head_key = map(hadamard_transform, (head_query, head_key))
         mean = head_key.mean(0)
-        found.row_shift[head] = (head_query @ mean) * scale
+        result.row_shift[head] = (head_query @ mean) * scale
         head_key = head_key - mean
         key_scale = _int8_scale(head_key.abs().amax())
-        found.key[head] = to_int8(head_key / key_scale)
+        result.key[head] = to_int8(head_key / key_scale)
         row_scale = _int8_scale(head_query.abs().amax(-1))
         head_query = head_query / row_scale[:, None]
-        found.query[head] = to_int8(head_query)
-        along = (head_query * found.query[head]).sum(-1)
+        result.query[head] = to_int8(head_query)
+        along = (head_query * result.query[head]).sum(-1)
         correction = torch.where(along == 0, 1, head_query.square().sum(-1) / along)
-        found.row_factor[head] = correction * row_scale * key_scale * scale
+        result.row_factor[head] = correction * row_scale * key_scale * scale
 
         head_value = value[head].to(dtype)
         mean = _finite(head_value).mean(0)
         head_value = head_value - mean
         value_scale = _fp8_scale(_finite(head_value).abs().amax(0))
-        found.value_mean[head], found.value_scale[head] = mean, value_scale
-        found.value[head] = store(to_fp8(head_value / value_scale))
-    return found
+        result.value_mean[head], result.value_scale[head] = mean, value_scale
+        result.value[head] = store(to_fp8(head_value / value_scale))
+    return result
 
 
 def to_int8(scaled: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         return torch.empty(batch, heads, *shape, dtype=torch.float32, device=device)
 
     noted, made = numbers(chunks, NOTED.value, head_dim), numbers(MADE.value, head_dim)
-    found = Fp8Attention(
+    result = Fp8Attention(
         query=torch.empty_like(query, dtype=torch.int8),
         key=torch.empty(batch, heads, columns, head_dim, dtype=torch.int8, device=device),
         value=torch.empty(batch, heads, head_dim, stored, dtype=FP8, device=device),
@@ -108,8 +108,8 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             (batch * heads,),
             noted,
             made,
-            found.value_mean,
-            found.value_scale,
+            result.value_mean,
+            result.value_scale,
             columns,
             chunks,
             HEAD_DIM=head_dim,
@@ -122,14 +122,14 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             key,
             value,
             made,
-            found.query,
-            found.key,
-            found.value,
-            found.row_factor,
-            found.row_shift,
+            result.query,
+            result.key,
+            result.value,
+            result.row_factor,
+            result.row_shift,
             *query.stride()[:3],
             *strides,
-            *found.query.stride()[:3],
+            *result.query.stride()[:3],
             heads,
             rows,
             columns,
@@ -139,7 +139,7 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
             **constants,
             num_stages=ROUND_STAGES,
         )
-    return found
+    return result
 
 
 @triton.jit
@@ -402,113 +402,6 @@ def _make_kernel(
 
 
 @triton.jit
-def _round_queries(
-    query_ptr,  # of a head, as all here
-    made_ptr,
-    query8_ptr,
-    row_factor_ptr,
-    row_shift_ptr,
-    query_stride_n,
-    query8_stride_n,
-    first,
-    last,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    ROTATE: tl.constexpr,
-    WIDE_PRODUCTS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Rounds the queries from ``first`` to ``last``."""
-    dims = tl.arange(0, HEAD_DIM)
-    key_mean, key_scale = tl.load(made_ptr + dims)[None, :], tl.load(made_ptr + HEAD_DIM)
-    unit = _unit(HEAD_DIM, ROTATE)
-    signs = _signs(query_ptr.dtype.element_ty, False)
-    for start in range(first, last, TILE):
-        token = start + tl.arange(0, TILE)
-        exists = token < last
-        row = tl.minimum(token, last - 1)
-        x = _read_rows(query_ptr, row, query_stride_n, signs, HEAD_DIM, ROTATE, WIDE_PRODUCTS, TILE)
-        shift = tl.sum(x * key_mean, 1) * unit * scale
-        row_scale = _int8_scale(tl.max(tl.abs(x), 1) * unit)
-        x *= (unit / row_scale)[:, None]
-        rounded = x + ROUNDING
-        tl.store(
-            query8_ptr + token.to(tl.int64)[:, None] * query8_stride_n + dims[None, :],
-            rounded.to(tl.int32, bitcast=True).to(tl.int8),
-            mask=exists[:, None],
-        )
-        along = tl.sum(x * (rounded - ROUNDING), 1)
-        row_scale *= tl.where(along == 0.0, 1.0, tl.sum(x * x, 1) / along)
-        tl.store(row_factor_ptr + token, row_scale * key_scale * scale, mask=exists)
-        tl.store(row_shift_ptr + token, shift, mask=exists)
-
-
-@triton.jit
-def _round_keys(
-    key_ptr,  # of a head, as all here
-    made_ptr,
-    key8_ptr,
-    key_stride_m,
-    first,
-    last,
-    HEAD_DIM: tl.constexpr,
-    ROTATE: tl.constexpr,
-    WIDE_PRODUCTS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Rounds the keys from ``first`` to ``last``."""
-    dims = tl.arange(0, HEAD_DIM)
-    mean, factor = tl.load(made_ptr + dims)[None, :], 1.0 / tl.load(made_ptr + HEAD_DIM)
-    unit = _unit(HEAD_DIM, ROTATE)
-    signs = _signs(key_ptr.dtype.element_ty, False)
-    for start in range(first, last, TILE):
-        token = start + tl.arange(0, TILE)
-        row = tl.minimum(token, last - 1)
-        x = _read_rows(key_ptr, row, key_stride_m, signs, HEAD_DIM, ROTATE, WIDE_PRODUCTS, TILE)
-        tl.store(
-            key8_ptr + token.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :],
-            ((x * unit - mean) * factor + ROUNDING).to(tl.int32, bitcast=True).to(tl.int8),
-            mask=(token < last)[:, None],
-        )
-
-
-@triton.jit
-def _round_values(
-    value_ptr,  # of a head, as all here
-    made_ptr,
-    value8_ptr,
-    value_stride_m,
-    first,
-    last,
-    columns,
-    stored,
-    HEAD_DIM: tl.constexpr,
-    WIDE_PRODUCTS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Rounds the values at the places from ``first`` to ``last``."""
-    dims, places = tl.arange(0, HEAD_DIM), tl.arange(0, TILE)
-    mean = tl.load(made_ptr + 2 * HEAD_DIM + dims)[None, :]
-    factor = (1.0 / tl.load(made_ptr + 3 * HEAD_DIM + dims))[None, :]
-    for start in range(first, last, TILE):
-        # Rows are read in the order in which they are stored.
-        token = start + stored_token(places)
-        row = tl.minimum(token, columns - 1).to(tl.int64)[:, None]
-        x = tl.load(value_ptr + row * value_stride_m + dims[None, :]).to(tl.float32)
-        # Zero, but NaN of what is not finite.
-        strange = x * 0.0
-        x = (x - mean) * factor + strange
-        if start + TILE > columns:
-            x = tl.where((token < columns)[:, None], x, 0.0)
-        place = start + places
-        tl.store(
-            value8_ptr + dims.to(tl.int64)[:, None] * stored + place[None, :],
-            tl.trans(to_fp8(x, WIDE_PRODUCTS)),
-            mask=(place < last)[None, :],
-        )
-
-
-@triton.jit
 def _round_kernel(
     query_ptr,  # [B, H, N, D]
     key_ptr,  # [B, H, M, D]
@@ -542,55 +435,80 @@ def _round_kernel(
     WIDE_PRODUCTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    """Rounds a part of the queries, the keys or the values of a head."""
     head, part = tl.program_id(0), tl.program_id(1)
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     head = head.to(tl.int64)
     made_ptr += head * MADE * HEAD_DIM
     row_parts, column_parts = tl.cdiv(rows, PART), tl.cdiv(columns, PART)
+    dims = tl.arange(0, HEAD_DIM)
+    unit = _unit(HEAD_DIM, ROTATE)
     if part < row_parts:
+        signs = _signs(query_ptr.dtype.element_ty, False)
+        query_ptr += b * query_stride_b + h * query_stride_h
+        query8_ptr += b * query8_stride_b + h * query8_stride_h
         first = part * PART
-        _round_queries(
-            query_ptr + b * query_stride_b + h * query_stride_h,
-            made_ptr,
-            query8_ptr + b * query8_stride_b + h * query8_stride_h,
-            row_factor_ptr + head * rows,
-            row_shift_ptr + head * rows,
-            query_stride_n,
-            query8_stride_n,
-            first,
-            tl.minimum(first + PART, rows),
-            scale,
-            HEAD_DIM,
-            ROTATE,
-            WIDE_PRODUCTS,
-            TILE,
-        )
+        last = tl.minimum(first + PART, rows)
+        mean, key_scale = tl.load(made_ptr + dims)[None, :], tl.load(made_ptr + HEAD_DIM)
+        for start in range(first, last, TILE):
+            token = start + tl.arange(0, TILE)
+            exists = token < last
+            x = _read_rows(
+                query_ptr, tl.minimum(token, last - 1), query_stride_n, signs, HEAD_DIM, ROTATE,
+                WIDE_PRODUCTS, TILE,
+            )  # fmt: skip
+            shift = tl.sum(x * mean, 1) * unit * scale
+            row_scale = _int8_scale(tl.max(tl.abs(x), 1) * unit)
+            x *= (unit / row_scale)[:, None]
+            rounded = x + ROUNDING
+            tl.store(
+                query8_ptr + token.to(tl.int64)[:, None] * query8_stride_n + dims[None, :],
+                rounded.to(tl.int32, bitcast=True).to(tl.int8),
+                mask=exists[:, None],
+            )
+            along = tl.sum(x * (rounded - ROUNDING), 1)
+            row_scale *= tl.where(along == 0.0, 1.0, tl.sum(x * x, 1) / along)
+            place = head * rows + token
+            tl.store(row_factor_ptr + place, row_scale * key_scale * scale, mask=exists)
+            tl.store(row_shift_ptr + place, shift, mask=exists)
     elif part < row_parts + column_parts:
+        signs = _signs(key_ptr.dtype.element_ty, False)
+        key_ptr += b * key_stride_b + h * key_stride_h
+        key8_ptr += head * columns * HEAD_DIM
         first = (part - row_parts) * PART
-        _round_keys(
-            key_ptr + b * key_stride_b + h * key_stride_h,
-            made_ptr,
-            key8_ptr + head * columns * HEAD_DIM,
-            key_stride_m,
-            first,
-            tl.minimum(first + PART, columns),
-            HEAD_DIM,
-            ROTATE,
-            WIDE_PRODUCTS,
-            TILE,
-        )
+        last = tl.minimum(first + PART, columns)
+        mean, factor = tl.load(made_ptr + dims)[None, :], 1.0 / tl.load(made_ptr + HEAD_DIM)
+        for start in range(first, last, TILE):
+            token = start + tl.arange(0, TILE)
+            x = _read_rows(
+                key_ptr, tl.minimum(token, last - 1), key_stride_m, signs, HEAD_DIM, ROTATE,
+                WIDE_PRODUCTS, TILE,
+            )  # fmt: skip
+            tl.store(
+                key8_ptr + token.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :],
+                ((x * unit - mean) * factor + ROUNDING).to(tl.int32, bitcast=True).to(tl.int8),
+                mask=(token < last)[:, None],
+            )
     else:
+        value_ptr += b * value_stride_b + h * value_stride_h
+        value8_ptr += head * HEAD_DIM * stored
         first = (part - row_parts - column_parts) * PART
-        _round_values(
-            value_ptr + b * value_stride_b + h * value_stride_h,
-            made_ptr,
-            value8_ptr + head * HEAD_DIM * stored,
-            value_stride_m,
-            first,
-            tl.minimum(first + PART, stored),
-            columns,
-            stored,
-            HEAD_DIM,
-            WIDE_PRODUCTS,
-            TILE,
-        )
+        last = tl.minimum(first + PART, stored)
+        mean = tl.load(made_ptr + 2 * HEAD_DIM + dims)[None, :]
+        factors = (1.0 / tl.load(made_ptr + 3 * HEAD_DIM + dims))[None, :]
+        for start in range(first, last, TILE):
+            # Rows are read in the order in which they are stored.
+            token = start + stored_token(tl.arange(0, TILE))
+            value_row = tl.minimum(token, columns - 1).to(tl.int64)[:, None]
+            x = tl.load(value_ptr + value_row * value_stride_m + dims[None, :]).to(tl.float32)
+            # Zero, but NaN of what is not finite.
+            strange = x * 0.0
+            x = (x - mean) * factors + strange
+            if start + TILE > columns:
+                x = tl.where((token < columns)[:, None], x, 0.0)
+            places = start + tl.arange(0, TILE)
+            tl.store(
+                value8_ptr + dims.to(tl.int64)[:, None] * stored + places[None, :],
+                tl.trans(to_fp8(x, WIDE_PRODUCTS)),
+                mask=(places < last)[None, :],
+            )

@@ -8,7 +8,6 @@ import torch
 
 from chipsparse.kernels.checks import check_dtype
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
-from chipsparse.kernels.triton_support import triton_unsupported_reason
 
 
 @dataclass(slots=True, eq=False)
@@ -29,10 +28,6 @@ class PackMask(Call[torch.Tensor]):
     """
 
     mask: torch.Tensor
-
-    def facts(self) -> tuple[torch.Tensor]:
-        """The mask."""
-        return (self.mask,)
 
     def check(self) -> None:
         """Raises ``ValueError`` where the mask is not bool or has no dimension."""
@@ -59,10 +54,6 @@ class UnpackMask(Call[torch.Tensor]):
 
     packed: torch.Tensor
     columns: int
-
-    def facts(self) -> tuple[torch.Tensor]:
-        """The packed bits."""
-        return (self.packed,)
 
     def check(self) -> None:
         """Raises ``ValueError`` where the tensor is not packed bits of that many columns."""
@@ -98,10 +89,6 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
     _: KW_ONLY
     capacity: int | None = None
 
-    def facts(self) -> tuple[torch.Tensor]:
-        """The packed bits."""
-        return (self.packed,)
-
     def check(self) -> None:
         """Raises ``ValueError`` for other than packed bits of that many columns, and a capacity."""
         _check_packed("packed_to_indices", self.packed, self.columns)
@@ -112,17 +99,22 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
 
 
 pack_mask = Operation(
-    "pack_mask", PackMask, *triton_or_reference(__name__, "pack_mask", triton_unsupported_reason)
+    "pack_mask",
+    PackMask,
+    lambda call: (call.mask,),
+    *triton_or_reference(__name__, "pack_mask"),
 )
 unpack_mask = Operation(
     "unpack_mask",
     UnpackMask,
-    *triton_or_reference(__name__, "unpack_mask", triton_unsupported_reason),
+    lambda call: (call.packed,),
+    *triton_or_reference(__name__, "unpack_mask"),
 )
 packed_to_indices = Operation(
     "packed_to_indices",
     PackedToIndices,
-    *triton_or_reference(__name__, "packed_to_indices", triton_unsupported_reason),
+    lambda call: (call.packed,),
+    *triton_or_reference(__name__, "packed_to_indices"),
 )
 
 

@@ -9,6 +9,8 @@ word at either end of a row may hold bits of its neighbours, which are cut off.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -179,7 +181,7 @@ def _list_kernel(
     row = tl.program_id(0)
     list_ptr = indices_ptr + row.to(tl.int64) * capacity
     lane = tl.arange(0, 32)
-    found = 0
+    listed = 0
     word = lane * 4
     next0, column = _load_words(packed_ptr, row, row_bytes, columns, word)
     next1, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 1)
@@ -204,8 +206,8 @@ def _list_kernel(
                 "=r,r,r,l,r,r,r,r,r,~{memory}",
                 [
                     upto,
-                    tl.minimum(total, capacity - found),
-                    (list_ptr + found + lane).to(tl.int64),
+                    tl.minimum(total, capacity - listed),
+                    (list_ptr + listed + lane).to(tl.int64),
                     tile_column,
                     bits0,
                     bits1,
@@ -218,15 +220,15 @@ def _list_kernel(
             )
         else:
             column = tile_column + lane * 128
-            place = found + upto - count
+            place = listed + upto - count
             place = _store_scattered(list_ptr, bits0, column, place, capacity)
             place = _store_scattered(list_ptr, bits1, column + 32, place, capacity)
             place = _store_scattered(list_ptr, bits2, column + 64, place, capacity)
             _store_scattered(list_ptr, bits3, column + 96, place, capacity)
-        found += total
-    found = tl.minimum(found, capacity)
-    tl.store(counts_ptr + row, found)
-    for first in range(found, capacity, 32):
+        listed += total
+    listed = tl.minimum(listed, capacity)
+    tl.store(counts_ptr + row, listed)
+    for first in range(listed, capacity, 32):
         tl.store(list_ptr + first + lane, tl.zeros([32], tl.int32), mask=first + lane < capacity)
 
 
@@ -237,46 +239,38 @@ def pack_mask(call: PackMask) -> torch.Tensor:
 
 def packed_bits(mask: torch.Tensor) -> torch.Tensor:
     """Bools ``[..., M]`` as uint8 ``[..., ceil(M / 8)]``."""
-    shape, columns = mask.shape[:-1], mask.shape[-1]
-    row_bytes = -(-columns // 8)
-    packed = torch.empty(*shape, row_bytes, dtype=torch.uint8, device=mask.device)
-    if packed.numel():
-        grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
-        with torch.cuda.device_of(mask):
-            launch_changing(
-                _pack_kernel,
-                grid,
-                mask.contiguous().view(torch.uint8),
-                packed,
-                row_bytes,
-                columns,
-                EVEN=columns % 8 == 0,
-                BYTES=PACK_BYTES,
-                num_warps=PACK_WARPS,
-            )
+    columns = mask.shape[-1]
+    packed = torch.empty(*mask.shape[:-1], cdiv(columns, 8), dtype=torch.uint8, device=mask.device)
+    _convert(_pack_kernel, mask.contiguous().view(torch.uint8), packed, packed, columns)
     return packed
 
 
 def unpack_mask(call: UnpackMask) -> torch.Tensor:
     """Run a checked `UnpackMask`."""
-    packed, columns = call.packed, call.columns
-    shape, row_bytes = packed.shape[:-1], packed.shape[-1]
-    mask = torch.empty(*shape, columns, dtype=torch.bool, device=packed.device)
-    if mask.numel():
-        grid = (shape.numel(), cdiv(row_bytes, PACK_BYTES))
-        with torch.cuda.device_of(packed):
+    packed, columns = call.packed.contiguous(), call.columns
+    mask = torch.empty(*packed.shape[:-1], columns, dtype=torch.bool, device=packed.device)
+    _convert(_unpack_kernel, packed, mask.view(torch.uint8), packed, columns)
+    return mask
+
+
+def _convert(
+    kernel: Any, source: torch.Tensor, result: torch.Tensor, packed: torch.Tensor, columns: int
+) -> None:
+    """Launch a kernel for every row of packed bits, from the source to the result."""
+    if result.numel():
+        row_bytes = packed.shape[-1]
+        with torch.cuda.device_of(result):
             launch_changing(
-                _unpack_kernel,
-                grid,
-                packed.contiguous(),
-                mask.view(torch.uint8),
+                kernel,
+                (packed.shape[:-1].numel(), cdiv(row_bytes, PACK_BYTES)),
+                source,
+                result,
                 row_bytes,
                 columns,
                 EVEN=columns % 8 == 0,
                 BYTES=PACK_BYTES,
                 num_warps=PACK_WARPS,
             )
-    return mask
 
 
 def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:

@@ -50,10 +50,6 @@ class NeuronSelection(FirstLayerCall[torch.Tensor]):
     _: KW_ONLY
     keep_count: int
 
-    def facts(self) -> tuple[Any, ...]:
-        """Hidden, the weight, the cached means and the gate."""
-        return self.hidden, self.weight, self.mean_cache, self.gate_weight
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, the count or the activation do not fit."""
         op, means = "neuron_selection", self.mean_cache
@@ -94,10 +90,6 @@ class MeanPreactivations(FirstLayerCall[torch.Tensor]):
             cannot run.
     """
 
-    def facts(self) -> tuple[Any, ...]:
-        """Return the facts of `NeuronSelection` on a cache that is still to be made."""
-        return self.hidden, self.weight, None, self.gate_weight
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
         _check_layer(self, "mean_preactivations")
@@ -109,14 +101,9 @@ def _check_layer(call: FirstLayerCall[Any], op: str) -> None:
         raise ValueError(f"{op}: hidden must be [B, N, C], got {list(call.hidden.shape)}")
 
 
-def _triton_unsupported_reason(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    mean_cache: torch.Tensor | None = None,
-    gate_weight: torch.Tensor | None = None,
+def _not_for_triton(
+    hidden: Any, weight: torch.Tensor, gate_weight: Any, mean_cache: torch.Tensor | None = None
 ) -> str | None:
-    if (reason := mlp_unsupported_reason(hidden, weight, gate_weight)) is not None:
-        return reason
     if weight.shape[0] > MOST_NEURONS:
         return f"needs at most {MOST_NEURONS} neurons, got {weight.shape[0]}"
     if mean_cache is not None and mean_cache.dtype != torch.float32:
@@ -127,10 +114,12 @@ def _triton_unsupported_reason(
 neuron_selection = Operation(
     "neuron_selection",
     NeuronSelection,
-    *triton_or_reference(__name__, "neuron_selection", _triton_unsupported_reason),
+    lambda call: (call.hidden, call.weight, call.gate_weight, call.mean_cache),
+    *triton_or_reference(__name__, "neuron_selection", mlp_unsupported_reason, _not_for_triton),
 )
 mean_preactivations = Operation(
     "mean_preactivations",
     MeanPreactivations,
-    *triton_or_reference(__name__, "mean_preactivations", _triton_unsupported_reason),
+    lambda call: (call.hidden, call.weight, call.gate_weight),
+    *triton_or_reference(__name__, "mean_preactivations", mlp_unsupported_reason, _not_for_triton),
 )

@@ -30,23 +30,6 @@ from chipsparse.kernels.triton_support import (
     next_power_of_2,
 )
 
-# Tiles of the means: CHANNELS channels, up to ROWS tokens at a time.
-MEAN_CONFIGS: dict[str, dict[str, int]] = {
-    "c64r64w4": {"CHANNELS": 64, "ROWS": 64, "num_warps": 4},
-    "c512r16w4": {"CHANNELS": 512, "ROWS": 16, "num_warps": 4},
-}
-
-# Tiles of the thin product: BLOCK_F neurons, up to BLOCK_M blocks, BLOCK_K channels. The last two
-# need the shared memory of a data-center GPU.
-PRODUCT_CONFIGS: dict[str, dict[str, int]] = {
-    f"f{f}m{m}k{k}w{warps}s{stages}": {
-        "BLOCK_F": f, "BLOCK_M": m, "BLOCK_K": k, "num_warps": warps, "STAGES": stages,
-    }
-    for f, m, k, warps, stages in (
-        (64, 32, 64, 4, 4), (64, 64, 64, 4, 3), (128, 64, 64, 4, 4), (128, 128, 64, 8, 4),
-    )
-}  # fmt: skip
-
 # Blocks that one launch makes means of, the most of a grid's second axis. On the first axis, whose
 # neighbours share a block's rows, they would take 2 % longer (H200).
 MOST_BLOCKS = 65535
@@ -59,18 +42,22 @@ TOP_PART = 4096
 NAN = tl.constexpr(0x7FC00000)  # the bits of every score that is not a number: the highest
 
 
-def default_mean_config(channels: int) -> str:
-    """The entry of `MEAN_CONFIGS` for so many channels."""
-    return "c64r64w4" if channels < 512 else "c512r16w4"
+def _product_config(device: torch.device, blocks: int, *, gated: bool) -> dict[str, int]:
+    """Return the tiles of the thin product for so many blocks of all batches.
 
-
-def default_product_config(device: torch.device, blocks: int, *, gated: bool) -> str:
-    """The entry of `PRODUCT_CONFIGS` for so many blocks of all batches."""
+    A tile has BLOCK_F neurons, up to BLOCK_M blocks and BLOCK_K channels. Those of 128 neurons need
+    the shared memory of a data-center GPU.
+    """
+    config = {"BLOCK_F": 64, "BLOCK_K": 64, "num_warps": 4}
     if blocks <= 32:
-        return "f64m32k64w4s4"
-    if gated or not has_large_shared_memory(device):
-        return "f64m64k64w4s3"
-    return "f128m64k64w4s4" if blocks <= 64 else "f128m128k64w8s4"
+        config |= {"BLOCK_M": 32, "STAGES": 4}
+    elif gated or not has_large_shared_memory(device):
+        config |= {"BLOCK_M": 64, "STAGES": 3}
+    elif blocks <= 64:
+        config |= {"BLOCK_F": 128, "BLOCK_M": 64, "STAGES": 4}
+    else:
+        config |= {"BLOCK_F": 128, "BLOCK_M": 128, "num_warps": 8, "STAGES": 4}
+    return {**config, "BLOCK_M": min(config["BLOCK_M"], max(16, next_power_of_2(blocks)))}
 
 
 def mean_preactivations(call: MeanPreactivations) -> torch.Tensor:
@@ -84,12 +71,34 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
     mean_cache = call.mean_cache
     batch, blocks, neurons = mean_cache.shape
     keep = min(call.keep_count, neurons)
-    if batch * blocks * keep == 0:
-        return torch.empty(batch, blocks, keep, dtype=torch.int32, device=call.hidden.device)
+    indices = torch.empty(batch, blocks, keep, dtype=torch.int32, device=mean_cache.device)
+    if indices.numel() == 0:
+        return indices
     tokens = mean_tokens(call.hidden, call.block_size)
     means, scores = thin_product(tokens, call, mean_cache)
-    assert scores is not None
-    return highest_changes(scores, means, mean_cache, keep)
+    padded = max(16, next_power_of_2(neurons))
+    # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
+    part = min(padded, TOP_PART)
+    programs = batch * blocks * cdiv(neurons, part)
+    if mean_cache.is_cuda and programs > multiprocessors(mean_cache.device):
+        part = padded
+    with torch.cuda.device_of(mean_cache):
+        launch(
+            _top_kernel,
+            (blocks, cdiv(neurons, part), batch),
+            scores,
+            means,
+            mean_cache,
+            indices,
+            *mean_cache.stride(),
+            blocks,
+            neurons,
+            keep,
+            BLOCK=padded,
+            PART=part,
+            num_warps=next(warps for most, warps in TOP_WARPS if padded <= most),
+        )
+    return indices
 
 
 def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -107,7 +116,8 @@ def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
     parts = torch.empty(2, batch, blocks, channels, dtype=hidden.dtype, device=hidden.device)
     if parts.numel() == 0:
         return parts
-    options = dict(MEAN_CONFIGS[default_mean_config(channels)])
+    # CHANNELS channels of up to ROWS tokens at a time.
+    options = {"CHANNELS": 512, "ROWS": 16} if channels >= 512 else {"CHANNELS": 64, "ROWS": 64}
     options["ROWS"] = min(options["ROWS"], next_power_of_2(block_size))
     tiles = cdiv(channels, options["CHANNELS"])
     with torch.cuda.device_of(hidden):
@@ -124,6 +134,7 @@ def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
                 blocks,
                 block_size,
                 **options,
+                num_warps=4,
             )
     return parts
 
@@ -150,9 +161,7 @@ def thin_product(
         return means, scores
     cache = means if mean_cache is None else mean_cache
     gated = gate_weight is not None
-    config = default_product_config(parts.device, all_blocks, gated=gated)
-    options = dict(PRODUCT_CONFIGS[config])
-    options["BLOCK_M"] = min(options["BLOCK_M"], max(16, next_power_of_2(all_blocks)))
+    options = _product_config(parts.device, all_blocks, gated=gated)
     gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
     grid = (
         cdiv(all_blocks, options["BLOCK_M"]),
@@ -187,51 +196,6 @@ def thin_product(
             **options,
         )
     return means, scores
-
-
-def highest_changes(
-    scores: torch.Tensor,
-    means: torch.Tensor,
-    mean_cache: torch.Tensor,
-    keep: int,
-) -> torch.Tensor:
-    """The neurons of the ``keep`` highest scores, whose means are then cached.
-
-    Args:
-        scores: float32 ``[B, G, F]``, contiguous, none negative.
-        means: float32 ``[B, G, F]``, contiguous.
-        mean_cache: float32 ``[B, G, F]``, MUTATED.
-        keep: from 1 to F.
-
-    Returns:
-        int32 ``[B, G, keep]``, ascending.
-    """
-    batch, blocks, neurons = scores.shape
-    indices = torch.empty(batch, blocks, keep, dtype=torch.int32, device=scores.device)
-    padded = max(16, next_power_of_2(neurons))
-    # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
-    part = min(padded, TOP_PART)
-    programs = batch * blocks * cdiv(neurons, part)
-    if scores.is_cuda and programs > multiprocessors(scores.device):
-        part = padded
-    warps = next(warps for most, warps in TOP_WARPS if padded <= most)
-    with torch.cuda.device_of(scores):
-        launch(
-            _top_kernel,
-            (blocks, cdiv(neurons, part), batch),
-            scores,
-            means,
-            mean_cache,
-            indices,
-            *mean_cache.stride(),
-            blocks,
-            neurons,
-            keep,
-            BLOCK=padded,
-            PART=part,
-            num_warps=warps,
-        )
-    return indices
 
 
 @triton.jit(do_not_specialize=["rows", "channels", "first_block", "blocks", "block_size"])

@@ -10,7 +10,6 @@ import torch
 
 from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
-from chipsparse.kernels.triton_support import triton_unsupported_reason
 
 PACK, UNPACK = "pack_pieces", "unpack_pieces"
 DIMS = (1, 2)  # tokens and heads of ``[B, N, H, D]``
@@ -28,9 +27,9 @@ def _check_pieces(
     check_floating(op, tensors=first)
     if first.dim() != 4:
         raise ValueError(f"{op}: tensors must be [B, N, H, D], got {list(first.shape)}")
-    for each in tensors[1:]:
-        check_shape(op, "tensors", each, tuple(first.shape))
-        check_dtype(op, "tensors", each, first.dtype)
+    for tensor in tensors[1:]:
+        check_shape(op, "tensors", tensor, tuple(first.shape))
+        check_dtype(op, "tensors", tensor, first.dtype)
     for piece in pieces:
         if not 0 <= piece.start <= piece.stop <= first.shape[dim] or piece.step != 1:
             raise ValueError(f"{op}: {piece} is not within dimension {dim} of {list(first.shape)}")
@@ -42,7 +41,7 @@ class PackPieces(Call[torch.Tensor]):
 
     Args:
         tensors: one to three of one shape ``[B, N, H, D]`` and dtype, of any strides.
-        pieces: where each begins and ends.
+        pieces: the beginning and end of each.
         dim: 1 to cut tokens, 2 to cut heads.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
@@ -59,10 +58,6 @@ class PackPieces(Call[torch.Tensor]):
     _: KW_ONLY
     dim: int
 
-    def facts(self) -> tuple[torch.Tensor, ...]:
-        """The tensors."""
-        return self.tensors
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
         _check_pieces(PACK, self.tensors, self.pieces, self.dim)
@@ -76,9 +71,9 @@ class UnpackPieces(Call[None]):
         buffer: contiguous ``[n]``; a piece behind the other.
         tensors: one to three of one shape ``[B, N, H, D]`` and the buffer's dtype, of any strides.
             Changed in place.
-        pieces: where each goes to.
+        pieces: the place of each in the tensors.
         dim: 1 for tokens, 2 for heads.
-        room: tokens or heads that each piece has room for in the buffer; None for its own.
+        capacity: tokens or heads that the buffer holds for each piece; None for its own.
         backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Raises:
@@ -90,20 +85,16 @@ class UnpackPieces(Call[None]):
     pieces: Sequence[range]
     _: KW_ONLY
     dim: int
-    room: int | None = None
-
-    def facts(self) -> tuple[torch.Tensor, ...]:
-        """The tensors."""
-        return self.tensors
+    capacity: int | None = None
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
         _check_pieces(UNPACK, self.tensors, self.pieces, self.dim)
         check_dtype(UNPACK, "buffer", self.buffer, self.tensors[0].dtype)
         longest = max(map(len, self.pieces), default=0)
-        if self.room is not None and self.room < longest:
-            raise ValueError(f"{UNPACK}: room must be at least {longest}, got {self.room}")
-        wanted = sum(self.rooms()) * self.unit()
+        if self.capacity is not None and self.capacity < longest:
+            raise ValueError(f"{UNPACK}: capacity must be at least {longest}, got {self.capacity}")
+        wanted = sum(self.capacities()) * self.unit()
         if self.buffer.dim() != 1 or self.buffer.numel() != wanted:
             raise ValueError(
                 f"{UNPACK}: buffer must have {wanted} elements for {list(self.pieces)}, got "
@@ -112,9 +103,9 @@ class UnpackPieces(Call[None]):
         if not self.buffer.is_contiguous():
             raise ValueError(f"{UNPACK}: buffer must be contiguous")
 
-    def rooms(self) -> list[int]:
-        """Tokens or heads that each piece has room for in the buffer."""
-        return [len(piece) if self.room is None else self.room for piece in self.pieces]
+    def capacities(self) -> list[int]:
+        """The number of tokens or heads that the buffer holds for each piece."""
+        return [len(piece) if self.capacity is None else self.capacity for piece in self.pieces]
 
     def unit(self) -> int:
         """Elements of all tensors that belong to one token or head."""
@@ -123,20 +114,21 @@ class UnpackPieces(Call[None]):
         return len(self.tensors) * math.prod(sizes)
 
 
-def _triton_unsupported_reason(*tensors: torch.Tensor) -> str | None:
-    if any(each.dim() == 4 and each.stride(-1) != 1 for each in tensors):
+def _not_for_triton(*tensors: torch.Tensor) -> str | None:
+    if any(tensor.dim() == 4 and tensor.stride(-1) != 1 for tensor in tensors):
         return "the head dimension is not contiguous"
-    return triton_unsupported_reason(tensors[0])
+    return None
 
 
 pack_pieces = Operation(
     PACK,
     PackPieces,
-    *triton_or_reference(__name__, PACK, _triton_unsupported_reason),
+    lambda call: call.tensors,
+    *triton_or_reference(__name__, PACK, _not_for_triton),
 )
-
 unpack_pieces = Operation(
     UNPACK,
     UnpackPieces,
-    *triton_or_reference(__name__, UNPACK, _triton_unsupported_reason),
+    lambda call: call.tensors,
+    *triton_or_reference(__name__, UNPACK, _not_for_triton),
 )

@@ -103,14 +103,14 @@ def pack_pieces(call: PackPieces) -> torch.Tensor:
 
 def unpack_pieces(call: UnpackPieces) -> None:
     """Run a checked `UnpackPieces`."""
-    _copy(call.tensors, call.buffer, call.pieces, call.rooms(), call.dim, packs=False)
+    _copy(call.tensors, call.buffer, call.pieces, call.capacities(), call.dim, packs=False)
 
 
 def _copy(
     tensors: tuple[torch.Tensor, ...],
     buffer: torch.Tensor,
     pieces: Sequence[range],
-    rooms: Sequence[int],
+    capacities: Sequence[int],
     dim: int,
     *,
     packs: bool,
@@ -122,7 +122,7 @@ def _copy(
     rows = max(1, TILE_ELEMENTS // columns)
     longest = batch * max(map(len, pieces)) * (tokens if dim == 2 else heads)
     three = (*tensors, *(tensors[:1] * (MOST_TENSORS - len(tensors))))
-    before = itertools.accumulate(rooms[:-1], initial=0)
+    before = itertools.accumulate(capacities[:-1], initial=0)
     places = tuple(
         (piece.start, len(piece), room) for piece, room in zip(pieces, before, strict=True)
     )
@@ -136,7 +136,7 @@ def _copy(
             batch,
             tokens,
             heads,
-            *(stride for each in three for stride in each.stride()[:3]),
+            *(stride for tensor in three for stride in tensor.stride()[:3]),
             TENSORS=len(tensors),
             CUTS_HEADS=dim == 2,
             PACKS=packs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import torch
 
@@ -14,13 +13,8 @@ from chipsparse.kernels.checks import (
     check_floating,
     check_shape,
 )
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported, triton_or_reference
-from chipsparse.kernels.triton_support import (
-    HALF_PRECISION,
-    NOT_ON_CPU,
-    hopper_unsupported_reason,
-    triton_unsupported_reason,
-)
+from chipsparse.kernels.dispatch import Call, Operation, gluon, triton_or_reference
+from chipsparse.kernels.triton_support import not_half_reason
 
 OP = "sparse_mlp_down"
 
@@ -63,10 +57,6 @@ class SparseMLPDown(Call[torch.Tensor]):
     counts: torch.Tensor | None = None
     block_size: int = 128
 
-    def facts(self) -> tuple[Any, ...]:
-        """Delta (of which dtype and device decide), the weight and the rows of a block."""
-        return self.delta, self.weight, self.block_size
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
         delta, weight, counts = self.delta, self.weight, self.counts
@@ -91,14 +81,7 @@ class SparseMLPDown(Call[torch.Tensor]):
             check_shape(OP, "counts", counts, (batch, blocks))
 
 
-def _triton_unsupported_reason(
-    delta: torch.Tensor, weight: torch.Tensor, block_size: int = 128
-) -> str | None:
-    del block_size  # any
-    if (reason := triton_unsupported_reason(delta)) is not None:
-        return reason
-    if delta.dtype not in HALF_PRECISION:
-        return f"needs fp16 or bf16, got {delta.dtype}"
+def _not_for_kernels(delta: torch.Tensor, weight: torch.Tensor, block_size: int) -> str | None:
     if weight.shape[0] % 8:
         return f"needs a multiple of 8 channels, got {weight.shape[0]}"
     if weight.stride(0) != 1 or weight.stride(1) % 8:
@@ -109,23 +92,18 @@ def _triton_unsupported_reason(
     return None
 
 
-def _gluon_unsupported_reason(
-    delta: torch.Tensor, weight: torch.Tensor, block_size: int = 128
-) -> str | None:
-    if delta.device.type == "cpu":
-        return NOT_ON_CPU
-    if (reason := _triton_unsupported_reason(delta, weight)) is not None:
-        return reason
+def _not_for_gluon(delta: torch.Tensor, weight: torch.Tensor, block_size: int) -> str | None:
     if block_size != 128:
         return f"needs blocks of 128 rows, got {block_size}"
-    if weight.data_ptr() % 16:
-        return "weight does not start at a multiple of 16 bytes"
-    return hopper_unsupported_reason(delta.device)
+    return "weight does not start at a multiple of 16 bytes" if weight.data_ptr() % 16 else None
 
 
+REASONS = not_half_reason, _not_for_kernels
 sparse_mlp_down = Operation(
     OP,
     SparseMLPDown,
-    Backend("gluon", imported(f"{__name__}.gluon_sm90", OP), _gluon_unsupported_reason),
-    *triton_or_reference(__name__, OP, _triton_unsupported_reason),
+    # Of delta, dtype and device decide.
+    lambda call: (call.delta, call.weight, call.block_size),
+    gluon(f"{__name__}.gluon_sm90", OP, *REASONS, _not_for_gluon),
+    *triton_or_reference(__name__, OP, *REASONS),
 )

@@ -21,12 +21,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.gluon_blocks import CONFIG, halves, lists_at_once, locate
+from chipsparse.kernels.gluon_blocks import (
+    CONSTANTS,
+    DEPTH,
+    TILE,
+    halves,
+    lists_at_once,
+    locate,
+    row_offsets,
+    stages,
+)
 from chipsparse.kernels.gluon_compat import (
     async_load,
     descriptor,
     mbarrier_arrive_on_copies,
-    partition_barrier,
     tma_load,
 )
 from chipsparse.kernels.launch import launch
@@ -57,18 +65,15 @@ def _produce(
         inside = (tile * TILE + channel < channels8 * 8)[None, :]
         # The stage that the count leaves partly filled comes first: it alone needs a mask. Its
         # other rows are zeros, so what the changes hold there must only be finite.
-        stages = (count + DEPTH - 1) // DEPTH
-        first = count - (stages - 1) * DEPTH
+        steps = (count + DEPTH - 1) // DEPTH
+        first = count - (steps - 1) * DEPTH
         neurons = gl.load(list_ptr + entry, mask=entry < first, other=0)
         position = 0
-        for i in range(stages):
+        for i in range(steps):
             stage = filled % STAGES
-            if WIDE_ROWS:
-                offsets = (neurons.to(gl.int64) * (stride_w8 * 8))[:, None] + channel[None, :]
-            else:
-                offsets = (neurons * (stride_w8 * 8))[:, None] + channel[None, :]
+            offsets = row_offsets(neurons, stride_w8, WIDE_ROWS) + channel[None, :]
             # The next rows' numbers arrive while this stage waits for room.
-            if i + 1 < stages:
+            if i + 1 < steps:
                 neurons = gl.load(list_ptr + first + i * DEPTH + entry)
             mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), 2 * delta_desc.block_type.nbytes)
@@ -192,21 +197,10 @@ def _sparse_mlp_down_kernel(
     HAS_COUNTS: gl.constexpr, HAS_ADDEND: gl.constexpr, EVEN_CHANNELS: gl.constexpr,
     WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = w_ptr.dtype.element_ty
-    w_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=2
-    )
-    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    d_smem = gl.allocate_shared_memory(dtype, [2 * STAGES, 1, DEPTH, 64], delta_desc.layout)
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES, DEPTH, TILE], w_layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    for i in gl.static_range(STAGES):
-        # The copies of all producer threads, and the one that asks for the changes.
-        mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS + 1)
-        mbarrier.init(empty.index(i), count=2)
-    partition_barrier()
-    smem = (d_smem, w_smem, full, empty)
+    smem = stages(
+        delta_desc, [2 * STAGES, 1, DEPTH, 64], [STAGES, DEPTH, TILE], w_ptr.dtype.element_ty,
+        STAGES, 128, PRODUCER_WARPS,
+    )  # fmt: skip
     results = (cache_ptr, addend_ptr, out_ptr)
     list_sizes = (list_count, at_once, blocks, capacity)
     sizes = (
@@ -258,14 +252,14 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     # With what pads the tokens: the sums with it are not stored.
     strides = (delta.stride(0), delta.stride(2), 1)
     changes = delta.as_strided((batch, capacity, padded_rows(rows)), strides)
-    tiles = -(-channels // CONFIG.tile)
+    tiles = -(-channels // TILE)
     items = batch * blocks * tiles
     sms = triton_support.multiprocessors(delta.device)
     with torch.cuda.device(delta.device):
         launch(
             _sparse_mlp_down_kernel,
             (min(items, sms),),
-            descriptor(changes, [1, CONFIG.depth, 64]),
+            descriptor(changes, [1, DEPTH, 64]),
             weight,
             neuron_indices.contiguous(),
             neuron_indices if counts is None else counts.contiguous(),
@@ -285,17 +279,11 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
             cache.stride(1) // 8,
             added.stride(0),
             added.stride(1) // 8,
-            TILE=CONFIG.tile,
-            DEPTH=CONFIG.depth,
-            STAGES=CONFIG.stages,
-            PRODUCER_WARPS=CONFIG.producer_warps,
-            CONSUMER_REGISTERS=CONFIG.consumer_registers,
-            PRODUCER_REGISTERS=CONFIG.producer_registers,
+            **CONSTANTS,
             HAS_COUNTS=counts is not None,
             HAS_ADDEND=addend is not None,
-            EVEN_CHANNELS=channels % CONFIG.tile == 0,
+            EVEN_CHANNELS=channels % TILE == 0,
             WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
-            num_warps=4,
         )
     if cache is not output_cache:
         output_cache.copy_(cache)

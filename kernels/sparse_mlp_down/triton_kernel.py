@@ -23,35 +23,13 @@ from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 # BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of
 # channels, BLOCK_K of neurons. TOGETHER is how many row tiles run one tile of channels before the
 # next tile: their lists are sorted, so they gather nearly the same weights at about the same time.
-CONFIGS: dict[str, dict[str, int]] = {
-    name: {
-        "BLOCK_M": 128,
-        "BLOCK_N": n,
-        "BLOCK_K": k,
-        "num_warps": warps,
-        "STAGES": stages,
-        "TOGETHER": together,
-        **({} if registers is None else {"maxnreg": registers}),
-    }
-    for name, n, k, warps, stages, together, registers in (
-        ("n256k64w8s3", 256, 64, 8, 3, 32, None),
-        ("n256k64w8s4", 256, 64, 8, 4, 32, None),
-        ("n256k64w8s4g8", 256, 64, 8, 4, 8, None),
-        ("n128k64w8s3r", 128, 64, 8, 3, 32, 128),
-        ("n128k64w4s3", 128, 64, 4, 3, 32, None),
-        ("n128k64w8s4", 128, 64, 8, 4, 32, None),
-        ("n128k32w8s4", 128, 32, 8, 4, 32, None),
-    )
-}
+SHARED: dict[str, int] = {"BLOCK_M": 128, "num_warps": 8, "TOGETHER": 32}
+LARGE_CONFIG = {**SHARED, "BLOCK_N": 256, "BLOCK_K": 64, "STAGES": 3}
+SMALL_CONFIG = {**SHARED, "BLOCK_N": 128, "BLOCK_K": 32, "STAGES": 4}
 
 
-def default_config(delta: torch.Tensor) -> str:
-    """The entry of `CONFIGS` for this device."""
-    return "n256k64w8s3" if has_large_shared_memory(delta.device) else "n128k32w8s4"
-
-
-def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.Tensor:
-    """Run a checked `SparseMLPDown`; ``config`` names one of `CONFIGS`."""
+def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
+    """Run a checked `SparseMLPDown`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
     output_cache, addend, counts = call.output_cache, call.addend, call.counts
     block_size = call.block_size
@@ -61,7 +39,7 @@ def sparse_mlp_down(call: SparseMLPDown, *, config: str | None = None) -> torch.
     if result.numel() == 0:
         return result
     delta = with_padding(delta)
-    options = dict(CONFIGS[config or default_config(delta)])
+    options = dict(LARGE_CONFIG if has_large_shared_memory(delta.device) else SMALL_CONFIG)
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(channels, options["BLOCK_N"])

@@ -9,14 +9,15 @@ import torch
 
 from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count, check_dtype, check_floating, check_shape
-from chipsparse.kernels.dispatch import Backend, Operation, imported, triton_or_reference
+from chipsparse.kernels.dispatch import Backend, Operation, gluon, imported, triton_or_reference
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import is_token_contiguous, rows_are_evenly_spaced
-from chipsparse.kernels.triton_support import (
-    NOT_ON_CPU,
-    hopper_unsupported_reason,
-    mlp_unsupported_reason,
-)
+from chipsparse.kernels.triton_support import mlp_unsupported_reason
+
+# How many times the largest activation of its token a later one may be before a cache in FP8
+# saturates: those of gated layers are products, which grow fast. Numbers above 1/1800 of the
+# largest still have all their digits.
+FP8_HEADROOM = 16.0
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +42,7 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
         activation_cache: ``[B, N, F]`` floating point, last written activations, of any strides.
             The kernels want the tokens of a neuron contiguous, as `dense_activation` makes it, and
             overwrite what pads them (see `token_layout`); without padding they work on a copy. Or
-            in e4m3, from `fp8_activations`: new activations saturate at 448 times their scale.
+            in e4m3, turned, from `fp8_rows`: new activations saturate at 448 times their scale.
         cache_scale: float32 ``[B, N, 1]``, that of each token of a cache in e4m3; else None.
         counts: int32 ``[B, G]``, how many entries of each list count; None for all.
         activation: activation function, as diffusers names it.
@@ -64,10 +65,6 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
     _: KW_ONLY
     cache_scale: torch.Tensor | None = None
     counts: torch.Tensor | None = None
-
-    def facts(self) -> tuple[Any, ...]:
-        """Hidden, the weight, the cached activations, the gate and the rows of a block."""
-        return self.hidden, self.weight, self.activation_cache, self.gate_weight, self.block_size
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
@@ -114,77 +111,64 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
             cannot run.
     """
 
-    def facts(self) -> tuple[Any, ...]:
-        """Return the facts of `SparseMLPUp` on a cache that is still to be made."""
-        return self.hidden, self.weight, None, self.gate_weight, self.block_size
-
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
         self.check_first_layer("dense_activation", activated=True)
 
 
-def _triton_unsupported_reason(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    activation_cache: torch.Tensor | None = None,
-    gate_weight: torch.Tensor | None = None,
-    block_size: int = 128,
+def _cache_reason(
+    hidden: torch.Tensor, weight: Any, gate_weight: Any, block_size: int, cache: Any = None
 ) -> str | None:
-    del block_size  # any
-    if (reason := mlp_unsupported_reason(hidden, weight, gate_weight)) is not None:
-        return reason
-    if activation_cache is None:
+    if cache is None:
         return None
-    if activation_cache.dtype == torch.float64:
+    if cache.dtype == torch.float64:
         return "needs an activation_cache of fp16, bf16, fp32 or e4m3, got torch.float64"
-    if not is_token_contiguous(activation_cache):
+    if not is_token_contiguous(cache):
         return (
             "needs an activation_cache whose tokens are contiguous, at a multiple of 8 for each "
-            f"neuron, got strides {activation_cache.stride()} for [B, N, F]"
+            f"neuron, got strides {cache.stride()} for [B, N, F]"
         )
     return None
 
 
-def _gluon_unsupported_reason(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    activation_cache: torch.Tensor | None = None,
-    gate_weight: torch.Tensor | None = None,
-    block_size: int = 128,
+def _not_for_gluon(
+    hidden: torch.Tensor, weight: Any, gate_weight: Any, block_size: int, cache: Any = None
 ) -> str | None:
-    if hidden.device.type == "cpu":
-        return NOT_ON_CPU
-    if (
-        reason := _triton_unsupported_reason(hidden, weight, activation_cache, gate_weight)
-    ) is not None:
-        return reason
     if gate_weight is not None:
         return "written for MLPs without a gate"
-    if activation_cache is not None and activation_cache.dtype == FP8:
+    if cache is not None and cache.dtype == FP8:
         return "written for caches in 16 or 32 bits, got e4m3"
     if block_size != 128:
         return f"needs blocks of 128 rows, got {block_size}"
     if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not rows_are_evenly_spaced(hidden)):
         return "needs hidden at a multiple of 16 bytes and its rows at one distance over the batch"
-    return hopper_unsupported_reason(hidden.device)
+    return None
+
+
+def _facts(call: FirstLayerCall[torch.Tensor]) -> tuple[Any, ...]:
+    return call.hidden, call.weight, call.gate_weight, call.block_size
 
 
 def _backends(function: str, gluon_file: str) -> tuple[Backend, ...]:
-    gluon = imported(f"{__name__}.{gluon_file}", function)
+    reasons = mlp_unsupported_reason, _cache_reason
     return (
-        Backend("gluon", gluon, _gluon_unsupported_reason),
-        *triton_or_reference(__name__, function, _triton_unsupported_reason),
+        gluon(f"{__name__}.{gluon_file}", function, *reasons, _not_for_gluon),
+        *triton_or_reference(__name__, function, *reasons),
     )
 
 
 sparse_mlp_up = Operation(
-    "sparse_mlp_up", SparseMLPUp, *_backends("sparse_mlp_up", gluon_file="gluon_sm90")
+    "sparse_mlp_up",
+    SparseMLPUp,
+    lambda call: (*_facts(call), call.activation_cache),
+    *_backends("sparse_mlp_up", gluon_file="gluon_sm90"),
 )
 # Both kernels want the same layout, so one makes it for either; the library stands last, because
 # what it makes is for no sparse step.
 dense_activation = Operation(
     "dense_activation",
     DenseActivation,
+    _facts,
     *_backends("dense_activation", gluon_file="triton_kernel"),
     Backend("library", imported(f"{__name__}.library", "dense_activation")),
 )

@@ -22,12 +22,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.gluon_blocks import CONFIG, halves, lists_at_once, locate
+from chipsparse.kernels.gluon_blocks import (
+    CONSTANTS,
+    DEPTH,
+    TILE,
+    halves,
+    lists_at_once,
+    locate,
+    row_offsets,
+    stages,
+)
 from chipsparse.kernels.gluon_compat import (
     async_load,
     descriptor,
     mbarrier_arrive_on_copies,
-    partition_barrier,
     tma_load,
 )
 from chipsparse.kernels.launch import launch
@@ -89,10 +97,7 @@ def _gather(
     channel = gl.arange(0, DEPTH, gl.SliceLayout(0, layout))
     # Entries past the end repeat the first one; what they give is not stored.
     neurons = gl.load(list_ptr + gl.where(entry < count, entry, first))
-    if WIDE_ROWS:
-        weights = w_ptr + (neurons.to(gl.int64) * (stride_w8 * 8))[:, None] + channel[None, :]
-    else:
-        weights = w_ptr + (neurons * (stride_w8 * 8))[:, None] + channel[None, :]
+    weights = w_ptr + row_offsets(neurons, stride_w8, WIDE_ROWS) + channel[None, :]
     for c in range(0, channels, DEPTH):
         stage = filled % STAGES
         mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
@@ -306,21 +311,10 @@ def _sparse_mlp_up_kernel(
     EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr, LAG: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = w_ptr.dtype.element_ty
-    w_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=2 * DEPTH, element_bitwidth=16, rank=2
-    )
-    barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    x_smem = gl.allocate_shared_memory(dtype, [2 * STAGES, 64, DEPTH], x_desc.layout)
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, DEPTH], w_layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
-    for i in gl.static_range(STAGES):
-        # The copies of all producer threads, and the one that asks for the tokens.
-        mbarrier.init(full.index(i), count=32 * PRODUCER_WARPS + 1)
-        mbarrier.init(empty.index(i), count=2)
-    partition_barrier()
-    smem = (x_smem, w_smem, full, empty)
+    smem = stages(
+        x_desc, [2 * STAGES, 64, DEPTH], [STAGES, TILE, DEPTH], w_ptr.dtype.element_ty, STAGES,
+        2 * DEPTH, PRODUCER_WARPS,
+    )  # fmt: skip
     results = (bias_ptr, indices_ptr, cache_ptr, delta_ptr)
     list_sizes = (list_count, at_once, blocks, capacity)
     sizes = (items, tiles, whole, list_sizes, channels8, padded8, stride_cb, stride_cf8)
@@ -356,7 +350,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     cache = with_padding(call.activation_cache)
     # A view: the rows of all batches lie at one distance.
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
-    tiles = -(-capacity // CONFIG.tile)
+    tiles = -(-capacity // TILE)
     sms = triton_support.multiprocessors(hidden.device)
     total = batch * blocks * tiles
     whole = total // sms * sms
@@ -367,7 +361,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
         launch(
             _sparse_mlp_up_kernel,
             (min(items, sms),),
-            descriptor(tokens, [64, CONFIG.depth]),
+            descriptor(tokens, [64, DEPTH]),
             weight,
             weight if bias is None else bias,
             neuron_indices.contiguous(),
@@ -387,19 +381,13 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             weight.stride(0) // 8,
             cache.stride(0),
             cache.stride(2) // 8,
-            TILE=CONFIG.tile,
-            DEPTH=CONFIG.depth,
-            STAGES=CONFIG.stages,
-            PRODUCER_WARPS=CONFIG.producer_warps,
-            CONSUMER_REGISTERS=CONFIG.consumer_registers,
-            PRODUCER_REGISTERS=CONFIG.producer_registers,
+            **CONSTANTS,
             HAS_COUNTS=counts is not None,
             HAS_BIAS=bias is not None,
             ACTIVATION=ACTIVATIONS[call.activation],
-            EVEN_CHANNELS=channels % CONFIG.depth == 0,
+            EVEN_CHANNELS=channels % DEPTH == 0,
             WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,
             LAG=LAG,
-            num_warps=4,
         )
     if cache is not call.activation_cache:
         call.activation_cache.copy_(cache)

@@ -6,13 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.calls import Activation
-from chipsparse.kernels.checks import (
-    block_chunks,
-    compute_dtype,
-    tile_bytes,
-)
-from chipsparse.kernels.fp8_activations.reference import rounded
+from chipsparse.kernels.checks import block_chunks, compute_dtype, tile_bytes
 from chipsparse.kernels.fp8_quantization import FP8
+from chipsparse.kernels.fp8_rows.reference import rounded
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
 from chipsparse.kernels.token_layout import empty_laid_out_as
 

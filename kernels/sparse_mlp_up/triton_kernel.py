@@ -30,51 +30,29 @@ from chipsparse.kernels.triton_support import cdiv, converts_fp8, has_large_shar
 LARGEST_FP8 = tl.constexpr(LARGEST)
 INFINITY = tl.constexpr(float("inf"))
 
-# BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of neurons,
-# BLOCK_K of channels. TOGETHER is how many row tiles run one tile of neurons before the next tile:
-# their lists are sorted, so they gather nearly the same weight rows, from the level 2 cache. TURNED
-# products have tokens as their rows.
-CONFIGS: dict[str, dict[str, int]] = {
-    name: {
-        "BLOCK_M": 128,
-        "BLOCK_N": n,
-        "BLOCK_K": k,
-        "num_warps": warps,
-        "STAGES": stages,
-        "TOGETHER": 32,
-        "TURNED": turned,
-        **({} if registers is None else {"maxnreg": registers}),
-    }
-    for name, n, k, warps, stages, turned, registers in (
-        ("n256k64w8s3t", 256, 64, 8, 3, True, None),
-        ("n256k64w8s4t", 256, 64, 8, 4, True, None),
-        ("n256k64w8s3", 256, 64, 8, 3, False, None),
-        ("n256k64w8s4", 256, 64, 8, 4, False, None),
-        ("n128k64w8s3r", 128, 64, 8, 3, False, 128),
-        ("n128k64w4s3", 128, 64, 4, 3, False, None),
-        ("n128k64w8s4", 128, 64, 8, 4, False, None),
-        ("n128k64w8s4t", 128, 64, 8, 4, True, None),
-        ("n128k32w8s4", 128, 32, 8, 4, False, None),
-        ("n64k64w8s3", 64, 64, 8, 3, False, None),
-        ("n64k32w8s4", 64, 32, 8, 4, False, None),
-    )
-}
 # Tokens and neurons of a program that only applies the activation function.
 ACTIVATE_TOKENS, ACTIVATE_NEURONS, ACTIVATE_WARPS = 512, 4, 4
 
 
-def default_config(hidden: torch.Tensor, *, gated: bool, in_fp8: bool = False) -> str:
-    """The entry of `CONFIGS` for this device.
+def _config(device: torch.device, *, gated: bool, in_fp8: bool) -> dict[str, int]:
+    """Return the tiles for this device.
 
-    A gate has a second tile of weights and sums, and to round to FP8 takes registers.
+    BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of
+    neurons, BLOCK_K of channels. TOGETHER is how many row tiles run one tile of neurons before the
+    next tile: their lists are sorted, so they gather nearly the same weight rows, from the level 2
+    cache. TURNED products have tokens as their rows.
     """
-    if has_large_shared_memory(hidden.device):
-        return "n128k64w8s4" if gated or in_fp8 else "n256k64w8s3t"
-    return "n64k32w8s4" if gated else "n128k32w8s4"
+    # A gate has a second tile of weights and sums, and to round to FP8 takes registers.
+    config = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "TOGETHER": 32, "TURNED": False}
+    if not has_large_shared_memory(device):
+        return {**config, "BLOCK_N": 64 if gated else 128, "BLOCK_K": 32, "STAGES": 4}
+    if not gated and not in_fp8:
+        return {**config, "BLOCK_N": 256, "BLOCK_K": 64, "STAGES": 3, "TURNED": True}
+    return {**config, "BLOCK_K": 64, "STAGES": 4}
 
 
-def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tensor:
-    """Run a checked `SparseMLPUp`; ``config`` names one of `CONFIGS`."""
+def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
+    """Run a checked `SparseMLPUp`."""
     hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
     neuron_indices = call.neuron_indices
     gate_weight, gate_bias, block_size = call.gate_weight, call.gate_bias, call.block_size
@@ -85,7 +63,7 @@ def sparse_mlp_up(call: SparseMLPUp, *, config: str | None = None) -> torch.Tens
         return delta
     gated = gate_weight is not None
     in_fp8 = call.cache_scale is not None
-    options = dict(CONFIGS[config or default_config(hidden, gated=gated, in_fp8=in_fp8)])
+    options = _config(hidden.device, gated=gated, in_fp8=in_fp8)
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])

@@ -49,7 +49,7 @@ def take_off(transformer: Any, patches: Patches) -> None:
             if name.startswith(HOOKS):
                 _take_off_hook(module._diffusers_hook, name, hook, patches)
     processors = [getattr(module, "processor", None) for module in transformer.modules()]
-    for processor in {id(each): each for each in processors}.values():
+    for processor in {id(processor): processor for processor in processors}.values():
         if getattr(processor, "_parallel_config", None) is not None:
             patches.set_attribute(processor, "_parallel_config", None)
 

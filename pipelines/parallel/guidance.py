@@ -43,13 +43,13 @@ class Unfilled(torch.Tensor):
         whole = args[0] if func is torch.Tensor.__getitem__ else None
         if isinstance(whole, Unfilled) and whole.output is None:
             return cls.wait((whole, args[1]))
-        named = {name: _sent(each, func) for name, each in (kwargs or {}).items()}
-        return func(*(_sent(each, func) for each in args), **named)
+        named = {name: _sent(value, func) for name, value in (kwargs or {}).items()}
+        return func(*(_sent(value, func) for value in args), **named)
 
 
 def _sent(value: Any, func: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(_sent(each, func) for each in value)
+        return type(value)(_sent(item, func) for item in value)
     if not isinstance(value, Unfilled):
         return value
     if value.output is None and value.cut is not None:
@@ -109,7 +109,7 @@ class GuidanceSplit:
             return self._waiting[-1]
         assert self._own is not None
         outputs = self._swapped(self._own.contiguous())
-        others = [each for rank, each in enumerate(outputs) if rank != self.peers.rank]
+        others = [output for rank, output in enumerate(outputs) if rank != self.peers.rank]
         for waiting, output in zip(self._waiting, others, strict=False):
             waiting.output = output
         self._begin(step)

@@ -99,7 +99,7 @@ class SplitSequence:
         spare = query.shape[2] - own  # of `SOME_TEXT`, where the text would stand
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
-        states = tuple(each.transpose(1, 2)[:, front : front + own] for each in (query, key, value))
+        states = tuple(part.transpose(1, 2)[:, front : front + own] for part in (query, key, value))
         turns = HeadTurns(self.exchange, states, self._cut)
         output = turns.finish(
             attend(

@@ -81,11 +81,11 @@ class Team:
         if error is self._reported:
             return
         self._reported = error
-        found = [self._all]
-        found += [] if self._exchange is None else [self._exchange.peers]
-        found += [] if self.guidance is None else [self.guidance.peers]
+        groups = [self._all]
+        groups += [] if self._exchange is None else [self._exchange.peers]
+        groups += [] if self.guidance is None else [self.guidance.peers]
         blamed = None
-        for peers in found:
+        for peers in groups:
             try:
                 peers.failed(error)
             except PeerError as other:
@@ -137,7 +137,7 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
         ValueError: both are there, or one expert is parallel and another is not, or there are no
             such processes.
     """
-    groups = [sharing_groups(each) for each in transformers]
+    groups = [sharing_groups(transformer) for transformer in transformers]
     named = next((group for group in groups if group is not None), None)
     if named is not None:
         if parallel is not None:
@@ -151,8 +151,8 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
                 "it on all of them"
             )
         ranks = dist.get_process_group_ranks(named.tokens)
-        found = Parallel(ulysses=len(ranks) // named.ring, ring=named.ring)
-        return Team(ranks, found, groups=named)
+        named_degrees = Parallel(ulysses=len(ranks) // named.ring, ring=named.ring)
+        return Team(ranks, named_degrees, groups=named)
     if parallel is None or parallel.ranks == 1:
         return None
     if not (dist.is_available() and dist.is_initialized()):

@@ -102,7 +102,7 @@ def test_intervals_are_those_of_the_prompts(compared):
     assert content["lpips_missing"]
     lines = [line for line in stderr.splitlines() if ": step " in line]
     assert len(lines) == 9 * 4
-    assert all(" s elapsed, about " in line and line.endswith(" left") for line in lines), lines
+    assert all(" s elapsed" in line for line in lines), lines
 
 
 def test_the_clip_is_that_of_the_worst_prompt_and_the_page_shows_it(compared, monkeypatch):

@@ -232,7 +232,7 @@ DUAL = {"dual_attention_layers": list(range(13)), "num_layers": 24}
         # What the pipelines make where nobody names a size, as their checkpoints are configured.
         (COGVIDEO, {}, [13, 30, 45], 226, [30]),
         (MOCHI, {}, [4, 30, 53], 256, [48]),
-        (SD3, DUAL, [1, 64, 64], 256, [13, 11]),  # of T5, without the 77 of CLIP
+        (SD3, DUAL, [1, 64, 64], 77 + 256, [13, 11]),  # of CLIP and of T5
         ((), None, [1, 64, 64], 512, [19, 38]),
     ],
 )

@@ -67,6 +67,18 @@ def test_steps_that_take_longer_are_known_to(progress, clock):
                 assert progress.seconds_left() == pytest.approx(left)
 
 
+def test_lines_off_a_terminal_have_the_clock_of_the_whole(progress, clock):
+    progress.plan({"dense, a": 1.0, "dense, b": 1.0})
+    for name in "ab":
+        with progress.working(f"dense, {name}"), progress.denoising(name, 1) as steps:
+            clock.now += 2
+            steps.done(0, "dense")
+    assert progress._console.file.getvalue().splitlines() == [
+        "a: step 1 of 1 (dense), 2.0 s elapsed, about 2.0 s left",
+        "b: step 1 of 1 (dense), 4.0 s elapsed",
+    ]
+
+
 def test_on_a_terminal_the_bar_has_the_clock_of_the_whole_and_no_other(clock):
     shown = io.StringIO()
     console = Console(file=shown, width=200, force_terminal=True, color_system=None)

@@ -92,7 +92,7 @@ def test_a_model_without_a_profile_takes_a_quality_that_is_asked_for(chosen):
 def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     layers = [{"layers": "1-2", "mlp": "dense"}]
     config = SparsityConfig().override(
-        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers}
+        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None}
     )
     write_profile(
         workdir / "p.yaml",
@@ -117,6 +117,7 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
             "correct": True,
         },
         "layers": layers,
+        "tile": None,
     }
     profile = load_profile(workdir / "p.yaml")
     assert (profile.sparsity, profile.tuned.flow_shift) == (config, shift)

@@ -319,7 +319,7 @@ def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypat
         asked.append(arguments["num_inference_steps"])
         raise UserError("enough")
 
-    monkeypatch.setattr("chipsparse.pipelines.flux.FluxAdapter.uncalled_steps", 1)
+    monkeypatch.setattr("chipsparse.pipelines.models.flux.FluxAdapter.uncalled_steps", 1)
     monkeypatch.setattr("chipsparse.cli.tune.job.Search", search)
     monkeypatch.setattr("chipsparse.cli.tune.lab.time_steps", timed)
     assert tune("--min-psnr", "30").sentence() == "enough"

@@ -79,12 +79,6 @@ def backend_of(operation, name):
     return next(backend for backend in operation.backends if backend.name == name)
 
 
-def skip_unless_it_runs(operation, name, *facts):
-    reason = backend_of(operation, name).unsupported_reason(*facts)
-    if reason is not None:
-        pytest.skip(f"{name}: {reason}")
-
-
 def attention_inputs(
     batch, heads, rows, columns, head_dim, *, dtype, device, strided=False, seed=0
 ):

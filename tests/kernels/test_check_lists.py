@@ -17,31 +17,19 @@ def test_good_lists_pass():
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "message"),
+    ("of_counts", "place", "value", "message"),
     [
-        ((0, 0, 0, 2), 9, r"indices\[0, 0, 0, 2\] is 9, not within \[0, 9\)"),
-        ((0, 1, 0, 1), -1, r"indices\[0, 1, 0, 1\] is -1, not within \[0, 9\)"),
-        ((0, 1, 0, 2), 2, r"the list indices\[0, 1, 0\] repeats column 2"),
-        ((0, 0, 0, 1), 0, r"the list indices\[0, 0, 0\] repeats column 0"),
+        (False, (0, 0, 0, 2), 9, r"indices\[0, 0, 0, 2\] is 9, not within \[0, 9\)"),
+        (False, (0, 1, 0, 1), -1, r"indices\[0, 1, 0, 1\] is -1, not within \[0, 9\)"),
+        (False, (0, 1, 0, 2), 2, r"the list indices\[0, 1, 0\] repeats column 2"),
+        (False, (0, 0, 0, 1), 0, r"the list indices\[0, 0, 0\] repeats column 0"),
+        (True, (0, 0, 1), 4, r"counts\[0, 0, 1\] is 4, not within \[0, 3\]"),
+        (True, (0, 1, 0), -2, r"counts\[0, 1, 0\] is -2, not within \[0, 3\]"),
+        (True, (0, 1, 1), 2, r"the list indices\[0, 1, 1\] repeats column 3"),
     ],
 )
-def test_bad_indices_are_named(place, value, message):
-    indices, counts = good_lists()
-    indices[place] = value
+def test_bad_indices_and_counts_are_named(of_counts, place, value, message):
+    lists = good_lists()
+    lists[of_counts][place] = value
     with pytest.raises(ValueError, match=f"column_sparse_attention: {message}"):
-        check_lists(indices, counts, 9)
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        ((0, 0, 1), 4, r"counts\[0, 0, 1\] is 4, not within \[0, 3\]"),
-        ((0, 1, 0), -2, r"counts\[0, 1, 0\] is -2, not within \[0, 3\]"),
-        ((0, 1, 1), 2, r"the list indices\[0, 1, 1\] repeats column 3"),
-    ],
-)
-def test_bad_counts_are_named(place, value, message):
-    indices, counts = good_lists()
-    counts[place] = value
-    with pytest.raises(ValueError, match=f"column_sparse_attention: {message}"):
-        check_lists(indices, counts, 9)
+        check_lists(*lists, 9)

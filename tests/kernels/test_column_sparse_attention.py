@@ -1,4 +1,5 @@
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -24,7 +25,6 @@ from tests.kernels.formulas import (
     kernel_names,
     masked_attention,
     random_mask,
-    skip_unless_it_runs,
 )
 
 FP8 = torch.float8_e4m3fn
@@ -39,13 +39,13 @@ def attend(inputs, mask, block_size_q=128, **options):
 
 
 def recorded(cache, rule):
-    """What a rule reads of it."""
+    """The part of the cache that a rule reads."""
     of_merge = {name: cache[name] for name in ("lse_dense", "kept_mass")}
     return {"delta_rule": rule, "residual": cache[rule], **of_merge}
 
 
 def refreshed(inputs, mask, block_size_q, dtype):
-    """What a refresh records, from the formulas: output, residuals of both rules, lse, mass."""
+    """The record of a refresh by the formulas: output, residuals of both rules, lse, mass."""
     output, lse = full_attention(*inputs)
     kept, kept_lse = masked_attention(*inputs, mask, block_size_q)
     mass = torch.exp(kept_lse - lse)
@@ -64,7 +64,6 @@ def refreshed(inputs, mask, block_size_q, dtype):
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_masked_attention(backend, shape, dtype, strided, device):
     inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(*shape[:4], 128, device=device)
     output, lse = attend(inputs, mask, backend=backend)
     assert output.dtype == dtype
@@ -80,7 +79,6 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
 )
 def test_any_block_size_and_equal_counts(backend, block_size_q, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 131, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, block_size_q)
     scores = torch.rand(2, 1, blocks_of(rows, block_size_q), 131, device=device)
     mask = scores >= scores.topk(67).values[..., -1:]
     found = attend(inputs, mask, block_size_q, backend=backend)
@@ -93,7 +91,6 @@ def test_any_block_size_and_equal_counts(backend, block_size_q, rows, dtype, dev
 def test_any_count_in_shuffled_lists(backend, count, dtype, device):
     """Counts around the edges of tiles, lists in any order, read from a wider tensor."""
     inputs = attention_inputs(1, 1, 20, 200, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, 16)
     generator = torch.Generator().manual_seed(count)
     last = torch.tensor([199])  # the last row of all comes first
     lists = [torch.cat([last, torch.randperm(199, generator=generator)]) for _ in range(2)]
@@ -112,7 +109,6 @@ def test_any_count_in_shuffled_lists(backend, count, dtype, device):
 def test_only_listed_rows_are_used(backend, dtype, device):
     """NaN in all other rows, row 0 among them, does not reach the result; nothing listed is 0."""
     query, key, value = attention_inputs(1, 2, 300, 200, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, query, key, value)
     mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)
     mask[:, 0, 1, 7:20] = True
     mask[:, 0, 2, 40:170] = True
@@ -135,7 +131,6 @@ def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, blo
     """In the rows that they enter, and nowhere else; nothing listed is still the cache alone."""
     shape = (1, 2, 3 * block_size_q - 5, 200, 64)
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, block_size_q)
     mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)
     mask[:, 0, 1, 7:20] = True
     mask[:, 0, 2, 40:170] = True  # two tiles and a part
@@ -173,11 +168,12 @@ def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, blo
         assert found[affected].isnan().all()
 
 
+@backend_names(column_sparse_attention, left_out=("gluon", "reference"))
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_all_configs_of_triton(head_dim, device):
-    kernel = pytest.importorskip("chipsparse.kernels.column_sparse_attention.triton_kernel")
+def test_all_configs_of_triton(backend, head_dim, device):
+    kernel = import_module("chipsparse.kernels.column_sparse_attention.triton_kernel")
     inputs = attention_inputs(1, 1, 300, 300, head_dim, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(column_sparse_attention, "triton", *inputs)
+    column_sparse_attention.choose(*inputs, 256, backend=backend)
     mask = random_mask(1, 1, 300, 300, 256, device=device)
     cache = refreshed(inputs, mask, 256, torch.float32)
     call = ColumnSparseAttention(
@@ -197,7 +193,6 @@ def test_all_configs_of_triton(head_dim, device):
 @backend_names(column_sparse_attention)
 def test_output_of_a_kernel_is_laid_out_like_the_query(backend, device):
     inputs = attention_inputs(2, 3, 20, 30, 64, dtype=torch.float16, device=device, strided=True)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(2, 3, 20, 30, 128, device=device)
     for scale in (-0.2, 0.0):
         found = attend(inputs, mask, scale=scale, backend=backend)
@@ -216,7 +211,6 @@ def test_rows_beyond_32_bit_offsets(backend):
     query, few, _ = attention_inputs(1, 2, 300, 200, 64, dtype=torch.bfloat16, device="cuda")
     storage[:, used] = few.transpose(1, 2)
     far = storage.transpose(1, 2)
-    skip_unless_it_runs(column_sparse_attention, backend, query, far, far)
     mask = random_mask(1, 2, 300, 200, 128, device="cuda")
     indices, counts = index_lists(mask)
     output, _ = column_sparse_attention(
@@ -232,7 +226,6 @@ def test_lists_beyond_32_bit_offsets(backend):
     """2,060 lists of 2^20 entries are 8.6 GB."""
     blocks = 2060
     inputs = attention_inputs(1, 1, blocks, 200, 64, dtype=torch.bfloat16, device="cuda")
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, 1)
     mask = torch.rand(1, 1, blocks, 200, device="cuda") < 0.5
     few, counts = index_lists(mask)
     indices = torch.zeros(1, 1, blocks, 2**20, dtype=torch.int32, device="cuda")
@@ -243,22 +236,20 @@ def test_lists_beyond_32_bit_offsets(backend):
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("capacity", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_nothing_kept_is_zero(backend, capacity, dtype, device):
+def test_nothing_kept_is_zero(backend, dtype, device):
     inputs = attention_inputs(1, 2, 150, 40, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
-    indices = torch.zeros(1, 2, 2, capacity, dtype=torch.int32, device=device)
     counts = torch.zeros(1, 2, 2, dtype=torch.int32, device=device)
-    output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
-    assert (output == 0).all()
-    assert (lse == -torch.inf).all()
+    for capacity in (0, 5):
+        indices = torch.zeros(1, 2, 2, capacity, dtype=torch.int32, device=device)
+        output, lse = column_sparse_attention(*inputs, indices, counts, backend=backend)
+        assert (output == 0).all()
+        assert (lse == -torch.inf).all()
 
 
 @backend_names(column_sparse_attention)
 def test_large_scores_do_not_overflow(backend, device):
     query, key, value = attention_inputs(1, 1, 140, 40, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, query, key, value, 70)
     mask = random_mask(1, 1, 140, 40, 70, device=device)
     inputs = (query * 1000, key, value)
     output, lse = attend(inputs, mask, 70, backend=backend)
@@ -267,45 +258,42 @@ def test_large_scores_do_not_overflow(backend, device):
     assert_close(lse, expected_lse, 1e-5)
 
 
+def joined(rule, kept, kept_lse, residual, cache, rounding=0.0):
+    """The formulas of both rules in float64; within the rounding nothing was dropped."""
+    if rule == "difference":
+        return kept + residual.double()
+    now = torch.exp(kept_lse - cache["lse_dense"].double())[..., None]
+    dropped = 1 - cache["kept_mass"].double()[..., None]
+    merged = (now * kept + residual.double()) / (now + dropped)
+    return torch.where(dropped <= rounding, kept, merged)
+
+
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
-def test_rules_give_the_cached_output_back_when_nothing_changed(
-    backend, rule, dtype, strided, device
-):
-    inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device, strided=strided)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs, 32)
-    mask = random_mask(2, 2, 333, 131, 32, device=device)
-    cache = refreshed(inputs, mask, 32, dtype)
-    output, _ = attend(inputs, mask, 32, **recorded(cache, rule), backend=backend)
-    assert output.dtype == dtype
-    assert_close(output, cache["output"], TOLERANCE[dtype])
-    # Nothing is kept in the first block: the cached output itself.
-    assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
-
-
-@backend_names(column_sparse_attention)
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype, device):
+@pytest.mark.parametrize("changed", [False, True])
+def test_rules_match_their_formulas(backend, changed, rule, dtype, strided, device):
+    """Where nothing changed, they give the cached output back."""
     shape = (2, 2, 333, 131, 64)
-    before = attention_inputs(*shape, dtype=dtype, device=device, seed=0)
-    inputs = attention_inputs(*shape, dtype=dtype, device=device, seed=1)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
-    mask = random_mask(*shape[:4], 64, device=device)
-    mask[:, :, -1, ::3] = False
-    cache = refreshed(before, mask, 64, torch.float32)
-    output, lse = attend(inputs, mask, 64, **recorded(cache, rule), backend=backend)
-    kept, kept_lse = masked_attention(*inputs, mask, 64)
-    residual = cache[rule].double()
-    if rule == "difference":
-        expected = residual + kept
-    else:
-        a = torch.exp(kept_lse - cache["lse_dense"])[..., None]
-        expected = (a * kept + residual) / (a + 1 - cache["kept_mass"].double()[..., None])
-    assert_close(output, expected, TOLERANCE[dtype])
+    before, inputs = (
+        attention_inputs(*shape, dtype=dtype, device=device, strided=strided, seed=seed)
+        for seed in (0, int(changed))
+    )
+    mask = random_mask(*shape[:4], 32, device=device)
+    if changed:
+        mask[:, :, -1, ::3] = False
+    cache = refreshed(before, mask, 32, torch.float32 if changed else dtype)
+    output, lse = attend(inputs, mask, 32, **recorded(cache, rule), backend=backend)
+    kept, kept_lse = masked_attention(*inputs, mask, 32)
+    assert output.dtype == dtype
     assert_close(lse, kept_lse, LSE_TOLERANCE[dtype])
+    if changed:
+        assert_close(output, joined(rule, kept, kept_lse, cache[rule], cache), TOLERANCE[dtype])
+    else:
+        assert_close(output, cache["output"], TOLERANCE[dtype])
+        # Nothing is kept in the first block: the cached output itself.
+        assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
 
 
 @backend_names(column_sparse_attention)
@@ -314,7 +302,6 @@ def test_rules_match_their_formulas_when_everything_changed(backend, rule, dtype
 def test_merge_under_huge_shifts(backend, shift, dtype, device):
     """Kept columns that take over leave A, those that vanish leave the dropped columns' output."""
     inputs = attention_inputs(1, 2, 100, 90, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = torch.zeros(1, 2, 2, 90, dtype=torch.bool, device=device)
     mask[:, :, 0, ::2] = True
     mask[:, :, 1] = True
@@ -335,7 +322,6 @@ def test_merge_under_huge_shifts(backend, shift, dtype, device):
 def test_a_residual_in_fp8_counts_as_what_it_stands_for(backend, rule, head_dim, strided, device):
     shape = (2, 2, 300, 131, head_dim)
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=strided)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(*shape[:4], 128, device=device)
     other = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=strided, seed=1)
     cache = refreshed(other, mask, 128, torch.float32)
@@ -347,17 +333,12 @@ def test_a_residual_in_fp8_counts_as_what_it_stands_for(backend, rule, head_dim,
     rounded_cache = recorded(cache, rule) | {"residual": rounded, "residual_scale": scale}
     output, _ = attend(inputs, mask, **rounded_cache, backend=backend)
     kept, kept_lse = masked_attention(*inputs, mask, 128)
-    if rule == "difference":
-        expected = kept + meant
-    else:
-        mass, dropped = cache["kept_mass"].double(), 1 - cache["kept_mass"].double()
-        now = (kept_lse - cache["lse_dense"].double()).exp()[..., None]
-        expected = (now * kept + meant) / (now + dropped[..., None])
-        # Within the rounding of the outputs nothing was dropped, whatever that of e4m3 is.
-        nothing = dropped <= torch.finfo(torch.bfloat16).eps
-        assert nothing.any()
-        assert (mass[~nothing] > 1 - torch.finfo(torch.float8_e4m3fn).eps).any()
-        expected = torch.where(nothing[..., None], kept, expected)
+    # Within the rounding of the outputs nothing was dropped, whatever that of e4m3 is.
+    rounding = torch.finfo(torch.bfloat16).eps
+    dropped = 1 - cache["kept_mass"]
+    assert (dropped <= rounding).any()
+    assert (dropped[dropped > rounding] < torch.finfo(FP8).eps).any()
+    expected = joined(rule, kept, kept_lse, meant, cache, rounding)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
 
 
@@ -372,7 +353,6 @@ def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(
         pytest.skip("cuBLAS takes other ways for other numbers of heads")
     shape = (batch, 3, 300, 131, 64)
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=True)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(*shape[:4], 128, device=device)
     cache = refreshed(inputs, mask, 128, torch.bfloat16)
     residual, scale = cache["merge"], None
@@ -415,7 +395,6 @@ def test_merge_formula_at_its_edges():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_repeats_bit_for_bit_and_spares_its_inputs(backend, dtype, device):
     inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(column_sparse_attention, backend, *inputs)
     mask = random_mask(2, 2, 333, 131, 128, device=device)
     cache = refreshed(inputs, mask, 128, dtype)
     tensors = (*inputs, *cache.values())
@@ -441,65 +420,3 @@ def test_transient_memory_stays_within_the_limit(blocks_at_once, monkeypatch):
     assert 0 < largest.nbytes <= blocks_at_once * 64 * indices.shape[-1] * 4  # the scores
     for a, b in zip(small, large, strict=True):
         assert_close(a, b, 1e-5)
-
-
-def mistaken(**changes):
-    query, key, value = attention_inputs(1, 2, 200, 50, 64, dtype=torch.float32, device="cpu")
-    arguments = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "indices": torch.zeros(1, 2, 2, 5, dtype=torch.int32),
-        "counts": torch.zeros(1, 2, 2, dtype=torch.int32),
-    }
-    return {**arguments, **changes}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"indices": torch.zeros(1, 2, 2, 5)}, "indices must be torch.int32, got torch.float32"),
-        (
-            {"indices": torch.zeros(1, 2, 3, 5, dtype=torch.int32)},
-            r"indices must be \[1, 2, 2, 5\], got \[1, 2, 3, 5\]",
-        ),
-        ({"indices": torch.zeros(2, 5, dtype=torch.int32)}, r"\[B, H, G, K\], got \[2, 5\]"),
-        ({"counts": torch.zeros(1, 2, 2)}, "counts must be torch.int32"),
-        ({"counts": torch.zeros(1, 2, dtype=torch.int32)}, r"counts must be \[1, 2, 2\]"),
-        ({"block_size_q": 100, "delta_rule": "mean"}, "got 'mean'"),
-        ({"delta_rule": "difference"}, "'difference' needs residual; residual is None"),
-        (
-            {"delta_rule": "merge", "residual": torch.zeros(1, 2, 200, 64)},
-            "'merge' needs residual, lse_dense, kept_mass; lse_dense is None",
-        ),
-        (
-            {"delta_rule": "difference", "residual": torch.zeros(1, 2, 200)},
-            r"residual must be \[1, 2, 200, 64\], got \[1, 2, 200\]",
-        ),
-        (
-            {"delta_rule": "difference", "residual": torch.zeros(1, 2, 200, 64).to(FP8)},
-            r"belongs to a residual in torch.float8_e4m3fn; .*float8_e4m3fn without it",
-        ),
-        (
-            {
-                "delta_rule": "difference",
-                "residual": torch.zeros(1, 2, 200, 64),
-                "residual_scale": torch.zeros(1, 2, 200),
-            },
-            r"belongs to a residual in torch.float8_e4m3fn; .*float32 with it",
-        ),
-        (
-            {
-                "delta_rule": "difference",
-                "residual": torch.zeros(1, 2, 200, 64).to(FP8),
-                "residual_scale": torch.zeros(1, 200),
-            },
-            r"residual_scale must be \[1, 2, 200\], got \[1, 200\]",
-        ),
-        ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
-        ({"backend": "fast"}, "unknown backend 'fast'; it has"),
-    ],
-)
-def test_mistakes_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        column_sparse_attention(**mistaken(**changes))

@@ -21,7 +21,6 @@ from tests.kernels.formulas import (
     attention_inputs,
     backend_names,
     full_attention,
-    skip_unless_it_runs,
 )
 
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 1337, 1337, 64)]
@@ -33,7 +32,6 @@ SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 1337
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_the_formula(backend, shape, dtype, strided, device):
     inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
-    skip_unless_it_runs(dense_attention, backend, *inputs)
     output, lse = dense_attention(*inputs, backend=backend)
     assert output.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -44,7 +42,6 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
 @backend_names(dense_attention)
 def test_large_scores_do_not_overflow(backend, device):
     query, key, value = attention_inputs(1, 1, 17, 40, 64, dtype=torch.float32, device=device)
-    skip_unless_it_runs(dense_attention, backend, query, key, value)
     output, lse = dense_attention(query * 1000, key, value, backend=backend)
     expected, expected_lse = full_attention(query * 1000, key, value)
     assert_close(output, expected, 1e-3)
@@ -72,27 +69,6 @@ def test_library_is_preferred_and_the_reference_takes_over_with_a_reason():
     assert_close(dense_attention(spread, key, value)[0], expected, TOLERANCE[torch.float32])
     with pytest.raises(ValueError, match="'library' cannot run here: the head dimension"):
         dense_attention(spread, key, value, backend="library")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"key": torch.zeros(1, 2, 9, 32)}, r"key must be \[1, 2, 9, 64\], got \[1, 2, 9, 32\]"),
-        ({"value": torch.zeros(1, 2, 8, 64)}, r"value must be \[1, 2, 9, 64\]"),
-        ({"key": torch.zeros(1, 2, 9, 64).half()}, "key must be torch.float32, got torch.float16"),
-        ({"query": torch.zeros(2, 7, 64)}, r"query must be a non-empty .* got \[2, 7, 64\]"),
-        ({"query": torch.zeros(1, 2, 0, 64)}, r"got \[1, 2, 0, 64\]"),
-        ({"query": torch.zeros(1, 2, 7, 64).int()}, "got torch.int32"),
-        ({"key": torch.zeros(1, 2, 0, 64)}, r"key must be a non-empty .* got \[1, 2, 0, 64\]"),
-        ({"key": torch.zeros(1, 2, 9, 64, device="meta")}, "key is on meta, query on cpu"),
-        ({"backend": "triton"}, "unknown backend 'triton'; it has gluon, library, reference"),
-    ],
-)
-def test_mistakes_are_named(change, message):
-    query, key, value = attention_inputs(1, 2, 7, 9, 64, dtype=torch.float32, device="cpu")
-    arguments = {"query": query, "key": key, "value": value, **change}
-    with pytest.raises(ValueError, match=message):
-        dense_attention(**arguments)
 
 
 class FakeTimer:

@@ -23,7 +23,6 @@ from tests.kernels.formulas import (
     column_sums_of,
     full_attention,
     kernel_names,
-    skip_unless_it_runs,
 )
 
 HALF = [torch.bfloat16, torch.float16]
@@ -42,7 +41,6 @@ def previous_of(lse):
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_the_formula(backend, shape, dtype, strided, device):
     inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     expected, expected_lse = full_attention(*inputs)
     previous = previous_of(expected_lse)
     output, lse, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
@@ -61,7 +59,6 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
 )
 def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 77, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs, block_size_q)
     _, lse = full_attention(*inputs)
     _, _, sums = dense_attention_column_sums(
         *inputs, lse.float(), block_size_q=block_size_q, backend=backend
@@ -78,7 +75,6 @@ def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, de
 @pytest.mark.parametrize("previous", [0.0, -500.0, 500.0, torch.inf, -torch.inf, torch.nan])
 def test_output_never_depends_on_the_previous_lse(backend, previous, dtype, device):
     inputs = attention_inputs(1, 1, 150, 90, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     true = full_attention(*inputs)[1].float()
     expected = dense_attention_column_sums(*inputs, true, backend=backend)
     actual = dense_attention_column_sums(*inputs, torch.full_like(true, previous), backend=backend)
@@ -95,14 +91,15 @@ def test_output_never_depends_on_the_previous_lse(backend, previous, dtype, devi
 @pytest.mark.parametrize("block_size_q", [128, 192])
 def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, device, monkeypatch):
     inputs = attention_inputs(1, 2, 300, 200, 128, dtype=dtype, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     launch = backend_of(dense_attention_column_sums, backend).launch
     previous = full_attention(*inputs)[1].float()
     previous[:, :, 7] = torch.nan
     if backend == "triton":  # block by block
         monkeypatch.setattr(import_module(launch.__module__), "TRANSIENT_BYTES", 1)
-    call = DenseAttentionColumnSums(*inputs, previous, block_size_q=block_size_q, scale=0.1)
-    output, lse, _ = launch(call)
+    call = DenseAttentionColumnSums(
+        *inputs, previous, block_size_q=block_size_q, scale=0.1, backend=backend
+    )
+    output, lse, _ = dense_attention_column_sums.run(call)
     if backend == "gluon":  # the kernel of `dense_attention` is the same one
         plain, plain_lse = dense_attention(*inputs, scale=0.1, backend=backend)
     else:
@@ -120,7 +117,6 @@ def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, de
 def test_sums_follow_the_lse(backend, shift, dtype, device):
     """As long as these lie less than 80 below the true ones."""
     inputs = attention_inputs(1, 1, 40, 90, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     previous = full_attention(*inputs)[1].float() + shift
     _, _, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     factor = torch.exp(torch.tensor(shift).double())
@@ -133,7 +129,6 @@ def test_sums_follow_the_lse(backend, shift, dtype, device):
 def test_stale_lse_keeps_sums_finite(backend, dtype, device):
     """A very low LSE would overflow; what underflows beside it must not become NaN."""
     query, key, value = attention_inputs(1, 1, 200, 200, 64, dtype=dtype, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, backend, query, key, value, 200)
     query = query * 100  # most weights of a row underflow to 0
     previous = torch.full((1, 1, 200), -1e4, device=device)
     _, _, sums = dense_attention_column_sums(
@@ -143,11 +138,12 @@ def test_stale_lse_keeps_sums_finite(backend, dtype, device):
     assert (sums.amax(-1) > 0).all()
 
 
+@backend_names(dense_attention_column_sums, left_out=("gluon", "reference"))
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_all_configs_of_triton(head_dim, device, monkeypatch):
-    kernel = pytest.importorskip("chipsparse.kernels.dense_attention_column_sums.triton_kernel")
+def test_all_configs_of_triton(backend, head_dim, device, monkeypatch):
+    kernel = import_module("chipsparse.kernels.dense_attention_column_sums.triton_kernel")
     inputs = attention_inputs(1, 1, 200, 200, head_dim, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, "triton", *inputs)
+    dense_attention_column_sums.choose(*inputs, 128, backend=backend)
     expected, lse = full_attention(*inputs)
     monkeypatch.setattr(kernel, "TRANSIENT_BYTES", 0)
     call = DenseAttentionColumnSums(*inputs, lse.float())
@@ -162,7 +158,6 @@ def test_all_configs_of_triton(head_dim, device, monkeypatch):
 @pytest.mark.parametrize("scale", [-0.2, 0.0])
 def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
     inputs = attention_inputs(2, 3, 20, 30, 64, dtype=torch.float16, device=device, strided=True)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     expected, expected_lse = full_attention(*inputs, scale)
     output, lse, _ = dense_attention_column_sums(
         *inputs, expected_lse, scale=scale, backend=backend
@@ -179,7 +174,6 @@ def test_sums_beyond_32_bit_offsets(backend):
     query, key, value = attention_inputs(
         1, 1, rows, columns, 64, dtype=torch.bfloat16, device="cuda"
     )
-    skip_unless_it_runs(dense_attention_column_sums, backend, query, key, value, 1)
     previous = torch.full((1, 1, rows), 4.0, device="cuda")
     _, _, sums = dense_attention_column_sums(
         query, key, value, previous, block_size_q=1, backend=backend
@@ -198,7 +192,6 @@ def test_rows_beyond_32_bit_offsets(backend):
     far = storage[:, :: 2**19].transpose(1, 2)
     query, few, _ = attention_inputs(1, 1, 70, 65, 64, dtype=torch.bfloat16, device="cuda")
     far.copy_(few)
-    skip_unless_it_runs(dense_attention_column_sums, backend, query, far, far)
     expected, lse = full_attention(query, few, few)
     output, _, sums = dense_attention_column_sums(query, far, far, lse, backend=backend)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
@@ -209,7 +202,6 @@ def test_rows_beyond_32_bit_offsets(backend):
 def test_nan_comes_out_where_it_went_in(backend, device):
     """A query in its row, with the sums of its block; a key and a value in the rows of its head."""
     inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
-    skip_unless_it_runs(dense_attention_column_sums, backend, *inputs)
     previous = full_attention(*inputs)[1].float()
     clean, _, clean_sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     query, key, value = inputs
@@ -239,13 +231,3 @@ def test_transient_memory_stays_within_the_limit(blocks_at_once, monkeypatch):
     assert 64 * 2000 * 4 <= largest.nbytes <= limit // 2
     for a, b in zip(small, large, strict=True):
         assert_close(a, b, 1e-5)
-
-
-def test_mistakes_are_named():
-    inputs = attention_inputs(1, 2, 7, 9, 64, dtype=torch.float32, device="cpu")
-    with pytest.raises(ValueError, match=r"lse_previous must be \[1, 2, 7\], got \[1, 2, 9\]"):
-        dense_attention_column_sums(*inputs, torch.zeros(1, 2, 9))
-    with pytest.raises(ValueError, match="block_size_q must be at least 1, got 0"):
-        dense_attention_column_sums(*inputs, torch.zeros(1, 2, 7), block_size_q=0)
-    with pytest.raises(ValueError, match="unknown backend 'fast'; it has"):
-        dense_attention_column_sums(*inputs, torch.zeros(1, 2, 7), backend="fast")

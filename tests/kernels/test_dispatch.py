@@ -22,16 +22,13 @@ class Add(Call[torch.Tensor]):
     _: KW_ONLY
     step: int = 4
 
-    def facts(self):
-        return (self.x,)
-
     def check(self):
         if self.step < 0:
             raise ValueError(f"step must not be negative, got {self.step}")
 
 
 def add(*backends):
-    return Operation("add", Add, *backends)
+    return Operation("add", Add, lambda call: (call.x,), *backends)
 
 
 def test_takes_the_first_that_runs_and_keeps_the_reasons():

@@ -12,7 +12,6 @@ from tests.kernels.formulas import (
     backend_names,
     blocks_of,
     full_attention,
-    skip_unless_it_runs,
 )
 from tests.kernels.test_fp8_quantization import scores_from, shifted, values_of
 
@@ -27,11 +26,6 @@ def quantized(shape, *, dtype=torch.bfloat16, device="cpu", **options):
     """What FP8 makes of random inputs with a mean, and these."""
     inputs = shifted(attention_inputs(*shape, dtype=dtype, device=device, strided=True))
     return fp8_quantization(*inputs, backend="reference", **options), inputs
-
-
-def skip_unless_on(backend, tensors, block_size_q=128):
-    facts = tensors.query, tensors.dtype, block_size_q
-    skip_unless_it_runs(fp8_dense_attention, backend, *facts)
 
 
 def formula(tensors):
@@ -53,7 +47,6 @@ def sums_of(tensors, previous, block_size_q):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_matches_the_formula(backend, shape, dtype, device):
     tensors, inputs = quantized(shape, dtype=dtype, device=device)
-    skip_unless_on(backend, tensors)
     expected, expected_lse, bound = formula(tensors)
     previous = (expected_lse + 0.5).float().to(device)
     output, lse, sums = fp8_dense_attention(tensors, lse_previous=previous, backend=backend)
@@ -75,7 +68,6 @@ def test_matches_the_formula(backend, shape, dtype, device):
 @pytest.mark.parametrize(("block_size_q", "rows"), [(13, 40), (64, 131), (192, 300), (256, 300)])
 def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, device, monkeypatch):
     tensors, _ = quantized((2, 1, rows, 77, 64), device=device)
-    skip_unless_on(backend, tensors, block_size_q)
     if backend == "triton":  # block by block
         module = import_module("chipsparse.kernels.dense_attention_column_sums.triton_kernel")
         monkeypatch.setattr(module, "TRANSIENT_BYTES", 1)
@@ -95,7 +87,6 @@ def test_many_small_weights_beside_a_large_one(backend, device):
     key[:, :, :1024], value[:, :, :1024] = 0.0, 1.0
     key[:, :, 1900], value[:, :, 1900] = 1.0, 0.0
     tensors = fp8_quantization(query, key, value, scale=13 / 64, backend="reference")
-    skip_unless_on(backend, tensors)
     expected, _, _ = formula(tensors)
     assert 1e-3 < expected[0, 0, 0, 0] < 5e-3
     output, _, _ = fp8_dense_attention(tensors, backend=backend)
@@ -109,7 +100,6 @@ def test_many_small_weights_beside_a_large_one(backend, device):
 @pytest.mark.parametrize("previous", [0.0, -500.0, torch.inf, -torch.inf, torch.nan])
 def test_output_never_depends_on_the_previous_lse(backend, previous, device):
     tensors, _ = quantized((1, 1, 150, 90, 64), device=device)
-    skip_unless_on(backend, tensors)
     expected, expected_lse, _ = fp8_dense_attention(tensors, backend=backend)
     stale = torch.full((1, 1, 150), previous, device=device)
     output, lse, sums = fp8_dense_attention(tensors, lse_previous=stale, backend=backend)
@@ -127,7 +117,6 @@ def test_nan_comes_out_where_it_went_in(backend, strange, device):
     query, key, value = inputs
     query[0, 0, 5, 3], key[0, 1, 9, 3], value[0, 2, 9, 3] = strange, strange, strange
     tensors = fp8_quantization(query, key, value, backend="reference")
-    skip_unless_on(backend, tensors)
     output, lse, sums = fp8_dense_attention(tensors, lse_previous=previous, backend=backend)
     affected = torch.zeros(1, 4, 140, 64, dtype=torch.bool, device=device)
     affected[0, 0, 5] = affected[0, 1] = affected[0, 2, :, 3] = True
@@ -143,16 +132,7 @@ def test_nan_comes_out_where_it_went_in(backend, strange, device):
 @backend_names(fp8_dense_attention)
 def test_repeats_bit_for_bit_and_by_heads(backend, device):
     tensors, _ = quantized((2, 3, 133, 131, 64), device=device)
-    skip_unless_on(backend, tensors)
     previous = formula(tensors)[1].float().to(device)
     first = fp8_dense_attention(tensors, lse_previous=previous, backend=backend)
     second = fp8_dense_attention(tensors.heads(1, 3), lse_previous=previous[:, 1:], backend=backend)
     assert all(torch.equal(a[:, 1:], b) for a, b in zip(first, second, strict=True))
-
-
-def test_mistakes_are_named():
-    tensors, _ = quantized((1, 2, 7, 9, 64))
-    with pytest.raises(ValueError, match=r"lse_previous must be \[1, 2, 7\], got \[1, 2, 9\]"):
-        fp8_dense_attention(tensors, lse_previous=torch.zeros(1, 2, 9))
-    with pytest.raises(ValueError, match="block_size_q must be at least 1, got 0"):
-        fp8_dense_attention(tensors, block_size_q=0)

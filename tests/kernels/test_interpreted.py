@@ -22,20 +22,19 @@ OPERATIONS = {
     ),
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": (
-        "no_neurons_change_nothing or cache_in_single_precision or from_slots"
+        "no_neurons_change_nothing or neuron_by_neuron and 7-dtype1 or from_slots"
         " or is_not_seen and 7-17"
     ),
     "sparse_mlp_up": (
-        "views_of_larger_tensors or poisoned_entries or is_not_seen and False-7"
+        "views_of_larger_tensors or poison_leaves and dtype1 or is_not_seen and False-7"
         " or cannot_hold or in_fp8 and 128-True-7"
     ),
     "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number and dtype1",
-    "fp8_activations": "each_token and dtype1 or not_finite",
     "fp8_rows": "each_row and dtype1 or not_finite",
-    "attention_residual": "leave_of_the_difference_rule or other_strides or row_that_is_not_finite",
+    "attention_residual": "columns_leave and dtype1 or other_strides or row_that_is_not_finite",
     "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
 }
 

@@ -37,7 +37,7 @@ class Compiled:
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launching, "JITFunction", Kernel)
-    monkeypatch.setattr(launching, "_found", {})
+    monkeypatch.setattr(launching, "_known", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.version, "hip", None)
     return Kernel()
@@ -81,10 +81,10 @@ def test_other_devices_and_kernels_ask_triton(kernel, monkeypatch):
 
 
 def test_it_forgets_rather_than_grow(kernel, monkeypatch):
-    monkeypatch.setattr(launching, "MOST_FOUND", 3)
+    monkeypatch.setattr(launching, "MOST_KNOWN", 3)
     for number in range(10):
         launching.launch(kernel, (5,), torch.zeros(16), number, TILE=64, num_warps=4)
-        assert len(launching._found) <= 3
+        assert len(launching._known) <= 3
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The bridge: attention that our op does not compute, and the op of a layer beside attention."""
 
+from types import SimpleNamespace
+
 import diffusers.models.attention_dispatch as dispatch
 import pytest
 import torch
@@ -7,6 +9,8 @@ import torch
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines import bridge
+from chipsparse.pipelines.feed_forward import ParallelFeedForward
+from chipsparse.pipelines.feed_forward_forms import Form
 from chipsparse.pipelines.patches import TAG
 from tests.pipelines.families.flux2 import tiny_flux2_pipeline
 from tests.pipelines.small_sparse import assert_close
@@ -49,19 +53,18 @@ def test_a_feed_forward_layer_beside_attention_is_the_plain_formula(bias, gate, 
     attention, channels, neurons = 6, 8, 10
     rows = neurons * (1 if gate == "none" else 2)
     joined = random(2, 5, attention + channels, seed=1)
-    up, up_bias = random(fused_rows + rows, channels, seed=2), random(fused_rows + rows, seed=3)
-    out, out_bias = random(channels, attention + neurons, seed=4), random(channels, seed=5)
+    first = torch.nn.Linear(channels, fused_rows + rows, bias)
+    second = torch.nn.Linear(attention + neurons, channels, bias)
+    block = SimpleNamespace(proj_mlp=first, act_mlp=torch.nn.SiLU(), proj_out=second)
+    site = ParallelFeedForward(block)
+    site.run_as(Form("silu", gate))
     with chipsparse.enable(tiny_flux2_pipeline(), SparsityConfig.dense()) as handle:
-        found = torch.ops.chipsparse.parallel_feed_forward(
-            joined,
-            up,
-            up_bias if bias else None,
-            out,
-            out_bias if bias else None,
-            bridge.make_tag(bridge.register_runner(handle._adapters[0]), 0),
-            "silu",
-            gate,
-        )
+        adapter = handle._adapters[0]
+        adapter.feed_forward_sites = [site, *adapter.feed_forward_sites[1:]]
+        tag = bridge.make_tag(bridge.register_runner(adapter), 0)
+        found = torch.ops.chipsparse.parallel_feed_forward(joined, tag, channels)
+    up, out = first.weight.detach(), second.weight.detach()
+    up_bias, out_bias = first.bias, second.bias
     hidden = joined[..., attention:].double() @ up[fused_rows:].double().T
     hidden = hidden + (up_bias[fused_rows:].double() if bias else 0)
     first, second = hidden.split(neurons, -1) if gate != "none" else (hidden, torch.ones(()))

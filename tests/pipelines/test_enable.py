@@ -14,8 +14,8 @@ from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 import chipsparse
 from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
 from chipsparse.pipelines.adapter import ADAPTER
+from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.patches import stock_class
-from chipsparse.pipelines.wan import WanAdapter
 from tests.pipelines.changes import add_lora
 from tests.pipelines.model_state import state_of
 from tests.pipelines.tiny_runs import STILL

@@ -53,5 +53,5 @@ def test_the_classes_are_in_order():
 def test_a_pipeline_without_an_adapter_is_refused(components, said):
     with torch.device("meta"):
         pipe = SimpleNamespace(components={name: make() for name, make in components.items()})
-    with pytest.raises(ValueError, match=rf"{said}.*; classes with an adapter: WanTrans"):
+    with pytest.raises(ValueError, match=rf"{said}.*; classes with an adapter: BriaFibo2"):
         chipsparse.enable(pipe)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.denoising_loop import place_of_call, was_set
+from chipsparse.pipelines.denoising_loop import has_next, value_passed_as, was_set
 from chipsparse.pipelines.patches import stock_class
-from chipsparse.pipelines.timesteps import value_passed_as
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
@@ -376,7 +375,7 @@ def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
 # Where a scheduler is.
 
 
-def reading(timestep, dtype=torch.float32):
+def reading(timestep, dtype):
     called = torch.tensor([timestep]).to(dtype)
 
     def read(schedule):
@@ -387,43 +386,32 @@ def reading(timestep, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(
-    ("timesteps", "told", "timestep", "options", "place"),
+    ("timesteps", "told", "timestep", "behind_step", "is_next"),
     [
         # A step that is told has to be that of the timestep.
-        ([1000.0, 600.0, 300.0], 1, 600.0, {}, 1),
-        ([1000.0, 600.0, 300.0], 1, 300.0, {}, None),
-        ([1000.0, 600.0, 300.0], None, 1000.0, {}, 0),
-        ([1000.0, 600.0, 300.0], None, 600.0, {}, None),
-        ([1000.0, 600.0, 300.0], 3, 300.0, {}, None),  # it is done
+        ([1000.0, 600.0, 300.0], 1, 600.0, False, True),
+        ([1000.0, 600.0, 300.0], 1, 300.0, False, False),
+        ([1000.0, 600.0, 300.0], 3, 300.0, False, False),  # it is done
         # Behind a step it may be that one.
-        ([1000.0, 600.0, 300.0], 1, 1000.0, {}, None),
-        ([1000.0, 600.0, 300.0], 1, 1000.0, {"behind_step": True}, 0),
-        ([1000.0, 600.0, 300.0], 1, 300.0, {"behind_step": True}, None),
-        # Where none is told, one place comes after the other.
-        ([999, 749, 499, 249], "never", 499, {}, 2),  # where a loop may begin
-        ([999, 749, 499, 249], "never", 500, {}, None),
-        ([999, 749, 499, 249], "never", 749, {"last": 0}, 1),
-        ([999, 749, 499, 249], "never", 749, {"last": 1}, 1),
-        ([999, 749, 499, 249], "never", 499, {"last": 0}, None),
-        ([999, 749, 499, 249], "never", 999, {"last": 3}, 0),
-        ([999, 749, 749], "never", 749, {}, None),
+        ([1000.0, 600.0, 300.0], 1, 1000.0, False, False),
+        ([1000.0, 600.0, 300.0], 1, 1000.0, True, True),
+        ([1000.0, 600.0, 300.0], 1, 300.0, True, False),
+        # Where none is told, any timestep of the schedule may be next.
+        ([1000.0, 600.0, 300.0], None, 1000.0, False, True),
+        ([999, 749, 499, 249], "never", 499, False, True),
+        ([999, 749, 499, 249], "never", 624, False, False),
+        # Rounded to half precision, many steps with a large shift have equal values.
+        ([1000.0, 999.0, 998.0, 500.0], 2, 998.0, False, True),
+        ([1000.0, 999.0, 998.0, 500.0], 3, 998.0, False, False),
     ],
 )
-def test_the_place_of_a_call(timesteps, told, timestep, options, place):
+def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_step, is_next):
     scheduler = SimpleNamespace(timesteps=torch.tensor(timesteps))
     if told != "never":
         scheduler.step_index, scheduler.begin_index = told, 0
-    assert place_of_call(scheduler, reading(timestep), **options) == place
-
-
-def test_values_that_are_one_in_half_precision():
-    """Many steps with a large shift have such values."""
-    values = [1000.0, 999.0, 998.0, 500.0]
-    for step, value in enumerate(values):
-        scheduler = SimpleNamespace(timesteps=torch.tensor(values), step_index=step)
-        assert place_of_call(scheduler, reading(value, torch.bfloat16)) == step
-    scheduler = SimpleNamespace(timesteps=torch.tensor(values))
-    assert place_of_call(scheduler, reading(1000.0, torch.bfloat16)) == 0
+    for dtype in (torch.float32, torch.bfloat16):
+        read = reading(timestep, dtype)
+        assert has_next(scheduler, read, behind_step=behind_step) == is_next
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from diffusers.hooks import FirstBlockCacheConfig
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines import mochi as mochi_adapter
 from chipsparse.pipelines import padded_text
-from chipsparse.pipelines import qwen_image as qwen_adapter
+from chipsparse.pipelines.models import mochi as mochi_adapter
+from chipsparse.pipelines.models import qwen_image as qwen_adapter
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate

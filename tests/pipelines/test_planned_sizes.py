@@ -2,11 +2,11 @@
 
 import pytest
 
-from chipsparse.pipelines.cogvideox import CogVideoXAdapter
-from chipsparse.pipelines.flux import FluxAdapter
-from chipsparse.pipelines.hidream import HiDreamAdapter
-from chipsparse.pipelines.minimax_h3 import audio_rows
-from chipsparse.pipelines.stable_diffusion3 import StableDiffusion3Adapter
+from chipsparse.pipelines.models.cogvideox import CogVideoXAdapter
+from chipsparse.pipelines.models.flux import FluxAdapter
+from chipsparse.pipelines.models.hidream import HiDreamAdapter
+from chipsparse.pipelines.models.minimax_h3 import audio_rows
+from chipsparse.pipelines.models.stable_diffusion3 import StableDiffusion3Adapter
 from tests.pipelines.families import cogvideox, hidream, stable_diffusion3
 from tests.tiny_models import tiny_flux_pipeline
 

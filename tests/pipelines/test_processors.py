@@ -11,9 +11,9 @@ from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.cogvideox import CogVideoXProcessor
-from chipsparse.pipelines.mochi import MochiProcessor
-from chipsparse.pipelines.stable_diffusion3 import JointProcessor
+from chipsparse.pipelines.models.cogvideox import CogVideoXProcessor
+from chipsparse.pipelines.models.mochi import MochiProcessor
+from chipsparse.pipelines.models.stable_diffusion3 import JointProcessor
 from tests.pipelines.families import cogvideox, ltx, mochi, stable_diffusion3
 from tests.pipelines.model_state import state_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate

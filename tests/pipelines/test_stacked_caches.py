@@ -13,7 +13,7 @@ from diffusers.hooks import (
 )
 
 import chipsparse
-from chipsparse.pipelines.stacked_caches import why_refused
+from chipsparse.pipelines.diffusers_hooks import why_caches_refused
 from tests.pipelines.model_state import actions
 from tests.pipelines.small_sparse import assert_close
 from tests.pipelines.tiny_runs import MODELS, STEPS, WAN
@@ -192,10 +192,10 @@ def test_a_cache_that_counts_steps_is_refused_where_steps_are_skipped(config, na
 
 def test_hooks_that_were_put_there_without_enable_cache_are_seen():
     pipe = tiny_flux_pipeline()
-    assert why_refused(pipe.transformer, skips=True) is None
+    assert why_caches_refused(pipe.transformer, skips=True) is None
     apply_taylorseer_cache(pipe.transformer, taylor_seer(pipe))
-    assert why_refused(pipe.transformer, skips=False) is None
-    assert why_refused(pipe.transformer, skips=True).startswith("TaylorSeer counts")
+    assert why_caches_refused(pipe.transformer, skips=False) is None
+    assert why_caches_refused(pipe.transformer, skips=True).startswith("TaylorSeer counts")
 
 
 def test_faster_cache_that_splits_the_batch_is_refused():

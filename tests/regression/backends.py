@@ -12,7 +12,7 @@ from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.dispatch import Backend, Operation
-from chipsparse.kernels.fp8_activations import fp8_activations
+from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
@@ -27,7 +27,7 @@ OPERATIONS: tuple[Operation[..., Any], ...] = (
     dense_attention_column_sums,
     mean_preactivations,
     attention_residual,
-    fp8_activations,
+    fp8_rows,
     neuron_selection,
     packed_to_indices,
     sparse_mlp_down,

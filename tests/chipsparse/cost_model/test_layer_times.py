@@ -15,7 +15,7 @@ from chipsparse.cost_model.layer_times import (
     layer_time,
 )
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.pipelines.models.flux import FluxAdapter
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import find_profile
 

@@ -58,16 +58,18 @@ def test_every_cell_is_in_one_box_of_its_colour():
     assert covered == cells
 
 
-def test_labels_cover_no_dot_and_no_other_label():
+def test_labels_cover_no_dot_and_no_other_label_and_stay_on_the_page():
     places = [(1.0, 30.0), (1.01, 30.0), (1.0, 30.1), (1.02, 30.0), (2.0, 35.0)]
+    labels = ["1", "2", "3", "4", "wider than the margin"]
 
     def draw(canvas):
         canvas.dots([(*place, "") for place in places], FIRST)
-        canvas.labels([(*place, str(number)) for number, place in enumerate(places, 1)])
+        canvas.labels([(*place, text) for place, text in zip(places, labels, strict=True)])
 
     axes = axes_of(draw)
-    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5"]
+    assert [text.get_text() for text in axes.texts] == labels
     middles = [axes.transData.transform(text.get_position()) for text in axes.texts]
+    assert middles[4][0] + 3.75 * len(labels[4]) <= axes.figure.bbox.x1
     boxes = [(x - 3.75, y - 6, 7.5, 12) for x, y in middles]
     marks = [(x - 5, y - 5, 10, 10) for x, y in map(axes.transData.transform, places)]
     for index, (left, low, wide, high) in enumerate(boxes):

@@ -26,7 +26,7 @@ from chipsparse.cli.views.frames import (
 )
 from chipsparse.cli.views.names import command_text, name_of
 from chipsparse.cli.views.page import best_points, overview_section, page
-from chipsparse.cli.views.sections import QualityPoint, Result
+from chipsparse.cli.views.sections import QualityPoint, Result, Section, Table
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import TIMES, bytes_unit, percent, seconds_text, seconds_unit
 from tests.cli.html_reader import PageReader
@@ -346,6 +346,12 @@ def test_a_series_says_its_worst_clip_and_what_failed():
     assert any("at worst PSNR 31.25 dB" in line for line in lines)
     assert "o.gif a red circle 7 4.00 s 2.00x the same" in lines
     assert "failed a red circle 7 - - -" in lines
+
+
+def test_cells_of_a_wide_table_are_folded_on_a_narrow_terminal():
+    wide = Table(["way", *"abcdefgh"], [("chipsparse fast", *["38.22 (31.07)"] * 8)])
+    words = text_of([Section("", [wide])], width=80).split()
+    assert words[9:] == ["chipsparse", *["38.22"] * 8, "fast", *["(31.07)"] * 8]
 
 
 # Files.

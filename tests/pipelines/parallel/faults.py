@@ -11,8 +11,8 @@ import torch.distributed as dist
 import chipsparse
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.parallel import head_turns
+from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.parallel import split_sequence
-from chipsparse.pipelines.wan import WanAdapter
 from chipsparse.plan import Action, SparsityPlan
 from tests.pipelines.parallel.equal_bits import (
     BIG,

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from chipsparse.pipelines.feed_forward import FusedParallelFeedForward
-from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.models.flux import FluxAdapter
 
 
 class Flux2Adapter(FluxAdapter):
@@ -28,6 +29,7 @@ class Flux2Adapter(FluxAdapter):
     # Klein's guidance_scale is that of classifier-free guidance, dev's is an input of the model.
     guidance_argument = "true_cfg_scale"
     mlp_linears = 3
+    mlp_parts = MLPParts("linear_in", "linear_out", None, "act_fn")
     single_mlp = FusedParallelFeedForward
     # Some Klein pipelines compute keys and values of their reference images only once.
     dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType(

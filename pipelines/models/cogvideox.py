@@ -15,9 +15,9 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.processors import (
     DispatchingProcessor,
     dispatch,
-    heads_apart,
     is_tag,
     normed,
+    split_heads,
 )
 
 MASKED = "the call has a mask of its own"
@@ -36,24 +36,24 @@ class CogVideoXProcessor(DispatchingProcessor):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Video ``[B, N, C]`` and text ``[B, T, C]``, of which it returns the same."""
         if not is_tag(attention_mask):
-            output: tuple[torch.Tensor, torch.Tensor] = self.stock(
+            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
-            return output
+            return result
         text = encoder_hidden_states.shape[1]
-        joined = torch.cat([encoder_hidden_states, hidden_states], dim=1)
-        query = normed(heads_apart(attn.to_q(joined), attn), attn.norm_q)
-        key = normed(heads_apart(attn.to_k(joined), attn), attn.norm_k)
-        value = heads_apart(attn.to_v(joined), attn)
+        states = torch.cat([encoder_hidden_states, hidden_states], dim=1)
+        query = normed(split_heads(attn.to_q(states), attn), attn.norm_q)
+        key = normed(split_heads(attn.to_k(states), attn), attn.norm_k)
+        value = split_heads(attn.to_v(states), attn)
         if image_rotary_emb is not None:
-            for states in (query, key):
-                states[:, text:] = apply_rotary_emb(
-                    states[:, text:], image_rotary_emb, sequence_dim=1
+            for turned in (query, key):
+                turned[:, text:] = apply_rotary_emb(
+                    turned[:, text:], image_rotary_emb, sequence_dim=1
                 )
         assert attention_mask is not None
-        joined = dispatch(self, query, key, value, attention_mask)
-        joined = attn.to_out[1](attn.to_out[0](joined))
-        return joined[:, text:], joined[:, :text]
+        output = dispatch(self, query, key, value, attention_mask)
+        output = attn.to_out[1](attn.to_out[0](output))
+        return output[:, text:], output[:, :text]
 
 
 class CogVideoXAdapter(ModelAdapter):

@@ -13,6 +13,7 @@ from chipsparse.layers.state import StepState
 from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.step import StepContext
 
@@ -40,6 +41,7 @@ class QwenImage21Adapter(ModelAdapter):
     guidance_argument = "true_cfg_scale"
     timestep_scale = 1000
     mlp_name = "img_mlp"
+    mlp_parts = MLPParts("proj", "out", "gate_layer", "activation_fn")
     mlp_sees_text = False
     mlp_linears = 3
     text_place = "first"  # keys of the prompt and of reference images
@@ -84,7 +86,7 @@ class QwenImage21Adapter(ModelAdapter):
         with self.outside_of_session(context):
             if arguments.get(MODE) is None:
                 self.session.report.run_dense(NO_CACHE)
-            for site in self._feed_forwards:
+            for site in self.feed_forward_sites:
                 site.run_as(None)
             return forward()
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
-from chipsparse.pipelines.streams import apart, joined
+from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.processors import ProcessorTaggingAdapter
+from chipsparse.pipelines.streams import flattened, unflattened
 from chipsparse.pipelines.token_grids import frame_by_frame
 
 NABLA = "sparse_params"
@@ -34,6 +35,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     block_list = "visual_transformer_blocks"
     attention_name = "self_attention"
     mlp_name = "feed_forward"
+    mlp_parts: ClassVar[MLPParts | None] = MLPParts("in_layer", "out_layer", None, "activation")
     text_place = "cross-attention"
     # For the masks of NABLA the model was trained.
     dense_arguments = MappingProxyType({NABLA: "the model's own sparse attention (NABLA) masks it"})
@@ -120,6 +122,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
     sparse_attention = "self-attention of the video; the sound's and cross-attention are left"
     sparse_mlp = "feed-forward of the video tokens"
     why_whole = "its sound attends to all tokens of the video"
+    mlp_parts = None  # diffusers' own class
 
     projections = 10  # as Kandinsky 5; q and out to the sound, k and v from it
 
@@ -140,7 +143,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
     def held_output(self, result: Any) -> torch.Tensor:
         """Video and, if there is any, sound side by side."""
         streams = result if isinstance(result, tuple) else (result.sample, result.audio_sample)
-        return joined([stream for stream in streams if stream is not None])
+        return flattened([stream for stream in streams if stream is not None])
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """The transformer's output; without sound a tuple of one tensor."""
@@ -151,7 +154,7 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
         shapes = [(*arguments["hidden_states"].shape[1:-1], config.out_visual_dim)]
         if sound is not None:
             shapes.append((sound.shape[1], config.out_audio_dim))
-        streams = apart(output, shapes)
+        streams = unflattened(output, shapes)
         if not arguments.get("return_dict", True):
             return streams
         video, audio = (*streams, None)[:2]

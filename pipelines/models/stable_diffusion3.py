@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 
-from chipsparse.layout import Grid, LayerKind
+from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
 
 CONTROL_SAMPLES = "block_controlnet_hidden_states"
 PROJECTIONS = 4  # q, k, v and out of one attention
+CLIP_TOKENS = 77  # which stand in the sequence before those of T5
 
 
 class JointProcessor(DispatchingProcessor):
@@ -87,10 +88,13 @@ class StableDiffusion3Adapter(ModelAdapter):
             for is_dual, layers in groupby(dual)
         )
 
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grid of latents ``[B, C, H, W]``."""
-        _, _, rows, columns = arguments["hidden_states"].shape
-        return self.grids(self._model.config, (1, rows, columns))
+    @classmethod
+    def planned_layout(
+        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+    ) -> ModelLayout:
+        """The planned sizes; the pipeline's length of the prompt is that of T5 alone."""
+        text = CLIP_TOKENS + text_tokens
+        return super().planned_layout(config, latents=latents, text_tokens=text, batch=batch)
 
     def install_tile_order(self) -> None:
         """Hooks the patch embedding, the ControlNet's residuals and the output norm."""
@@ -121,6 +125,4 @@ class StableDiffusion3Adapter(ModelAdapter):
         return self.ordered(output, 1)
 
     def _order_control(self, arguments: dict[str, Any]) -> None:
-        samples = arguments.get(CONTROL_SAMPLES)
-        if samples is not None:
-            arguments[CONTROL_SAMPLES] = [self.ordered(sample, 1) for sample in samples]
+        self.order_residuals(arguments, CONTROL_SAMPLES)

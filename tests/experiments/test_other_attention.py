@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from chipsparse.pipelines.other_attention import other_attention
+from chipsparse.experiments.other_attention import other_attention
 from tests.pipelines.small_sparse import assert_close
 from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import random

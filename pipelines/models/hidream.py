@@ -12,8 +12,13 @@ from diffusers.models.transformers.transformer_hidream_image import HiDreamAttnP
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
-from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, heads_apart
+from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.processors import (
+    DispatchingProcessor,
+    ProcessorTaggingAdapter,
+    dispatch,
+    split_heads,
+)
 from chipsparse.pipelines.token_grids import patched
 
 TEXTS = 3  # in each block's sequence: of T5, of Llama's last layer and of one for the block
@@ -67,7 +72,7 @@ class HiDreamProcessor(DispatchingProcessor):
             for name in ("q", "k")
         )
         value = getattr(attn, f"to_v{end}")(states)
-        return tuple(heads_apart(each.to(states.dtype), attn) for each in (query, key, value))
+        return tuple(split_heads(part.to(states.dtype), attn) for part in (query, key, value))
 
 
 class HiDreamAdapter(ProcessorTaggingAdapter):
@@ -91,19 +96,20 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     default_latents = 128
     timestep_argument = "timesteps"
     attention_name = "attn1"
+    mlp_parts = MLPParts("w3", "w2", "w1")
     own_processors = MappingProxyType({HiDreamAttnProcessor: HiDreamProcessor})
 
     def blocks(self) -> list[Any]:
         """Double ones first."""
         model = self._model
-        return [each.block for each in (*model.double_stream_blocks, *model.single_stream_blocks)]
+        return [outer.block for outer in (*model.double_stream_blocks, *model.single_stream_blocks)]
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """The shared expert of each block; the whole layer where there are no experts."""
         return [
-            FeedForwardModule(block.ff_i, "shared_experts")
+            FeedForwardModule(block.ff_i, "shared_experts", self.mlp_parts)
             if hasattr(block.ff_i, "shared_experts")
-            else FeedForwardModule(block, "ff_i")
+            else FeedForwardModule(block, "ff_i", self.mlp_parts)
             for block in self.blocks()
         ]
 
@@ -139,11 +145,6 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         """The planned sizes; the prompt is in the sequence several times."""
         texts = TEXTS * text_tokens
         return super().planned_layout(config, latents=latents, text_tokens=texts, batch=batch)
-
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of latents ``[B, C, H, W]``."""
-        _, _, rows, columns = self.latents(arguments).shape
-        return self.grids(self._model.config, (1, rows, columns))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """Those of T5 and twice of Llama."""

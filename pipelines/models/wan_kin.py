@@ -9,8 +9,8 @@ import torch
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ENABLE_THERE
+from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.token_grids import frame_by_frame
-from chipsparse.pipelines.wan import WanAdapter
 
 MOST_NOISE_OF_GIVEN = 60  # timestep of frames that a SkyReels V2 is given, at most
 WAITING = "calls run dense: blocks of frames wait for others, so their step is not known"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.flux import PACKED
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.models.flux import PACKED
+from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, patched
 
@@ -71,7 +71,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         """Blocks may modulate the tokens of reference images otherwise, by their place."""
         if not config.get("zero_cond_t", False):
             return super().why_not_split(config)
-        return "it modulates the tokens of its reference images apart (zero_cond_t)"
+        return "it modulates the tokens of its reference images otherwise (zero_cond_t)"
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Text that cannot be cut is masked."""
@@ -101,9 +101,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
             arguments[TEXT] = arguments[TEXT][:, : self._valid_length(arguments)]
             arguments[TEXT_MASK] = None
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
-        samples = arguments.get(CONTROL_SAMPLES)
-        if samples is not None:
-            arguments[CONTROL_SAMPLES] = [self.ordered(sample, 1) for sample in samples]
+        self.order_residuals(arguments, CONTROL_SAMPLES)
 
     def _order_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

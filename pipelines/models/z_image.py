@@ -11,8 +11,9 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.pipelines.denoising_loop import largest, value_passed_as
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.separate_lengths import SeparateLengths
-from chipsparse.pipelines.timesteps import largest, value_passed_as
 from chipsparse.pipelines.token_grids import patched
 
 MULTIPLE = 32  # of tokens, to which the model pads images and prompts
@@ -25,8 +26,8 @@ class ZImageAdapter(SeparateLengths):
 
     Images come as a list. Behind the image in the sequence stands its padding, then the prompt with
     its own: all these columns are kept, as text. Samples whose prompts are padded to other lengths
-    are called apart. The image tokens are put in order where the model cuts an image into patches
-    and gives them places, and in raster order again where it makes an image of patches.
+    are called separately. The image tokens are put in order where the model cuts an image into
+    patches and gives them places, and in raster order again where it makes an image of patches.
     """
 
     transformer_class = "ZImageTransformer2DModel"
@@ -39,6 +40,7 @@ class ZImageAdapter(SeparateLengths):
     block_list = "layers"
     attention_name = "attention"
     mlp_name = "feed_forward"
+    mlp_parts = MLPParts("w3", "w2", "w1")
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
@@ -161,7 +163,7 @@ class ZImageAdapter(SeparateLengths):
         def unpatchify(samples: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
             if self.session.tile_order is not None:
                 _, inverse = self.session.tile_order
-                samples = [each.index_select(0, inverse.to(each.device)) for each in samples]
+                samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
             return stock(samples, *args, **kwargs)
 
         return unpatchify
@@ -169,7 +171,7 @@ class ZImageAdapter(SeparateLengths):
     def _order_inputs(self, arguments: dict[str, Any]) -> None:
         samples = arguments.get(CONTROL_SAMPLES)
         if samples is not None:
-            ordered = {layer: self._ordered_first(each, 1) for layer, each in samples.items()}
+            ordered = {layer: self._ordered_first(sample, 1) for layer, sample in samples.items()}
             arguments[CONTROL_SAMPLES] = ordered
 
 

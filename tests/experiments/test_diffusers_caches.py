@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from chipsparse.pipelines.diffusers_caches import CacheRun, cached, mag, sea
-from chipsparse.pipelines.stacked_caches import hooks_of
+from chipsparse.experiments.diffusers_caches import CacheRun, cached, mag, sea
+from chipsparse.pipelines.diffusers_hooks import hooks_of
 from tests.tiny_models import tiny_wan_pipeline
 
 

@@ -10,7 +10,7 @@ import torch
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.history import HistoryAdapter
-from chipsparse.pipelines.wan import WanAdapter
+from chipsparse.pipelines.models.wan import WanAdapter
 
 
 class HeliosAdapter(HistoryAdapter, WanAdapter):

@@ -70,9 +70,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
     def _order_inputs(self, arguments: dict[str, Any]) -> None:
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
         arguments["img_ids"] = self.ordered(arguments["img_ids"], -2)
-        for name in CONTROL_SAMPLES:
-            if arguments.get(name) is not None:
-                arguments[name] = [self.ordered(sample, 1) for sample in arguments[name]]
+        self.order_residuals(arguments, *CONTROL_SAMPLES)
         mask = arguments.get("attention_mask")
         if mask is not None:
             text = arguments["encoder_hidden_states"].shape[1]

@@ -13,9 +13,9 @@ from diffusers.models.attention_processor import MochiAttnProcessor2_0
 
 from chipsparse.layers.state import StepState
 from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.denoising_loop import largest, value_passed_as
 from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
 from chipsparse.pipelines.separate_lengths import SeparateLengths
-from chipsparse.pipelines.timesteps import largest, value_passed_as
 
 GAPS = "the prompt's mask has gaps"
 
@@ -36,17 +36,17 @@ class MochiProcessor(DispatchingProcessor):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Video ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
         if not is_tag(attention_mask):
-            output: tuple[torch.Tensor, torch.Tensor] = self.stock(
+            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
-            return output
+            return result
 
         def turned(states: torch.Tensor) -> torch.Tensor:
             return states if image_rotary_emb is None else rotated(states, *image_rotary_emb)
 
         query, key, value = joint_states(attn, hidden_states, encoder_hidden_states, turned)
-        joined = dispatch(self, query, key, value, attention_mask)
-        video, text = joined.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
+        output = dispatch(self, query, key, value, attention_mask)
+        video, text = output.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
         video = attn.to_out[1](attn.to_out[0](video))
         return video, attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
 
@@ -56,8 +56,8 @@ class MochiAdapter(SeparateLengths):
 
     No token sees the padding of a prompt. Pipelines guide with two samples in one call, and their
     prompts differ in length; but layers have one sequence length in a call. So, where anything may
-    run sparse, samples with prompts of other lengths are called apart, each length as a guidance
-    branch of its own.
+    run sparse, samples with prompts of other lengths are called separately, each length as a
+    guidance branch of its own.
 
     The text's columns are always kept, and its feed-forward layers stay dense. The video tokens are
     put in order behind the patch embedding, the rotary embeddings where they are made, and in
@@ -130,7 +130,7 @@ class MochiAdapter(SeparateLengths):
         outputs = []
         for (first, end), length in zip(pieces, self.lengths, strict=False):
             text = min(length, padded)
-            valid = (each[first:end, :, : video + text] for each in states)
+            valid = (part[first:end, :, : video + text] for part in states)
             output = attend(state, *valid, **options).transpose(1, 2)
             outputs.append(F.pad(output, (0, 0, 0, 0, 0, padded - text)))
         return torch.cat(outputs).transpose(1, 2)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from diffusers.models.transformers.transformer_ltx2 import AudioVisualModelOutput
 
-from chipsparse.pipelines.ltx import LTXAdapter
-from chipsparse.pipelines.streams import apart, joined
+from chipsparse.pipelines.models.ltx import LTXAdapter
+from chipsparse.pipelines.streams import flattened, unflattened
 
 MASK = "video_self_attention_mask"
 
@@ -19,7 +19,7 @@ class LTX2Adapter(LTXAdapter):
     """LTX-Video with sound; the sound, its attention and that between both streams are left.
 
     The video's coordinates are put in order with its tokens, as two rotary embeddings are made of
-    them. Guidance by blocks without attention and by streams apart are branches of their own; a
+    them. Guidance by blocks without attention and by separate streams are branches of their own; a
     layer that passes its attention over in one of them has nothing to record there.
     """
 
@@ -35,7 +35,7 @@ class LTX2Adapter(LTXAdapter):
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
-        """One without the attention of some blocks, and one with the streams apart."""
+        """One without the attention of some blocks, and one with separate streams."""
         scales = {
             name: max(argument(name) or 0.0, argument(f"audio_{name}") or 0.0)
             for name in ("stg_scale", "modality_scale")
@@ -72,17 +72,17 @@ class LTX2Adapter(LTXAdapter):
 
     def held_output(self, result: Any) -> torch.Tensor:
         """Video and sound side by side, ``[B, all numbers of a sample]``."""
-        return joined((result[0], result[1]))
+        return flattened((result[0], result[1]))
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """Video and sound ``[B, N, C]`` apart again."""
+        """Video and sound, both ``[B, N, C]``."""
         config, tokens = self._model.config, arguments["hidden_states"].shape[1]
         sound = arguments["audio_hidden_states"]
         shapes = (
             (tokens, config.out_channels or config.in_channels),
             (sound.shape[1], config.audio_out_channels or config.audio_in_channels),
         )
-        video, sound = apart(output, shapes)
+        video, sound = unflattened(output, shapes)
         if not arguments.get("return_dict", True):
             return (video, sound)
         return AudioVisualModelOutput(sample=video, audio_sample=sound)

@@ -11,6 +11,7 @@ import torch
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import patched, reorder_patches
 
@@ -36,7 +37,9 @@ class BriaFibo2Adapter(ModelAdapter):
     block_list = "layers"
     attention_name = "attention"
     mlp_name = "feed_forward"
+    mlp_parts = MLPParts("w3", "w2", "w1")
     text_place = "first"
+    drops_last_grids = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lengths_of = TensorFacts(lambda mask: mask.sum(dim=1).tolist())
@@ -66,7 +69,9 @@ class BriaFibo2Adapter(ModelAdapter):
         patch = self._model.config.patch_size
         images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
         return tuple(
-            grid for each in images for grid in patched((1, *each.shape[2:]), (1, patch, patch))
+            grid
+            for latents in images
+            for grid in patched((1, *latents.shape[2:]), (1, patch, patch))
         )
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
@@ -98,7 +103,7 @@ class BriaFibo2Adapter(ModelAdapter):
         self._patches.set_attribute(self._model, "create_coordinate_grid", places)
         self.hook_inputs(self._order_inputs)
         final = self._model.final_layer
-        self._patches.add_hook(final.register_forward_pre_hook(self._restore_image))
+        self._patches.add_hook(final.register_forward_pre_hook(self.restore_order))
 
     def _order_of(self, image: int) -> torch.Tensor:
         """The order of one image's tokens, int64 ``[N]``, where tokens are put in order."""
@@ -114,8 +119,8 @@ class BriaFibo2Adapter(ModelAdapter):
         images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
         patch = (1, self._model.config.patch_size, self._model.config.patch_size)
         arguments["hidden_states"], *others = (
-            reorder_patches(each[:, :, None], patch, self._order_of(image))[:, :, 0]
-            for image, each in enumerate(images)
+            reorder_patches(latents[:, :, None], patch, self._order_of(image))[:, :, 0]
+            for image, latents in enumerate(images)
         )
         if others:
             arguments[IMAGES] = others
@@ -133,13 +138,6 @@ class BriaFibo2Adapter(ModelAdapter):
             return ids.flatten(0, 2).index_select(0, order).view_as(ids)
 
         return create
-
-    def _restore_image(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        if self.session.tile_order is None:
-            return None
-        hidden, *rest = args
-        inverse = self.session.tile_order[1][: hidden.shape[1]]
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
 
 def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, grids_at
 

@@ -16,8 +16,7 @@ from diffusers.hooks.faster_cache import FasterCacheBlockHook
 from diffusers.hooks.hooks import StateManager
 from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastHook
 
-from chipsparse.pipelines.diffusers_hooks import hooked_modules, hooks_on
-from chipsparse.pipelines.stacked_caches import hooks_of, transformers_of
+from chipsparse.pipelines.diffusers_hooks import hooked_modules, hooks_of, hooks_on, transformers_of
 
 
 @dataclass(frozen=True)

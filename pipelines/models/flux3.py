@@ -9,7 +9,8 @@ import torch
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
-from chipsparse.pipelines.flux import FluxAdapter
+from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.models.flux import FluxAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting, grids_of
 
@@ -29,6 +30,8 @@ class Flux3Adapter(FluxAdapter):
     sparse_attention = "joint attention of the single blocks"
     sparse_mlp = "feed-forward (gated) of all tokens in single blocks"
     guidance_argument = "guidance_scale"
+    drops_last_grids = True
+    mlp_parts = MLPParts("linear_in", "linear_out", None, "act_fn")
     why_whole = "blocks before the joint ones see the image or the text alone, and stay as they are"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,7 +44,7 @@ class Flux3Adapter(FluxAdapter):
 
     def feed_forwards(self) -> list[FeedForwardSite]:
         """``ff`` of every single block."""
-        return [FeedForwardModule(block, "ff") for block in self.blocks()]
+        return [FeedForwardModule(block, "ff", self.mlp_parts) for block in self.blocks()]
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
@@ -67,14 +70,6 @@ class Flux3Adapter(FluxAdapter):
             parts |= dict.fromkeys((REFERENCES, REFERENCE_IDS), order[image:] - image)
         for name, part in parts.items():
             arguments[name] = arguments[name].index_select(-2, part.to(arguments[name].device))
-
-    def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Restores the order of the image alone, which comes out."""
-        if self.session.tile_order is None:
-            return None
-        hidden, *rest = args
-        inverse = self.session.tile_order[1][: hidden.shape[1]]
-        return (hidden.index_select(1, inverse.to(hidden.device)), *rest)
 
 
 def unscaled(ids: torch.Tensor) -> torch.Tensor:

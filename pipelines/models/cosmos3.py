@@ -10,7 +10,8 @@ import torch
 
 from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid, LayerKind
-from chipsparse.pipelines.processor_tags import ProcessorTaggingAdapter
+from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.step import StepContext
 
@@ -41,6 +42,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     block_list = "layers"
     attention_name = "self_attn"
     mlp_name = "mlp_moe_gen"
+    mlp_parts = MLPParts("up_proj", "down_proj", "gate_proj", "act_fn")
     text_place = "first"  # and whatever else is no row of a video
     exact_text = True
     shares_keys = True
@@ -125,7 +127,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
                 return forward()
             self.session.reset()
             self.session.report.run_dense(ACTIONS_ALONE)
-            for site in self._feed_forwards:
+            for site in self.feed_forward_sites:
                 site.run_as(None)
             return forward()
 

@@ -83,7 +83,9 @@ class MiniMaxH3Adapter(ModelAdapter):
         others, tokens = plan.layout.text_tokens, plan.layout.tokens
         layers = range(plan.layout.layers)
         kept = [
-            plan.attention_keep_count(each) for each in layers if plan.is_sparse(each, "attention")
+            plan.attention_keep_count(layer)
+            for layer in layers
+            if plan.is_sparse(layer, "attention")
         ]
         if not kept or max(kept) > others:
             return []
