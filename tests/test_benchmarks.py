@@ -16,7 +16,7 @@ from PIL import Image
 import chipsparse.kernels
 from benchmarks import kernels, step_timing, steps
 from benchmarks.__main__ import main
-from benchmarks.cases import CASES, WrongResultError, samples
+from benchmarks.cases import CASES, WrongResultError
 from benchmarks.kernel_cases import KERNELS, Inputs, Settings, check_selection
 from benchmarks.models import MODELS, STEPS, without_useless_masks
 from benchmarks.records import Run, read, table, write
@@ -169,14 +169,6 @@ def test_a_selection_is_judged_by_value_and_count():
         check_selection(low, sums, 3, "here")
     with pytest.raises(WrongResultError, match="count error"):
         check_selection(torch.ones_like(low), sums, 3, "here")
-
-
-def test_samples_cover_the_first_and_the_ragged_block_and_several_heads():
-    drawn = samples(2, 24, 1337, 128)
-    assert str(drawn[0]) == "batch 0, head 0, block 0"
-    assert str(drawn[-1]) == "batch 1, head 23, block 10"
-    assert drawn[-1].rows[2] == slice(1280, 1337)
-    assert len({sample.head[1].start for sample in drawn}) == 5
 
 
 # Whole steps.

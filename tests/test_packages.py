@@ -19,7 +19,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 FOR_TESTS = ("test", "test-browser", "test-quantized")
 FOR_USERS = sorted(EXTRAS.keys() - {*FOR_TESTS, "dev"})
 # Modules that are not called as the package that has them.
-MODULES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}
+NAMES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}
 PLUGINS = {"pytest_xdist"}  # which nobody imports
 BY_NAME = ("importlib.import_module", "importlib.util.find_spec")
 
@@ -27,7 +27,7 @@ BY_NAME = ("importlib.import_module", "importlib.util.find_spec")
 def modules(requirements):
     """The modules of the packages that a list of requirements names."""
     names = [re.match(r"[\w.-]+", each)[0].lower().replace("-", "_") for each in requirements]
-    return {MODULES.get(name, name) for name in names}
+    return {NAMES.get(name, name) for name in names}
 
 
 CORE = modules(PROJECT["dependencies"])
@@ -35,7 +35,7 @@ CORE = modules(PROJECT["dependencies"])
 
 @cache
 def imported(path):
-    """Modules that a file imports, by statement or by a text that it hands to importlib."""
+    """Modules that a file imports: by statement, by a text for importlib, or from its MODULES."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -45,6 +45,8 @@ def imported(path):
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
             texts = (value.value for value in node.args if isinstance(value, ast.Constant))
             found |= {text for text in texts if isinstance(text, str)}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES":
+            found |= set(ast.literal_eval(node.value))
     return {name.partition(".")[0] for name in found}
 
 

@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chipsparse.cli import options as module
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     REQUIRED,
@@ -116,14 +115,6 @@ def test_values_that_are_wrong_with_any_model(name, value, said):
     with pytest.raises(UserError) as error:
         read_value(GenerateOptions, name, value)
     assert said in str(error.value)
-
-
-def test_more_clips_than_can_be_listed(workdir, monkeypatch):
-    monkeypatch.setattr(module, "MOST_CLIPS", 5)
-    (workdir / "p.txt").write_text("a\nb\n")
-    options = GenerateOptions(prompts=Path("p.txt"), num=3, output=Path("o.png"))
-    with pytest.raises(UserError, match=r"--prompts p.txt asks for 6 clips; .* at most 5"):
-        _ = options.items
 
 
 # All of these are seen from the command line and the file system alone.
