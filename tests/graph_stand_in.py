@@ -238,7 +238,7 @@ class Writer(TorchDispatchMode):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        with _kernels.written_to(self), self:
+        with _kernels_written_to(self), self:
             yield
 
     def __torch_dispatch__(
@@ -261,36 +261,23 @@ class Writer(TorchDispatchMode):
             return self._tape.run(lambda **args: launch(record(**args)), (), given, _tensors(given))
 
 
-class _Kernels:
-    """Tells the writer of each thread, if any, of the kernels that the thread launches."""
+@contextlib.contextmanager
+def _kernels_written_to(writer: Writer) -> Iterator[None]:
+    """Tells the writer of the kernels of ours that this thread launches."""
+    thread = threading.get_ident()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._writers = 0
-        self._current = threading.local()
-
-    @contextlib.contextmanager
-    def written_to(self, writer: Writer) -> Iterator[None]:
-        with self._lock:
-            self._writers += 1
-            Backend.launch = property(self._launch)  # type: ignore[assignment]
-        self._current.writer = writer
-        try:
-            yield
-        finally:
-            del self._current.writer
-            with self._lock:
-                self._writers -= 1
-                if self._writers == 0:
-                    Backend.launch = LAUNCH  # type: ignore[method-assign]
-
-    def _launch(self, backend: Backend) -> Callable[..., Any]:
+    def launch_of(backend: Backend) -> Callable[..., Any]:
         launch: Callable[..., Any] = LAUNCH.__get__(backend)
-        writer = getattr(self._current, "writer", None)
-        return launch if writer is None else functools.partial(writer.kernel, launch)
+        is_ours = threading.get_ident() == thread
+        return functools.partial(writer.kernel, launch) if is_ours else launch
+
+    Backend.launch = property(launch_of)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        Backend.launch = LAUNCH  # type: ignore[method-assign]
 
 
-_kernels = _Kernels()
 _one_recording = threading.Lock()
 
 

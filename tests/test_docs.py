@@ -58,14 +58,6 @@ def test_links_lead_somewhere(page):
     assert list(dead_links(page)) == []
 
 
-def test_dead_links_are_named(tmp_path):
-    links = "![a](no.png) [a](http://a.org) [a][b] [a](#ab_c) [a](#one-1) [a](#one-2)"
-    (tmp_path / "a.md").write_text(f"# `a.b_c`\n## One\n## One\n{links}\n\n[b]: no.md")
-    reasons = [message.partition(": ")[2] for message in dead_links(Page(tmp_path / "a.md"))]
-    files = [f"there is no {tmp_path / name}" for name in ("no.png", "no.md")]
-    assert reasons == [files[0], "not an https address", files[1], "a.md has no such heading"]
-
-
 def test_the_index_reaches_every_page():
     linked = set(Page(ROOT / "docs" / "README.md").links)
     assert {page.path.name for page in USER_PAGES} - linked == {"README.md"}
@@ -172,15 +164,11 @@ def test_command_lines_can_start(page):
 
 
 WRONG = {
-    check_field: ("mlp.keep", "attention.delta_rule: sum", "memory.vram: much"),
-    check_options: ("chipsparse explain --ramm 8G", "chipsparse describe", "--vramm 8G"),
+    check_field: ("mlp.keep", "attention.delta_rule: sum"),
+    check_options: ("chipsparse explain --ramm 8G", "chipsparse describe"),
     check_command: (
         "chipsparse generate a --output out.mp4 --comparee",
-        "chipsparse generate --compare",
-        "chipsparse generate a -o out.mp4 --steps many",
-        "chipsparse paint",
         "python -m benchmarks nothing",
-        "python -m benchmarks.nothing",
         "python nothing.py",
         "make nothing",
         "rm -rf out",

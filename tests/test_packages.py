@@ -19,7 +19,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 FOR_TESTS = ("test", "test-browser", "test-quantized")
 FOR_USERS = sorted(EXTRAS.keys() - {*FOR_TESTS, "dev"})
 # Modules that are not called as the package that has them.
-MODULES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}
+NAMES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}
 PLUGINS = {"pytest_xdist"}  # which nobody imports
 BY_NAME = ("importlib.import_module", "importlib.util.find_spec")
 
@@ -27,23 +27,26 @@ BY_NAME = ("importlib.import_module", "importlib.util.find_spec")
 def modules(requirements):
     """The modules of the packages that a list of requirements names."""
     names = [re.match(r"[\w.-]+", each)[0].lower().replace("-", "_") for each in requirements]
-    return {MODULES.get(name, name) for name in names}
+    return {NAMES.get(name, name) for name in names}
 
 
 CORE = modules(PROJECT["dependencies"])
 
 
-def imported(source):
-    """Modules that a file imports, by statement or by a text that it hands to importlib."""
+@cache
+def imported(path):
+    """Modules that a file imports: by statement, by a text for importlib, or from its MODULES."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(node.module)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
-            texts = (each.value for each in node.args if isinstance(each, ast.Constant))
+            texts = (value.value for value in node.args if isinstance(value, ast.Constant))
             found |= {text for text in texts if isinstance(text, str)}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES":
+            found |= set(ast.literal_eval(node.value))
     return {name.partition(".")[0] for name in found}
 
 
@@ -52,40 +55,17 @@ def files(*folders):
     return {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
 
 
-@cache
-def imported_by(path):
-    """The same, of a file that is read once."""
-    return imported(path.read_text())
-
-
 def of_others(*folders):
     """What the files of some folders import that is neither ours nor Python's own."""
-    found = {name for path in files(*folders) for name in imported_by(path)}
+    found = {name for path in files(*folders) for name in imported(path)}
     ours = {path.stem for path in files("assets")} | {*PACKAGE, *BESIDE}
     return found - ours - sys.stdlib_module_names
 
 
-def test_imports_are_found():
-    source = "import a.b\nfrom c.d import e\nimportlib.import_module('f.g')\nfrom .h import i\n"
-    assert imported(source + "importlib.util.find_spec('j')\nprint('k')") == {"a", "c", "f", "j"}
-    assert modules(["PyYAML>=6", "diffusers[torch]>=0.4", "huggingface-hub"]) == {
-        "yaml",
-        "diffusers",
-        "huggingface_hub",
-    }
-
-
-def test_the_library_needs_no_extra():
-    assert of_others(*LIBRARY) <= CORE
-
-
-def test_what_the_package_imports_is_declared():
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
     extras = {name for extra in FOR_USERS for name in modules(EXTRAS[extra])}
-    assert of_others(*PACKAGE) <= CORE | extras
-
-
-def test_what_is_declared_is_imported():
-    assert of_others(*PACKAGE) >= CORE
+    assert of_others(*LIBRARY) <= CORE
+    assert CORE <= of_others(*PACKAGE) <= CORE | extras
 
 
 @pytest.mark.parametrize("extra", FOR_USERS)

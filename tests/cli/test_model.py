@@ -27,9 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ONE = ("-o", "o.png", "--frames", "1", "--json")
 
 
-# Weights that are missing, damaged or of another config.
-
-
 def change_config(folder, **entries):
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
@@ -43,9 +40,7 @@ def load(folder):
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"num_layers": 2}, r"does not fit the weights .* has no place for 27 tensors that are"),
         ({"num_layers": 4}, r"it asks for 27 tensors more than are there, such as blocks\.3\."),
-        ({"num_layers": "ten"}, "the transformer of the model .* cannot be loaded: 'str' object"),
         ({"ffn_dim": 96}, r"blocks\.0\.ffn.* expected shape torch\.Size\(\[96\]\), but got"),
     ],
 )
@@ -55,9 +50,8 @@ def test_configs_of_another_model(broken_model, entries, sentence):
         load(broken_model)
 
 
-@pytest.mark.parametrize("component", ["transformer", "text_encoder"])
-def test_downloads_that_broke_off(broken_model, component):
-    (file,) = (broken_model / component).glob("*.safetensors")
+def test_downloads_that_broke_off(broken_model):
+    (file,) = (broken_model / "text_encoder").glob("*.safetensors")
     whole = file.read_bytes()
     lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
     for content in (*(whole[:keep] for keep in (0, 100, -1)), lfs):
@@ -65,7 +59,7 @@ def test_downloads_that_broke_off(broken_model, component):
         with pytest.raises(UserError, match=rf"{file} is damaged \(incomplete download\?\)"):
             load(broken_model)
     file.unlink()
-    with pytest.raises(UserError, match=f"could not be loaded|{component} .* cannot be loaded"):
+    with pytest.raises(UserError, match=r"could not be loaded|text_encoder .* cannot be loaded"):
         load(broken_model)
 
 
@@ -75,9 +69,6 @@ def test_the_command_refuses_before_anything_is_made(generate, broken_model, wor
     change_config(broken_model, attention_head_dim="wide")
     assert "makes no WanTransformer3DModel: " in generate(model=broken_model).sentence()
     assert list(workdir.iterdir()) == []
-
-
-# Which weights they are.
 
 
 def digest(folder):
@@ -103,17 +94,6 @@ def test_every_tensor_and_its_name_count(tmp_path):
     assert saved(**own) == digests[0]
 
 
-def test_other_files_are_read_whole(tmp_path):
-    file = tmp_path / "a.bin"
-    digests = set()
-    for byte in (0, 1):
-        file.write_bytes(b"\xff" * 1_500_000 + bytes([byte]) + b"\xff" * 1_500_000)
-        digests.add(files_digest({"": file}))
-    assert len(digests) == 2
-    with pytest.raises(UserError, match=r"no\.bin cannot be read: No such file"):
-        files_digest({"": tmp_path / "no.bin"})
-
-
 def test_the_digest_of_a_folder(model_folder, broken_model):
     for file in broken_model.rglob("*"):
         os.utime(file, (0, 0))
@@ -137,8 +117,6 @@ def test_the_digest_of_a_folder(model_folder, broken_model):
     assert weights_digest(model) is None  # a hub model is told by its name
 
 
-# Schedulers.
-
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 5.0}
 
 
@@ -154,13 +132,11 @@ def choose(folder, name, *, sparse=True):
     return choose_scheduler(describe_model(str(folder)), name, sparse=sparse)
 
 
-@pytest.mark.parametrize(
-    "name", ["DPMSolverMultistepScheduler", "DPMSolverMultistep", "dpm-solver-multistep"]
-)
-def test_short_names_of_schedulers(unipc_model, name):
-    made = choose(unipc_model, name)
-    assert type(made).__name__ == "DPMSolverMultistepScheduler"
-    assert {key: made.config[key] for key in FLOW} == FLOW
+def test_short_names_of_schedulers(unipc_model):
+    for name in ("DPMSolverMultistepScheduler", "dpm-solver-multistep"):
+        made = choose(unipc_model, name)
+        assert type(made).__name__ == "DPMSolverMultistepScheduler"
+        assert {key: made.config[key] for key in FLOW} == FLOW
 
 
 @pytest.mark.parametrize(
@@ -168,12 +144,6 @@ def test_short_names_of_schedulers(unipc_model, name):
     [
         ("nonsense", "--scheduler nonsense is none of diffusers' schedulers that take this model"),
         ("", "--scheduler is empty; leave it out for the model's own"),
-        ("DPMSolver", "--scheduler DPMSolver may be DPMSolver"),
-        ("DDIM", "--scheduler DDIMScheduler does not work here: prediction_type given"),
-        (
-            "FlowMatchEulerDiscrete",
-            "--scheduler FlowMatchEulerDiscrete is none of diffusers' schedulers that take this",
-        ),
         ("Heun", "--scheduler HeunDiscreteScheduler does not work here: "),
     ],
 )
@@ -195,9 +165,6 @@ def test_the_command_runs_with_another_scheduler(generate, unipc_model):
     made = generate(*ONE, "--scheduler", "deis", model=unipc_model).json()
     assert made["request"]["scheduler"] == "DEISMultistepScheduler"
     assert [step["action"] for step in made["sparse"]["steps"]].count("sparse") == 2
-
-
-# LoRAs.
 
 
 @pytest.fixture(scope="module")
@@ -243,21 +210,16 @@ def test_a_folder_and_several_loras(generate, loras):
     [
         ("no.safetensors", "--lora no.safetensors does not exist; name a file or folder"),
         ("l.safetensors:much", "'much' is no number; write PATH or PATH:SCALE"),
-        ("l.safetensors:nan", "the scale must be a finite number"),
-        ("l.txt", "--lora l.txt must end in .safetensors"),
-        ("empty", r"--lora empty must hold one .safetensors file, or name it; it holds none"),
         ("two", "it holds a.safetensors, b.safetensors"),
         ("l.safetensors", "--lora l.safetensors cannot be read"),
         ("weights.safetensors", "holds no LoRA: none of its tensors is named so"),
     ],
 )
 def test_what_is_no_lora(workdir, text, sentence):
-    for name in ("l.txt", "l.safetensors"):
-        (workdir / name).write_text("x")
-    for folder, files in (("empty", ()), ("two", ("a.safetensors", "b.safetensors"))):
-        (workdir / folder).mkdir()
-        for name in files:
-            (workdir / folder / name).touch()
+    (workdir / "l.safetensors").write_text("x")
+    (workdir / "two").mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        (workdir / "two" / name).touch()
     save_file({"weight": torch.zeros(2)}, workdir / "weights.safetensors")
     with pytest.raises(UserError, match=sentence):
         read_lora(text)
@@ -304,14 +266,7 @@ def test_every_adapter_is_listed_with_what_it_says(monkeypatch):
         assert f"{name} {line}" in words
     for name, column, text in (
         ("WanTransformer3DModel", "text_columns", "none in self-attention"),
-        ("FluxTransformer2DModel", "text_columns", "before the image's, always kept"),
-        ("ChromaTransformer2DModel", "text_columns", "before the image's"),
         ("ChromaTransformer2DModel", "attention", "dense: the pipeline passes an attention mask"),
         ("FluxTransformer2DModel", "guidance", "true_cfg_scale: a second call per step"),
-        (
-            "LTXVideoTransformer3DModel",
-            "guidance",
-            "guidance_scale: in the same call, as the other half of the batch",
-        ),
     ):
         assert rows[name][column] == text

@@ -11,13 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chipsparse.cli import options as module
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     REQUIRED,
     Check,
     GenerateOptions,
-    GenerationOptions,
     Positive,
     PrintOptions,
     argument,
@@ -104,21 +102,12 @@ def test_checks_come_before_the_command(paint, words, said):
     ("name", "value", "said"),
     [
         ("guidance_scale", float("nan"), "--guidance-scale nan must be a finite number"),
-        ("guidance_scale", 1e308, "1e+308 is too large; it must be at most 1000"),
-        ("guidance_scale", -1, "--guidance-scale -1 is too small; it must be at least 0"),
-        ("flow_shift", 0.0, "--flow-shift 0 is too small; it must be above 0"),
-        ("flow_shift", float("inf"), "--flow-shift inf must be a finite number"),
-        ("guidance_parallel", 3, "--guidance-parallel 3 is too large; it must be at most 2"),
         ("steps", 10**20, "--steps 100000000000000000000 is too large; it must be at most 1000"),
         ("device", "cuda:" + "9" * 20, "is no device for this; use auto, cpu, cuda or cuda:N"),
-        ("device", "meta", "--device meta is no device for this; use auto, cpu, cuda or cuda:N"),
         ("dtype", "int4", "--dtype int4 must be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ("ram", "-1G", "--ram -1G is no amount of memory such as 24G or 512M"),
         ("quality", "best", "--quality: there is no quality 'best'; known are faithful, balanced"),
-        ("seed", -1, "--seed -1 is too small; it must be at least 0"),
         ("seed", 2**64, "is too large; it must be at most 2^64 - 1"),
-        ("fps", "1e9", "--fps 1e9 is too large; it must be at most 1000"),
-        ("num", 100_001, "--num 100001 is too large; it must be at most 100000"),
         ("strength", 0.0, "--strength 0 is too small; it must be above 0"),
     ],
 )
@@ -128,62 +117,36 @@ def test_values_that_are_wrong_with_any_model(name, value, said):
     assert said in str(error.value)
 
 
-def test_values_that_are_fine():
-    for seed in (0, 2**63, 2**64 - 1):
-        assert read_value(GenerateOptions, "seed", seed) == seed
-    assert GenerationOptions(vram="1G", ram="512M").memory_budgets() == {
-        "memory.vram": 1 << 30,
-        "memory.ram": 512 << 20,
-    }
-
-
-def test_more_clips_than_can_be_listed(workdir, monkeypatch):
-    monkeypatch.setattr(module, "MOST_CLIPS", 5)
-    (workdir / "p.txt").write_text("a\nb\n")
-    options = GenerateOptions(prompts=Path("p.txt"), num=3, output=Path("o.png"))
-    with pytest.raises(UserError, match=r"--prompts p.txt asks for 6 clips; .* at most 5"):
-        _ = options.items
-
-
 # All of these are seen from the command line and the file system alone.
 MISTAKES = {
     "generate x -o a.mp4 --steps 0": "--steps 0 is too small",
     "generate x -o a.avi": "--output a.avi has the suffix .avi; use one of .mp4, .webm, .gif, .png",
-    "generate x -o out": "--output out has no suffix; use one of .mp4, .webm, .gif, .png",
     "generate x -o no/a.mp4": "the folder no of --output no/a.mp4 does not exist; create it",
     "generate x -o d.mp4": "--output d.mp4 is a folder; name a file in it",
     "generate x -o /proc/a.mp4": "--output /proc/a.mp4 cannot be written: No such file",
     f"generate x -o {'a' * 300}.mp4": "cannot be written: File name too long",
-    f"generate x -o {'n' * 249}.png": "cannot be written: File name too long",
     "generate x -o a.mp4 --compare": "--output a-dense.mp4 is a folder; name a file in it",
     "generate x -o b.mp4 --report r.txt": "--report r.txt must end in .json",
-    "generate x -o b.mp4 --report f.txt/r.json": "the folder f.txt of --report f.txt/r.json does",
     "generate x -o a.gif --report c.json --config c.json": "--report c.json would replace c.json",
     "generate x -o a.gif --fps 60": "--fps 60 is too fast for a GIF; use 50 or less, or .mp4",
     "generate x -o a.png --fps 24": "--fps is about .mp4, .webm and .gif, and .png has none",
-    "generate x -o a.gif --crf 5": "--crf is about .mp4 and .webm, and .gif has none",
     "generate x -o b.mp4 --crf 52": "--crf 52 is out of range; for .mp4 it must be from 0 to 51",
     "generate x -o b.mp4 --strength 1": "--strength is about the image of --image, and there is",
     "generate x -o b.mp4 --model /nowhere": "the model folder /nowhere does not exist",
-    "generate x -o b.mp4 --config no.yaml": "no.yaml: cannot read the profile",
     "generate x -o b.mp4 --image no.png": "--image no.png does not exist",
     "generate x -o b.mp4 --lora no.safetensors": "--lora no.safetensors does not exist; name a",
     "generate -o b.mp4": "give a prompt, or a file of them with --prompts; got neither",
     "generate x -o b.mp4 --prompts f.txt": "give a prompt, or a file of them with --prompts; not",
+    "generate -o b.mp4 --prompts e.txt": "--prompts e.txt has no prompt; write one a line",
     "generate -o b.mp4 --prompts no.txt": "--prompts no.txt could not be read: No such file",
     "generate x -o b.mp4 --dense --compare": "--dense and --compare exclude each other",
     "generate x -o b.mp4 --dense --gpus 2": "several GPUs share the sparse run, which --dense",
     f"generate x -o b.mp4 --seed {2**64 - 1} --num 2": "2 seeds from there go beyond 2^64 - 1",
-    "generate x -o o.gif --num 2": "--output o-001.gif is a folder; name a file in it",
     **{
         f"generate x -o a.gif --dense {words}": "is about the sparse run, which --dense leaves out"
-        for words in ("--quality fast", "--strict", "--report r.json", "--ram 1G", "--vram 1G")
+        for words in ("--quality fast", "--report r.json", "--ram 1G")
     },
-    "batch p.csv -o out --steps 0": "--steps 0 is too small",
-    "explain --steps 0": "--steps 0 is too small",
     "explain --model=": "--model is empty; leave it out for the bundled tiny model",
-    "tune -o p.yaml --min-psnr 30 --height 0": "--height 0 is too small",
-    "compare dense profile --guidance-scale -1": "--guidance-scale -1 is too small",
     "studio --port 65536": "--port 65536 is too large",
 }
 NAMES = "generate batch explain tune compare report models studio"
@@ -192,8 +155,9 @@ NAMES = "generate batch explain tune compare report models studio"
 def test_nothing_simple_imports_torch(workdir):
     """One process for all of them: what one imported, the next ones would have too."""
     (workdir / "f.txt").write_text("a red circle\n")
+    (workdir / "e.txt").write_text("# none\n")
     (workdir / "c.json").write_text("{}")
-    for name in ("d.mp4", "a-dense.mp4", "o-001.gif"):
+    for name in ("d.mp4", "a-dense.mp4"):
         (workdir / name).mkdir()
     code = (
         "import sys\n"

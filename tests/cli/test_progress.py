@@ -23,7 +23,6 @@ def progress(clock):
 @pytest.mark.parametrize(
     ("elapsed", "left", "text"),
     [
-        (0.04, None, "0.0 s elapsed"),
         (9.96, 59.4, "10 s elapsed, about 59 s left"),
         (63, 3599.9, "1 min 3 s elapsed, about 1 h 0 min left"),
         (3700, 7.25, "1 h 1 min elapsed, about 7.2 s left"),
@@ -70,16 +69,13 @@ def test_steps_that_take_longer_are_known_to(progress, clock):
 
 def test_lines_off_a_terminal_have_the_clock_of_the_whole(progress, clock):
     progress.plan({"dense, a": 1.0, "dense, b": 1.0})
-    for name in ("a", "b"):
-        with progress.working(f"dense, {name}"), progress.denoising(f"dense {name}", 2) as steps:
-            for step in range(2):
-                clock.now += 2
-                steps.done(step, "dense")
+    for name in "ab":
+        with progress.working(f"dense, {name}"), progress.denoising(name, 1) as steps:
+            clock.now += 2
+            steps.done(0, "dense")
     assert progress._console.file.getvalue().splitlines() == [
-        "dense a: step 1 of 2 (dense), 2.0 s elapsed, about 6.0 s left",
-        "dense a: step 2 of 2 (dense), 4.0 s elapsed, about 4.0 s left",
-        "dense b: step 1 of 2 (dense), 6.0 s elapsed, about 2.0 s left",
-        "dense b: step 2 of 2 (dense), 8.0 s elapsed",
+        "a: step 1 of 1 (dense), 2.0 s elapsed, about 2.0 s left",
+        "b: step 1 of 1 (dense), 4.0 s elapsed",
     ]
 
 

@@ -14,15 +14,12 @@ import pytest
 import yaml
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.tune import job
 from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.record import TuningResult
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedTarget
-from chipsparse.tuning.search import Unreachable
-from chipsparse.tuning.targets import Pair
 from tests.cli.conftest import change_index, command
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_flux_transformer
@@ -208,37 +205,6 @@ def test_the_same_target_again_measures_nothing(again, loads_nothing):
     assert "times as fast" in result.stdout
 
 
-@pytest.mark.slow
-def test_another_target_measures_candidates_only(again):
-    shutil.rmtree("p.tune-dense")  # dense clips that are needed are made again
-    before = set(kept()["measured"])
-    again("--min-psnr", "40", "--results", "p.tune.json", output="q.yaml").fine()
-    new = set(kept()["measured"]) - before
-    assert all(name.startswith("candidate, ") for name in new), new
-    assert list(kept()["notes"]) == ["min_psnr_db 25", "min_psnr_db 40"]
-    reached = load_profile("q.yaml").tuned.measured
-    assert reached.psnr_db_worst is None or reached.psnr_db_worst >= 40
-
-
-@pytest.mark.slow
-def test_a_speed(again):
-    """Times of so small a model are noise: the made-up ones of the file decide."""
-    content = kept()
-    for record in content["measured"].values():
-        if record.get("way") == "dense":
-            record |= {"total_seconds": 1e6, "seconds": 9e5}
-            record["facts"]["step_seconds"] = 1.5e5
-    Path("p.tune.json").write_text(json.dumps(content))
-    again("--min-speedup", "1.5").fine()
-    profile = load_profile("p.yaml")
-    assert profile.tuned.target.min_speedup == 1.5
-    assert profile.tuned.measured.speedup >= 1.5
-    # All that may be in full, or more where some of them are sparse.
-    schedule = profile.sparsity.schedule
-    sparse = schedule.between if isinstance(schedule.between, tuple) else ()
-    assert len(schedule.full_steps) + len(sparse) >= 5
-
-
 def test_targets_of_ssim_lpips_and_time(again, monkeypatch):
     def distance(a, b):
         assert a.shape == b.shape == (1, 64, 64, 3)
@@ -260,8 +226,6 @@ def test_targets_of_ssim_lpips_and_time(again, monkeypatch):
     ("change", "message"),
     [
         (("--steps", "7"), "num_inference_steps 6, not 7"),
-        (("--ram", "1G"), "memory.ram null, not 1073741824"),
-        (("--flow-shift", "6"), "flow_shift null, not 6.0"),
         ((), "weights "),
     ],
 )
@@ -280,8 +244,8 @@ def test_a_results_file_of_something_else_is_refused(
     assert Path("p.tune.json").read_bytes() == before
 
 
-# In the first dense generation, the times, a candidate, and the verification.
-@pytest.mark.parametrize("at", ["dense", slow("times"), slow("candidate"), slow("dense, 2-")])
+# In the first dense generation, and in the verification.
+@pytest.mark.parametrize("at", ["dense", slow("dense, 2-")])
 def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, at):
     keep, stop, made = Store.keep, [at], []
 
@@ -305,9 +269,6 @@ def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, at):
     assert load_profile("p.yaml").tuned is not None
 
 
-# Targets that cannot be met.
-
-
 def test_a_target_that_cannot_be_met_tells_the_closest(again):
     before = Path("p.yaml").read_bytes()
     error = again("--min-speedup", "1000", "--budget", "1000").sentence()
@@ -318,36 +279,17 @@ def test_a_target_that_cannot_be_met_tells_the_closest(again):
     assert [note["chosen"] is None for note in kept()["notes"].values()] == [False, True]
 
 
-def test_the_closest_in_words():
-    pairs = [Pair(31.27, 0.91239, None, 4.0, 10.0), Pair(60.0, 0.99, None, 4.0, 10.0)]
-    best = SimpleNamespace(candidate=SimpleNamespace(describe="9 steps in full"), pairs=pairs)
-    options = SimpleNamespace(target={"min_psnr_db": 40.0}, budget=30)
-    assert job._unreachable_text(options, Unreachable(best, out_of_budget=True)) == (
-        "a PSNR of at least 40 dB was not found within --budget 30: the closest on the held-out "
-        "prompts (9 steps in full) has PSNR 31.27 dB at worst, median 45.63 dB; SSIM 0.912 at "
-        "worst, and takes 4.00 s, dense 10.00 s: 2.50 times as fast; ask for less, or give a "
-        "larger --budget: what was measured is kept"
-    )
-
-
-# Mistakes.
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("", "give a target: one or more of --min-psnr, --min-ssim, --max-lpips, --min-speedup"),
         ("--min-speedup 0.9", "--min-speedup 0.9 is too small; it must be above 1"),
-        ("--min-ssim 1", "--min-ssim 1 must be less than 1"),
-        ("--min-psnr -3", "--min-psnr -3 is too small; it must be above 0"),
         (
             "--min-psnr 30 --budget 6",
             "--budget 6 is too small: 1 prompts to calibrate with and 2 to verify on need "
             "at least 7",
         ),
         ("--min-psnr 30 --steps 3", "at least 4 denoising steps, got 3"),
-        ("--min-psnr 30 -o p.json", "--output p.json must end in .yaml"),
-        ("--min-psnr 30 --results r.txt", "--results r.txt must end in .json"),
         (
             "--min-psnr 30 --held-out-prompts 5",
             "prompts.txt has 4 different prompts, but 6 are needed: 1 to calibrate with and 5",

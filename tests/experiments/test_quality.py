@@ -32,9 +32,8 @@ def naive_ssim(a, b):
     return float(np.mean(values))
 
 
-@pytest.mark.parametrize("shape", [(1, 11, 11, 1), (3, 13, 17, 3)])
-def test_matches_the_naive_formulas_in_any_float_type(shape):
-    a, b = random_pair(shape)
+def test_matches_the_naive_formulas_in_any_float_type():
+    a, b = random_pair((3, 13, 17, 3))
     psnr, similarity = 10 * math.log10(1 / np.mean((a - b) ** 2)), naive_ssim(a, b)
     assert quality.psnr(a, b) == pytest.approx(psnr, rel=1e-12)
     assert quality.psnr(torch.tensor(a).float(), b.astype("f4")) == pytest.approx(psnr, rel=1e-5)
@@ -65,13 +64,9 @@ VIDEO = torch.zeros(2, 12, 12, 3)
     ("measure", "message"),
     [
         (lambda: quality.psnr(VIDEO, VIDEO[:1]), "differ in shape"),
-        (lambda: quality.ssim(VIDEO[0], VIDEO[0]), "frames, height, width, channels"),
         (lambda: quality.psnr(VIDEO.to(torch.uint8), VIDEO), "divide 8-bit values by 255"),
-        (lambda: quality.ssim(VIDEO[:0], VIDEO[:0]), "got the shape"),
         (lambda: quality.ssim(VIDEO[:, :10], VIDEO[:, :10]), "at least 11x11 pixels, got 10x12"),
         (lambda: quality.flicker(VIDEO), "at least 3 frames, got 2"),
-        (lambda: compare_clips(*bytes_of(VIDEO[:0], VIDEO[:0])), "one shape"),
-        (lambda: compare_clips(*bytes_of(VIDEO, VIDEO[:1])), "got .2, 12, 12, 3. and .1, 12, 12"),
         (lambda: compare_clips(*bytes_of(VIDEO), VIDEO.numpy()), "got uint8 and float32"),
     ],
 )
@@ -110,15 +105,6 @@ def test_a_comparison_is_what_the_metrics_say_of_the_whole_and_of_each_frame():
     assert made.per_frame["lpips"] == pytest.approx(distances)
     assert made.lpips == pytest.approx(np.mean(distances))
     assert (made.largest_difference, made.identical) == (np.abs(a.astype(int) - b).max(), False)
-
-
-def test_flicker_of_a_frame_is_that_of_it_and_its_neighbours():
-    a = np.zeros((4, 12, 12, 3), np.uint8)
-    b = a.copy()
-    b[1] = 51  # second differences: -2 * 0.2 around frame 1, 0.2 around frame 2
-    curves = compare_clips(a, b).per_frame
-    assert curves["flicker_dense"] == [None, 0.0, 0.0, None]
-    assert curves["flicker"] == [None, pytest.approx(0.4), pytest.approx(0.2), None]
 
 
 def test_small_short_equal_and_opposite_clips():

@@ -105,7 +105,6 @@ def test_a_cluster_that_is_not_there(monkeypatch):
 
 @pytest.mark.gpu
 def test_on_gpus(batch, workdir):
-    """Actors on all GPUs of this machine."""
     count = 4 * torch.cuda.device_count()
     (workdir / "p.txt").write_text("a circle moves left\n")
     size = ("--height", "128", "--width", "128", "--frames", "13", "--num", str(count))

@@ -152,17 +152,10 @@ def test_stopping(made, make, watched, studio, flux_folder, monkeypatch):
     assert asked == [True]
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"height": 33}, "--height 33 does not fit this model"),
-        ({"model": "/nowhere"}, "the model folder /nowhere does not exist"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(make, fields, sentence):
-    end = make(**fields)
+def test_what_does_not_fit_is_one_sentence(make):
+    sentence, end = "--height 33 does not fit this model", make(height=33)
     assert sentence in end.error
-    assert sentence.partition(";")[0] in end.html()
+    assert sentence in end.html()
 
 
 def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
@@ -187,8 +180,6 @@ def test_gradio_that_is_not_installed(monkeypatch):
     assert "pip install 'chipsparse[studio]'" in command("studio").sentence()
 
 
-# The preview.
-
 CHANNELS, GRID = 4, (3, 2, 5)
 EXPECTED = torch.randn(*GRID, CHANNELS, generator=torch.Generator().manual_seed(0))
 IMAGE = EXPECTED.reshape(1, 6, 5, CHANNELS)[:, :, :4]
@@ -199,14 +190,12 @@ PACKED = FluxPipeline._pack_latents(IMAGE.permute(0, 3, 1, 2), 1, CHANNELS, 6, 4
     ("latents", "grid", "expected"),
     [
         (EXPECTED.permute(3, 0, 1, 2), GRID, EXPECTED),
-        (EXPECTED.permute(0, 3, 1, 2), GRID, EXPECTED),  # as CogVideoX has them
         (EXPECTED.flatten(0, 2), GRID, EXPECTED),
         (PACKED, (1, 3, 2), IMAGE),
         (EXPECTED[0].permute(2, 0, 1), None, EXPECTED[:1]),
         (EXPECTED.flatten(0, 2), None, None),
-        (EXPECTED.flatten(0, 2), (3, 2, 4), None),
     ],
-    ids=["channels first", "frames first", "tokens", "packed", "image", "no grid", "another grid"],
+    ids=["channels first", "tokens", "packed", "image", "no grid"],
 )
 def test_latents_are_arranged_where_their_order_is_known(latents, grid, expected):
     arranged = arrange(latents, grid, CHANNELS)
@@ -236,11 +225,3 @@ def test_the_noise_is_taken_off_and_colours_are_those_of_the_vae(rising):
             assert step == 0 or error in expected_error
         preview.learn(pixels.repeat(4, axis=1).repeat(4, axis=2))
     assert preview.pictures(None, 0, request, pipe) is None
-
-
-def test_false_colours_show_what_differs():
-    latents = np.zeros((1, 6, 6, CHANNELS), np.float32)
-    latents[0, 2:4, 2:4, 1] = 5
-    (colours,) = Preview().colours(latents)
-    assert (colours[2:4, 2:4] == colours[2, 2]).all()
-    assert (colours[0, 0] != colours[2, 2]).any()

@@ -5,12 +5,11 @@ import random
 import re
 from xml.etree import ElementTree
 
-import pytest
 from matplotlib.figure import Figure
 
-from chipsparse.cli.views.budget_map import Cell, budget_map, colour_of, merged
+from chipsparse.cli.views.budget_map import Cell, merged
 from chipsparse.cli.views.charts import NARROW, WIDE, Canvas, Key, draw_chart
-from chipsparse.cli.views.sections import ACTIONS, FIRST, SECOND, SHADES, Chart
+from chipsparse.cli.views.sections import FIRST, SECOND, Chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -45,25 +44,6 @@ def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
     assert str(drawn.wide).count("<text") > str(drawn.narrow).count("<text")  # more ticks
 
 
-def test_no_two_charts_share_an_id():
-    chart = Chart("same", lambda canvas: canvas.dots([(0, 1, "a")], FIRST), "same")
-    drawn = [draw_chart(chart, name) for name in ("first", "second")]
-    svgs = [svg for item in drawn for svg in (item.wide, item.narrow)]
-    ids = [re.findall(r'\bid="([^"]+)"', svg) for svg in svgs]
-    assert all(ids)
-    assert len({*itertools.chain(*ids)}) == sum(map(len, ids))
-    for svg, own in zip(svgs, ids, strict=True):
-        assert set(re.findall(r"#([^\")]+)[\")]", svg)) <= set(own)
-
-
-def test_a_line_of_steps_is_level_during_each_and_has_gaps():
-    axes = axes_of(lambda canvas: canvas.stairs([2.0, None, 3.0], FIRST))
-    (patch,) = axes.patches
-    values, edges, _ = patch.get_data()
-    assert [*edges] == [-0.5, 0.5, 1.5, 2.5]
-    assert values == pytest.approx([2, float("nan"), 3], nan_ok=True)
-
-
 def test_every_cell_is_in_one_box_of_its_colour():
     rng, cells, covered = random.Random(1), {}, {}
     for place in itertools.product(range(9), range(14)):
@@ -76,25 +56,6 @@ def test_every_cell_is_in_one_box_of_its_colour():
             assert place not in covered
             covered[place] = box.cell
     assert covered == cells
-
-
-def test_cells_that_are_alike_share_a_box():
-    cells = {(layer, step): Cell("dense", 1.0) for layer in range(60) for step in range(50)}
-    cells |= {(layer, 9): Cell("sparse", 0.1) for layer in range(60)}
-    axes = axes_of(budget_map(cells, layers=60, steps=50, caption="").draw)
-    boxes = [patch for patch in axes.patches if patch.get_gid()]
-    sides = [(box.get_bbox().x0, box.get_bbox().x1) for box in boxes]
-    assert sides == [(-0.5, 8.5), (8.5, 9.5), (9.5, 49.5)]
-    assert boxes[1].get_gid() == "tip: layers 0 to 59, step 9: sparse, 10.0% computed"
-    assert axes.get_ylim() == (59.5, -0.5)  # the first layer is on top
-    assert axes.get_legend_handles_labels()[1] == ["dense: all", "sparse: 10.0%"]
-
-
-def test_the_shades_lie_between_the_least_and_the_most():
-    shades = [colour_of(Cell("sparse", kept), 0.1, 0.5) for kept in (0.1, 0.31, 0.5)]
-    assert shades == [SHADES[0], SHADES[5], SHADES[9]]
-    assert colour_of(Cell("sparse", 0.1), 0.1, 0.1001) == SHADES[9]
-    assert colour_of(Cell("dense", 1.0), 0.1, 0.5) == ACTIONS["dense"]
 
 
 def test_labels_cover_no_dot_and_no_other_label_and_stay_on_the_page():

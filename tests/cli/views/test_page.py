@@ -26,7 +26,7 @@ from chipsparse.cli.views.frames import (
 )
 from chipsparse.cli.views.names import command_text, name_of
 from chipsparse.cli.views.page import best_points, overview_section, page
-from chipsparse.cli.views.sections import Facts, QualityPoint, Result, Section, Table, Tile
+from chipsparse.cli.views.sections import QualityPoint, Result, Section, Table
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import TIMES, bytes_unit, percent, seconds_text, seconds_unit
 from tests.cli.html_reader import PageReader
@@ -198,7 +198,6 @@ def test_what_is_missing_is_said_with_the_way_to_get_it():
     ("changes", "text"),
     [
         ({"report__error": "OSError: x"}, "failed after 4 of 4 steps: OSError: x"),
-        ({"report__error": "OSError: x", "report__steps": []}, "failed at its start: OSError: x"),
         (
             {"report__steps": [call(0, "a", "dense"), call(1, "a", "refresh", finished=False)]},
             "not finished: 1 of 4 steps were",
@@ -259,7 +258,6 @@ def test_long_and_large_clips_are_shown_in_small():
     [
         (lambda: Path("o.gif").unlink(), "o.gif, which r0.json names, is not there"),
         (lambda: os.utime("o.gif", (2e9, 2e9 + SAME_RUN_SECONDS)), "o.gif was written after"),
-        (lambda: Path("o.gif").write_text("no gif"), "o.gif"),
     ],
 )
 def test_frames_that_are_not_those_of_the_file_are_left_out(spoil, sentence):
@@ -329,8 +327,6 @@ def test_the_summary_of_a_generation(capsys):
     ("changes", "text"),
     [
         ({}, "about 50% fewer operations than dense"),
-        ({"sparse__work_share": None}, "not known; --compare measures it"),
-        ({"sparse__work_share": 1.0}, "none: nothing ran sparse"),
         ({"sparse__nothing_sparse": "few steps"}, "none: nothing ran sparse"),
         ({"sparse": None}, "none: the unpatched model ran"),
     ],
@@ -352,14 +348,7 @@ def test_a_series_says_its_worst_clip_and_what_failed():
     assert "failed a red circle 7 - - -" in lines
 
 
-def test_tables_and_facts_on_a_terminal():
-    parts = [Tile("2.0", "gain", "dense 3 s"), Facts([("a", "b"), ("empty", "")])]
-    table = Table(["name", "time"], [("first", "1"), ("second", "22")])
-    printed = text_of([Section("", [*parts, table]), Section("Only here", [], where="page")])
-    assert [line.rstrip() for line in printed.splitlines()][:6] == [
-        *(" gain  2.0 (dense 3 s)", " a     b", ""),
-        *(" name     time", " first       1", " second     22"),
-    ]
+def test_cells_of_a_wide_table_are_folded_on_a_narrow_terminal():
     wide = Table(["way", *"abcdefgh"], [("chipsparse fast", *["38.22 (31.07)"] * 8)])
     words = text_of([Section("", [wide])], width=80).split()
     assert words[9:] == ["chipsparse", *["38.22"] * 8, "fast", *["(31.07)"] * 8]
@@ -371,11 +360,8 @@ def test_tables_and_facts_on_a_terminal():
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("f.json", "[1]", "is no JSON object"),
         ("f.json", "{", "is no JSON:"),
-        ("f.json", "{}", "is of no kind that report knows"),
         ("f.json", '{"kind": "benchmark"}', "is of no kind that report knows"),
-        ("none.json", None, "does not exist"),
         ("/dev/null", None, "no regular file"),
     ],
 )
@@ -389,11 +375,9 @@ def test_files_that_are_not_what_they_should_be(name, text, sentence):
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({"report__steps": "x"}, 'report.steps is "x"'),
         ({"report__steps": [{"action": "dense"}]}, "report.steps[0].step is missing"),
         ({"comparison__speedup": 1e40}, "comparison.speedup is 1e+40"),
         ({"report__steps": [call(10**9, "a", "dense")]}, "report.steps[0].step is 1000000000"),
-        ({"sparse__steps": [{"step": 0, "action": "x", "seconds": "y"}]}, "sparse.steps[0].sec"),
     ],
 )
 def test_damaged_values_are_named_with_their_place(changes, place):
