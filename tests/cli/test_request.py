@@ -1,7 +1,9 @@
 """One resolved request: profile, settings, image, scheduler, warnings."""
 
 import dataclasses
+import importlib
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import yaml
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from PIL import Image
 
-from chipsparse.cli import settings
+from chipsparse.cli import main, settings
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.model.description import ModelDescription, describe_model
 from chipsparse.cli.options import GenerateOptions, GenerationOptions
@@ -451,3 +453,31 @@ def test_the_scheduler_is_made_or_refused_before_anything_is_loaded(
     request = resolve(options, **given)
     assert type(request.scheduler).__name__.startswith(made)
     assert request.load().scheduler.config.flow_shift == 6
+
+
+MOST_MODULES = 15
+
+
+def test_few_modules_are_on_the_way_from_the_parser_to_the_file(model_folder, workdir):
+    """The modules of the command line and of experiments of which a function is entered."""
+    importlib.import_module("chipsparse.cli.generate.job")  # class bodies are no functions
+    entered, inside = set(), []
+
+    def trace(frame, event, _):
+        name = frame.f_globals.get("__name__", "")
+        ours = name.startswith(("chipsparse.cli.", "chipsparse.experiments."))
+        if event != "call" or not ours or frame.f_code.co_name == "<module>":
+            return
+        if name == "chipsparse.cli.commands" and frame.f_code.co_name == "generate":
+            inside.append(name)  # what was typed is read and checked by now
+        if inside and "o.png" not in names(workdir):
+            entered.add(name)
+
+    words = ["generate", PROMPT, "-o", "o.png", "--frames", "1", "--model", str(model_folder)]
+    sys.setprofile(trace)
+    try:
+        main.app(words, standalone_mode=False)
+    finally:
+        sys.setprofile(None)
+    assert names(workdir) == ["o.png"]
+    assert len(entered) <= MOST_MODULES, "\n".join(sorted(entered))
