@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def why_not_here() -> str | None:
-    """Why no kernel can be compiled and read here, or None."""
+    """Return why no kernel can be compiled and read here, or None."""
     try:
         from triton import knobs
     except ImportError:
@@ -60,7 +60,7 @@ def disassembler() -> str | None:
 
 
 def reports(case: CompiledCase) -> list[Record]:
-    """What the kernels of a case use; counts are of instructions in the machine code."""
+    """The resources of the kernels of a case; counts are of instructions in the machine code."""
     return [
         {
             "operation": kernel.__module__.split(".")[-2],
@@ -76,7 +76,7 @@ def reports(case: CompiledCase) -> list[Record]:
 
 
 def _read(compiled: Any) -> Record:
-    """What the machine code of a compiled kernel tells."""
+    """The facts in the machine code of a compiled kernel."""
     tool = disassembler()
     assert tool is not None
     with tempfile.TemporaryDirectory() as folder:

@@ -49,13 +49,13 @@ class Quality:
 
     @property
     def worst(self) -> float:
-        """Of the prompts."""
+        """The figures of the prompts."""
         return min(self.psnrs.values())
 
 
 @dataclass(frozen=True)
 class Lead:
-    """How far the better of ours is ahead of the best other method, in dB; below zero, behind.
+    """The lead of the better of ours over the best other method, in dB; below zero, behind.
 
     Attributes:
         best: the other method, by the mean.

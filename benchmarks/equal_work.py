@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def reuses_attention(self) -> bool:
-        """Whether a cache passes over attention and not over blocks."""
+        """True where a cache passes over attention and not over blocks."""
         return self.method in ("PAB", "FasterCache")
 
     def cache_config(self, run: Any) -> Any:

@@ -158,7 +158,7 @@ class FullModel:
             return make(tensors)
 
     def pipe(self, transformer: Any) -> SimpleNamespace:
-        """What `chipsparse.enable` takes for a pipeline of this transformer alone."""
+        """Return a pipeline of this transformer alone for `chipsparse.enable`."""
         return SimpleNamespace(
             components={"transformer": transformer},
             scheduler=None,

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 class Run:
-    """What one run has measured so far; the file has all records after each new one."""
+    """The records of one run so far; the file has all of them after each new one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path

@@ -78,7 +78,7 @@ class SparsityPlan:
 
     @cached_property
     def dense(self) -> Mapping[LayerPart, str]:
-        """Why the config keeps parts of layers dense at every step, by layer and part."""
+        """The reason why the config keeps a part dense at every step, by layer and part."""
         first, reasons = self.config.schedule.first_dense_layers, {}
         for (layer, part), share in self._shares.items():
             if not getattr(self.config, part).is_sparse:
@@ -91,7 +91,7 @@ class SparsityPlan:
 
     @cached_property
     def _shares(self) -> Mapping[LayerPart, float | Dense]:
-        """What the config asks of each part, whatever the first layers do."""
+        """The wish of the config for each part, whatever the first layers do."""
         shares: dict[LayerPart, float | Dense] = {
             (layer, part): getattr(self.config, part).density
             for part in PARTS

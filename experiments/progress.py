@@ -59,12 +59,12 @@ class Ranks:
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the first."""
+        """True where this process is the first."""
         return True
 
     @property
     def parallel(self) -> Parallel | None:
-        """How they share a generation; None where there is one process."""
+        """The degrees by which they share a generation; None for one process."""
         return None
 
     def first(self, make: Callable[[], Value]) -> Value | None:

@@ -1,4 +1,4 @@
-"""How close one video is to another: PSNR, SSIM and flicker; clips of 8-bit pixels by frame.
+"""The closeness of one video to another: PSNR, SSIM and flicker; clips of 8-bit pixels by frame.
 
 A video is `[F, H, W, C]` with floats in [0, 1], a torch tensor or a numpy array. All arithmetic is
 float64, one frame at a time, so that long clips need little memory. Only paired clips (same prompt,

@@ -33,7 +33,7 @@ class Estimate(BaseModel):
 
     @property
     def includes_zero(self) -> bool:
-        """Whether zero lies between the bounds, or on one of them."""
+        """True where zero lies between the bounds, or on one of them."""
         return self.low is not None and self.low <= 0 and (self.high is None or self.high >= 0)
 
     @property

@@ -1,4 +1,4 @@
-"""How long a call takes: CUDA events on a GPU, the wall clock elsewhere.
+"""The time of a call: CUDA events on a GPU, the wall clock elsewhere.
 
 Calls repeat on the same tensors, baselines and candidates alike, so what fits in the last-level
 cache stays in it. The tensors of large layers exceed the 50 to 60 MB of today's largest GPU caches,

@@ -345,7 +345,7 @@ class ModelAdapter(ModelFamily):
         return []
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Why no attention of a call with these arguments can run sparse, or None."""
+        """Return why no attention of a call with these arguments can run sparse, or None."""
         reasons = self.dense_arguments.items()
         return next((why for name, why in reasons if arguments.get(name) is not None), None)
 
@@ -712,7 +712,7 @@ class ModelAdapter(ModelFamily):
             )
 
     def _not_captured_reason(self) -> str | None:
-        """Why the transformer may not do the same at every sparse step of a generation, or None."""
+        """Return why sparse steps of a generation may not all do the same, or None."""
         if self.team is not None:
             return "several processes share it, and a replay would exchange nothing with them"
         if self.execution.autocast:

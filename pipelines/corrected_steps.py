@@ -102,7 +102,7 @@ class StepCorrection:
 
 
 def why_not_corrected(scheduler: Any) -> str | None:
-    """Why steps of a scheduler cannot be put right: known are solvers of a straight flow."""
+    """Return why steps of a scheduler cannot be put right: known are solvers of a straight flow."""
     name, config = type(scheduler).__name__, getattr(scheduler, "config", {})
     known = solver_class(scheduler)
     if scheduler is None:

@@ -72,7 +72,7 @@ def why_not_cached(model: Any) -> str | None:
 
 
 def why_caches_refused(transformer: torch.nn.Module, *, skips: bool) -> str | None:
-    """Why a transformer with the caches that are on it now cannot run sparse, or None."""
+    """Return why a transformer with the caches that are on it now cannot run sparse, or None."""
     for hook in hooks_of(transformer):
         name = type(hook).__name__
         if name == "FasterCacheDenoiserHook" and not hook.is_guidance_distilled:

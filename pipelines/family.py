@@ -190,12 +190,12 @@ class ModelFamily:
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Why several processes cannot share the tokens of such a transformer, or None."""
+        """Return why several processes cannot share the tokens of such a transformer, or None."""
         return None if vars(cls).get("shares_tokens", False) else cls.why_whole
 
     @classmethod
     def why_guidance_stays(cls) -> str | None:
-        """Why guidance branches cannot be on different processes, or None."""
+        """Return why guidance branches cannot be on different processes, or None."""
         if vars(cls).get("shares_guidance", False):
             return None
         return (

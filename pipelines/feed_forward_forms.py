@@ -144,7 +144,7 @@ def readable_form(form: Form, linears: Mapping[str, Any]) -> Form | str:
 
 
 def why_unreadable(name: str, linear: Any) -> str | None:
-    """Why a linear computes something else than its weight says, plain or in FP8, or None."""
+    """Return why a linear does not compute what its weight says, or None."""
     while hasattr(linear, "base_layer"):
         if not hasattr(linear, "adapter_layer_names"):  # not one of PEFT's: nothing known about it
             break
@@ -174,7 +174,7 @@ def _adapters(layer: Any) -> list[str]:
 
 
 def why_hooked(name: str, module: Any) -> str | None:
-    """Why a module may compute or hold something else while it runs, or None."""
+    """Return why a module may compute or hold something else while it runs, or None."""
     hooked = hasattr(module, "_hf_hook") or hooks_on(module)
     if hooked or module._forward_hooks or module._forward_pre_hooks:
         return f"its {name} has hooks of its own (offloading or casting)"

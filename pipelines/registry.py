@@ -59,7 +59,7 @@ def find_adapter(transformer: Any) -> type[ModelAdapter] | None:
 
 
 def why_refused(transformer: Any) -> str:
-    """Why a transformer without an adapter is refused."""
+    """Return why a transformer without an adapter is refused."""
     names = [model_class.__name__ for model_class in stock_class(transformer).__mro__]
     if (base := next((name for name in names if name in ADAPTERS), None)) is not None:
         return f"its forward may not hand its arguments on to that of {base}"

@@ -40,7 +40,7 @@ def is_compiled(model: Any) -> bool:
 
 
 def compiled_as_a_whole(name: str) -> str:
-    """Why a transformer is refused that is, by the pipeline's name for it."""
+    """Return why a transformer is refused that is, by the pipeline's name for it."""
     return (
         f"{name} is compiled as a whole; enable chipsparse first and compile its blocks with "
         f"pipe.{name}.compile_repeated_blocks()"

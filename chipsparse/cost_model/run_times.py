@@ -61,7 +61,7 @@ class RunEstimate:
 
 @dataclass(frozen=True)
 class Load:
-    """What a piece of a layer computes and moves.
+    """The computation and transfers of a piece of a layer.
 
     Attributes:
         seconds: its computation.

@@ -1,4 +1,4 @@
-"""Why a generation computes nothing sparse although its config asks for it, and what would help."""
+"""The reason why a generation computes nothing sparse although asked to, and the remedy."""
 
 from __future__ import annotations
 

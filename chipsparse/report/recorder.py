@@ -61,7 +61,7 @@ class CallRecorder:
 
     @property
     def left_dense(self) -> dict[LayerPart, str]:
-        """Why the model computes parts of layers by itself in the open call; see `leave_dense`."""
+        """The reasons why the model computes parts of layers in this call; see `leave_dense`."""
         return self._left | self._left_now
 
     def leave_dense(self, part: Part, reasons: Mapping[int, str], *, once: bool = False) -> None:

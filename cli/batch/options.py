@@ -66,7 +66,7 @@ class BatchOptions(GenerateOptions):
 
     @property
     def on_ray(self) -> bool:
-        """Whether actors of Ray make the clips, not this process."""
+        """True where actors of Ray make the clips, not this process."""
         return self.engine == "ray" or (self.gpus or 1) > 1
 
     def check(self) -> None:

@@ -56,7 +56,7 @@ class BatchClip(Record):
 
     @property
     def made(self) -> bool:
-        """Whether its file is there."""
+        """True where its file is there."""
         return self.state in ("made", "already there")
 
     @property
@@ -116,7 +116,7 @@ class BatchResult(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def counts(self) -> dict[State, int]:
-        """How many files are in each state."""
+        """The number of files in each state."""
         states = [clip.state for clip in self.clips]
         return {state: states.count(state) for state in get_args(State)}
 

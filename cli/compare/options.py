@@ -51,7 +51,7 @@ def read_config(text: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(GenerationOptions):
-    """What the user typed for `compare`; None where an option was left out.
+    """The options of `compare`; None where one was left out.
 
     `config`, `quality` and `dense` are those of A or B while its profile is looked for.
     """
@@ -133,7 +133,7 @@ class CompareOptions(GenerationOptions):
 
     @property
     def folder(self) -> Path:
-        """Where everything of a suite lies."""
+        """The folder of a suite."""
         assert self.suite is not None
         name = name_of(self.suite.rstrip("/")).replace("/", "-")
         return self.output or Path(f"suite-{name}")
@@ -172,7 +172,7 @@ class CompareOptions(GenerationOptions):
             check_inputs_stay("--output", self.output, [self.prompts])
 
     def kept(self) -> str:
-        """What an interruption leaves."""
+        """Return what an interruption leaves, in words."""
         if self.suite is None:
             return super().kept()
         if not (self.folder / MEASURED).is_file():

@@ -82,7 +82,7 @@ class LoraRecord(Record):
 
 
 class RequestRecord(Record):
-    """What was asked for, as far as it decides about the result.
+    """The request of a clip, as far as it decides about the result.
 
     Attributes:
         out_of_range: what the profile was not tuned for.
@@ -277,7 +277,7 @@ class GenerationResult(Result):
 
     @property
     def details(self) -> list[tuple[str, str]]:
-        """How it was made, and all that is worth knowing of it."""
+        """The section of facts about how the clip was made."""
         return [*self.made_with, ("memory", self._memory), *self.notes]
 
     @property

@@ -50,7 +50,7 @@ class ModelDescription:
 
     @property
     def has_guider(self) -> bool:
-        """Whether a guider of the pipeline makes a call of its own for each guidance branch."""
+        """True where a guider of the pipeline makes a call of its own for each guidance branch."""
         return self.blocks is not None and bool(guider_specs(self.blocks))
 
     def accepts(self, argument: str) -> bool:

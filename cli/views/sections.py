@@ -201,7 +201,7 @@ class Record(BaseModel):
 
 
 class Result(Record):
-    """What a command measured or made.
+    """The result of a command.
 
     Subclasses fix ``kind`` as a ``Literal``, which a file is recognized by.
     """
