@@ -74,10 +74,11 @@ def test_all_kernels_use_what_the_gpu_has_and_none_spills_in_a_hot_loop(tmp_path
     check_what_they_use(reports)
     check_that_tokens_move_together(reports)
     backends = {(item["operation"], item["backend"]) for item in reports.values()}
+    backends |= {(item["variant"].split()[0], item["backend"]) for item in reports.values()}
     for operation in (
         "column_sparse_attention",
         "dense_attention_column_sums",
-        "fp8_dense_attention",
+        "in_8_bits",
         "sparse_mlp_up",
         "sparse_mlp_down",
     ):
@@ -100,7 +101,7 @@ def check_what_they_use(reports):
         gluon = item["backend"] == "gluon_sm90"
         attention = item["kernel"].endswith(("attention", "column_sums"))
         if attention or item["kernel"] in ("sparse_mlp_up", "sparse_mlp_down", "product"):
-            in_8_bits = item["kernel"].startswith("fp8")
+            in_8_bits = item["variant"].startswith("in_8_bits")
             products = PRODUCTS_OF_8_BITS if in_8_bits else PRODUCTS_OF_16_BITS
             for instruction in products[item["capability"]]:
                 assert item[instruction] > 0, name

@@ -1,6 +1,7 @@
 """A real Ray: the same files as without it, actors that are killed, a cluster, GPUs."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -75,7 +76,8 @@ def test_a_cluster(batch, workdir, monkeypatch):
         small = ("--frames", "1", "--steps", "2", "--engine", "ray", "--json")
         assert batch(*small, file="p.txt").json()["counts"]["made"] == 1
         ray.init(cluster.address, logging_level="ERROR")
-        assert ray.available_resources()["CPU"] == 4  # the actors have let go of it
+        freed = (time.sleep(0.1) or ray.available_resources().get("CPU") for _ in range(200))
+        assert 4 in freed  # the actors let go of it
         ray.shutdown()
     finally:
         cluster.shutdown()

@@ -58,10 +58,10 @@ def rotary_cut_before_ordering():
 def swapped_ranks():
     unpack = head_turns.unpack_pieces
 
-    def swapped(received, places, pieces, *, dim, room=None):
+    def swapped(received, places, pieces, *, dim, capacity=None):
         if dim == head_turns.TOKENS:
             received = torch.cat(received.chunk(2)[::-1])
-        unpack(received, places, pieces, dim=dim, room=room)
+        unpack(received, places, pieces, dim=dim, capacity=capacity)
 
     return mock.patch.object(head_turns, "unpack_pieces", swapped)
 
