@@ -35,9 +35,6 @@ from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")
 
-
-# Which profile.
-
 MODEL: Any = SimpleNamespace(location="model", transformer_class="WanTransformer3DModel")
 OTHER: Any = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
 
