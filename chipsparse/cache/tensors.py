@@ -5,6 +5,7 @@ Each is declared once, with its sizes: memory is planned before anything is comp
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -71,6 +72,7 @@ class PartCache:
     in_fp8: bool = False
 
     @classmethod
+    @functools.cache  # every layer asks for it at every step
     def declared(cls) -> dict[str, Kept]:
         """Return the declarations of the kept tensors by name."""
         return {
