@@ -283,14 +283,13 @@ def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
 def fp8_dense_attention(call: Fp8DenseAttention) -> Result:
     """Run a checked `Fp8DenseAttention`."""
     tensors = call.tensors
-    factors = (tensors.row_factor, tensors.row_shift, tensors.value_scale, tensors.value_mean)
     return _launch(
         tensors.query,
         tensors.key,
         tensors.value,
         call.lse_previous,
         call.block_size_q,
-        factors=[factor.contiguous() for factor in factors],
+        factors=tensors.factors,
         dtype=tensors.dtype,
     )
 
@@ -317,8 +316,7 @@ def _launch(
         lse_previous: ``[B, H, N]``, or None.
         block_size_q: query rows of a block.
         scale: positive factor of 16-bit scores.
-        factors: of numbers in 8 bits, contiguous: those of rows with their shifts, and those of
-            the values' channels with their means; see `Fp8Attention`.
+        factors: those of numbers in 8 bits; see `Fp8Attention.factors`.
         dtype: of the output; None for the query's.
     """
     batch, heads, rows, head_dim = query.shape

@@ -89,15 +89,7 @@ def fp8_dense_attention(call: Fp8DenseAttention) -> Result:
         lse_previous=call.lse_previous,
         block_size_q=call.block_size_q,
         options=CONFIGS[FP8_CONFIG],
-        factors=[
-            factor.contiguous()
-            for factor in (
-                tensors.row_factor,
-                tensors.row_shift,
-                tensors.value_scale,
-                tensors.value_mean,
-            )
-        ],
+        factors=tensors.factors,
         dtype=tensors.dtype,
     )
 
@@ -136,14 +128,12 @@ def _launch(
         block_size_q: query rows of a block.
         options: one of `CONFIGS`.
         scale: positive factor of 16-bit scores.
-        factors: of numbers in 8 bits, contiguous: those of rows with their shifts, and those of
-            the values' channels with their means; see `Fp8Attention`.
+        factors: those of numbers in 8 bits; see `Fp8Attention.factors`.
         dtype: of the output; None for the query's.
     """
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device
-    options = dict(options)
-    tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
+    tile_rows = rows_per_program(block_size_q, options["BLOCK_M"])
     blocks, row_tiles = block_count(rows, block_size_q), cdiv(block_size_q, tile_rows)
     units = batch * heads * blocks
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
@@ -182,8 +172,7 @@ def _launch(
                 IN_8_BITS=factors is not None,
                 WITH_COLUMN_SUMS=lse_previous is not None,
                 WIDE_PRODUCTS=device.type == "cpu",
-                BLOCK_M=tile_rows,
-                **options,
+                **(options | {"BLOCK_M": tile_rows}),
             )
 
     if lse_previous is None:

@@ -58,6 +58,12 @@ class Fp8Attention:
     columns: int
     dtype: torch.dtype
 
+    @property
+    def factors(self) -> list[torch.Tensor]:
+        """Factor and shift of rows, scale and mean of values: contiguous, as kernels read them."""
+        numbers = (self.row_factor, self.row_shift, self.value_scale, self.value_mean)
+        return [part.contiguous() for part in numbers]
+
     def heads(self, first: int, last: int) -> Fp8Attention:
         """The part of some heads; nothing is copied."""
         parts: dict[str, Any] = {
