@@ -105,6 +105,11 @@ class Request:
         return self.options
 
     @property
+    def dtype_name(self) -> str:
+        """The dtype of the weights as ``--dtype`` names it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def step_costs(self) -> list[float]:
         """The cost of each computed step, relative to the others; empty where not known."""
         return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)

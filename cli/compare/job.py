@@ -273,7 +273,7 @@ def _environment(
         "settings": request.settings.model_dump(),
         "flow_shift": options.flow_shift,
         "device": device_name(request.device),
-        "dtype": str(request.dtype).removeprefix("torch."),
+        "dtype": request.dtype_name,
         "sharing": "" if parallel is None else sharing_text(parallel),
         "versions": {
             "chipsparse": chipsparse.__version__,

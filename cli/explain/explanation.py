@@ -241,7 +241,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         out_of_range=request.out_of_range,
         device=str(device),
         device_here=here,
-        dtype=str(request.dtype).removeprefix("torch."),
+        dtype=request.dtype_name,
         settings=request.settings,
         pixels=planned.pixels,
         branches=planned.branches,

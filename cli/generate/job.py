@@ -118,7 +118,7 @@ def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> Req
         out_of_range=request.out_of_range,
         warnings=[*request.warnings, *warnings],
         device=str(request.device),
-        dtype=str(request.dtype).removeprefix("torch."),
+        dtype=request.dtype_name,
         seed=item.seed,
         fps=options.fps,
         settings=request.settings,
@@ -141,7 +141,7 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
         "frames": settings.num_frames,
         "steps": settings.num_inference_steps,
         "device": device.type if (options.gpus or 1) > 1 else device,  # each takes one of them
-        "dtype": str(request.dtype).removeprefix("torch."),
+        "dtype": request.dtype_name,
     }
     if settings.num_frames is None:
         resolved["fps"] = None

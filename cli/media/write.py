@@ -285,7 +285,7 @@ def generation_metadata(request: Request, item: Item) -> dict[str, str]:
         "scheduler": None if options.scheduler is None else type(request.scheduler).__name__,
         "flow_shift": options.flow_shift,
         "strength": options.strength,
-        "dtype": str(request.dtype).removeprefix("torch."),
+        "dtype": request.dtype_name,
         "mode": options.mode,
         "profile": None if profile is None else _without_folder(profile.source),
         "quality": None if profile is None else profile.quality,

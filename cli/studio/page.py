@@ -175,9 +175,9 @@ def form(studio: Studio) -> dict[str, Any]:
 def fitting(studio: Studio, chosen: dict[str, Any]) -> dict[str, Updates]:
     """Return what fields have for a model, and whether the model has them."""
     request = studio.resolve(chosen)
-    profile, dtype = request.profile, str(request.dtype).removeprefix("torch.")
+    profile = request.profile
     assert profile is not None
-    info = f"{request.model.transformer_class}, {dtype} on {request.device}. {ALSO}"
+    info = f"{request.model.transformer_class}, {request.dtype_name} on {request.device}. {ALSO}"
     names = [name for name in QUALITIES if name in profile.qualities]
     quality = profile.quality if names else None
     called = {"frames": "num_frames", "steps": "num_inference_steps"}
