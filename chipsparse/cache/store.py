@@ -26,8 +26,8 @@ from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.tensors import KINDS, LayerCache, PartCache, read_and_written, with_caches
 from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport
+from chipsparse.report.nothing_sparse import dense_notes
 
 IN_FP8 = (
     "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "

@@ -12,8 +12,6 @@ class KeptRegion:
     Attributes:
         grid: number of the image or video in the sequence; 0 but where a model sees several.
         frames: first and last, in tokens, as are rows and columns.
-        rows: likewise.
-        columns: likewise.
         kept: share of the query blocks of all heads that keep one of its columns, on average.
     """
 
@@ -29,9 +27,6 @@ class KeptColumns:
     """The columns that one layer's sparse attention keeps now. Shares are from 0 to 1.
 
     Attributes:
-        transformer: the pipeline's name for it.
-        branch: guidance branch.
-        layer: number of the transformer block.
         columns: how many there are.
         lists: how many choose for themselves: query blocks of all heads and samples.
         kept: mean share of the columns in a list.
