@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import chipsparse
 from benchmarks import curves, equal_work
 from benchmarks.__main__ import main
 from benchmarks.curves import OURS, SKIPS, at_share, lead, qualities, quality_rows
 from benchmarks.records import read
 from benchmarks.work import DenseWork
-from chipsparse.api import attach
 from chipsparse.experiments.diffusers_caches import CacheRun
 from chipsparse.session import Session
 from docs.tables import figures
@@ -80,7 +80,7 @@ class WorkCounter(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("make", "rule"), [(tiny_wan_pipeline, "difference"), slow(tiny_flux_pipeline, "merge")]
 )
-def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
+def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule, monkeypatch):
     pipe = make()
     dense = DenseWork.measured(pipe.transformer, lambda: generate(pipe, 2))
     actions = ("dense", "refresh", "sparse", "skip", "refresh", "sparse")
@@ -88,10 +88,9 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     changes = {"attention.delta_rule": rule, **mlp}
     config = SPARSE.override({**changes, "schedule.actions": actions})
     counter = WorkCounter(pipe.transformer)
-    handle = attach(pipe, config, partial(Session, observer=counter))
-    with counter:
+    monkeypatch.setattr("chipsparse.api.Session", partial(Session, observer=counter))
+    with chipsparse.enable(pipe, config) as handle, counter:
         generate(pipe)
-    handle.disable()
     assert dense.of_report(handle.report) == pytest.approx(counter.multiply_adds, rel=0.01)
 
 
