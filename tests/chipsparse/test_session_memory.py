@@ -14,7 +14,7 @@ from chipsparse.config import PARTS
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
-from tests.chipsparse.cache.races import TracedCopies, WatchComputation
+from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
 from tests.chipsparse.sessions import (
     ACTIONS,
     BOTH,
@@ -59,13 +59,14 @@ DENSE_LAYERS = {
 )
 def test_caches_in_host_memory_give_the_same_bits(overrides):
     """Also where a slot holds NaN as soon as nothing may read it."""
-    here, hosted = session_with(overrides), session_with(overrides | HOSTED, poison=True)
+    here, hosted = session_with(overrides), session_with(overrides | HOSTED, PoisonedPool)
     expected = generate(here)
     assert equal(generate(hosted), expected)
     assert here.report.host_bytes == 0 < here.report.cache_bytes
     # All but one number per layer, the kept fraction.
-    assert all(cache.nbytes() <= 4 for cache in hosted._caches.values())
-    assert hosted.report.cache_bytes - hosted.report.host_bytes <= 4 * len(hosted._caches)
+    caches = [hosted._caches[key] for key in hosted._caches]
+    assert all(cache.nbytes() <= 4 for cache in caches)
+    assert hosted.report.cache_bytes - hosted.report.host_bytes <= 4 * len(caches)
     assert equal(generate(hosted, generation=2), expected)
     assert hosted.report.fallbacks == []
 
@@ -313,7 +314,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
             step_of(session, StepContext(1, step, branch, TOTAL), layout)
             most = max(most, on_device())
             assert memory.lent_bytes <= host + 512 * 9 * 4
-    kept_fractions = 4 * len(session._caches)
+    kept_fractions = 4 * len([*session._caches])
     assert 0 < most <= device + kept_fractions
     said = [line for line in session.report.fallbacks if "its caches do not fit" in line]
     if share + host_share < 3:

@@ -6,7 +6,7 @@ import torch
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.report.recorder import Traffic
-from tests.chipsparse.cache.races import TracedCopies, WatchComputation
+from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -19,8 +19,8 @@ def key(layer, part="attention", branch="cond"):
     return branch, layer, part
 
 
-def pool_with(layers=LAYERS, size=64, **options):
-    pool = OffloadPool(HostMemory(), pytest.fail, **options)
+def pool_with(layers=LAYERS, size=64, make=OffloadPool, **options):
+    pool = make(HostMemory(), pytest.fail, **options)
     pool.open({key(layer): {KIND: size, "lse": size} for layer in range(layers)}, CPU)
     return pool
 
@@ -72,7 +72,7 @@ def test_there_are_two_slots_per_part_of_its_largest_tensors():
 
 def test_tensors_of_a_part_come_and_go_together_or_apart():
     copies = TracedCopies()
-    pool = pool_with(poison=True, copies=lambda _: copies)
+    pool = pool_with(make=PoisonedPool, copies=lambda _: copies)
     with WatchComputation(pool):
         for change in range(3):
             for layer in range(LAYERS):
@@ -202,7 +202,7 @@ def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_
 
 def test_a_tensor_is_void_once_released():
     """Poison takes the place of what another layer would have written there some day."""
-    pool = pool_with(poison=True)
+    pool = pool_with(make=PoisonedPool)
     store(pool, 0, numbers(0, 16))
     pool.release(key(0))
     late = load(pool, 0)
