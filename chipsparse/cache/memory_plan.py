@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -158,7 +158,7 @@ def plan_memory(
 def cache_needs(
     plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[LayerPart] = ()
 ) -> list[PartNeed]:
-    """Return the wish of each layer part for one branch; none of parts that are dense anyway."""
+    """Return the wish of each layer part for one branch, except for what is dense anyway."""
     config, layout = plan.config, plan.layout
     needs = []
     for layer in range(layout.layers):
@@ -172,17 +172,16 @@ def cache_needs(
         }
         movable = worth_moving(layer, sizes, plan=plan, dtype=dtype)
         needs += [
-            PartNeed(layer, part, sizes[part], saved_work(part, layer, plan), part in movable)
+            PartNeed(layer, part, sizes[part], _saved_work(part, layer, plan), part in movable)
             for part in sizes
         ]
     return needs
 
 
-def saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
-    """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
+def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
+    """Return the floating-point operations that a sparse step of a part saves in one branch."""
     kept, layout = plan.density(layer, part), plan.layout
-    if kept is None:
-        return 0.0
+    assert kept is not None
     if part == "attention":
         kept = min(1.0, kept + plan.config.attention.random_fraction)
         whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
@@ -202,8 +201,7 @@ def worth_moving(
     """
     rates = Rates()
 
-    def seconds(parts: Iterable[Part]) -> float:
-        moved = tuple(parts)
+    def seconds(moved: tuple[Part, ...]) -> float:
         placement = Placement(host={(layer, part): sizes[part] for part in moved})
         bytes_of = [placement.moved(plan.config, layer, part, Action.SPARSE) for part in moved]
         to_device, to_host = (sum(counts) for counts in zip((0, 0), *bytes_of, strict=True))
@@ -253,7 +251,7 @@ def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindByte
 def working_bytes(
     plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0, fp8_mlps: Collection[int] = ()
 ) -> int:
-    """Device memory that a transformer call needs besides weights and caches: an estimate.
+    """Return the estimated device memory of a transformer call besides weights and caches.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
     of columns that small layers keep.
@@ -261,8 +259,7 @@ def working_bytes(
     Args:
         plan: has the sizes.
         dtype: that the blocks compute in.
-        captured: guidance branches whose sparse calls are captured as CUDA graphs; each graph has
-            memory of its own.
+        captured: guidance branches whose sparse calls are CUDA graphs with memory of their own.
         fp8_mlps: layers whose feed-forward weights are in FP8: those of one are read in ``dtype``.
     """
     config, layout = plan.config, plan.layout
@@ -337,8 +334,7 @@ def available(
         promised: bytes on the device that caches planned earlier will take yet.
         held: bytes that they have taken there.
         memory: host memory that is ours already; what is spare of it is free for caches.
-        reserve: share of the device's free memory that is left to others; None for
-            `reserve_share`.
+        reserve: share of the device's free memory that is left to others; None: `reserve_share`.
     """
     memory = HostMemory() if memory is None else memory
     on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too

@@ -114,13 +114,13 @@ class _Places:
     def cut(
         self, first: int, last: int, pieces: int, *, whole: tuple[int, int], least: int = 1
     ) -> list[int]:
-        """Ends of so many pieces, the first and the last included, as even as can be.
+        """Ends of so many pieces of the tokens from ``first`` to ``last``, as even as can be.
 
         Args:
-            first: of the tokens.
-            last: behind the last one.
+            first: the first end.
+            last: the last end.
             pieces: how many.
-            whole: the same with the text, which counts for evenness.
+            whole: first and last with the text, which counts for evenness.
             least: steps of each piece.
         """
         before = (first - self.anchor) // self.step  # of the last place that is not inside
