@@ -14,7 +14,7 @@ from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.static_columns import StaticColumns, static_bits
+from chipsparse.layers.column_budget import StaticColumns, static_bits
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.denoising_loop import (

@@ -8,7 +8,7 @@ import torch
 from bitarray import bitarray
 
 from chipsparse.kernels.mask_packing import pack_mask
-from chipsparse.layers.static_columns import check_static_bits, static_bits, static_mask
+from chipsparse.layers.column_budget import check_static_bits, static_bits, static_mask
 from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 
