@@ -61,7 +61,7 @@ def static_columns(
     always: torch.Tensor | None = None,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Return the columns that every query block keeps, bool ``[1, N]``; None where there are none."""
+    """Return the columns that every query block keeps, bool ``[1, N]``, or None."""
     if text_tokens == 0 and always is None:
         return None
     column = torch.arange(tokens, device=device)
@@ -119,7 +119,7 @@ class ColumnBudgets:
     def kept(
         self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
     ) -> KeptColumns:
-        """Return the columns of one layer; see `read_kept_columns`."""
+        """Return the columns of one layer, uint8 ``[B, H, G, ceil(N / 8)]``."""
         return read_kept_columns(
             packed,
             layout,
@@ -181,11 +181,7 @@ def check_static_bits(bits: frozenbitarray, layout: ModelLayout) -> None:
 def static_mask(
     bits: frozenbitarray, layout: ModelLayout, order: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
-    """The columns of attention that these bits mean.
-
-    Returns:
-        bool ``[N]``; False for text columns.
-    """
+    """Return the columns of attention that these bits mean, bool ``[N]``; False for the text's."""
     packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
     mask = unpack_mask(packed, len(bits), backend="reference").to(device)
     if order is not None:
