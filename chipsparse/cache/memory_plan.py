@@ -98,12 +98,6 @@ class MemoryPlan:
         """True where caches live in host memory, or would if there were more of it."""
         return bool(self.placement.host or self.placement.dense)
 
-    def is_better_than(self, other: MemoryPlan) -> bool:
-        """Return True where more is kept, or the same without host memory."""
-        if self.lost != other.lost:
-            return self.lost < other.lost
-        return bool(other.placement.host) and not self.placement.host
-
     def fits(self, capacity: Capacity) -> bool:
         """Return True where there is room for it as it is."""
         on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
@@ -149,10 +143,11 @@ def plan_memory(
 
     precision = plan.config.memory.cache_precision
     memory = planned(in_fp8=precision == "fp8")
-    if precision == "auto" and memory.needs_host:
-        rounded = planned(in_fp8=True)
-        memory = rounded if rounded.is_better_than(memory) else memory
-    return memory
+    if precision != "auto" or not memory.needs_host:
+        return memory
+    # In FP8 where more is kept so, or the same without host memory.
+    both = memory, planned(in_fp8=True)
+    return min(both, key=lambda plan: (plan.lost, bool(plan.placement.host)))
 
 
 def cache_needs(
