@@ -189,16 +189,17 @@ class StepRecord:
     @property
     def attention_kept(self) -> float | None:
         """Mean share of attention columns computed, over layers; None where nothing ran sparse."""
-        return self._kept("attention")
+        return mean(self.fractions("attention"))
 
     @property
     def mlp_kept(self) -> float | None:
         """Mean share of MLP neurons computed, over layers; None where nothing ran sparse."""
-        return self._kept("mlp")
+        return mean(self.fractions("mlp"))
 
-    def _kept(self, part: Part) -> float | None:
+    def fractions(self, part: Part) -> list[float]:
+        """Return the share that each layer computed whose part ran sparse."""
         own = (layer for layer in self.layers if layer.part == part)
-        return mean(layer.kept for layer in own if layer.action is Action.SPARSE)
+        return [layer.kept for layer in own if layer.action is Action.SPARSE]
 
 
 @dataclass(frozen=True)
