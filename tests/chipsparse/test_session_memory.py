@@ -11,7 +11,6 @@ from chipsparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.cache.placement import SLOTS, Capacity
 from chipsparse.cache.tensors import KINDS, LayerCache, kept_kinds, kind_bytes
 from chipsparse.config import PARTS
-from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
 from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
@@ -19,7 +18,6 @@ from tests.chipsparse.sessions import (
     ACTIONS,
     BOTH,
     CONFIG,
-    CPU,
     HOSTED,
     TOTAL,
     equal,
@@ -29,7 +27,6 @@ from tests.chipsparse.sessions import (
     step_of,
 )
 from tests.variants import slow
-from tests.wrapped_backends import wrap_backends
 
 RULES = ["merge", "difference"]
 ROUNDED = {"memory.cache_precision": "fp8"}
@@ -256,41 +253,26 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
     assert equal(second, first)
 
 
-def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
-    """Also for those that nobody announced; processes that share a generation capture none."""
+def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
+    """Nothing of one that is over; and there is room for a recorded call of each that is known."""
     config = CONFIG.override({"cuda_graphs": "always"})
-    plan, asked = SparsityPlan(config, layout_of(), len(ACTIONS)), []
+    plan, told = SparsityPlan(config, layout_of(), len(ACTIONS)), []
 
-    def available(*args, working, **kwargs):
-        asked.append(working)
+    def available(*args, working, promised, held, **kwargs):
+        told.append((working, promised, held))
         return Capacity(1 << 40, 0)
 
     monkeypatch.setattr(chipsparse.cache.store, "available", available)
     session, shared = session_with(), session_with()
     for branch in ("cond", "uncond", "third"):
-        session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
-    shared._caches.admit("cond", plan, torch.device("cuda"), replace(BOTH, captures=False))
-    expected = [working_bytes(plan, dtype=BOTH.dtype, captured=count) for count in (2, 3, 0)]
-    assert [asked[0], *asked[-2:]] == expected
-
-
-def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
-    """Nothing of one that is over."""
-    plan, told = SparsityPlan(CONFIG, layout_of(), len(ACTIONS)), []
-
-    def available(*args, promised, held, **kwargs):
-        told.append((promised, held))
-        return Capacity(1 << 40, 0)
-
-    monkeypatch.setattr(chipsparse.cache.store, "available", available)
-    session = session_with()
-    for branch in ("cond", "uncond", "third"):
         if branch == "third":
             session._caches.finish("cond")
             session._caches["uncond", 0].attention.lse = torch.zeros(25)
-        session._caches.admit(branch, plan, CPU, BOTH)
+        session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
+    shared._caches.admit("cond", plan, torch.device("cuda"), replace(BOTH, captures=False))
+    two, three, none = (working_bytes(plan, dtype=BOTH.dtype, captured=n) for n in (2, 3, 0))
     of_one = placement_of(session, "uncond").device_bytes
-    assert told == [(0, 0), (of_one - 100, 100)]
+    assert told == [(two, 0, 0), (three, of_one - 100, 100), (none, 0, 0)]
 
 
 @pytest.mark.parametrize("share", [slow(0.4), 0.7, 1.5])
@@ -321,21 +303,6 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
         assert any(line.startswith("in branch third, ") for line in said)
     if share + host_share >= 1:
         assert all(line.startswith("in branch ") for line in said)
-
-
-# Layers with budgets of their own.
-
-
-def test_each_layer_computes_its_own_number_of_neurons(monkeypatch):
-    neurons = []
-
-    def listed(launch, call):
-        neurons.append(call.neuron_indices.shape[-1])
-        return launch(call)
-
-    wrap_backends(monkeypatch, sparse_mlp_up, listed)
-    generate(session_with(DENSE_LAYERS), steps=3)  # up to the first sparse step
-    assert neurons == 2 * [7, 18, 12]  # of 24, 24 and 40, in both branches; layer 2 is dense
 
 
 # Fields of a cache that hold tensors.

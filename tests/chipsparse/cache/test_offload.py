@@ -200,17 +200,6 @@ def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_
     assert waits == [None, None]
 
 
-def test_a_tensor_is_void_once_released():
-    """Poison takes the place of what another layer would have written there some day."""
-    pool = pool_with(make=PoisonedPool)
-    store(pool, 0, numbers(0, 16))
-    pool.release(key(0))
-    late = load(pool, 0)
-    pool.release(key(0))
-    assert late.isnan().all()
-    walk(pool, rewritten=True)  # and nothing that is still needed is poisoned
-
-
 # Memory.
 
 
