@@ -6,7 +6,7 @@ import torch
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.report.recorder import Traffic
-from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
+from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -68,26 +68,6 @@ def test_there_are_two_slots_per_part_of_its_largest_tensors():
     assert [len(slots) for slots in pool._opened.slots.values()] == [2, 2]
     pool.open({key(0, branch="uncond"): {KIND: 500}}, CPU)
     assert pool.slots == {"attention": {KIND: 500, "lse": 9}, "mlp": {"output": 5}}
-
-
-def test_tensors_of_a_part_come_and_go_together_or_apart():
-    copies = TracedCopies()
-    pool = pool_with(make=PoisonedPool, copies=lambda _: copies)
-    with WatchComputation(pool):
-        for change in range(3):
-            for layer in range(LAYERS):
-                first = pool.load(key(layer), {"lse"})
-                assert first.keys() == ({"lse"} if change else set())
-                lse, residual = numbers(layer, 16) + change, numbers(layer + 1, 8) + change
-                pool.store(key(layer), {"lse": lse, KIND: residual})
-                pool.prefetch(key((layer + 1) % LAYERS), {"lse"})
-                pool.release(key(layer))
-            for layer in range(LAYERS):
-                tensors = pool.load(key(layer), {"lse", KIND})
-                assert torch.equal(tensors["lse"], numbers(layer, 16) + change)
-                assert torch.equal(tensors[KIND], numbers(layer + 1, 8) + change)
-                pool.release(key(layer))
-    assert copies.races == []
 
 
 def test_traffic_is_counted_and_what_is_larger_than_planned_is_refused():
