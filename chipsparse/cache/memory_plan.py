@@ -253,7 +253,7 @@ def working_bytes(
 
     Args:
         plan: has the sizes.
-        dtype: that the blocks compute in.
+        dtype: of the hidden states.
         captured: guidance branches whose sparse calls are CUDA graphs with memory of their own.
         fp8_mlps: layers whose feed-forward weights are in FP8: those of one are read in ``dtype``.
     """
@@ -323,7 +323,7 @@ def available(
 
     Args:
         config: the budgets.
-        device: where the model runs.
+        device: of the model.
         working: bytes that a transformer call needs for itself.
         pending: bytes of weights that are yet to come to the device.
         promised: bytes on the device that caches planned earlier will take yet.

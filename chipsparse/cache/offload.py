@@ -94,10 +94,8 @@ class _Opened:
 class OffloadPool:
     """The caches of one generation that live in host memory.
 
-    Args:
-        host: where memory comes from and goes back to; may be shared with other pools.
-        notify: gets a sentence about what is slower than planned.
-        copies: makes copies for a device.
+    Its host memory may be shared with other pools; ``notify`` gets a sentence about what is slower
+    than planned.
     """
 
     def __init__(

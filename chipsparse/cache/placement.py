@@ -139,7 +139,7 @@ def place(
         needs: of one branch.
         capacity: for all branches.
         branches: guidance branches that keep caches of their own and share the slots.
-        open_slots: bytes by kind of slots that are there already.
+        open_slots: slots that are there already.
         prefer_host: True to put everything on the host that fits there.
     """
     ranked = sorted(

@@ -65,7 +65,7 @@ class CacheStore:
 
     Args:
         config: what to compute.
-        pool: holds what lives in host memory; used by nobody else.
+        pool: holds what lives in host memory, for this store alone.
         report: gets a sentence about what is elsewhere than planned, or nowhere.
         agree: makes the same of free bytes on the device and on the host on all processes.
     """
@@ -92,11 +92,9 @@ class CacheStore:
         self._last: dict[str, tuple[SparsityPlan, MemoryDemand, MemoryPlan]] = {}
 
     def reset(self) -> None:
-        """Forgets all caches and frees the device's memory."""
+        """Forget all caches, and free the device's memory."""
         self._branches.clear()
         self._pool.reset()
-
-    # Branches.
 
     def __contains__(self, branch: str) -> bool:
         """Return True where a branch was admitted."""
@@ -105,11 +103,10 @@ class CacheStore:
     def admit(
         self, branch: str, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
     ) -> None:
-        """Decides where the caches of a branch live, and allocates what is not on the device.
+        """Decide where the caches of a branch live, and allocate what is not on the device.
 
-        Raises:
-            BudgetError: where there is room for no cache of the first branch. Later ones, which
-                nobody announced, run dense then.
+        Raises `BudgetError` where there is room for no cache of the first branch. Later ones, which
+        nobody announced, run dense then.
         """
         first = next(iter(self._branches.values()), None)
         if first is None or first.plan != plan or len(self._branches) >= first.memory.branches:
@@ -182,11 +179,11 @@ class CacheStore:
         return replace(own, device=on_device, host=on_host)
 
     def drop(self, branch: str) -> None:
-        """Frees what a branch has on the device; it records anew."""
+        """Free what a branch has on the device; it records anew."""
         self._branches[branch].caches.clear()
 
     def finish(self, branch: str) -> None:
-        """Forgets the caches of a branch, and frees host memory with those of the last one."""
+        """Forget the caches of a branch, and free host memory with those of the last one."""
         self.drop(branch)
         owner = self._branches[branch]
         owner.finished = True
@@ -203,10 +200,8 @@ class CacheStore:
         """Return why each (layer, part) of a branch that has no caches runs dense."""
         return self._branches[branch].memory.placement.dense
 
-    # What is there.
-
     def __getitem__(self, key: tuple[str, int]) -> LayerCache:
-        """The cache of a branch and layer, with what is on the device."""
+        """Return the cache of a branch and layer, with what is on the device."""
         branch, layer = key
         owner = self._branches[branch]
         if layer not in owner.caches:
@@ -227,8 +222,6 @@ class CacheStore:
         """Bytes of all caches, on the device and on the host, without slots."""
         on_device = sum(branch.device_bytes() for branch in self._branches.values())
         return on_device + self._pool.stored_bytes
-
-    # What layers borrow.
 
     def start(self, branch: str, action: Action) -> None:
         """Begin to fetch what the first layers of a call will read."""

@@ -32,12 +32,8 @@ Surroundings = Callable[[], Mapping[str, object]]
 class ModelState:
     """The contents of a model at one time. To compare takes about a microsecond a module.
 
-    Args:
-        model: the model.
-        device: where it computes.
-        ignored: names of attributes that may hold whatever they like.
-        surroundings: further facts by name, compared by ``==``: what calls depend on outside of
-            the model, such as autocast.
+    Attributes whose names are ignored may hold whatever they like. Surroundings are further facts
+    by name, compared by ``==``: what calls depend on outside of the model, such as autocast.
     """
 
     def __init__(

@@ -81,12 +81,8 @@ def columns_of(
 
     Static columns of this branch, its text among them, come on top. No device is waited for.
 
-    Args:
-        packed: uint8 ``[B, H, G', ceil(N' / 8)]``; the result is ``[B, H, G, ceil(N / 8)]``.
-        chosen: layout of the other; see `fits`.
-        own: layout of this one.
-        block_size_q: query rows that share one list.
-        static_columns: as in `AttentionBudget`.
+    Packed columns are uint8 ``[B, H, G', ceil(N' / 8)]`` in the chosen layout, and the result
+    ``[B, H, G, ceil(N / 8)]`` in the own one. ``static_columns`` is as in `AttentionBudget`.
     """
     blocks = block_count(len(own.query_rows), block_size_q)
     number = torch.arange(blocks, device=packed.device)

@@ -33,15 +33,9 @@ class HeadTurns:
     of a part hide behind the attention of others. What is exchanged, and in which order, does not
     depend on how it is computed, so in that processes may differ.
 
-    Args:
-        exchange: with the others.
-        states: query, key and value ``[B, n, H, D]`` of this process's tokens.
-        cut: of the call's tokens.
-
-    Attributes:
-        query: ``[B, h, R, D]``, of this process's heads and query rows; complete after `receive`,
-            as are key and value.
-        key: ``[B, h, N, D]``, of all tokens, as is value.
+    They start as ``states`` ``[B, n, H, D]`` of this process's tokens. After `receive` the
+    attributes are complete: query ``[B, h, R, D]`` of this process's heads and query rows, key and
+    value ``[B, h, N, D]`` of all tokens.
     """
 
     def __init__(

@@ -338,8 +338,7 @@ class GenerationReport:
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
         """Warn at the first call of a transformer where nothing of the generation will be sparse.
 
-        Raises:
-            FallbackError: if that is so and the run is strict.
+        Raises `FallbackError` if that is so and the run is strict.
         """
         for before in self.steps[:-1]:
             if before.transformer == record.transformer or before.action in CACHED:
@@ -351,8 +350,7 @@ class GenerationReport:
     def run_dense(self, sentence: str) -> None:
         """Warn that nothing runs sparse although the config asks for it, and why.
 
-        Raises:
-            FallbackError: with this sentence, if the run is strict.
+        Raises `FallbackError` with this sentence if the run is strict.
         """
         if self.config is not None and not wants_sparse(self.config):
             return
@@ -370,8 +368,7 @@ class GenerationReport:
     def fall_back(self, sentence: str) -> None:
         """Note once that something runs dense although the config asks otherwise, and why.
 
-        Raises:
-            FallbackError: with this sentence, if the run is strict.
+        Raises `FallbackError` with this sentence if the run is strict.
         """
         if sentence not in self.fallbacks:
             self.fallbacks.append(sentence)
@@ -421,7 +418,7 @@ class GenerationReport:
     def summary(self) -> str:
         """Return a few lines for people: the steps, the gain, and why anything ran dense.
 
-        May be called at any time; waits for a device that has not yet finished.
+        May be called at any time, as may `to_dict`; waits for a device that has not yet finished.
         """
         from chipsparse.report.summary import as_text, facts
 
@@ -434,10 +431,7 @@ class GenerationReport:
         return as_html(facts(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it in types of JSON, as files have it, with versions, plans and sums.
-
-        May be called at any time; waits for a device that has not yet finished.
-        """
+        """Return all of it in types of JSON, as files have it, with versions, plans and sums."""
         planned = {name: PlannedSteps.of(plan) for name, plan in self.plans.items()}
         config = next((plan.config for plan in self.plans.values()), self.config)
         written: dict[str, Any] = TypeAdapter(GenerationReport).dump_python(

@@ -53,9 +53,7 @@ def wants_sparse(config: SparsityConfig) -> bool:
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:
     """Return why no step will be sparse or skipped, with what would help; None if one may be.
 
-    Args:
-        plan: of the generation.
-        first: the step at which the transformer of this name is called for the first time.
+    The transformer of this name is called from the step ``first`` on.
     """
     if plan.steps is None and plan.config.schedule.full_share is not None:
         return f"{NOTHING}: {NO_SHARE}"

@@ -112,8 +112,7 @@ class CallRecorder:
     def end(self, traffic: Mapping[tuple[int, Part], Traffic], *, finished: bool = True) -> None:
         """Close the call, if one is open, with what was copied during it.
 
-        Raises:
-            FallbackError: if the run is strict and a layer of a sparse step was not seen.
+        Raises `FallbackError` if the run is strict and a layer of a sparse step was not seen.
         """
         if self._call is None:
             return
