@@ -9,8 +9,7 @@ import chipsparse.cache.store
 from chipsparse.cache import memory_plan
 from chipsparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.cache.placement import SLOTS, Capacity
-from chipsparse.cache.tensors import KINDS, LayerCache, kept_kinds, kind_bytes
-from chipsparse.config import PARTS
+from chipsparse.cache.tensors import KINDS, LayerCache
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
 from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
@@ -174,32 +173,19 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
 )
 @pytest.mark.parametrize("rule", RULES)
 def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides, rule):
-    session = session_with({"attention.delta_rule": rule} | overrides)
-    layout, seen = layout_of(batch=batch), set()
-    generate(session, layout=layout, branches=("cond",))
+    session, seen = session_with({"attention.delta_rule": rule} | overrides), set()
+    generate(session, layout=layout_of(batch=batch), branches=("cond",))
+    placed = placement_of(session, "cond").device
     for branch, layer in session._caches:
         cache = session._caches[branch, layer]
         for kind in KINDS.values():
             tensor = getattr(getattr(cache, kind.part), kind.name)
-            if tensor is None:
-                continue
-            planned = kind_bytes(
-                kind.name, layer, layout=layout, config=session.config, dtype=torch.float32
-            )
-            padding = planned // 8 if kind.name == "activation" else 0
-            assert planned - padding <= tensor.nbytes <= planned, kind
-            seen.add((layer, kind.name))
-    dense = {(0, "attention"), (2, "mlp")} if overrides is DENSE_LAYERS else set()
-    expected = {
-        (layer, kind)
-        for part in PARTS
-        for kind in kept_kinds(session.config, part)
-        for layer in range(layout.layers)
-        if (layer, part) not in dense
-    }
-    assert seen == expected
-    placed = session._caches._branches["cond"].memory.placement.device
-    assert {(layer, kind) for (layer, _), kinds in placed.items() for kind in kinds} == expected
+            if tensor is not None:
+                planned = placed[layer, kind.part][kind.name]
+                padding = planned // 8 if kind.name == "activation" else 0
+                assert planned - padding <= tensor.nbytes <= planned, kind
+                seen.add((layer, kind.name))
+    assert seen == {(layer, kind) for (layer, _), kinds in placed.items() for kind in kinds}
 
 
 # Budgets.
