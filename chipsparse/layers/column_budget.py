@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from bitarray import bitarray, frozenbitarray
 
 from chipsparse.cache.tensors import CAPACITY_MULTIPLE
@@ -62,10 +61,8 @@ def static_columns(
     """
     if layout.text_tokens == 0 and of_user is None:
         return None
-    column = torch.arange(layout.tokens, device=device)
-    text = column >= layout.grid_tokens
-    if layout.text_first:
-        text = column < layout.text_tokens
+    text = torch.ones(layout.tokens, dtype=torch.bool, device=device)
+    text[layout.grid_columns] = False
     return (text if of_user is None else text | of_user)[None]
 
 
@@ -177,8 +174,7 @@ def static_mask(
 ) -> torch.Tensor:
     """Return the columns of attention that these bits mean, bool ``[N]``; False for the text's."""
     packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
-    mask = unpack_mask(packed, len(bits), backend="reference").to(device)
-    if order is not None:
-        mask = mask[order]
-    text = layout.text_tokens
-    return F.pad(mask, (text, 0) if layout.text_first else (0, text))
+    own = unpack_mask(packed, len(bits), backend="reference").to(device)
+    mask = torch.zeros(layout.tokens, dtype=torch.bool, device=device)
+    mask[layout.grid_columns] = own if order is None else own[order]
+    return mask
