@@ -18,7 +18,7 @@ from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
 from chipsparse.config import PARTS, LayerPart, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
-from chipsparse.graphs.step_graph import Capturer, ModelCall, StepGraphs
+from chipsparse.graphs.step_graph import Capturer, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets
@@ -136,6 +136,7 @@ class Session:
         attention: by number of the block, what computes its self-attention; see `AttentionLayer`.
         mlp: likewise its feed-forward layer; see `MLPLayer`.
         recorder: notes what layers do in the open call.
+        graphs: runs the model's own forward in the open call, by a CUDA graph where that pays.
     """
 
     def __init__(
@@ -158,14 +159,14 @@ class Session:
         self._rates_of = known_rates if rates_of is None else rates_of
         self._caches = CacheStore(config, self._pool, report, self._agreement.capacity)
         self.recorder = CallRecorder(report)
-        self._graphs = StepGraphs(self._caches, report, capturer)
+        self.graphs = StepGraphs(self._caches, report, capturer)
         self._static_bits = static_bits
         shared = Shared(
             config,
             report,
             self.recorder,
             self._caches,
-            self._graphs,
+            self.graphs,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
             FastestKernel(),
             self._agreement.columns,
@@ -179,7 +180,7 @@ class Session:
         """Forgets everything and frees the caches: the next call starts a generation."""
         self.recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
         self.recorder.reset()
-        self._graphs.reset()
+        self.graphs.reset()
         self._caches.reset()
         self.attention.clear()
         self.mlp.clear()
@@ -349,17 +350,6 @@ class Session:
             if reasons is not None:
                 self.report.run_dense(reasons)
 
-    def run(
-        self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
-    ) -> Any:
-        """Return the output of the model's own forward in the open call; see `StepGraphs.run`."""
-        state, device = self._open_call(), self.recorder.device
-        return self._graphs.run(call, state, device, not_captured_reason)
-
-    def model_changed(self, what: str) -> None:
-        """Drop captured calls: a part of the model changed."""
-        self._graphs.model_changed(what)
-
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call with the transformer's output tensor.
 
@@ -410,7 +400,7 @@ class Session:
         """Forgets what a branch recorded and computed, so that its next call is as its first."""
         generation = self._generation
         if branch in self._caches:
-            self._graphs.drop(branch)
+            self.graphs.drop(branch)
             self._caches.drop(branch)
         generation.branches[branch].recorded = None
         generation.held.drop(branch)
