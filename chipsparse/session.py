@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import TypeVar
 
 import torch
 from bitarray import frozenbitarray
@@ -37,35 +36,19 @@ from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
 from chipsparse.step import StepContext
 
-
-class LayerObserver(Protocol):
-    """Runs the layers of a session in its place, to measure what they do.
-
-    Each method gets the layer, which computes, and what that is called with.
-    """
-
-    def attention(self, layer: AttentionLayer, /, *args: Any, **options: Any) -> torch.Tensor:
-        """Self-attention of one layer; see `AttentionLayer.__call__`."""
-
-    def mlp(self, layer: MLPLayer, /, *args: Any, **options: Any) -> torch.Tensor:
-        """Feed-forward layer; see `MLPLayer.__call__`."""
+AnyLayer = TypeVar("AnyLayer", AttentionLayer, MLPLayer)
 
 
-class Layers(dict[int, Callable[..., torch.Tensor]]):
+class Layers(dict[int, AnyLayer]):
     """Layers of one kind by number, made when they are first asked for."""
 
-    def __init__(
-        self,
-        kind: type[AttentionLayer | MLPLayer],
-        shared: Shared,
-        observe: Callable[..., torch.Tensor] | None,
-    ) -> None:
-        self._kind, self._shared, self._observe = kind, shared, observe
+    def __init__(self, kind: type[AnyLayer], shared: Shared) -> None:
+        self._kind: type[AnyLayer] = kind
+        self._shared = shared
 
-    def __missing__(self, number: int) -> Callable[..., torch.Tensor]:
-        layer = self._kind(number, self._shared)
-        self[number] = layer if self._observe is None else partial(self._observe, layer)
-        return self[number]
+    def __missing__(self, number: int) -> AnyLayer:
+        layer = self[number] = self._kind(number, self._shared)
+        return layer
 
 
 @dataclass
@@ -126,7 +109,6 @@ class Session:
         name: the pipeline's name for the transformer.
         capturer: captures sparse steps; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
-        observer: runs the layers, where something is to be measured.
         agreement: with other processes that run the same calls; by default there are none.
         rates_of: the rates of a device in a dtype, by which it leaves dense what may be slower
             sparse; None where they are not known. By default `known_rates`.
@@ -147,7 +129,6 @@ class Session:
         name: str = "transformer",
         capturer: Capturer | None = None,
         static_bits: frozenbitarray | None = None,
-        observer: LayerObserver | None = None,
         agreement: Agreement | None = None,
         rates_of: Callable[[torch.device, torch.dtype], Rates | None] | None = None,
     ) -> None:
@@ -172,8 +153,8 @@ class Session:
             self._agreement.columns,
         )
 
-        self.attention = Layers(AttentionLayer, shared, observer.attention if observer else None)
-        self.mlp = Layers(MLPLayer, shared, observer.mlp if observer else None)
+        self.attention = Layers(AttentionLayer, shared)
+        self.mlp = Layers(MLPLayer, shared)
         self.reset()
 
     def reset(self) -> None:

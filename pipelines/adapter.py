@@ -85,6 +85,7 @@ COMPUTES = re.compile(
     r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
     r"|\.processor\.scale\b"
 )
+UNREAD = "the pipeline's ControlNet runs at skipped steps too, which do not read its outputs"
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 SAY_IT = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
 
@@ -206,8 +207,6 @@ class ModelAdapter(ModelFamily):
         self._recomputed = 0  # times that the model became one that computes something else
         # Generation and step, scales of guidance, whether they changed, how often they did.
         self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
-        self._controlled: StepTimer | None = None  # the call of a ControlNet for the next one
-        self._unread: list[StepTimer] = []  # those whose outputs no call read
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
         try:
@@ -228,7 +227,6 @@ class ModelAdapter(ModelFamily):
                 cut_at_entry(blocks, self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
-            self._time_controlnet(getattr(loop.pipe, "controlnet", None))
         except BaseException:
             self.remove()
             raise
@@ -239,22 +237,6 @@ class ModelAdapter(ModelFamily):
         self._layouts.undo()
         self._patches.undo()
         self.session.close()
-
-    def _time_controlnet(self, controlnet: Any) -> None:
-        """Measures what a ControlNet of the pipeline costs: it runs before the transformer does."""
-        if not isinstance(controlnet, torch.nn.Module):
-            return
-
-        def start(*_: Any) -> None:
-            device = getattr(self._loop.pipe, "_execution_device", "cpu")
-            self._controlled = StepTimer(torch.device(device))
-
-        def stop(*_: Any) -> None:
-            if self._controlled is not None:
-                self._controlled.stop()
-
-        self._patches.add_hook(controlnet.register_forward_pre_hook(start))
-        self._patches.add_hook(controlnet.register_forward_hook(stop))
 
     def _replace_processor(self, module: Any, processor: Any) -> None:
         """Gives a module our processor; what somebody puts in its place later, stays."""
@@ -540,11 +522,10 @@ class ModelAdapter(ModelFamily):
         self._say_what_is_unknown(context)
         for note in self.notes(arguments):
             self.session.report.note(note)
-        controlled, self._controlled = self._controlled, None
         if state.action is not Action.SKIP:
             self._look_at_modules(changed)
-        elif controlled is not None:
-            self._unread.append(controlled)
+        elif getattr(self._loop.pipe, "controlnet", None) is not None:
+            self.session.report.note(UNREAD)
         return state
 
     def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
@@ -875,13 +856,6 @@ class ModelAdapter(ModelFamily):
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""
-        if self._unread:
-            seconds = sum(timer.seconds() or 0.0 for timer in self._unread)
-            self.session.report.note(
-                f"a ControlNet ran {len(self._unread)} times for skipped calls, which do not read "
-                f"its outputs ({seconds:.3g} s)"
-            )
-            self._unread.clear()
         self.session.reset()
         self._tracker.finish()
 
