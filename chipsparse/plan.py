@@ -122,10 +122,6 @@ class SparsityPlan:
         """Return True where no layer ever uses a cache, so that nothing need be recorded."""
         return self.sparse_steps == 0
 
-    def captures_steps(self) -> bool:
-        """Return True where sparse steps can be captured as CUDA graphs if the device has them."""
-        return self.config.cuda_graphs != "never" and not self.is_dense()
-
     def taken(self, step: int, recorded: Action | None) -> Action:
         """Return the action that a guidance branch takes at a step.
 
