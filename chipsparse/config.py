@@ -43,7 +43,7 @@ class DenseWarning(UserWarning):
     """A generation computes nothing sparse although its config asks for it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionConfig(Validated):
     """The columns of self-attention that sparse steps compute, and how the rest is reused."""
 
@@ -83,7 +83,7 @@ class AttentionConfig(Validated):
         return self.precision == "fp8"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MLPConfig(Validated):
     """The neurons of the feed-forward layers that sparse steps recompute."""
 
@@ -104,7 +104,7 @@ class MLPConfig(Validated):
 PUBLISHED_FORM = ("warmup_steps", "refresh_every")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScheduleConfig(Validated):
     """The denoising steps that are computed in full, refreshed, sparse or skipped.
 
@@ -232,7 +232,7 @@ class ScheduleConfig(Validated):
                 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerBudget(Validated):
     """The shares of some layers, where they differ from those of the others.
 
@@ -292,7 +292,7 @@ def ranges_text(numbers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, ends)) for ends in ranges)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryConfig(Validated):
     """The memory that the run may take, and where caches live.
 
@@ -333,7 +333,7 @@ class MemoryConfig(Validated):
         super().__post_init__()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
 
@@ -395,11 +395,6 @@ class SparsityConfig(Validated):
     def dense(cls) -> SparsityConfig:
         """Return a config under which every step is computed exactly as without chipsparse."""
         return cls(attention=AttentionConfig(density="dense"), mlp=MLPConfig(density="dense"))
-
-    @classmethod
-    def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
-        """Return a config of nested mappings, in the form of YAML."""
-        return build(cls, data)
 
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
         """Return a copy with some fields changed, named by dotted paths.

@@ -27,7 +27,7 @@ LARGEST_FILE_BYTES = 1 << 20
 MOST_STEPS = 1000  # the most that a schedule of diffusers tells apart
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GenerationDefaults(Validated):
     """Settings of the pipeline call that the profile is meant for; null: the pipeline's own."""
 
@@ -48,7 +48,7 @@ class GenerationDefaults(Validated):
     max_sequence_length: int | None = option(None, "text tokens, padding included", minimum=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _ProfileFile(Validated):
     model_class: str = option("", "class of the transformer, such as WanTransformer3DModel")
     description: str = option("", "what the profile is for and what was measured")
@@ -64,29 +64,17 @@ class _ProfileFile(Validated):
 
 @dataclass(frozen=True)
 class Profile:
-    """A loaded profile.
+    """A loaded profile."""
 
-    Attributes:
-        model_class: the transformer class that it is for.
-        description: one sentence for people.
-        generation: settings of the pipeline call.
-        sparsity: what is computed: that of the quality, if it is one.
-        source: the file it came from.
-        tuned: what it was tuned for; None where people wrote it.
-        quality: the name of the quality that is taken; None where the file has none by default.
-        qualities: what is computed in each of its qualities, by name.
-        instead: why it takes the place of another profile, one sentence; None where it does not.
-    """
-
-    model_class: str
-    description: str
-    generation: GenerationDefaults
-    sparsity: SparsityConfig
-    source: str
-    tuned: TunedFor | None = None
-    quality: str | None = None
+    model_class: str  # the transformer class that it is for
+    description: str  # one sentence for people
+    generation: GenerationDefaults  # settings of the pipeline call
+    sparsity: SparsityConfig  # what is computed: that of the quality, if it is one
+    source: str  # the file it came from
+    tuned: TunedFor | None = None  # what it was tuned for; None where people wrote it
+    quality: str | None = None  # name of the one that is taken; None where none is by default
     qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
-    instead: str | None = None
+    instead: str | None = None  # why it takes the place of another profile, one sentence
 
     def __repr__(self) -> str:
         return f"<Profile for {self.model_class or 'any model'} from {self.source}>"
@@ -131,11 +119,7 @@ class Profile:
         )
 
     def override(self, values: Mapping[str, Any]) -> Profile:
-        """Return the same profile with some fields changed in all of its qualities.
-
-        Args:
-            values: by paths, see `SparsityConfig.override`, which says what is raised.
-        """
+        """Return the same profile with all qualities changed by `SparsityConfig.override`."""
         return dataclasses.replace(
             self,
             sparsity=self.sparsity.override(values),

@@ -44,15 +44,14 @@ def read_qualities(
     """
     configs = {}
     for name, own in listed.items():
-        if name not in QUALITIES:
-            allowed = ", ".join(QUALITIES)
-            raise ValueError(f"qualities.{name}: unknown quality; allowed: {allowed}")
         path = f"qualities.{name}"
+        if name not in QUALITIES:
+            raise ValueError(f"{path}: unknown quality; allowed: {', '.join(QUALITIES)}")
         if own is not None and not isinstance(own, Mapping):
             raise ValueError(f"{path}: expected a mapping as under sparsity, got {shown(own)}")
-        merged = _merged(defaults[name], common, own or {})
-        usual = build(SparsityConfig, _merged(defaults[name], common))
-        configs[name] = build(SparsityConfig, merged, path).over(usual)
+        usual = _merged(defaults[name], common)
+        config = build(SparsityConfig, _merged(usual, own or {}), path)
+        configs[name] = config.over(build(SparsityConfig, usual))
     return configs
 
 

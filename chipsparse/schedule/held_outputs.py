@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class HeldOutput:
+class HeldOutput(NamedTuple):
     """The output of a call, and its timestep."""
 
     time: float

@@ -30,21 +30,13 @@ LEAST_FULL_STEPS = 2
 
 @dataclass(frozen=True)
 class Form:
-    """A schedule but for the number of its full steps.
+    """A schedule but for the number of its full steps."""
 
-    Attributes:
-        growth: of errors in the search for its lists, see `Trajectory.weights`.
-        reuse: the outputs of skipped steps.
-        density: of the columns of sparse steps.
-        sparse_mlp: whether the MLPs of sparse steps are sparse, too.
-        sparse_error: the error that a sparse step leaves behind, by which sparse steps are placed;
-            see `Placed`. None: nothing is sparse.
-    """
-
-    growth: float = GROWTHS[0]
+    growth: float = GROWTHS[0]  # of errors in the search for its lists, see `Trajectory.weights`
     reuse: Reuse = Reuse()
-    density: float = USUAL_DENSITY
-    sparse_mlp: bool = False
+    density: float = USUAL_DENSITY  # of the columns of sparse steps
+    sparse_mlp: bool = False  # True where the MLPs of sparse steps are sparse, too
+    # The error that a sparse step leaves behind, see `Placed`; None: nothing is sparse.
     sparse_error: float | None = None
 
     def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
@@ -69,27 +61,21 @@ def with_sparse_mlp(config: SparsityConfig, sparse: bool) -> SparsityConfig:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A form with a number of full steps.
+    """A form with a number of full steps."""
 
-    Attributes:
-        form: without sparse steps where none pays.
-        config: of the generation.
-        steps: the number of all denoising steps.
-    """
-
-    form: Form
-    config: SparsityConfig
-    steps: int
+    form: Form  # without sparse steps where none pays
+    config: SparsityConfig  # of the generation
+    steps: int  # the number of all denoising steps
 
     @cached_property
-    def actions(self) -> tuple[Action, ...]:
-        """The action of each step."""
-        return Schedule(self.config.schedule, self.steps).actions
+    def schedule(self) -> Schedule:
+        """The schedule of the generation."""
+        return Schedule(self.config.schedule, self.steps)
 
     @property
     def describe(self) -> str:
         """One line for people."""
-        text = list_text(Schedule(self.config.schedule, self.steps), sparse=True)
+        text = list_text(self.schedule, sparse=True)
         if self.form.sparse_error is not None:
             mlp = " and sparse MLPs" if self.form.sparse_mlp else ""
             text += f"; {self.form.density:.0%} of the columns{mlp}"
@@ -98,23 +84,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ActionSeconds:
-    """The times of this model's steps on this machine, all guidance branches together.
-
-    Attributes:
-        dense: of a dense step.
-        refresh: of a refresh.
-        sparse: of a sparse step, by share of columns and whether MLPs are sparse.
-        skipped: of a skipped step.
-        other: of all but the steps: text, decoding.
-        measuring: of measuring these times, beside the dense generations.
-    """
+    """The times of this model's steps on this machine, all guidance branches together."""
 
     dense: float
     refresh: float
-    sparse: dict[tuple[float, bool], float]
+    sparse: dict[tuple[float, bool], float]  # by density, and by True where MLPs are sparse
     skipped: float
-    other: float
-    measuring: float = 0.0
+    other: float  # of all but the steps: text, decoding
+    measuring: float = 0.0  # of measuring these times, beside the dense generations
 
     def generation(self, candidate: Candidate) -> float:
         """Return the seconds of a generation."""
@@ -124,14 +101,14 @@ class ActionSeconds:
             Action.SPARSE: self.sparse[candidate.form.density, candidate.form.sparse_mlp],
             Action.SKIP: self.skipped,
         }
-        return self.other + sum(seconds[action] for action in candidate.actions)
+        return self.other + sum(seconds[action] for action in candidate.schedule.actions)
 
 
 class Forms:
     """The candidates of every form, and the rivals of a form, by the calibration.
 
     Args:
-        base: what all candidates have in common.
+        base: the config that all candidates have in common, but for the schedule.
         trajectories: one of each calibrating prompt, of the same number of steps.
         seconds: the times of steps.
     """

@@ -18,7 +18,7 @@ def test_a_config_is_made_and_changed_by_paths():
     assert SparsityConfig().override({"memory.ram": "24G"}).memory.ram == 24 << 30
     assert SparsityConfig().override(changes) == expected
     assert SparsityConfig().override({**changes, "attention": attention}) == expected
-    assert SparsityConfig.from_mapping(dataclasses.asdict(expected)) == expected
+    assert SparsityConfig(**dataclasses.asdict(expected)) == expected
     assert expected != SparsityConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         expected.tile = None  # type: ignore[misc]
@@ -26,7 +26,7 @@ def test_a_config_is_made_and_changed_by_paths():
 
 def test_budgets_of_layers():
     listed = [{"layers": 12, "attention": 0.2}, {"layers": "0-1, 56", "mlp": "dense"}]
-    config = SparsityConfig.from_mapping({"layers": listed})
+    config = SparsityConfig(layers=listed)
     assert config.layers == (
         LayerBudget(layers="12", attention=0.2),
         LayerBudget(layers="0-1, 56", mlp="dense"),
@@ -34,7 +34,7 @@ def test_budgets_of_layers():
     assert config.layers[1].ranges == (range(0, 2), range(56, 57))
     assert config.layers[1].last == 56
     assert SparsityConfig().override({"layers": listed}) == config
-    assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
+    assert SparsityConfig(**dataclasses.asdict(config)) == config
     assert config.override({"tile": None}).layers == config.layers
     assert len({config, SparsityConfig().override({"layers": listed}), SparsityConfig()}) == 2
 
