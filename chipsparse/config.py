@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
@@ -30,6 +30,8 @@ CaptureMode = Literal["auto", "always", "never"]
 Dense = Literal["dense"]
 LayerPart = tuple[int, Part]
 
+share = partial(option, minimum=0.0, maximum=1.0)
+
 
 class ConfigError(ValueError):
     """A config asks for something that this model or machine cannot do."""
@@ -47,18 +49,13 @@ class DenseWarning(UserWarning):
 class AttentionConfig(Validated):
     """The columns of self-attention that sparse steps compute, and how the rest is reused."""
 
-    density: float | Dense = option(
+    density: float | Dense = share(
         0.1,
         "share of key columns that each query block keeps, static columns included; or dense: "
         "never sparse",
-        minimum=0.0,
-        maximum=1.0,
     )
-    random_fraction: float = option(
-        0.0,
-        "share of further columns besides density, chosen at random and always the same",
-        minimum=0.0,
-        maximum=1.0,
+    random_fraction: float = share(
+        0.0, "share of further columns besides density, chosen at random and always the same"
     )
     delta_rule: DeltaRule = option(
         "merge",
@@ -87,11 +84,8 @@ class AttentionConfig(Validated):
 class MLPConfig(Validated):
     """The neurons of the feed-forward layers that sparse steps recompute."""
 
-    density: float | Dense = option(
-        0.3,
-        "share of neurons that each token block recomputes; or dense: never sparse",
-        minimum=0.0,
-        maximum=1.0,
+    density: float | Dense = share(
+        0.3, "share of neurons that each token block recomputes; or dense: never sparse"
     )
 
     @property
@@ -120,12 +114,10 @@ class ScheduleConfig(Validated):
         "which sparse steps come are refreshes",
         minimum=0,
     )
-    full_share: float | None = option(
+    full_share: float | None = share(
         None,
         "or compute this share of the steps that run in full; above 0: close at the start, "
         "further apart in the middle, somewhat closer at the end",
-        minimum=0.0,
-        maximum=1.0,
     )
     least_full: int = option(
         2,
@@ -139,18 +131,14 @@ class ScheduleConfig(Validated):
         "(from 0). The rest is skipped",
         minimum=0,
     )
-    forecast: float = option(
+    forecast: float = share(
         0.0,
         "a skipped step continues the line through the last two outputs that were computed, by "
         "this share of what has changed between them; 0: it gives the last one again",
-        minimum=0.0,
-        maximum=1.0,
     )
-    forecast_after: float = option(
+    forecast_after: float = share(
         0.0,
         "share of the steps before which a skipped step gives the last output again all the same",
-        minimum=0.0,
-        maximum=1.0,
     )
     correct: bool = option(
         True,
@@ -243,16 +231,12 @@ class LayerBudget(Validated):
     layers: str = option(
         "", "a layer, such as 12, a range with both its ends, such as 10-19, or several: 0-1,56"
     )
-    attention: float | Dense | None = option(
+    attention: float | Dense | None = share(
         None,
         "share of key columns, in place of attention.density, or dense: never sparse; "
         "null: as the other layers",
-        minimum=0.0,
-        maximum=1.0,
     )
-    mlp: float | Dense | None = option(
-        None, "likewise the share of neurons", minimum=0.0, maximum=1.0
-    )
+    mlp: float | Dense | None = share(None, "likewise the share of neurons")
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, int) and not isinstance(self.layers, bool):
