@@ -18,13 +18,10 @@ from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
 
 Part = Literal["attention", "mlp"]
-DeltaRule = Literal["merge", "difference"]
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 Between = Literal["none", "middle", "every_other", "all"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
-BackendName = Literal["auto", "reference"]
-OffloadMode = Literal["auto", "always", "never"]
 CachePrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
 Dense = Literal["dense"]
@@ -57,7 +54,7 @@ class AttentionConfig(Validated):
     random_fraction: float = share(
         0.0, "share of further columns besides density, chosen at random and always the same"
     )
-    delta_rule: DeltaRule = option(
+    delta_rule: Literal["merge", "difference"] = option(
         "merge",
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
         "mass, difference adds their change to what was cached",
@@ -165,13 +162,14 @@ class ScheduleConfig(Validated):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_full()
-        if self.actions is None:
+        actions = self.actions
+        if actions is None:
             return
-        if not self.actions or self.actions[0] != "dense":
-            got = f"{shown(self.actions[0])} first" if self.actions else "an empty list"
+        if actions[:1] != ("dense",):
+            got = f"{shown(actions[0])} first" if actions else "an empty list"
             raise ValueError(f"actions: the first step must be dense; got {got}")
-        first = self.actions.index("sparse") if "sparse" in self.actions else 0
-        if first and "refresh" not in self.actions[:first]:
+        first = actions.index("sparse") if "sparse" in actions else 0
+        if first and "refresh" not in actions[:first]:
             raise ValueError(
                 f"actions[{first}]: a sparse step reads what a refresh recorded, and there is none "
                 "before it"
@@ -294,7 +292,7 @@ class MemoryConfig(Validated):
         "host memory for caches, such as 64G; null: most of what the machine or container has free",
         minimum=0,
     )
-    offload: OffloadMode = option(
+    offload: Literal["auto", "always", "never"] = option(
         "auto",
         "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
         "them in host memory; never: none",
@@ -348,7 +346,9 @@ class SparsityConfig(Validated):
         "for the host, enough are to come for that to pay, and their caches are on the GPU; "
         "always: whatever it saves",
     )
-    backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
+    backend: Literal["auto", "reference"] = option(
+        "auto", "auto: the fastest kernels that can run; or reference"
+    )
     # What is taken where nobody asks for anything else, which is not noted where it has no effect;
     # None: the defaults. `over` sets it, and it counts for nothing in comparisons.
     usual: ClassVar[SparsityConfig | None] = None
@@ -357,7 +357,7 @@ class SparsityConfig(Validated):
         super().__post_init__()
         if self.tile is not None and len(self.tile) != 3:
             raise ValueError(f"tile: expected 3 whole numbers (T, H, W), got {list(self.tile)}")
-        for part in ("attention", "mlp"):
+        for part in PARTS:
             named: list[range] = []
             for place, budget in enumerate(self.layers):
                 for layers in budget.ranges if getattr(budget, part) is not None else ():

@@ -87,9 +87,8 @@ class Schedule:
         if config.full_steps is not None:
             reached = range(self.first, self.end)
             return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
-        if run is None:
+        if run is None or config.full_share is None:
             return None
-        assert config.full_share is not None
         count = min(run, max(config.least_full, round(config.full_share * run)))
         return tuple(self.first + step for step in spread(run, count))
 
