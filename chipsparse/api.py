@@ -251,7 +251,7 @@ def attach(
     layer_times: bool = False,
     team: Team | None = None,
 ) -> Handle:
-    """Patch a pipeline as `enable` does, with sessions of another make, such as measuring ones.
+    """Patch a pipeline as `enable` does, with sessions of another make.
 
     Args:
         pipe: as for `enable`.
