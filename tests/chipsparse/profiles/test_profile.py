@@ -9,12 +9,12 @@ import pytest
 from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.profiles.profile import (
     ASSETS,
+    QUALITIES,
     GenerationDefaults,
     default_profile,
     find_profile,
     load_profile,
 )
-from chipsparse.profiles.qualities import QUALITIES
 
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
 TINY = [ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
