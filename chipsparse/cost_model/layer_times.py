@@ -160,10 +160,6 @@ def layer_time(
     """Return the time of one layer for one guidance branch.
 
     Args:
-        layer: number of the transformer block.
-        action: of the step; nothing takes time in a skipped one.
-        plan: has sizes and shares.
-        rates: of the device.
         dtype: of the hidden states.
         dense_parts: parts that run dense although the plan has them sparse.
         chooses: False where a refresh keeps the columns of another branch: it takes no sums.
@@ -262,9 +258,6 @@ def part_times(
     """Return the times of all parts that the plan has sparse; none where a backend is forced.
 
     Args:
-        plan: has sizes and shares.
-        rates: of the device.
-        dtype: of the hidden states.
         captured: True where sparse steps are replays of a CUDA graph, which no host launches.
         dense: parts that cannot run sparse in any case.
         fp8_mlps: layers whose MLP weights are in FP8, and what their linears round to it.

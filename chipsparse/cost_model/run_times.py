@@ -74,10 +74,7 @@ def estimate_run(
         plan: has sizes and steps; of several processes it is that of the largest share.
         moved: bytes that a branch moves between the device and host memory.
         captured: True where sparse steps are replays of a CUDA graph.
-        dense_parts: layers that run dense all the time.
-        dtype: of the hidden states.
         branches: transformer calls per step; at a refresh the first of them chooses the columns.
-        rates: of the device.
         sharing: of several processes; None for one.
     """
     assert plan.steps is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -104,27 +104,21 @@ class ActionSeconds:
         return self.other + sum(seconds[action] for action in candidate.schedule.actions)
 
 
+@dataclass
 class Forms:
-    """The candidates of every form, and the rivals of a form, by the calibration.
+    """The candidates of every form, and the rivals of a form, by the calibration."""
 
-    Args:
-        base: the config that all candidates have in common, but for the schedule.
-        trajectories: one of each calibrating prompt, of the same number of steps.
-        seconds: the times of steps.
-    """
-
-    def __init__(
-        self, base: SparsityConfig, trajectories: Sequence[Trajectory], seconds: ActionSeconds
-    ) -> None:
-        self._base, self._trajectories, self._seconds = base, trajectories, seconds
-        self._placed: dict[Form, Placed] = {}
+    base: SparsityConfig  # what all candidates have in common, but for the schedule
+    trajectories: Sequence[Trajectory]  # one of each calibrating prompt, all equally long
+    seconds: ActionSeconds
+    _placed: dict[Form, Placed] = field(default_factory=dict, init=False)
 
     def candidate(self, form: Form, count: float) -> Candidate:
         """Return the best with so many full steps, or of their time where some are sparse."""
         if form not in self._placed:
-            seconds = self._seconds
+            seconds = self.seconds
             self._placed[form] = Placed(
-                self._trajectories,
+                self.trajectories,
                 form.reuse,
                 form.growth,
                 error=form.sparse_error,
@@ -134,7 +128,7 @@ class Forms:
         steps = self._placed[form].steps(count)
         if not steps.sparse:
             form = Form(form.growth, form.reuse)
-        return Candidate(form, form.config(self._base, steps), self._trajectories[0].steps)
+        return Candidate(form, form.config(self.base, steps), self.trajectories[0].steps)
 
     # Rivals, one choice after the other. The calibration foretells the best forecast; the rest is
     # for generations to tell.
@@ -144,7 +138,7 @@ class Forms:
 
         def drift_of(form: Form) -> float:
             full = self.candidate(form, count).config.schedule.full_steps or ()
-            drifts = [drift(one, form.reuse, form.growth, full) for one in self._trajectories]
+            drifts = [drift(one, form.reuse, form.growth, full) for one in self.trajectories]
             return float(np.mean(drifts))
 
         forms = [Form(reuse=Reuse(share, after, correct)) for share, after in FORECASTS]
@@ -165,7 +159,7 @@ class Forms:
 
     def of_sparse_mlps(self, form: Form, count: int) -> list[Form]:
         """Return sparse MLPs, where sparse steps are faster so."""
-        seconds = self._seconds.sparse
+        seconds = self.seconds.sparse
         fast = seconds.get((form.density, True))
         if form.sparse_error is None or fast is None or fast >= seconds[form.density, False]:
             return []

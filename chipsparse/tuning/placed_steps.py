@@ -38,11 +38,9 @@ class Placed:
 
     Args:
         trajectories: one of each calibrating prompt, of the same number of steps N.
-        reuse: the outputs of skipped steps.
-        growth: see `Trajectory.weights`.
         error: share of a change that a late sparse step misses; None: no step is sparse.
-        refresh: time in dense steps.
-        sparse: likewise.
+        refresh: its time in dense steps.
+        sparse: its time in dense steps.
     """
 
     def __init__(
