@@ -295,6 +295,8 @@ def test_qualities_stand_side_by_side(explained, folder):
     assert list(rows) == ["faithful", "balanced", "fast", "published"]
     assert rows["balanced"]["counts"] == result["counts"]
     assert rows["balanced"]["speedup_run"] == estimate["stock_run"] / estimate["run"]
+    published = {"model": "WanTransformer3DModel", "speedup": 3.0, "low": 21, "high": 25}
+    assert rows["balanced"]["published"] == published
     works, gains = (
         [rows[name][key] for name in ("faithful", "balanced", "fast")]
         for key in ("work", "speedup_run")
