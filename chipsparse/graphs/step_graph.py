@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from chipsparse.cache.store import CacheStore
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.layers.state import StepState
-from chipsparse.plan import NOT_CAPTURED, Action
+from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
 # A pipeline whose arguments change all the time is left alone after so many captures, and a model
@@ -260,7 +260,7 @@ class StepGraphs:
         return self._not_captured_reason is None
 
     def _note(self, reason: str) -> None:
-        self._report.note(f"{NOT_CAPTURED}: {reason}")
+        self._report.note(f"sparse steps are not captured as a CUDA graph: {reason}")
 
     def _fitting(
         self, call: partial[Any], arguments: Arguments, record: StepRecord

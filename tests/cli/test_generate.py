@@ -228,7 +228,7 @@ def test_the_report_is_the_result_with_what_each_step_did(generate, workdir):
     for step in report["steps"]:
         assert len(step["layers"]) == 6
         assert all(entry["seconds"] > 0 for entry in step["layers"])
-    assert chipsparse.SparsityConfig.from_mapping(report["config"]).schedule.warmup_steps == 2
+    assert chipsparse.SparsityConfig(**report["config"]).schedule.warmup_steps == 2
 
 
 def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir, adapted):
