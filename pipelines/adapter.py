@@ -63,9 +63,8 @@ from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
-from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import StepRecord, StepTimer
-from chipsparse.report.nothing_sparse import NOTHING, wants_sparse
+from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
 from chipsparse.schedule.correction import held_bytes
 from chipsparse.schedule.schedule import Schedule
 from chipsparse.session import Session

@@ -115,9 +115,10 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
 
     def look(_pipe, _step, _t, tensors):
         sizes.append(dict.fromkeys(KINDS, 0))
-        for cache in handle._adapters[0].session._caches.values():
+        caches = handle._adapters[0].session._caches
+        for key in caches:
             for kind in KINDS.values():
-                tensor = getattr(getattr(cache, kind.part), kind.name)
+                tensor = getattr(getattr(caches[key], kind.part), kind.name)
                 if tensor is not None:
                     sizes[-1][kind.name] += tensor.untyped_storage().nbytes()
         return tensors

@@ -11,6 +11,7 @@ from chipsparse.cache.copies import StreamCopies
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.placement import Capacity
+from tests.chipsparse.cache.races import PoisonedPool
 from tests.pipelines.test_memory import HOSTED, IN_FULL, memory_of
 from tests.pipelines.tiny_runs import WAN
 from tests.schedules import listed
@@ -82,12 +83,12 @@ class LateLayers(StreamCopies):
 
 
 @pytest.mark.parametrize("copies", [LateCopies, LateLayers])
-@pytest.mark.parametrize("poison", [False, True])
-def test_no_stream_overtakes_another(copies, poison, expected):
+@pytest.mark.parametrize("make", [OffloadPool, PoisonedPool])
+def test_no_stream_overtakes_another(copies, make, expected):
     pipe = tiny_wan_pipeline().to("cuda")
     with chipsparse.enable(pipe, ON_HOST) as handle:
         (adapter,) = handle._adapters
-        pool = OffloadPool(HostMemory(), handle.report.fall_back, copies=copies, poison=poison)
+        pool = make(HostMemory(), handle.report.fall_back, copies=copies)
         adapter.session._pool = adapter.session._caches._pool = pool
         for _ in range(2):
             assert torch.equal(WAN.generate(pipe), expected)

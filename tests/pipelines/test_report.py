@@ -65,19 +65,6 @@ def test_every_layer_of_every_model(name):
         assert [(entry.layer, entry.part, entry.reason) for entry in record.layers] == expected
 
 
-def test_what_the_model_computes_by_itself_has_its_reason(pipe):
-    adapted(pipe)
-    with chipsparse.enable(pipe, CONFIG.override({"attention.density": "dense"})) as handle:
-        wan(pipe)
-    reason = "its second linear is of class Adapted (an adapter, or quantized)"
-    for record in handle.report.steps:
-        found = {(entry.layer, entry.part): entry for entry in record.layers}
-        reasons = {p: [found[n, p].reason for n in range(3)] for p in ("attention", "mlp")}
-        assert reasons["attention"] == ["attention.density is dense"] * 3
-        assert reasons["mlp"] == [None, reason, None]
-        assert found[1, "mlp"].backend == "model"
-
-
 def test_an_exception_in_the_model_is_reported(pipe):
     calls = []
 
