@@ -277,26 +277,19 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
 # Loops that say they are one generation.
 
 
-def own_loop(pipe, scheduler=None, *, middle=False, broken=None, steps=True):
-    """The latents of a loop by Euler's method, stepping the scheduler or not, or the midpoint's."""
+def own_loop(pipe, scheduler=None, *, broken=None, steps=True):
+    """The latents of a loop by Euler's method, stepping the scheduler or not."""
     scheduler, given = scheduler or pipe.scheduler, first_call("flux")
     scheduler.set_timesteps(STEPS, mu=1.0, device="cpu")
     latents, sigmas = given["hidden_states"], scheduler.sigmas
-
-    def velocity(latents, level):
-        return pipe.transformer(**at(given, level, hidden_states=latents))[0]
-
     for step, time in enumerate(scheduler.timesteps):
         if step == broken:
             raise InterruptedError
-        half = (sigmas[step + 1] - sigmas[step]) / 2
-        output = velocity(latents, time / 1000)
-        if middle:
-            output = velocity(latents + half * output, sigmas[step] + half)
-        if steps and not middle:
+        output = pipe.transformer(**at(given, time / 1000, hidden_states=latents))[0]
+        if steps:
             latents = scheduler.step(output, time, latents, return_dict=False)[0]
         else:
-            latents = latents + 2 * half * output
+            latents = latents + (sigmas[step + 1] - sigmas[step]) * output
     return latents
 
 
@@ -340,23 +333,6 @@ def test_a_generation_within_another_is_refused_and_one_may_end_its_handle():
         enter()
         handle.disable()
     assert type(pipe.scheduler) is kind
-
-
-@pytest.mark.parametrize("within", [True, False])
-def test_a_loop_with_levels_of_its_own_runs_dense(within):
-    """The midpoint method, whose every other call is at a level that the scheduler has not."""
-    pipe = made("flux")
-    with torch.no_grad():
-        expected = own_loop(pipe, middle=True)
-        with (
-            chipsparse.enable(pipe, SKIPPED) as handle,
-            pytest.warns(chipsparse.DenseWarning),
-            handle.generation() if within else contextlib.nullcontext(),
-        ):
-            found = own_loop(pipe, middle=True)
-    assert_close(found, expected)
-    assert len(handle.report.steps) == 2 * STEPS or not within
-    assert runs_dense(handle)
 
 
 def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
