@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from diffusers.models.modeling_utils import get_parameter_dtype
 
 from chipsparse.layers.tile_order import inverse_order
-from chipsparse.layout import Grid, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.layout import Grid
 from chipsparse.pipelines.execution import Execution
 from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows
+from chipsparse.pipelines.streams import VideoWithSound
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
 INDICES = ("video_indices", "audio_indices", "text_indices")
@@ -24,7 +25,7 @@ CHUNK, LATENT_CHUNK, FIRST, LATENT_FIRST = 17, 5, 5, 2
 AUDIO_LATENTS, AUDIO_CHANNELS = 40 / 24, 2
 
 
-class MiniMaxH3Adapter(ModelAdapter):
+class MiniMaxH3Adapter(VideoWithSound):
     """Self-attention and feed-forward layers of all blocks, for the rows of the generated video.
 
     Text, audio and conditions stand in the same sequence. Their columns are always kept, and their
@@ -46,34 +47,24 @@ class MiniMaxH3Adapter(ModelAdapter):
     uncalled_steps = 1  # the scheduler counts the end
     text_place = "first"  # and whatever else is no row of the generated video
     exact_text = True
-    own_hidden_size = True
     mlp_linears = 3
+    output_class = "transformer_minimax_h3", "MiniMaxH3TransformerOutput"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._rows = TensorFacts(read_rows)
-        self._checked: PackedRows | None = None
-        self._places: tuple[Any, ...] = ()
-        super().__init__(*args, **kwargs)
+    _rows = cached_property(lambda _: TensorFacts(read_rows))
+    _checked: PackedRows | None = None
+    _places: tuple[Any, ...] = ()  # for what rows, tiles and device; order and place
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """The planned sizes of a video with its sound, and no conditions."""
-        others = text_tokens + audio_rows(latents[0])
-        return super().planned_layout(config, latents=latents, text_tokens=others, batch=batch)
+    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
+        """With the sound of the video, and no conditions."""
+        return text_tokens + audio_rows(latents[0])
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """That of the rows that a call names."""
         return (self._rows_of(arguments).grid,)
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """All other rows."""
         return self._rows_of(arguments).others.numel()
-
-    def install_tile_order(self) -> None:
-        """Hooks the transformer's inputs."""
-        self.hook_inputs(self._order_rows)
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """A note if conditions take up all that sparse steps keep: each picture has many rows."""
@@ -111,20 +102,8 @@ class MiniMaxH3Adapter(ModelAdapter):
         known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())
         return value if known else -value
 
-    def held_output(self, result: Any) -> torch.Tensor:
-        """Video and audio in one row of numbers."""
-        return torch.cat([result[0].flatten(), result[1].flatten()])
-
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """Both, as large as what they are for, in a tuple or as ``return_dict`` asks."""
-        shapes = [arguments[name].shape for name in ("hidden_states", "audio_hidden_states")]
-        parts = output.split([shape.numel() for shape in shapes])
-        video, audio = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
-        if not arguments.get("return_dict", True):
-            return video, audio
-        from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerOutput
-
-        return MiniMaxH3TransformerOutput(sample=video, audio_sample=audio)
+    def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
+        return [arguments[name].shape[1:] for name in ("hidden_states", "audio_hidden_states")]
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
         """The text decides about the dtype of the blocks; video and audio may have another."""
@@ -146,7 +125,7 @@ class MiniMaxH3Adapter(ModelAdapter):
             self._checked = rows
         return rows
 
-    def _order_rows(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         """Puts the others first, the video's rows behind them in tiles; says so by the indices."""
         order, place = self._order_and_place(arguments)
         for name in PER_ROW:
