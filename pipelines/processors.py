@@ -30,6 +30,30 @@ class DispatchingProcessor:
         self.stock = stock
 
 
+class MaskTaggedProcessor(DispatchingProcessor):
+    """A processor of joint attention whose tag comes as the attention mask."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        image_rotary_emb: Any = None,
+    ) -> Any:
+        """Video or image ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
+        stated: Any = (hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+        if encoder_hidden_states is None or not is_tag(attention_mask):
+            return self.stock(attn, *stated)
+        return self.attend(attn, *stated)
+
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A tagged call."""
+        raise NotImplementedError
+
+
 def dispatch(
     processor: Any,
     query: torch.Tensor,

@@ -12,49 +12,29 @@ from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import (
-    DispatchingProcessor,
-    dispatch,
-    is_tag,
-    normed,
-    split_heads,
-)
+from chipsparse.pipelines.processors import MaskTaggedProcessor, dispatch, normed, split_heads
 from chipsparse.pipelines.token_grids import patch_of, patched
 
 MASKED = "the call has a mask of its own"
 
 
-class CogVideoXProcessor(DispatchingProcessor):
+class CogVideoXProcessor(MaskTaggedProcessor):
     """Joint attention of the text and, behind it, the video; only the video's is rotated."""
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video ``[B, N, C]`` and text ``[B, T, C]``, of which it returns the same."""
-        if not is_tag(attention_mask):
-            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
-                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
-            )
-            return result
-        text = encoder_hidden_states.shape[1]
-        states = torch.cat([encoder_hidden_states, hidden_states], dim=1)
+        first = text.shape[1]
+        states = torch.cat([text, hidden], dim=1)
         query = normed(split_heads(attn.to_q(states), attn), attn.norm_q)
         key = normed(split_heads(attn.to_k(states), attn), attn.norm_k)
         value = split_heads(attn.to_v(states), attn)
-        if image_rotary_emb is not None:
+        if rotary is not None:
             for turned in (query, key):
-                turned[:, text:] = apply_rotary_emb(
-                    turned[:, text:], image_rotary_emb, sequence_dim=1
-                )
-        assert attention_mask is not None
-        output = dispatch(self, query, key, value, attention_mask)
+                turned[:, first:] = apply_rotary_emb(turned[:, first:], rotary, sequence_dim=1)
+        output = dispatch(self, query, key, value, tag)
         output = attn.to_out[1](attn.to_out[0](output))
-        return output[:, text:], output[:, :text]
+        return output[:, first:], output[:, :first]
 
 
 class CogVideoXAdapter(ModelAdapter):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.packed_rows import video_last
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.step import StepContext
@@ -170,6 +170,4 @@ def read_order(
     """
     others = torch.ones(positions.shape[-1], dtype=torch.bool)
     others[video.cpu()] = False
-    ordered = video if tiles is None else video[tiles.to(video.device)]
-    order = torch.cat([others.nonzero()[:, 0].to(video.device), ordered])
-    return int(video.min()), order, inverse_order(order)
+    return int(video.min()), *video_last(video, video, others.nonzero()[:, 0], tiles)

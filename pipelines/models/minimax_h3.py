@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from diffusers.models.modeling_utils import get_parameter_dtype
 
-from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid
 from chipsparse.pipelines.execution import Execution
-from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows
+from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows, video_last
 from chipsparse.pipelines.streams import VideoWithSound
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
@@ -51,8 +50,8 @@ class MiniMaxH3Adapter(VideoWithSound):
     output_class = "transformer_minimax_h3", "MiniMaxH3TransformerOutput"
 
     _rows = cached_property(lambda _: TensorFacts(read_rows))
+    _orders = cached_property(lambda _: TensorFacts(video_last))  # captured steps read them there
     _checked: PackedRows | None = None
-    _places: tuple[Any, ...] = ()  # for what rows, tiles and device; order and place
 
     @classmethod
     def planned_text(cls, text_tokens: int, latents: Grid) -> int:
@@ -118,8 +117,7 @@ class MiniMaxH3Adapter(VideoWithSound):
         Raises:
             ValueError: if its parts contradict each other, or are in an order that is not known.
         """
-        names = ("position_ids", "token_tags", *INDICES)
-        rows = self._rows(*(arguments[name] for name in names))
+        rows = self._rows(*(arguments[name] for name in ("position_ids", *INDICES)))
         if rows is not self._checked:
             check_noise(rows, arguments["timestep"], arguments["timestep_indices"])
             self._checked = rows
@@ -127,27 +125,12 @@ class MiniMaxH3Adapter(VideoWithSound):
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         """Puts the others first, the video's rows behind them in tiles; says so by the indices."""
-        order, place = self._order_and_place(arguments)
+        rows, tiles = self._rows_of(arguments), (self.session.tile_order or ())[:1]
+        order, place = self._orders(arguments["position_ids"], rows.video, rows.others, *tiles)
         for name in PER_ROW:
             arguments[name] = arguments[name].index_select(0, order)
         for name in INDICES:
             arguments[name] = place.index_select(0, arguments[name])
-
-    def _order_and_place(self, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which row stands at each place, and where each row stands; int64 ``[N]``.
-
-        Made once for all steps: captured ones read both where they are.
-        """
-        rows, tiles = self._rows_of(arguments), self.session.tile_order
-        device = arguments["position_ids"].device
-        known = self._places
-        if not known or known[0] is not rows or known[1] is not tiles or known[2] != device:
-            video = rows.video.to(device)
-            if tiles is not None:
-                video = video[tiles[0].to(device)]
-            order = torch.cat([rows.others.to(device), video])
-            self._places = known = (rows, tiles, device, order, inverse_order(order))
-        return known[3], known[4]
 
 
 def audio_rows(latent_frames: int) -> int:

@@ -15,39 +15,25 @@ from chipsparse.layers.state import StepState
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.denoising_loop import largest, value_passed_as
 from chipsparse.pipelines.padded_text import leading_tokens
-from chipsparse.pipelines.processors import DispatchingProcessor, is_tag, joint_attention
+from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
 from chipsparse.pipelines.separate_lengths import SeparateLengths
 
 GAPS = "the prompt's mask has gaps"
 
 
-class MochiProcessor(DispatchingProcessor):
+class MochiProcessor(MaskTaggedProcessor):
     """Joint attention of the video and, behind it, the text with its padding.
 
     The adapter knows how long each prompt is, and leaves the padding out.
     """
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
-        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
-        if not is_tag(attention_mask):
-            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
-                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
-            )
-            return result
-
         def turned(states: torch.Tensor) -> torch.Tensor:
-            return states if image_rotary_emb is None else rotated(states, *image_rotary_emb)
+            return states if rotary is None else rotated(states, *rotary)
 
-        return joint_attention(
-            self, attn, hidden_states, encoder_hidden_states, attention_mask, turned
-        )
+        return joint_attention(self, attn, hidden, text, tag, turned)
 
 
 class MochiAdapter(SeparateLengths):

@@ -12,32 +12,20 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import DispatchingProcessor, is_tag, joint_attention
+from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
 
 CONTROL_SAMPLES = "block_controlnet_hidden_states"
 PROJECTIONS = 4  # q, k, v and out of one attention
 CLIP_TOKENS = 77  # which stand in the sequence before those of T5
 
 
-class JointProcessor(DispatchingProcessor):
+class JointProcessor(MaskTaggedProcessor):
     """Joint attention of the image and, behind it, the text."""
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Image ``[B, N, C]`` and text ``[B, T, C]``, of which it returns the same."""
-        if encoder_hidden_states is None or not is_tag(attention_mask):
-            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
-                attn, hidden_states, encoder_hidden_states, attention_mask, *args, **kwargs
-            )
-            return result
-        return joint_attention(self, attn, hidden_states, encoder_hidden_states, attention_mask)
+        return joint_attention(self, attn, hidden, text, tag)
 
 
 class StableDiffusion3Adapter(ModelAdapter):
