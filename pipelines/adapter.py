@@ -818,6 +818,12 @@ class ModelAdapter(ModelFamily):
         add = self._model.register_forward_pre_hook
         self._patches.add_hook(add(hook, with_kwargs=True))
 
+    def replace_method(self, name: str, method: Callable[..., Any]) -> None:
+        """Puts a method in the place of the model's own, which it gets before the arguments."""
+        stock = getattr(self._model, name)
+        replaced = functools.wraps(stock)(functools.partial(method, stock))
+        self._patches.set_attribute(self._model, name, replaced)
+
     @property
     def moves_tokens(self) -> bool:
         """True if the tokens of the open call are put in order, or cut for several processes."""

@@ -39,9 +39,7 @@ class ModelFamily:
         mlp_name: what a block calls its feed-forward layer.
         mlp_parts: the names of the parts of its own feed-forward class; None where it has
             diffusers' ``FeedForward``.
-        mlp_sees_text: see `LayerKind`, as for the next two.
-        mlp_linears: see there.
-        projections: see there.
+        mlp_sees_text: see `LayerKind`, as for `mlp_linears` and `projections`.
         tags_over_masks: whether the tag takes the place of a mask that the model passes, because it
             lets everything through; else such calls are left alone.
         own_processors: by the class of a processor that does not dispatch its attention, what makes

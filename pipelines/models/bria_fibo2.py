@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -87,8 +87,7 @@ class BriaFibo2Adapter(ModelAdapter):
 
     def install_tile_order(self) -> None:
         super().install_tile_order()
-        places = self._ordered_places(self._model.create_coordinate_grid)
-        self._patches.set_attribute(self._model, "create_coordinate_grid", places)
+        self.replace_method("create_coordinate_grid", self._places)
 
     def _order_of(self, image: int) -> torch.Tensor:
         """The order of one image's tokens, int64 ``[N]``, where tokens are put in order."""
@@ -110,19 +109,16 @@ class BriaFibo2Adapter(ModelAdapter):
         if others:
             arguments[IMAGES] = others
 
-    def _ordered_places(self, stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _places(
+        self, stock: Callable[..., Any], size: Any, start: Any = None, device: Any = None
+    ) -> torch.Tensor:
         """The ids of an image's tokens ``[1, H, W, 3]`` in their order; those of the gist as is."""
-
-        @wraps(stock)
-        def create(size: Any, start: Any = None, device: Any = None) -> torch.Tensor:
-            ids = stock(size, start, device)
-            image = (start or (0,))[0] - self._model.config.max_num_gist_tokens - 1
-            if image < 0 or self.session.tile_order is None:
-                return ids
-            order = self._order_of(image).to(ids.device)
-            return ids.flatten(0, 2).index_select(0, order).view_as(ids)
-
-        return create
+        ids: torch.Tensor = stock(size, start, device)
+        image = (start or (0,))[0] - self._model.config.max_num_gist_tokens - 1
+        if image < 0 or self.session.tile_order is None:
+            return ids
+        order = self._order_of(image).to(ids.device)
+        return ids.flatten(0, 2).index_select(0, order).view_as(ids)
 
 
 def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:

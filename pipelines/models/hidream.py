@@ -167,26 +167,16 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     # Tile order.
 
     def install_tile_order(self) -> None:
-        model, patches = self._model, self._patches
-        patches.set_attribute(model, "patchify", self._ordered_patches(model.patchify))
-        patches.set_attribute(model, "unpatchify", self._ordered_image(model.unpatchify))
+        self.replace_method("patchify", self._patchify)
+        self.replace_method("unpatchify", self._unpatchify)
 
-    def _ordered_patches(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _patchify(self, stock: Callable[..., Any], *args: Any) -> Any:
         """Patches and their places; the mask, of the padding behind them, stays as it is."""
+        patches, masks, sizes, places = stock(*args)
+        return self.ordered(patches, 1), masks, sizes, self.ordered(places, 1)
 
-        def patchify(*args: Any) -> Any:
-            patches, masks, sizes, places = stock(*args)
-            return self.ordered(patches, 1), masks, sizes, self.ordered(places, 1)
-
-        return patchify
-
-    def _ordered_image(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """An image from its tokens, which are put in raster order."""
-
-        def unpatchify(tokens: torch.Tensor, *args: Any) -> Any:
-            return stock(*(self.restore_order(self._model, (tokens,)) or (tokens,)), *args)
-
-        return unpatchify
+    def _unpatchify(self, stock: Callable[..., Any], tokens: torch.Tensor, *args: Any) -> Any:
+        return stock(*(self.restore_order(self._model, (tokens,)) or (tokens,)), *args)
 
 
 def neurons(width: int) -> int:

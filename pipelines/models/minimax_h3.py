@@ -71,12 +71,8 @@ class MiniMaxH3Adapter(VideoWithSound):
         if plan is None or plan.is_dense():
             return []
         others, tokens = plan.layout.text_tokens, plan.layout.tokens
-        layers = range(plan.layout.layers)
-        kept = [
-            plan.attention_keep_count(layer)
-            for layer in layers
-            if plan.is_sparse(layer, "attention")
-        ]
+        layers = [n for n in range(plan.layout.layers) if plan.is_sparse(n, "attention")]
+        kept = [plan.attention_keep_count(layer) for layer in layers]
         if not kept or max(kept) > others:
             return []
         return [

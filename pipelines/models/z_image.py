@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
 import torch
@@ -115,23 +114,24 @@ class ZImageAdapter(SeparateLengths):
 
     def install_tile_order(self) -> None:
         super().install_tile_order()
-        model, replace = self._model, self._patches.set_attribute
-        replace(model, "patchify_and_embed", self._ordered_patches(model.patchify_and_embed))
-        replace(model, "unpatchify", self._ordered_image(model.unpatchify))
+        self.replace_method("patchify_and_embed", self._patchify)
+        self.replace_method("unpatchify", self._unpatchify)
 
-    def _ordered_patches(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _patchify(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Patches and their places; padding stays behind them."""
+        images, texts, sizes, places, *rest = stock(*args, **kwargs)
+        images, places = (
+            [self._ordered_first(sample, 0) for sample in samples] for samples in (images, places)
+        )
+        return (images, texts, sizes, places, *rest)
 
-        @wraps(stock)
-        def patchify(*args: Any, **kwargs: Any) -> Any:
-            images, texts, sizes, places, *rest = stock(*args, **kwargs)
-            images, places = (
-                [self._ordered_first(sample, 0) for sample in samples]
-                for samples in (images, places)
-            )
-            return (images, texts, sizes, places, *rest)
-
-        return patchify
+    def _unpatchify(
+        self, stock: Callable[..., Any], samples: list[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.session.tile_order is not None:
+            _, inverse = self.session.tile_order
+            samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
+        return stock(samples, *args, **kwargs)
 
     def _ordered_first(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """A tensor with the image's tokens, and others behind them, along a dimension."""
@@ -140,18 +140,6 @@ class ZImageAdapter(SeparateLengths):
         tokens = self.session.tile_order[0].numel()
         image, others = tensor.tensor_split([tokens], dim)
         return torch.cat([self.ordered(image, dim), others], dim)
-
-    def _ordered_image(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """An image from its tokens, which are put in raster order."""
-
-        @wraps(stock)
-        def unpatchify(samples: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-            if self.session.tile_order is not None:
-                _, inverse = self.session.tile_order
-                samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
-            return stock(samples, *args, **kwargs)
-
-        return unpatchify
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         samples = arguments.get(CONTROL_SAMPLES)
