@@ -317,26 +317,6 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
 
 
-@pytest.mark.parametrize(
-    ("model", "arguments", "sentence"),
-    [
-        ("wan_folder", (), "WanImageToVideoPipeline starts from an image; give one with --image"),
-        (
-            "wan_folder",
-            ("--image", "in.png", "--strength", "0.5"),
-            "WanImageToVideoPipeline has no strength; leave --strength out",
-        ),
-        ("model_folder", ("--image", "in.png"), "WanPipeline takes no image; leave --image out"),
-    ],
-)
-def test_images_that_are_refused(
-    generate, workdir, loads_nothing, request, model, arguments, sentence
-):
-    picture().save("in.png")
-    said = generate("-o", "out.png", *arguments, model=request.getfixturevalue(model)).sentence()
-    assert said.startswith(sentence)
-
-
 LAYOUT = ModelLayout(
     kinds=(LayerKind("block", layers=2, intermediate_size=64),),
     heads=2,

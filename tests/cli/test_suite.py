@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -234,24 +233,3 @@ def test_a_machine_that_was_not_quiet_is_noted(finished, seconds):
     note = "the machine was not quiet: dense clips took 1.00 s to 1.30 s, so speeds mean little"
     alerts = [part.text for part in Comparison(**kept).sections()[0].parts if type(part) is Alert]
     assert alerts == [note] * (seconds == 1.3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("--suite", "{}/nowhere"), "the model folder .*nowhere does not exist"),
-        (("--suite", "{}", "--num", 13), "suite.txt has 12 prompts; --count 13 asks for more"),
-        (("--suite", "{}", "-o", "three.txt"), "three.txt is a file; a suite fills a folder"),
-        (("dense", "--suite", "{}"), "A is not for a suite, which compares what it compares"),
-        (("--suite", "{}", "--amplify", 2), "--amplify is not for a suite"),
-        (("--suite", "{}", "--gpus", 2), "--suite compares methods that one GPU runs; leave --g"),
-    ],
-)
-def test_mistakes_are_found_before_anything_is_made(
-    arguments, error, model, workdir, loads_nothing
-):
-    (workdir / "three.txt").write_text("\n".join(PROMPTS))
-    ran = run(*(str(each).replace("{}", str(model)) for each in arguments))
-    assert ran.stderr.count("\n") == 1
-    assert re.search(error, ran.sentence())
-    assert names(workdir) == ["three.txt"]
