@@ -52,12 +52,9 @@ def chosen(tmp_path):
     return choose
 
 
-def test_a_profile_that_names_no_class_is_for_every_model(chosen):
+def test_a_profile_is_for_the_class_that_it_names_or_for_every_model(chosen, tmp_path):
     assert chosen("").sparsity == SparsityConfig().override({"memory.vram": "1G"})
     assert chosen("sparsity: {tile: null}").sparsity.tile is None
-
-
-def test_a_profile_for_another_class_is_refused(chosen, tmp_path):
     text = "model_class: FluxTransformer2DModel"
     said = r"mine.yaml is for FluxTransformer2DModel, but the model model has a WanTransformer3DM"
     with pytest.raises(UserError, match=said):
@@ -307,11 +304,15 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     assert [step["action"] for step in steps] == ["dense", "refresh", "sparse"]  # the last of 5
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert "step 3 of 3 (sparse)" in ran.stderr
-    result = generate(*given, "--dense", "--guidance-scale", "1", model=flux_folder).json()
-    assert result["request"]["pipeline_class"] == "FluxImg2ImgPipeline"
-    assert (result["request"]["strength"], len(result["dense"]["steps"])) == (0.6, 3)
+    result = generate(*given, "--dense", model=flux_folder).json()
+    asked = result["request"]
+    assert asked["pipeline_class"] == "FluxImg2ImgPipeline"
+    assert (asked["strength"], len(result["dense"]["steps"])) == (0.6, 3)
+    assert asked["settings"]["num_frames"] is None
+    assert asked["settings"]["true_cfg_scale"] == 3.0
     pipe = tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline)
-    expected = by_hand(pipe, seed=0, image=picture(), strength=0.6, num_inference_steps=5)
+    call = {"image": picture(), "strength": 0.6, "negative_prompt": "", "true_cfg_scale": 3.0}
+    expected = by_hand(pipe, seed=0, num_inference_steps=5, **call)
     np.testing.assert_array_equal(pictures("out.png"), expected)
     few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).refused()
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
@@ -350,11 +351,10 @@ def test_the_fewest_steps_are_named_and_the_field(steps, changes, enough, advice
     assert too_few_steps(plan(enough - 1, **changes)) is not None
 
 
-def test_plans_that_are_as_they_should_be():
+def test_dense_plans_have_enough_steps_and_a_pipeline_may_begin_later():
     config = SparsityConfig().override({"attention.density": "dense", "mlp.density": "dense"})
     assert too_few_steps(SparsityPlan(config, LAYOUT, 5)) is None
     assert too_few_steps(plan(2, actions=["dense"])) is None
-    # A pipeline that begins later.
     assert too_few_steps(plan(10, warmup_steps=2), lambda steps: steps - 3) is None
     assert "all 2 steps" in too_few_steps(plan(10, warmup_steps=2), lambda steps: steps * 4 // 5)
 
