@@ -185,6 +185,7 @@ SPOILT = [
         {"vae_2": ["diffusers", "AutoencoderKL"]},
         "is incomplete: model_index.json names vae_2, but there is no folder",
     ),
+    (INDEX, {"text_encoder": [None] * 2}, "has no text encoder, so WanPipeline cannot read a"),
     ("transformer/config.json", None, "it has no transformer/config.json"),
     (MODULAR, {"_class_name": "Flux9ModularPipeline"}, "is Flux9ModularPipeline, which is no Mod"),
     (MODULAR, {"_blocks_class_name": "Flux9Blocks"}, "_blocks_class_name of the model"),

@@ -169,11 +169,13 @@ def test_an_interrupted_suite_goes_on(counted, finished, model, workdir):
     assert PROMPTS[0] in (made / "suite.html").read_text()
 
 
-def test_what_is_there_is_not_made_again(again, counted, workdir, loads_nothing):
-    before = content(workdir / "made")
+def test_what_is_there_is_not_made_again_nor_mixed_with_others(again, counted, loads_nothing):
+    file, before = Path("made") / "suite.json", content(Path("made"))
     again().fine()
-    assert content(workdir / "made") == before
-    assert counted["count"] == 0
+    assert content(Path("made")) == before
+    kept = file.read_bytes()
+    assert "was measured with num_inference_steps" in again("--steps", "6").sentence()
+    assert (file.read_bytes(), counted["count"]) == (kept, 0)
 
 
 def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_path):
@@ -186,13 +188,6 @@ def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_p
     # The clips of both have names of their own, so that each stays beside its numbers.
     after = content(Path("made"))["files"]
     assert [name for name in before if before[name] != after[name]] == ["chipsparse fast"]
-
-
-def test_a_suite_of_something_else_is_refused(again, counted):
-    before = (Path("made") / "suite.json").read_bytes()
-    assert "was measured with num_inference_steps" in again("--steps", "6").sentence()
-    assert counted["count"] == 0
-    assert (Path("made") / "suite.json").read_bytes() == before
 
 
 @pytest.mark.slow
