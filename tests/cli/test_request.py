@@ -35,8 +35,9 @@ from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")
 
-MODEL: Any = SimpleNamespace(location="model", transformer_class="WanTransformer3DModel")
-OTHER: Any = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
+PLACE = {"location": "model", "experts": 1}
+MODEL: Any = SimpleNamespace(**PLACE, transformer_class="WanTransformer3DModel")
+OTHER: Any = SimpleNamespace(**PLACE, transformer_class="NewTransformer3DModel")
 
 
 @pytest.fixture
