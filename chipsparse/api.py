@@ -206,7 +206,7 @@ def enable(
         replaced = None
     transformers = _find_transformers(pipe, replaced)
     model_class = adapter_class(next(iter(transformers.values()))).transformer_class
-    config, quality = _resolve(pipe, config, quality, model_class)
+    config, quality = _resolve(pipe, config, quality, model_class, len(transformers))
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
@@ -340,6 +340,7 @@ def _resolve(
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
+    experts: int,
 ) -> tuple[SparsityConfig, str | None]:
     if isinstance(config, SparsityConfig):
         if quality is not None:
@@ -353,7 +354,7 @@ def _resolve(
     elif isinstance(config, str | os.PathLike):
         profile = load_profile(config)
     elif config is None:
-        profile = find_profile(_folder(pipe), transformer_class)
+        profile = find_profile(_folder(pipe), transformer_class, experts=experts)
     else:
         raise ValueError(
             f"expected a SparsityConfig, a Profile or the path of one, got {shown(config)}; "

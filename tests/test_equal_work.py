@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
@@ -15,7 +14,8 @@ from benchmarks.curves import OURS, SKIPS, at_share, lead, qualities, quality_ro
 from benchmarks.records import read
 from benchmarks.work import DenseWork
 from chipsparse.experiments.diffusers_caches import CacheRun
-from chipsparse.session import Session
+from chipsparse.layers.attention import AttentionLayer
+from chipsparse.layers.mlp import MLPLayer
 from docs.tables import figures
 from tests.pipelines.test_wan import SPARSE
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
@@ -44,8 +44,7 @@ SUMMED = {
 class WorkCounter(TorchDispatchMode):
     """Adds up the multiply-adds of one module's calls, where it is entered around them.
 
-    It is also a session's observer: layers run inside custom operations, and PyTorch shows nothing
-    of what these call.
+    Layers run inside custom operations, of whose calls PyTorch shows nothing: see `watch`.
     """
 
     def __init__(self, module):
@@ -57,11 +56,14 @@ class WorkCounter(TorchDispatchMode):
     def opened(self, number):
         self.open_calls += number
 
-    def attention(self, layer, *args, **options):
-        with self:
-            return layer(*args, **options)
+    def watch(self, monkeypatch, kind):
+        own = kind.__call__
 
-    mlp = attention
+        def call(layer, *args, **options):
+            with self:
+                return own(layer, *args, **options)
+
+        monkeypatch.setattr(kind, "__call__", call)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -88,7 +90,8 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule, monkeypat
     changes = {"attention.delta_rule": rule, **mlp}
     config = SPARSE.override({**changes, "schedule.actions": actions})
     counter = WorkCounter(pipe.transformer)
-    monkeypatch.setattr("chipsparse.api.Session", partial(Session, observer=counter))
+    counter.watch(monkeypatch, AttentionLayer)
+    counter.watch(monkeypatch, MLPLayer)
     with chipsparse.enable(pipe, config) as handle, counter:
         generate(pipe)
     assert dense.of_report(handle.report) == pytest.approx(counter.multiply_adds, rel=0.01)

@@ -147,7 +147,7 @@ def test_to_dict():
         ["something"],
     )
     assert data["config"]["layers"][1] == {"layers": "2", "attention": 0.5, "mlp": 0.75}
-    assert chipsparse.SparsityConfig.from_mapping(data["config"]) == session.config
+    assert chipsparse.SparsityConfig(**data["config"]) == session.config
     (plan,) = data["transformers"].values()
     assert plan["actions"] == [*ACTIONS, "sparse"]
     assert plan["layout"]["tokens"] == 43
