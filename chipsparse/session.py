@@ -20,18 +20,17 @@ from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part
 from chipsparse.graphs.step_graph import Capturer, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
-from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.layers.column_budget import ColumnBudgets, check_static_bits
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.other_text import aligned
 from chipsparse.layers.state import Shared, StepState
-from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan, recorded_after
-from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.kept_columns import KeptColumns
+from chipsparse.report.nothing_sparse import dense_notes
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
 from chipsparse.step import StepContext

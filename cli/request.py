@@ -296,7 +296,7 @@ def choose_profile(
         if options.config is not None:
             profile = load_profile(options.config)
         elif kind in profile_classes() or own.exists():
-            profile = find_profile(model.location, kind)
+            profile = find_profile(model.location, kind, experts=model.experts)
         elif options.quality is not None:
             profile = default_profile()
         elif optional:

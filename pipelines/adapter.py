@@ -63,9 +63,8 @@ from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
-from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import StepRecord, StepTimer
-from chipsparse.report.nothing_sparse import NOTHING, wants_sparse
+from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
 from chipsparse.schedule.correction import held_bytes
 from chipsparse.schedule.schedule import Schedule
 from chipsparse.session import Session
@@ -294,7 +293,15 @@ class ModelAdapter(ModelFamily):
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        raise NotImplementedError
+        model, add = self._model, self._patches.add_hook
+        if type(self).order_inputs is not ModelAdapter.order_inputs:
+            self.hook_inputs(self.order_inputs)
+        if self.embedding_name:
+            add(getattr(model, self.embedding_name).register_forward_hook(self.order_embedded))
+        if self.rotary_name:
+            add(getattr(model, self.rotary_name).register_forward_hook(self.ordered_rotary))
+        if self.last_name:
+            add(getattr(model, self.last_name).register_forward_pre_hook(self.restore_order))
 
     def hook_attention(self, module: Any) -> None:
         """Lets a self-attention module be called with its tag as the attention mask."""
@@ -801,6 +808,12 @@ class ModelAdapter(ModelFamily):
         add = self._model.register_forward_pre_hook
         self._patches.add_hook(add(hook, with_kwargs=True))
 
+    def replace_method(self, name: str, method: Callable[..., Any]) -> None:
+        """Puts a method in the place of the model's own, which it gets before the arguments."""
+        stock = getattr(self._model, name)
+        replaced = functools.wraps(stock)(functools.partial(method, stock))
+        self._patches.set_attribute(self._model, name, replaced)
+
     @property
     def moves_tokens(self) -> bool:
         """True if the tokens of the open call are put in order, or cut for several processes."""
@@ -813,9 +826,14 @@ class ModelAdapter(ModelFamily):
             tensor = tensor.index_select(dim, order.to(tensor.device))
         return tensor if self.split is None else self.split.own_grid(tensor, dim)
 
-    def ordered_rotary(
-        self, _module: Any, _args: Any, output: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
+        """Puts what the transformer is given for each token in order, by argument."""
+
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Forward hook of the module that makes tokens of latents."""
+        return self.ordered(output, 1)
+
+    def ordered_rotary(self, _module: Any, _args: Any, output: Any) -> Any:
         """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
         return tuple(self.ordered(part, self.rotary_dim) for part in output)
 

@@ -25,6 +25,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedFor
 
 ASSETS = Path(__file__).parents[1] / "assets"
+PROFILES = ASSETS / "profiles"
 QUALITIES_FILE = ASSETS / "qualities.yaml"
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
@@ -247,8 +248,15 @@ def _read(path: Path) -> Any:
     raise ValueError(f"{path}: {problem} ({reason})")
 
 
-def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:
+def find_profile(
+    model_folder: Path | str | None, transformer_class: str, *, experts: int = 1
+) -> Profile:
     """Return the profile of a model: its folder's own, else that of its transformer class.
+
+    Args:
+        model_folder: folder or hub name; None for the profile of the class.
+        transformer_class: name of the diffusers class.
+        experts: number of transformers in the pipeline. Classes may have a profile for two.
 
     Raises:
         ValueError: if there is neither, or the file is bad.
@@ -262,12 +270,14 @@ def find_profile(model_folder: Path | str | None, transformer_class: str) -> Pro
             f"no profile for the model class {transformer_class}; "
             f"known classes: {', '.join(classes)}"
         )
-    return load_profile(ASSETS / "profiles" / f"{transformer_class}.yaml")
+    of_two = PROFILES / "two-experts" / f"{transformer_class}.yaml"
+    of_class = PROFILES / f"{transformer_class}.yaml"
+    return load_profile(of_two if experts > 1 and of_two.exists() else of_class)
 
 
 def profile_classes() -> list[str]:
     """Return the transformer classes that chipsparse has a profile for."""
-    return sorted(path.stem for path in (ASSETS / "profiles").glob("*.yaml"))
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
 def default_profile() -> Profile:

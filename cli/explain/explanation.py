@@ -96,8 +96,7 @@ class Forecast:
         speedup = None if estimate is None else estimate.speedup_run
         published = None
         if speedup is not None:
-            experts = sum(name.startswith("transformer") for name in model.components)
-            published = published_psnr(model.transformer_class, speedup, experts=experts)
+            published = published_psnr(model.transformer_class, speedup, experts=model.experts)
         return Quality(
             counts=Counter(action.value for action in plan.actions()),
             work=planned_share(plan, self.dense),
@@ -397,9 +396,7 @@ def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | Non
         "the transformer's weights are counted, and its linears timed, as if they were not "
         "quantized": QUANTIZED in model.transformer_config,
         "the second expert takes over with a dense step and a refresh of its own, which are not "
-        "counted; the first one's caches are freed by then": (
-            {"transformer", "transformer_2"} <= set(model.components)
-        ),
+        "counted; the first one's caches are freed by then": (model.experts > 1),
         "the tokens of a reference image are not counted": any(
             word in model.pipeline_class.__name__ for word in SEEING_IMAGES
         ),

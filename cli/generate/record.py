@@ -367,7 +367,7 @@ def published_text(model: str, work_share: float | None) -> str:
         model: folder or hub name.
         work_share: operations of the clip over those of a dense one, if known.
     """
-    if bundled_name(model) is None or not work_share:
+    if bundled_name(model) is None or work_share is None or work_share <= 0:
         return ""
     published = published_psnr(ANY_MODEL, 1 / work_share)
     return f"large models are harder: step caches reach {published} on them"

@@ -49,6 +49,12 @@ def test_where_profiles_come_from(tmp_path):
         find_profile(None, "UNet")
     by_class = find_profile(tmp_path, "WanTransformer3DModel")
     assert by_class.source.endswith("WanTransformer3DModel.yaml")
+    of_two = find_profile(None, "WanTransformer3DModel", experts=2)
+    assert of_two.source.endswith("two-experts/WanTransformer3DModel.yaml")
+    for quality in QUALITIES:
+        schedule = of_two.of_quality(quality).sparsity.schedule
+        assert (schedule.lists_full, schedule.warmup_steps >= 6) == (False, True)
+    assert find_profile(None, "FluxTransformer2DModel", experts=2).model_class.startswith("Flux")
     (tmp_path / "chipsparse.yaml").write_text(
         "model_class: WanTransformer3DModel\n"
         "generation: {height: 64, num_inference_steps: 7}\n"
