@@ -13,7 +13,7 @@ from chipsparse.report.generation import GenerationReport, StepRecord
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
-from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
@@ -127,29 +127,11 @@ def test_a_call_that_breaks_off_in_a_gap_leaves_nothing(name):
         (UNIPC(), "does not follow a straight flow"),
         (UNIPC(prediction_type="flow_prediction"), "does not follow a straight flow"),
         (UNIPC(solver_p=DPM(**FLOW), **FLOW), "has another solver in it"),
-        (
-            diffusers.EulerDiscreteScheduler(),
-            "is none of the solvers that can go over steps again",
-        ),
+        (diffusers.EulerDiscreteScheduler(), "is none of the solvers that can go over steps again"),
     ],
 )
 def test_schedulers_that_cannot_go_again(scheduler, reason):
     assert why_not_corrected(scheduler) == f"{type(scheduler).__name__} {reason}"
-
-
-def test_a_scheduler_that_cannot_go_again_is_noted_once_where_steps_are_skipped():
-    pipe = tiny_flux_pipeline(scheduler=EULER(shift=3.0, stochastic_sampling=True))
-    with chipsparse.enable(pipe, HELD) as handle:
-        expected = generate(pipe, "flux")
-        assert notes(handle) == []
-    with chipsparse.enable(pipe, LISTED) as handle:
-        for _ in range(2):
-            assert torch.equal(generate(pipe, "flux"), expected)
-            assert notes(handle) == [f"{NOT_CORRECTED}{EULER.__name__} adds noise"]
-            assert not any(corrected(handle).values())
-    with chipsparse.enable(pipe, LISTED.override({"schedule.between": "all"})) as handle:
-        generate(pipe, "flux")
-        assert notes(handle) == []
 
 
 class Lost(EULER):
@@ -160,13 +142,27 @@ class Lost(EULER):
         return [sample + (self.sigmas[place + 1] - self.sigmas[place]) * model_output]
 
 
-def test_a_step_that_does_not_tell_its_number_is_noted():
-    pipe = tiny_wan_pipeline(scheduler=Lost(shift=3.0))
+NOISY = EULER(shift=3.0, stochastic_sampling=True)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "said"), [(NOISY, "FlowMatchEulerDiscreteScheduler adds noise"), (Lost(), "")]
+)
+def test_a_scheduler_that_cannot_go_again_is_noted_once_where_steps_are_skipped(scheduler, said):
+    pipe = tiny_flux_pipeline(scheduler=scheduler)
+    with chipsparse.enable(pipe, HELD) as handle:
+        expected = generate(pipe, "flux")
+        assert notes(handle) == []
     with chipsparse.enable(pipe, LISTED) as handle:
-        generate(pipe, "wan 2.1")
-    assert handle.report.actions()["skip"] == 5
-    assert len(notes(handle)) == 1
-    assert not any(corrected(handle).values())
+        for _ in range(2):
+            assert torch.equal(generate(pipe, "flux"), expected)
+            assert handle.report.actions()["skip"] == 5
+            (note,) = notes(handle)
+            assert note.startswith(f"{NOT_CORRECTED}{said}")
+            assert not any(corrected(handle).values())
+    with chipsparse.enable(pipe, LISTED.override({"schedule.between": "all"})) as handle:
+        generate(pipe, "flux")
+        assert notes(handle) == []
 
 
 @pytest.mark.parametrize("shift", [3.0, 7.0])
