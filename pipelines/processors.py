@@ -73,7 +73,7 @@ def joint_states(
     Args:
         attention: the module.
         hidden: video or image tokens ``[B, N, C]``.
-        text: ``[B, T, C']``, which stands behind them.
+        text: ``[B, T, C']``; it stands behind them.
         turned: applies the rotary embedding to queries and keys of the first stream.
     """
 
