@@ -13,7 +13,7 @@ from chipsparse.report.generation import GenerationReport, StepRecord
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
-from tests.tiny_models import tiny_flux_pipeline
+from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
@@ -142,26 +142,29 @@ class Lost(EULER):
         return [sample + (self.sigmas[place + 1] - self.sigmas[place]) * model_output]
 
 
-NOISY = EULER(shift=3.0, stochastic_sampling=True)
-
-
 @pytest.mark.parametrize(
-    ("scheduler", "said"), [(NOISY, "FlowMatchEulerDiscreteScheduler adds noise"), (Lost(), "")]
+    ("name", "make", "scheduler", "said"),
+    [
+        ("flux", tiny_flux_pipeline, EULER(stochastic_sampling=True), f"{EULER.__name__} adds n"),
+        ("wan 2.1", tiny_wan_pipeline, Lost(shift=3.0), ""),
+    ],
 )
-def test_a_scheduler_that_cannot_go_again_is_noted_once_where_steps_are_skipped(scheduler, said):
-    pipe = tiny_flux_pipeline(scheduler=scheduler)
+def test_a_scheduler_that_cannot_go_again_is_noted_once_where_steps_are_skipped(
+    name, make, scheduler, said
+):
+    pipe = make(scheduler=scheduler)
     with chipsparse.enable(pipe, HELD) as handle:
-        expected = generate(pipe, "flux")
+        expected = generate(pipe, name)
         assert notes(handle) == []
     with chipsparse.enable(pipe, LISTED) as handle:
         for _ in range(2):
-            assert torch.equal(generate(pipe, "flux"), expected)
+            assert torch.equal(generate(pipe, name), expected)
             assert handle.report.actions()["skip"] == 5
             (note,) = notes(handle)
             assert note.startswith(f"{NOT_CORRECTED}{said}")
             assert not any(corrected(handle).values())
     with chipsparse.enable(pipe, LISTED.override({"schedule.between": "all"})) as handle:
-        generate(pipe, "flux")
+        generate(pipe, name)
         assert notes(handle) == []
 
 
