@@ -42,13 +42,10 @@ _library = torch.library.Library("chipsparse", "FRAGMENT")
 
 
 def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
-    """Makes a function an op.
+    """Makes a function an op; ``fake`` returns an empty tensor like its result.
 
     ``torch.library.custom_op`` does the same and looks after gradients and aliases besides, at
     twenty times the cost of a call. These ops run without gradients, and return new tensors.
-
-    Args:
-        fake: from the op's arguments an empty tensor of the shape and dtype of its result.
     """
 
     def register(function: T) -> T:
@@ -156,16 +153,9 @@ def _neurons_output(
 def feed_forward(
     hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Feed-forward layer of the tagged block.
+    """Feed-forward layer of the tagged block: ``[B, N, C]`` to ``[B, N, channels]``.
 
-    Args:
-        hidden: ``[B, N, C]``.
-        tag: which layer.
-        channels: of the result.
-        dtype: see `FeedForwardSite.weights`.
-
-    Returns:
-        ``[B, N, channels]``.
+    The dtype is that of autocast: see `FeedForwardSite.weights`.
     """
     runner, layer = _find(tag)
     weights = runner.feed_forward_sites[layer].weights(dtype)
@@ -178,17 +168,11 @@ def parallel_feed_forward(
 ) -> torch.Tensor:
     """Feed-forward layer beside the attention of the tagged block, and their common projection.
 
-    Of weights in FP8, the attention's part and the neurons are rounded by themselves where the
-    model rounds them as one row.
+    The result is ``[B, N, C]``, with as many channels. Of weights in FP8, the attention's part and
+    the neurons are rounded by themselves where the model rounds them as one row.
 
     Args:
         hidden: attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side.
-        tag: which layer.
-        channels: C, of the input and of the result.
-        dtype: see `FeedForwardSite.weights`.
-
-    Returns:
-        ``[B, N, C]``.
     """
     runner, layer = _find(tag)
     session = runner.session
@@ -263,7 +247,7 @@ def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., A
 
     Args:
         names: the `forward_arguments` of the modules; ``attention_mask`` is among them.
-        over_masks: see ``tags_over_masks``.
+        over_masks: see `ModelFamily.tags_over_masks`.
     """
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -312,11 +296,6 @@ def _read_tag(
     """The tag of a call and its mask; no tag where the call is not for our op.
 
     The tag comes as the mask, or as the ``_parallel_config`` of processors that take no mask.
-
-    Args:
-        mask: of the call, or the tag.
-        parallel_config: of the call, or the tag.
-        other_kind: whether the attention is of another kind than our op computes.
     """
     if isinstance(parallel_config, torch.Tensor):
         tag = parallel_config

@@ -41,7 +41,7 @@ def call_pipeline(
         on_step_end: see `OnStepEnd`.
 
     Returns:
-        What has ``frames`` or ``images``; without decoding or where the loop was ended, anything.
+        An object with ``frames`` or ``images``, if they were decoded and the loop was not ended.
     """
     options = {**arguments, "generator": generator, "output_type": output_type}
     if not is_modular(pipe):

@@ -70,8 +70,7 @@ class StepCorrection:
 
         Args:
             reason: why the scheduler of the loop cannot put steps right, if that is so.
-            step: of the call that comes next; None behind the last one, where all is let go that
-                belongs to the generation.
+            step: of the call that comes next; None behind the last one.
         """
         last = self._report.steps[-1] if self._report.steps else None
         if last is not None and last.action is Action.SKIP and last.step != step:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from diffusers import SchedulerMixin
+from diffusers import ModularPipeline, SchedulerMixin
+from diffusers.guiders import BaseGuidance
+from diffusers.modular_pipelines import LoopSequentialPipelineBlocks
 
 from chipsparse.pipelines.corrected_steps import StepCorrection, shift_of, why_not_corrected
 from chipsparse.pipelines.diffusers_hooks import why_not_cached
@@ -16,31 +18,15 @@ from chipsparse.pipelines.patches import Patches
 from chipsparse.report.generation import GenerationReport
 from chipsparse.schedule.schedule import Schedule
 
-try:
-    from diffusers import ModularPipeline
-    from diffusers.guiders import BaseGuidance
-    from diffusers.modular_pipelines import LoopSequentialPipelineBlocks
-except ImportError:  # a diffusers without modular pipelines has no objects of these classes
-    ModularPipeline = BaseGuidance = LoopSequentialPipelineBlocks = ()
-
 
 class DenoisingLoop:
     """The loop of a plain pipeline, which is a part of its ``__call__``.
 
     Its transformer may be called from other loops, too: one of the user's, or that of a pipeline
     which shares the transformer, with this scheduler or one of its own.
-
-    Args:
-        pipe: the pipeline.
-        report: of its transformers.
-
-    Attributes:
-        pipe: the pipeline.
-        correction: puts the steps right that the loop skips.
-        unnamed_branch: what the first call of a step is named where nothing names its branch.
     """
 
-    unnamed_branch = "call0"
+    unnamed_branch = "call0"  # name of the first call of a step where nothing names its branch
 
     def __init__(self, pipe: Any, report: GenerationReport) -> None:
         self.pipe = pipe
@@ -84,7 +70,7 @@ class DenoisingLoop:
         return self._not_corrected is None
 
     def note_uncorrected(self, step: int | None = None) -> None:
-        """Notes where a skipped step cannot be put right (`StepCorrection.note_uncorrected`)."""
+        """See `StepCorrection.note_uncorrected`."""
         self.correction.note_uncorrected(self._not_corrected, step)
 
     @property
@@ -183,21 +169,15 @@ class DenoisingLoop:
 
 
 class ModularLoop(DenoisingLoop):
-    """The loop of a modular pipeline: a block, which has one guider or several, or none.
+    """The loop of a modular pipeline: a block, which has any number of guiders.
 
     A guider makes a batch of inputs for each branch of a step, and the loop writes the prediction
     into each as it is computed. So the branch whose turn it is is the first one without.
     """
 
     unnamed_branch = "cond"  # without a guider there is no other
-
-    def __init__(self, pipe: Any, report: GenerationReport) -> None:
-        super().__init__(pipe, report)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._timestep: Any = None
-        self._batches: list[Any] = []
+    _timestep: Any = None
+    _batches: Sequence[Any] = ()
 
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
@@ -220,7 +200,7 @@ class ModularLoop(DenoisingLoop):
             raise
         finally:
             patches.undo()
-            self._forget()
+            self._timestep, self._batches = None, ()
 
     def _noting_batches(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         def prepared(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +211,7 @@ class ModularLoop(DenoisingLoop):
 
     def _noting_step(self, loop_step: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            self._timestep, self._batches = kwargs.get("t"), []
+            self._timestep, self._batches = kwargs.get("t"), ()
             return loop_step(*args, **kwargs)
 
         return step
@@ -267,11 +247,7 @@ def loop_of(pipe: Any, report: GenerationReport) -> DenoisingLoop:
 
 
 def check_denoises(pipe: Any) -> None:
-    """Refuses a modular pipeline that has no denoising loop, or no model for it yet.
-
-    Raises:
-        ValueError: with what it has.
-    """
+    """Refuses a modular pipeline that has no denoising loop, or no model for it yet."""
     if not is_modular(pipe):
         return
     if not denoising_loops(pipe._blocks):
@@ -336,7 +312,7 @@ def has_next(scheduler: Any, read: Callable[[Any], float], *, behind_step: bool 
     Args:
         scheduler: with its timesteps set.
         read: see `DenoisingLoop.is_scheduled`.
-        behind_step: whether the call may also be of the step just done.
+        behind_step: whether the call may also be at the step just done.
     """
     schedule = torch.as_tensor(scheduler.timesteps)
     step = scheduler_step(scheduler)
@@ -361,10 +337,8 @@ def check_scheduler(scheduler: Any) -> None:
     """Refuses a scheduler that calls the transformer several times per step, as Heun's method does.
 
     Such calls alternate between points of the trajectory and points beside it, and what one records
-    is not what the next one needs. Multistep solvers are no such schedulers: they call it once.
-
-    Raises:
-        ValueError: if the scheduler's ``order``, calls per step in diffusers, is more than one.
+    is not what the next one needs. Multistep solvers call it once. The ``order`` of a scheduler of
+    diffusers is its calls per step.
     """
     calls = getattr(scheduler, "order", 1)
     if isinstance(calls, int) and calls > 1:
@@ -380,14 +354,12 @@ def value_passed_as(
 ) -> float | None:
     """The only value of a schedule that a pipeline passes as this timestep; waits for the device.
 
+    None where no value gives this timestep, or several do. Of a tensor the largest number counts.
+
     Args:
-        timestep: what the transformer is called with, a number or a tensor of any shape: the
-            largest one counts.
+        timestep: what the transformer is called with.
         schedule: the scheduler's timesteps, or None.
         change: what the pipeline makes of them, in the timestep's dtype.
-
-    Returns:
-        None where no value of the schedule gives this timestep, or several do.
     """
     if schedule is None:
         return None

@@ -63,11 +63,10 @@ def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) ->
 
 def why_not_cached(model: Any) -> str | None:
     """The change that hooks of guidance make to a model now, in words; None without any."""
-    for module in hooked_modules(model) if isinstance(model, torch.nn.Module) else ():
-        for hook in hooks_on(module).values():
-            done = GUIDANCE_HOOKS.get(type(hook).__module__)
-            if done is not None:
-                return f"guidance {done} ({type(hook).__name__})"
+    for hook in hooks_of(model) if isinstance(model, torch.nn.Module) else ():
+        done = GUIDANCE_HOOKS.get(type(hook).__module__)
+        if done is not None:
+            return f"guidance {done} ({type(hook).__name__})"
     return None
 
 

@@ -16,17 +16,11 @@ UNUSED_PLACES = ("cpu", "disk", "meta")  # of a device map, where there is a GPU
 
 @dataclass(frozen=True)
 class Execution:
-    """The device and dtype in which the blocks of a transformer compute.
-
-    Attributes:
-        device: where.
-        dtype: of what attention and feed-forward layers are given.
-        autocast: whether ``torch.autocast`` is on, so that this need not be the weights' dtype.
-    """
+    """The device and dtype in which the blocks of a transformer compute."""
 
     device: torch.device
-    dtype: torch.dtype
-    autocast: bool = False
+    dtype: torch.dtype  # of what attention and feed-forward layers are given
+    autocast: bool = False  # then the weights may have another dtype
 
     def __str__(self) -> str:
         """The wording of messages."""
@@ -40,15 +34,12 @@ class Execution:
 
 
 def execution_of(model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor) -> Execution:
-    """The device and dtype of a call of a model.
+    """The device and dtype of a call of a model, which may be offloaded.
 
     Args:
-        model: the transformer, which may be offloaded.
+        model: the transformer.
         weight: of its first block.
         hidden: what the model is called with, wherever that is; hooks move it.
-
-    Raises:
-        ValueError: if the model is split over several devices.
     """
     check_undivided(model)
     device = _execution_device(model, weight, hidden)
@@ -61,11 +52,7 @@ def execution_of(model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Ten
 
 
 def check_undivided(model: torch.nn.Module) -> None:
-    """Refuses a model whose parts run on several devices.
-
-    Raises:
-        ValueError: with the devices that its device map names.
-    """
+    """Refuses a model whose parts run on several devices, by its device map."""
     places = getattr(model, "hf_device_map", None) or {}
     names = {str(_as_device(place)) for place in places.values() if place not in UNUSED_PLACES}
     if len(names) > 1:

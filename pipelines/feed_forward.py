@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, part_of
+from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
     Linears,
     MLPParts,
     activation_form,
     feed_forward_form,
-    is_group_offloaded,
     linears_of,
     readable_form,
     why_hooked,
@@ -96,11 +96,9 @@ class FeedForwardSite:
             setattr(module, AS_ONE, form is not None)
 
     def weights(self, dtype: torch.dtype | None) -> MLPWeights | Fp8MLPWeights:
-        """The live weights of the layer.
+        """The live weights of the layer, cast to the dtype of ``torch.autocast`` where it is on.
 
-        Args:
-            dtype: that of ``torch.autocast``, to which weights are cast; None where it is off.
-                Weights in FP8 stay as they are.
+        Weights in FP8 stay as they are.
         """
         up, down, gate = self.linears()
         gate_weights = () if gate is None else (gate.weight, gate.bias)
@@ -119,23 +117,20 @@ class FeedForwardSite:
         return make(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
-        """The linear that holds the second weight."""
+        """The linear of the second weight, without adapters around it."""
         linear: torch.nn.Linear = without_adapters(self.linears().down)
         return linear
 
     def keeps_its_layout(self) -> bool:
-        """Return whether the storage of the weights is not ours to change."""
-        return any(map(is_group_offloaded, self._around))
+        """Return whether the storage of the weights is not ours: diffusers brings it for a call."""
+        return any(GROUP_OFFLOADING in hooks_on(module) for module in self._around)
 
 
 def autocast(tensor: Any, dtype: torch.dtype | None) -> Any:
     """A tensor or None as ``torch.autocast`` gives it to a linear, with the strides that it had.
 
-    Autocast keeps copies of the weights that linears use, but hands them to nobody.
-
-    Args:
-        tensor: of any dtype; those in float64 or without a fraction stay as they are.
-        dtype: of autocast; None where it is off.
+    Tensors in float64 or without a fraction stay as they are. Autocast keeps copies of the weights
+    that linears use, but hands them to nobody.
     """
     if tensor is None or dtype is None:
         return tensor
@@ -159,13 +154,7 @@ class PatchedFeedForward(PatchedModule):
 
 
 class FeedForwardModule(FeedForwardSite):
-    """A module with two linears or, gated, three.
-
-    Args:
-        block: the module around it.
-        name: what that calls it.
-        parts: see ``mlp_parts`` of `ModelFamily`.
-    """
+    """A module of a block, with two linears or, gated, three."""
 
     def __init__(self, block: Any, name: str, parts: MLPParts | None = None) -> None:
         self._block = block
@@ -219,20 +208,17 @@ class ParallelFeedForward(FeedForwardSite):
     itself to the attention output; ``proj_out`` separates both and computes the rest.
     """
 
+    owner: ClassVar[str] = ""  # the block's module that has them; here the block itself
     names: ClassVar[tuple[str, ...]] = ("proj_mlp", "act_mlp", "proj_out")
     first: ClassVar[type] = PatchedModule  # mixin of the first of them
+    widths: ClassVar[type | None] = None  # mixin of the owner, where that splits by widths
 
     def __init__(self, block: Any) -> None:
-        self._block = block
-        self._owner = self._find_owner(block)
+        self._owner = block.get_submodule(self.owner)
         self._modules = [without_adapters(getattr(self._owner, name)) for name in self.names]
         mixins = (self.first, PatchedModule, PatchedParallelProjection)
-        super().__init__((block, self._owner), [*zip(self._modules, mixins, strict=True)])
-
-    @staticmethod
-    def _find_owner(block: Any) -> Any:
-        """The module that has the others."""
-        return block
+        owner = [] if self.widths is None else [(self._owner, self.widths)]
+        super().__init__((block, self._owner), [*owner, *zip(self._modules, mixins, strict=True)])
 
     def linears(self) -> Linears:
         """Both linears, whole: the attention's parts are included."""
@@ -245,11 +231,7 @@ class ParallelFeedForward(FeedForwardSite):
         """The live weights of the layer, and weight and bias of the attention's projection.
 
         Where the first linear is one with the attention's projections, their rows stand before.
-        The common projection has the attention's columns, then the neurons'.
-
-        Args:
-            width: channels of the attention output.
-            dtype: see `weights`.
+        The common projection has the attention's columns, as many as `width`, then the neurons'.
         """
         up, out, _ = self.linears()
         assert self._form is not None
@@ -318,20 +300,14 @@ class FusedParallelFeedForward(ParallelFeedForward):
     common projection, are views of its weights.
     """
 
+    owner: ClassVar[str] = "attn"
     names: ClassVar[tuple[str, ...]] = ("to_qkv_mlp_proj", "mlp_act_fn", "to_out")
     first: ClassVar[type] = PatchedFusedProjection
+    widths: ClassVar[type | None] = PatchedParallelAttention
     processors: ClassVar[tuple[str, ...]] = (
         "Flux2ParallelSelfAttnProcessor",
         "Flux2KVParallelSelfAttnProcessor",
     )
-
-    def __init__(self, block: Any) -> None:
-        super().__init__(block)
-        self._patched = [(self._owner, PatchedParallelAttention), *self._patched]
-
-    @staticmethod
-    def _find_owner(block: Any) -> Any:
-        return block.attn
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
         """Also notes which rows of the first linear are the attention's."""
@@ -373,10 +349,7 @@ class GatedParallelFeedForward(ParallelFeedForward):
     """
 
     first: ClassVar[type] = PatchedHalves
-
-    def __init__(self, block: Any) -> None:
-        super().__init__(block)
-        self._patched = [(block, PatchedGatedBlock), *self._patched]
+    widths: ClassVar[type | None] = PatchedGatedBlock
 
     def form(self) -> Form | str:
         """The form of the layer; the gate is the second half."""

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from chipsparse.kernels.checks import FLOATING
 from chipsparse.layers.mlp_weights import Activation, Fp8Form, Gate, fp8_form
-from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
+from chipsparse.pipelines.diffusers_hooks import hooks_on
 from chipsparse.pipelines.patches import Patches, stock_class
+
+# By what PyTorch calls it.
+GELU: Mapping[str, Activation] = MappingProxyType({"tanh": "gelu-tanh", "none": "gelu"})
 
 
 @dataclass(frozen=True)
 class Form:
-    """The computation of a feed-forward layer between its linears.
-
-    Attributes:
-        activation: its activation function.
-        gate: which half of the first linear is the gate, or that it is a linear of its own.
-        fp8: what its linears round to FP8; None where its weights are not in it.
-    """
+    """The computation of a feed-forward layer between its linears."""
 
     activation: Activation
     gate: Gate = "none"
-    fp8: Fp8Form | None = None
+    fp8: Fp8Form | None = None  # None where its weights are not in FP8
 
 
 class Linears(NamedTuple):
@@ -85,36 +83,21 @@ def _first_layer_form(first: Any) -> Form | None:
     """The form of diffusers' module of a first linear and its activation."""
     name = type(first).__name__
     if name == "GELU":
-        activation = _gelu(first.approximate)
-        return None if activation is None else Form(activation)
+        return Form(GELU[first.approximate])
     if name == "GEGLU":
         return Form("gelu", "second")
-    if name in ("SwiGLU", "LinearActivation"):
-        activation = activation_of(first.activation)
-        if activation is None:
-            return None
-        return Form(activation, "second" if name == "SwiGLU" else "none")
-    return None
+    form = activation_form(first.activation) if name in ("SwiGLU", "LinearActivation") else None
+    return replace(form, gate="second") if form is not None and name == "SwiGLU" else form
 
 
 def activation_form(module: Any) -> Form | None:
     """The form of a module that may be a gated activation, None where we have no kernel."""
-    if stock_class(module).__name__ in ("Flux2SwiGLU", "Flux3SwiGLU"):
+    made_of = stock_class(module)
+    if made_of.__name__ in ("Flux2SwiGLU", "Flux3SwiGLU"):
         return Form("silu", "first")
-    activation = activation_of(module)
-    return None if activation is None else Form(activation)
-
-
-def activation_of(module: Any) -> Activation | None:
-    """The activation function that a module of PyTorch applies, None where we have no kernel."""
-    if stock_class(module) is torch.nn.SiLU:
-        return "silu"
-    return _gelu(module.approximate) if stock_class(module) is torch.nn.GELU else None
-
-
-def _gelu(approximate: str) -> Activation | None:
-    names: dict[str, Activation] = {"tanh": "gelu-tanh", "none": "gelu"}
-    return names.get(approximate)
+    if made_of is torch.nn.SiLU:
+        return Form("silu")
+    return Form(GELU[module.approximate]) if made_of is torch.nn.GELU else None
 
 
 # Whether a linear's weight is what the linear computes with.
@@ -130,9 +113,7 @@ def without_adapters(module: Any) -> Any:
 def readable_form(form: Form, linears: Mapping[str, Any]) -> Form | str:
     """The form with what its linears round to FP8, or why their weights cannot be read.
 
-    Args:
-        form: what the layer computes between its linears.
-        linears: these, by what they are called in a reason.
+    The linears come by what they are called in a reason.
     """
     for name, linear in linears.items():
         if reason := why_unreadable(name, linear):
@@ -179,11 +160,6 @@ def why_hooked(name: str, module: Any) -> str | None:
     if hooked or module._forward_hooks or module._forward_pre_hooks:
         return f"its {name} has hooks of its own (offloading or casting)"
     return None
-
-
-def is_group_offloaded(module: Any) -> bool:
-    """Return whether diffusers brings the weights of a module anew for every call."""
-    return GROUP_OFFLOADING in hooks_on(module)
 
 
 # Storage of the second weight.

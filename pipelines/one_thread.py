@@ -20,10 +20,7 @@ class OneThread:
 
     @contextlib.contextmanager
     def only(self, name: str) -> Iterator[None]:
-        """Keeps other threads out of the block.
-
-        Args:
-            name: class of what is called, for the message.
+        """Keeps other threads out of the block; the name of what is called is for the message.
 
         Raises:
             RuntimeError: if another thread is inside.

@@ -61,11 +61,7 @@ class PatchedPipeline(WholePatched):
 class PipelineCalls:
     """Looks after the calls of one patched pipeline.
 
-    Args:
-        pipe: the pipeline.
-        adapters: of its transformers, by the pipeline's names for them.
-        report: that they share.
-        loop: the pipeline's denoising loop.
+    The adapters come by the pipeline's names for their transformers, which share the report.
     """
 
     def __init__(
@@ -98,9 +94,6 @@ class PipelineCalls:
     @contextlib.contextmanager
     def around(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
-
-        Args:
-            arguments: of the call, by name.
 
         Raises:
             RuntimeError: if another thread is calling it.

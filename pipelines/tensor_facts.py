@@ -16,9 +16,6 @@ class TensorFacts(Generic[Fact]):
     """A function of tensors that waits for the device once for each of them, not at every call.
 
     Pipelines pass the same masks and embeddings at every step, one of each for a guidance branch.
-
-    Args:
-        read: computes the fact; may wait for the device.
     """
 
     def __init__(self, read: Callable[..., Fact]) -> None:

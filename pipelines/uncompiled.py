@@ -48,5 +48,5 @@ def compiled_as_a_whole(name: str) -> str:
 
 
 def _original(forward: Any) -> Any:
-    """The function inside a compiled one; None where it is none."""
+    """The function inside a compiled one; else None."""
     return getattr(forward, "_torchdynamo_orig_callable", None)

@@ -7,6 +7,7 @@ interface is announced as experimental, and this is the only file that reads it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from chipsparse.parallel.head_exchange import SharingGroups
@@ -47,13 +48,9 @@ def take_off(transformer: Any, patches: Patches) -> None:
     for module in transformer.modules():
         for name, hook in [*hooks_on(module).items()]:
             if name.startswith(HOOKS):
-                _take_off_hook(module._diffusers_hook, name, hook, patches)
+                module._diffusers_hook.remove_hook(name, recurse=False)
+                patches.add_undo(partial(module._diffusers_hook.register_hook, hook, name))
     processors = [getattr(module, "processor", None) for module in transformer.modules()]
     for processor in {id(processor): processor for processor in processors}.values():
         if getattr(processor, "_parallel_config", None) is not None:
             patches.set_attribute(processor, "_parallel_config", None)
-
-
-def _take_off_hook(registry: Any, name: str, hook: Any, patches: Patches) -> None:
-    registry.remove_hook(name, recurse=False)
-    patches.add_undo(lambda: registry.register_hook(hook, name))

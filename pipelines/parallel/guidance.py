@@ -20,14 +20,10 @@ class Unfilled(torch.Tensor):
     """An output that another process has yet to send; then it stands for that, in every operation.
 
     A piece of it that is cut out before (FLUX.2 leaves reference images out) waits as well.
-
-    Attributes:
-        output: what was sent; None until then.
-        cut: of such a piece, what it is cut out of, and the index.
     """
 
-    output: torch.Tensor | None
-    cut: tuple[Unfilled, Any] | None
+    output: torch.Tensor | None  # None until it is sent
+    cut: tuple[Unfilled, Any] | None  # of a piece: what it is cut out of, and the index
 
     @classmethod
     def wait(cls, cut: tuple[Unfilled, Any] | None = None) -> Unfilled:
@@ -66,9 +62,8 @@ def _sent(value: Any, func: Any) -> Any:
 class GuidanceSplit:
     """This process's part in the guidance branches of a pipeline.
 
-    Args:
-        group: processes that compute one branch each, of the tokens that this one has.
-        peers: the same; the first one computes the first call of a step, and so on.
+    The processes of the group, which are the peers, compute one branch each, of the tokens that
+    this one has: the first one computes the first call of a step, and so on.
     """
 
     def __init__(self, group: Any, peers: Peers) -> None:

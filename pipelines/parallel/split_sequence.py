@@ -119,10 +119,7 @@ class SplitSequence:
     def check_same_calls(self, state: StepState, arguments: dict[str, Any], *, first: bool) -> None:
         """Raises `PeerError` where other processes make another call.
 
-        Args:
-            state: of the open call.
-            arguments: of the transformer.
-            first: whether it is the first of a guidance branch, whose inputs are compared, too.
+        Of the first call of a guidance branch the inputs are compared, too.
         """
         context = state.context
         facts: dict[str, object] = {

@@ -125,12 +125,10 @@ def _new_group(ranks: list[int]) -> Any:
 
 
 def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | None:
-    """The processes that run these transformers together; None: this one alone.
+    """The processes that run a pipeline's transformers together; None: this one alone.
 
-    Args:
-        transformers: of one pipeline; on all or none of them diffusers' ``enable_parallelism`` was
-            called.
-        parallel: what `enable` was given instead.
+    Either diffusers' ``enable_parallelism`` was called on all of them, or `enable` was given
+    `parallel`.
 
     Raises:
         ValueError: both are there, or one expert is parallel and another is not, or there are no

@@ -1,5 +1,7 @@
 """However a generation ends, nothing is left, its caches are gone, and the next one is right."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,24 +60,22 @@ def test_the_next_generation_is_right(point, patched):
     assert handle.report.error is None
 
 
-@pytest.mark.parametrize("how", ["interrupt", RuntimeError])
-def test_breaking_off_in_a_callback(how, patched):
+@pytest.mark.parametrize("raises", [False, True])
+def test_breaking_off_in_a_callback(raises, patched):
     pipe, handle, generate, expected, _ = patched
     (adapter,) = handle._adapters
 
     def between(pipe, step, _time, _tensors):
         if step == 4:
             assert adapter.session.cache_bytes() > 0
-            if how != "interrupt":
-                raise how("injected")
             pipe._interrupt = True
+            if raises:
+                raise RuntimeError("injected")
         return {}
 
-    if how == "interrupt":
+    ends = pytest.raises(RuntimeError, match="injected") if raises else contextlib.nullcontext()
+    with ends:
         generate(pipe, callback_on_step_end=between)
-    else:
-        with pytest.raises(how, match="injected"):
-            generate(pipe, callback_on_step_end=between)
     assert adapter.session.cache_bytes() == 0
     assert torch.equal(generate(pipe), expected)
 
@@ -83,66 +83,36 @@ def test_breaking_off_in_a_callback(how, patched):
 # Before the latents are decoded.
 
 
-def decoded(between, overrides=None):
-    """Runs a guided generation; returns the bytes of the caches before and while it decodes."""
+@pytest.mark.parametrize(
+    ("change", "at", "steps", "offload"),
+    [
+        ("interrupted", 3, 4, "never"),
+        (None, None, STEPS, "never"),
+        (None, None, STEPS, "always"),
+        ("unguided", 3, STEPS, "never"),
+        ("unguided", STEPS - 2, STEPS, "never"),
+    ],
+)
+def test_caches_are_gone_before_the_latents_are_decoded(change, at, steps, offload, monkeypatch):
     pipe, held, decoding = WAN.make(), [], []
     decode = pipe.vae.decode
 
-    def each_step(given, step, _time, _tensors):
+    def between(given, step, _time, _tensors):
         held.append(session.cache_bytes())
-        between(given, step)
+        if step == at and change == "unguided":
+            given._guidance_scale = 1.0
+        given._interrupt = step == at and change == "interrupted"
         return {}
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        chipsparse.enable(pipe, WAN.SPARSE.override(overrides or {})) as handle,
-    ):
+    def watched(*args, **kwargs):
+        decoding.append((session.cache_bytes(), session._pool.slots))
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(pipe.vae, "decode", watched)
+    with chipsparse.enable(pipe, WAN.SPARSE.override({"memory.offload": offload})) as handle:
         session = handle._adapters[0].session
-
-        def watched(*args, **kwargs):
-            decoding.append((session.cache_bytes(), session._pool.slots))
-            return decode(*args, **kwargs)
-
-        patch.setattr(pipe.vae, "decode", watched)
-        call = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 3.0}
-        pipe(
-            "a red circle",
-            **call,
-            num_inference_steps=STEPS,
-            max_sequence_length=16,
-            callback_on_step_end=each_step,
-        )
-    return held, decoding
-
-
-def interrupted(last):
-    def between(pipe, step):
-        pipe._interrupt = step == last
-
-    return between
-
-
-def unguided(last):
-    def between(pipe, step):
-        if step == last:
-            pipe._guidance_scale = 1.0
-
-    return between
-
-
-@pytest.mark.parametrize(
-    ("between", "steps", "overrides"),
-    [
-        (interrupted(3), 4, {}),
-        (interrupted(None), STEPS, {}),
-        (interrupted(None), STEPS, {"memory.offload": "always"}),
-        (unguided(3), STEPS, {}),
-        (unguided(STEPS - 2), STEPS, {}),
-    ],
-    ids=["interrupted", "complete", "complete, on the host", "unguided", "unguided at the end"],
-)
-def test_caches_are_gone_before_the_latents_are_decoded(between, steps, overrides):
-    held, decoding = decoded(between, overrides)
+        small = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 3.0}
+        WAN.generate(pipe, **small, output_type="np", callback_on_step_end=between)
     assert len(held) == steps
     assert min(held[:-1]) > 0
     assert (held[-1] > 0) == (steps < STEPS)

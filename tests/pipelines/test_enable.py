@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from accelerate.hooks import ModelHook, add_hook_to_module
 from diffusers import WanPipeline, WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 
@@ -43,18 +43,16 @@ def pipe(shared):
 # Notebooks.
 
 
-def test_the_way_back_without_the_handle(pipe):
-    handle = chipsparse.enable(pipe, CONFIG)
+def test_the_way_back_without_the_handle_and_a_handle_that_is_used_up(pipe):
+    handle, other = chipsparse.enable(pipe, CONFIG), type(pipe)(**pipe.components)
     assert handle.enabled
-    chipsparse.disable(pipe)
+    chipsparse.disable(other)  # by the transformer that both have
     assert not handle.enabled
     handle.disable()  # may always be called
     with pytest.raises(ValueError, match="this WanPipeline is not patched by chipsparse"):
         chipsparse.disable(pipe)
-    other = type(pipe)(**pipe.components)
-    handle = chipsparse.enable(pipe, CONFIG)
-    chipsparse.disable(other)
-    assert not handle.enabled
+    with pytest.raises(RuntimeError, match="this handle is used up"), handle:
+        pass
 
 
 def test_running_a_cell_again_exchanges_the_patch(pipe):
@@ -78,16 +76,11 @@ def test_a_patch_stays_where_the_new_one_is_refused(pipe):
         with pytest.raises(ValueError, match=said):
             chipsparse.enable(new, config)
         assert handle.enabled
-    with handle, pytest.raises(ValueError, match="patched already"):
-        chipsparse.enable(pipe, CONFIG)
-
-
-def test_a_handle_that_is_used_up_is_refused(pipe):
-    handle = chipsparse.enable(pipe, CONFIG)
-    with handle, pytest.raises(RuntimeError, match="with block is open already"):
-        handle.__enter__()
-    with pytest.raises(RuntimeError, match="this handle is used up"), handle:
-        pass
+    with handle:
+        with pytest.raises(ValueError, match="patched already"):
+            chipsparse.enable(pipe, CONFIG)
+        with pytest.raises(RuntimeError, match="with block is open already"):
+            handle.__enter__()
 
 
 # What is no pipeline, and what is no config.
@@ -133,18 +126,7 @@ def test_what_is_no_config_or_no_quality_is_refused(pipe, arguments, said, tmp_p
     assert ADAPTER not in vars(pipe.transformer)
 
 
-def test_the_profile_in_the_folder_of_a_pipeline_is_taken(pipe, tmp_path):
-    file = tmp_path / "chipsparse.yaml"
-    file.write_text("model_class: FluxTransformer2DModel\nqualities: {fast: {}}")
-    pipe.register_to_config(_name_or_path=str(tmp_path))
-    try:
-        with pytest.raises(ValueError, match=f"^{re.escape(str(file))} is a profile for FluxTrans"):
-            chipsparse.enable(pipe, quality="fast")
-    finally:
-        pipe.register_to_config(_name_or_path="")
-
-
-def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
+def test_a_quality_is_one_of_the_profile_which_may_be_in_the_folder_of_the_pipeline(pipe, tmp_path):
     profile = chipsparse.find_profile(None, "WanTransformer3DModel")
     for arguments, name in (
         ({}, "balanced"),
@@ -159,11 +141,25 @@ def test_a_quality_is_one_of_the_profile(pipe, tmp_path):
     with chipsparse.enable(pipe, CONFIG) as handle:
         assert handle.report.to_dict()["quality"] is None
         assert "quality" not in handle.summary()
+    file = tmp_path / "chipsparse.yaml"
+    file.write_text("model_class: FluxTransformer2DModel\nqualities: {fast: {}}")
+    pipe.register_to_config(_name_or_path=str(tmp_path))
+    try:
+        with pytest.raises(ValueError, match=f"^{re.escape(str(file))} is a profile for FluxTrans"):
+            chipsparse.enable(pipe, quality="fast")
+    finally:
+        pipe.register_to_config(_name_or_path="")
 
 
 # Transformers that are called, changed or made in other ways than pipelines do.
 
 TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.refresh_every": 3})
+
+
+def put_back(module, attributes):
+    """Gives a module the attributes that it had."""
+    vars(module).clear()
+    vars(module).update(attributes)
 
 
 @torch.no_grad()
@@ -180,25 +176,15 @@ def looped(pipe, call):
     return latents
 
 
-@pytest.fixture
-def hooks(pipe):
-    """Puts hooks of accelerate on the transformer."""
-    before = dict(vars(pipe.transformer))
-    yield lambda: add_hook_to_module(pipe.transformer, ModelHook())
-    if vars(pipe.transformer).keys() != before.keys():
-        remove_hook_from_module(pipe.transformer)
-        del pipe.transformer.forward  # which accelerate leaves
-
-
 @pytest.mark.parametrize("hooked", [None, "before", "after"])
-def test_forward_itself_computes_as_the_call(pipe, hooks, hooked):
-    model = pipe.transformer
+def test_forward_itself_computes_as_the_call(pipe, hooked):
+    model, before = pipe.transformer, dict(vars(pipe.transformer))
     if hooked == "before":
-        hooks()
+        add_hook_to_module(model, ModelHook())
     with chipsparse.enable(pipe, TILED, strict=True) as handle:
         expected, taken = looped(pipe, model), handle.report.actions()
         if hooked == "after":
-            hooks()
+            add_hook_to_module(model, ModelHook())
         if hooked == "before":  # the hook goes past us to the stock method: then that is said
             with pytest.raises(FallbackError, match="called outside of a call of the transformer"):
                 looped(pipe, model.forward)
@@ -206,9 +192,7 @@ def test_forward_itself_computes_as_the_call(pipe, hooks, hooked):
             assert torch.equal(looped(pipe, model.forward), expected)
             assert handle.report.actions() == taken
             assert taken["sparse"] > 0
-    if hooked == "before":
-        with chipsparse.enable(pipe, TILED), pytest.warns(DenseWarning, match="called outside of"):
-            looped(pipe, model.forward)
+    put_back(model, before)
 
 
 def counting(forward, calls):
@@ -281,23 +265,17 @@ def test_a_transformer_that_is_compiled_in_its_own_place_is_refused(pipe, compil
     model = pipe.transformer
     said = r"transformer is compiled as.*compile its blocks with pipe.transformer.compile_repeated"
     refused = pytest.raises(ValueError, match=said)
-
-    def restore(before):
-        for name in vars(model).keys() - before.keys():
-            del vars(model)[name]
-        vars(model).update(before)
-
     before = dict(vars(model))
     compiled(model)
     with refused:
         chipsparse.enable(pipe, CONFIG)
-    restore(before)
+    put_back(model, before)
     with chipsparse.enable(pipe, CONFIG):
         before = dict(vars(model))
         compiled(model)
         with refused:
             wan(pipe)
-        restore(before)
+        put_back(model, before)
 
 
 class WithAnArgument(WanTransformer3DModel):
@@ -343,15 +321,10 @@ SKIPPING = SparsityConfig().override(
 )
 
 
-def in_place(pipe):
-    pipe.kept.mul_(-1)
-    return {"prompt_embeds": pipe.kept}
-
-
 # By the change, what does it, and the branches that start anew.
 CHANGES = {
     "prompt": (lambda pipe: {"prompt_embeds": -pipe.kept}, ["cond"]),
-    "prompt in place": (in_place, ["cond"]),
+    "prompt in place": (lambda pipe: {"prompt_embeds": pipe.kept.mul_(-1)}, ["cond"]),
     "equal prompt": (lambda pipe: {"prompt_embeds": pipe.kept.clone()}, []),
     "guidance": (lambda pipe: setattr(pipe, "_guidance_scale", 2.0), ["cond", "uncond"]),
     "LoRA scale": (lambda pipe: pipe.transformer.set_adapters("style", 0.3), ["cond", "uncond"]),

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chipsparse
 from chipsparse import SparsityConfig
+from chipsparse.pipelines.diffusers_hooks import hooks_on
 from chipsparse.pipelines.execution import Execution, execution_of
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from tests.pipelines.tiny_runs import FLUX
@@ -61,17 +62,20 @@ def test_where_the_weights_are_and_not_the_latents(model):
     assert execution_of(model, weight, latents) == Execution(SECOND, torch.float16)
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        CpuOffload(SECOND),
-        AlignDevicesHook(execution_device=1),
+def test_where_hooks_bring_the_weights(model):
+    for hook in (
+        CpuOffload(SECOND),  # model offload
+        AlignDevicesHook(execution_device=1),  # a device map
         SequentialHook(AlignDevicesHook(), CpuOffload("cuda:1")),
-    ],
-    ids=["model offload", "device map", "several in one"],
-)
-def test_where_a_hook_brings_the_weights(model, hook):
-    model._hf_hook = hook
+    ):
+        model._hf_hook = hook
+        assert device_of(model) == SECOND
+    del model._hf_hook
+    offload_groups(model)
+    for module in model.modules():
+        hook = hooks_on(module).get("group_offloading")
+        if hook is not None:
+            hook.group.onload_device = SECOND
     assert device_of(model) == SECOND
 
 
@@ -81,16 +85,6 @@ def test_where_hooks_of_the_parts_bring_the_weights(model):
     assert device_of(model) == CPU
     model._hf_hook = AlignDevicesHook(io_same_device=True)
     model.blocks[1].ffn.net[2]._hf_hook = AlignDevicesHook(execution_device=SECOND)
-    assert device_of(model) == SECOND
-
-
-def test_where_groups_are_brought_to(model):
-    offload_groups(model)
-    for module in model.modules():
-        registry = getattr(module, "_diffusers_hook", None)
-        hook = None if registry is None else registry.get_hook("group_offloading")
-        if hook is not None:
-            hook.group.onload_device = SECOND
     assert device_of(model) == SECOND
 
 
@@ -107,21 +101,19 @@ def test_autocast_decides_about_the_dtype(model):
 
 
 @pytest.mark.parametrize(
-    ("places", "refused"),
+    "places",
     [
-        ({"": 0}, False),
-        ({"transformer_blocks": 0, "proj_out": "cpu", "norm_out": "disk"}, False),
-        ({"transformer_blocks": 0, "single_transformer_blocks": 1}, True),
-        ({"transformer_blocks": "cuda:0", "proj_out": torch.device("cuda:1")}, True),
+        {"transformer_blocks": 0, "single_transformer_blocks": 1},
+        {"transformer_blocks": "cuda:0", "proj_out": torch.device("cuda:1")},
     ],
     ids=str,
 )
-def test_a_transformer_that_is_split_is_refused(places, refused):
+def test_a_transformer_that_is_split_is_refused(places):
     pipe = tiny_flux_pipeline()
-    pipe.transformer.hf_device_map = places
-    if not refused:
+    for whole in ({"": 0}, {"transformer_blocks": 0, "proj_out": "cpu", "norm_out": "disk"}):
+        pipe.transformer.hf_device_map = whole
         chipsparse.enable(pipe, SparsityConfig()).disable()
-        return
+    pipe.transformer.hf_device_map = places
     with pytest.raises(ValueError, match="is split over cuda:0, cuda:1; chipsparse runs a"):
         chipsparse.enable(pipe, SparsityConfig())
     assert not hasattr(pipe.transformer, "chipsparse_adapter")

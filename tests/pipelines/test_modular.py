@@ -136,23 +136,12 @@ def test_a_branch_for_which_a_guider_changes_the_model_is_the_models_own(guider)
     with chipsparse.enable(pipe, EXACT, strict=True), pytest.raises(FallbackError, match=hooked):
         family.generate(pipe)
     assert torch.equal(family.generate(pipe), dense)
-
-
-def test_such_a_branch_keeps_its_attention_where_ours_replaces_the_models():
-    """Guiders catch calls of PyTorch's attention, which none of ours makes."""
-    name, make, _ = HOOKING["perturbed attention"]
-    family = FAMILIES[name]
-    pipe = family.modular()
-    pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0))
-    unhooked = family.generate(pipe)
-    pipe.update_components(guider=make())
-    dense = family.generate(pipe)
+    # Guiders catch calls of PyTorch's attention, which none of ours makes.
     in_fp8 = SparsityConfig.dense().override({"attention.precision": "fp8"})
     with chipsparse.enable(pipe, in_fp8) as handle:
         found = family.generate(pipe)
-    assert not torch.equal(unhooked, dense)
     assert "fp8_dense_attention" in handle.report.backends
-    near, far = ((found - each).norm() / dense.norm() for each in (dense, unhooked))
+    near, far = ((found - each).norm() for each in (dense, unhooked))
     assert near < far / 5
 
 
@@ -197,30 +186,31 @@ def test_a_call_that_breaks_off_leaves_a_pipeline_that_works(error):
     pipe = qwen()
     with chipsparse.enable(pipe, SPARSE) as handle:
         expected = generate(pipe)
-        block = denoising_loops(pipe._blocks)[0].sub_blocks["after_denoiser"]
 
-        class Breaks(type(block)):
-            def __call__(self, components, state, i, t):
-                if i == 3:
-                    raise error("as if")
-                return super().__call__(components, state, i, t)
+        def breaks(*_):
+            if len(handle.report.steps) == 9:
+                raise error("as if")
 
-        stock, block.__class__ = type(block), Breaks
+        hook = pipe.transformer.register_forward_pre_hook(breaks)
         with pytest.raises(error):
             generate(pipe)
-        block.__class__ = stock
-        assert len(handle.report.steps) == 8
+        hook.remove()
+        assert len(handle.report.steps) == 9
         assert handle._adapters[0].session.cache_bytes() == 0
-        assert "loop_step" not in vars(denoising_loops(pipe._blocks)[0])
+        assert not any("loop_step" in vars(each) for each in denoising_loops(pipe._blocks))
         assert torch.equal(generate(pipe), expected)
 
 
 def test_a_pipeline_without_a_denoising_loop_or_its_model_is_refused():
     blocks = diffusers.QwenImageAutoBlocks()
     parts = {name: blocks.sub_blocks[name] for name in ("text_encoder", "decode")}
-    with pytest.raises(ValueError, match=r"no denoising loop \(its blocks: text_encoder, decode\)"):
-        chipsparse.enable(SequentialPipelineBlocks.from_blocks_dict(parts).init_pipeline())
-    with pytest.raises(ValueError, match="has not loaded its transformer yet; call load_comp"):
-        chipsparse.enable(blocks.init_pipeline())
-    with pytest.raises(ValueError, match="has no denoising loop"):
-        chipsparse.enable(blocks.sub_blocks["decode"].init_pipeline())
+    for refused, said in (
+        (
+            SequentialPipelineBlocks.from_blocks_dict(parts),
+            r"no denoising loop \(its blocks: text_encoder, decode\)",
+        ),
+        (blocks, "has not loaded its transformer yet; call load_comp"),
+        (blocks.sub_blocks["decode"], "has no denoising loop"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            chipsparse.enable(refused.init_pipeline())

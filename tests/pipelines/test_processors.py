@@ -11,9 +11,6 @@ from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.models.cogvideox import CogVideoXProcessor
-from chipsparse.pipelines.models.mochi import MochiProcessor
-from chipsparse.pipelines.models.stable_diffusion3 import JointProcessor
 from tests.pipelines.families import cogvideox, ltx, mochi, stable_diffusion3
 from tests.pipelines.model_state import state_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
@@ -25,29 +22,24 @@ MODELS = {
     "cogvideox": (
         lambda: cogvideox.tiny_pipeline(**cogvideox.ROTARY),
         {**cogvideox.VIDEO, **cogvideox.GUIDED},
-        (CogVideoXAttnProcessor2_0, CogVideoXProcessor),
+        CogVideoXAttnProcessor2_0,
     ),
     "mochi": (
         mochi.tiny_pipeline,
         {**mochi.VIDEO, **mochi.prompts(7, negative=[3]), "guidance_scale": 4.5},
-        (MochiAttnProcessor2_0, MochiProcessor),
+        MochiAttnProcessor2_0,
     ),
     "sd3": (
         stable_diffusion3.tiny_pipeline,
         {**stable_diffusion3.PICTURE, **stable_diffusion3.GUIDED},
-        (JointAttnProcessor2_0, JointProcessor),
+        JointAttnProcessor2_0,
     ),
 }
-each_model = pytest.mark.parametrize("model", MODELS)
 
 
 def attentions(pipe):
     blocks = pipe.transformer.transformer_blocks
     return [block.attn if hasattr(block, "attn") else block.attn1 for block in blocks]
-
-
-def processors(pipe):
-    return [module.processor for module in attentions(pipe)]
 
 
 class Other:
@@ -69,7 +61,7 @@ class Other:
         return tuple(self.share * output for output in outputs)
 
 
-@each_model
+@pytest.mark.parametrize("model", MODELS)
 def test_a_processor_of_the_users_own_is_left_alone(model):
     make, call, _ = MODELS[model]
     pipe = make()
@@ -94,7 +86,7 @@ def test_a_processor_of_the_users_own_is_left_alone(model):
 
 @pytest.mark.parametrize("model", ["cogvideox", "sd3"])
 def test_fused_projections_run_dense_and_come_apart_again(model):
-    make, call, (stock, _) = MODELS[model]
+    make, call, stock = MODELS[model]
     pipe = make()
     expected = generate(pipe, call)
     pipe.transformer.fuse_qkv_projections()
@@ -110,7 +102,7 @@ def test_fused_projections_run_dense_and_come_apart_again(model):
         generate(pipe, call)
     assert handle.report.cache_bytes == with_room_for_mlp
     pipe.transformer.unfuse_qkv_projections()
-    assert {type(processor) for processor in processors(pipe)} == {stock}
+    assert {type(module.processor) for module in attentions(pipe)} == {stock}
     assert_close(generate(pipe, call), expected)
 
 

@@ -5,14 +5,12 @@ The stand-in runs none of the model's Python at a launch; see `tests/graph_stand
 
 import functools
 import gc
-import threading
 
 import pytest
 import torch
 
 import chipsparse
 from chipsparse.cache.tensors import AttentionCache
-from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.graphs.step_graph import (
     MOST_ATTEMPTS,
     MOST_CAPTURES,
@@ -124,56 +122,41 @@ def test_generations_are_recorded_one_by_one(pipe):
 # What changes between steps.
 
 
-def exchange_prompt(given, tensors):
-    return {"prompt_embeds": -tensors["prompt_embeds"]}
-
-
 def move_weights(given, _tensors):
     """Other memory with the same values, like `.to()` a device and back."""
     for parameter in given.transformer.parameters():
         parameter.data = parameter.data.clone()
 
 
-def lora_comes(given, _tensors):
-    add_lora(given, "to_q")
-
-
-def scale_lora(given, _tensors):
-    given.transformer.set_adapters(["style"], [0.3])
-
-
 def hook_a_linear(given, _tensors):
-    given.transformer.transformer_blocks[0].ff.net[2].register_forward_hook(
-        lambda _module, _args, output: output * 1.5
-    )
+    linear = given.transformer.transformer_blocks[0].ff.net[2]
+    linear.register_forward_hook(lambda _module, _args, output: output * 1.5)
 
 
 # What a callback may do after a step was recorded: the steps that are launched then (a branch that
 # starts anew has no sparse step to record), and the first name that the report says has changed;
 # None where a launch sees the change anyway, or the branch starts anew.
 CHANGES = {
-    exchange_prompt: ([3], None),
-    move_weights: ([3, 5, 6], "_parameters."),
-    lora_comes: ([3, 5, 6], ""),
-    scale_lora: ([3], None),
-    hook_a_linear: ([3], "_forward_hooks"),
+    "prompt": (lambda _, tensors: {"prompt_embeds": -tensors["prompt_embeds"]}, [3], None),
+    "memory": (move_weights, [3, 5, 6], "_parameters."),
+    "a LoRA comes": (lambda given, _: add_lora(given, "to_q"), [3, 5, 6], ""),
+    "scale of a LoRA": (lambda given, _: given.transformer.set_adapters("style", 0.3), [3], None),
+    "a hook": (hook_a_linear, [3], "_forward_hooks"),
 }
 
 
 @pytest.mark.parametrize(
-    "change",
-    slow_unless((exchange_prompt, move_weights, scale_lora, hook_a_linear), CHANGES),
-    ids=lambda change: change.__name__,
+    "name", slow_unless(("prompt", "memory", "scale of a LoRA", "a hook"), CHANGES)
 )
-def test_what_changes_after_the_recording_counts(change, device, pipe, monkeypatch):
-    launched, why = CHANGES[change]
+def test_what_changes_after_the_recording_counts(name, device, pipe):
+    change, launched, why = CHANGES[name]
 
     def between(given, step, _time, tensors):
         return (change(given, tensors) or {}) if step == 3 else {}
 
     def run(config):
         fresh = tiny_flux_pipeline().to(device, pipe.dtype)
-        if change is scale_lora:
+        if name == "scale of a LoRA":
             add_lora(fresh, "to_q")
         tensors = ["latents", "prompt_embeds"]
         options = {"between": between, "callback_on_step_end_tensor_inputs": tensors}
@@ -296,44 +279,6 @@ def test_recordings_leave_no_memory_behind(breaks, monkeypatch):
     assert held[1:] == held[1:2] * 3
 
 
-@pytest.mark.gpu
-def test_other_threads_use_the_device_while_a_call_is_recorded():
-    """They launch, allocate, copy, wait for their own work and draw random numbers."""
-    numbers = torch.arange(1024.0, device="cuda")
-    recorder, done, stop = CudaCapturer(), [], threading.Event()
-
-    def other():
-        while not stop.is_set():
-            torch.randn(8, device="cuda")
-            torch.relu(numbers)[-1].item()
-            torch.ones(8).pin_memory().to("cuda", non_blocking=True)
-            torch.cuda.empty_cache()
-            done.append(1)
-
-    thread = threading.Thread(target=other)
-
-    def call():
-        thread.start()
-        while len(done) < 100:
-            assert thread.is_alive()
-        return numbers * 2
-
-    state = torch.cuda.get_rng_state()
-    try:
-        result, recording = recorder.capture(call)
-    finally:
-        stop.set()
-        thread.join()
-    recording.replay()
-    assert torch.equal(result, numbers * 2)
-    recording.release()
-    drawn = torch.randn(8, device="cuda")
-    torch.cuda.set_rng_state(state)
-    for _ in range(len(done)):
-        torch.randn(8, device="cuda")
-    assert torch.equal(torch.randn(8, device="cuda"), drawn)
-
-
 # The parts.
 
 
@@ -361,32 +306,20 @@ def test_arguments_are_alike_where_only_values_on_the_device_differ():
 
 
 def test_what_is_kept_in_place_is_what_was_recorded():
-    old, new = torch.zeros(3), torch.ones(3)
-    lists = (torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+    """Lists that are made of the columns in every step have the length that was recorded."""
+    old, new, lists = torch.zeros(3), torch.ones(3), torch.zeros(2, dtype=torch.int32)
     cache = AttentionCache()
-    cache.residual, cache.lse, cache.lists = old, old, lists
+    cache.residual, cache.lse, cache.lists, cache.capacity = old, old, (lists,), 32
     before = TensorsInPlace(cache, {"residual", "columns"})
-    cache.residual, cache.lse = new, new
-    cache.lists = tuple(part + 1 for part in lists)
+    cache.residual, cache.lse, cache.lists, cache.capacity = new, new, (lists + 1,), 16
     assert before.take(cache)
     assert cache.residual is old
     assert cache.lse is new
-    assert cache.lists[0] is lists[0]
+    assert cache.lists[0] is lists
     assert torch.equal(old, torch.ones(3))
-    assert torch.equal(lists[0], torch.ones(2, dtype=torch.int32))
-    cache.residual = torch.ones(4)
-    assert not before.take(cache)
-    assert len(cache.residual) == 4
-
-
-def test_longer_lists_of_columns_need_another_recording():
-    """Lists that are made of the columns in every step have the length that was recorded."""
-    cache = AttentionCache()
-    cache.columns, cache.capacity = torch.zeros(2, dtype=torch.uint8), 32
-    before = TensorsInPlace(cache, {"columns"})
-    columns, cache.columns = cache.columns, torch.ones(2, dtype=torch.uint8)
-    cache.capacity = 16
-    assert before.take(cache)
-    assert cache.columns is columns
+    assert torch.equal(lists, torch.ones(2, dtype=torch.int32))
     cache.capacity = 48
     assert not before.take(cache)
+    cache.residual, cache.capacity = torch.ones(4), 32
+    assert not before.take(cache)
+    assert len(cache.residual) == 4

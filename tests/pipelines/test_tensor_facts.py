@@ -7,13 +7,9 @@ import torch
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
 
-def counting():
+def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
     read = []
-    return read, TensorFacts(lambda tensor: read.append(1) or tensor.sum().item())
-
-
-def test_a_tensor_is_read_once_until_it_is_written_to():
-    read, facts = counting()
+    facts = TensorFacts(lambda tensor: read.append(1) or tensor.sum().item())
     first, second = torch.ones(2), torch.ones(2)
     assert [facts(first), facts(second), facts(first), facts(second)] == [2, 2, 2, 2]
     assert len(read) == 2
@@ -24,11 +20,6 @@ def test_a_tensor_is_read_once_until_it_is_written_to():
         tensor = torch.ones(2)
         assert [facts(tensor), facts(tensor)] == [2, 2]
     assert len(read) == 4
-
-
-def test_tensors_are_not_held():
-    _, facts = counting()
-    for _ in range(3):
-        facts(torch.ones(2))
+    del first, second, tensor
     gc.collect()
     assert len(facts._known) == 0

@@ -44,61 +44,45 @@ def shuffled(count):
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        (ids_of((4, 6))[None], ((1, 4, 6),)),
-        (ids_of((1, 6)), ((1, 1, 6),)),
-        (ids_of((6, 1)), ((1, 6, 1),)),
-        (ids_of((4, 6), (3, 5), (7, 2)), ((1, 4, 6), (1, 3, 5), (1, 7, 2))),
-        (ids_of((4, 6), (4, 6)), ((1, 4, 6), (1, 4, 6))),
-        (ids_of((2, 300), dtype=torch.bfloat16), ((1, 2, 300),)),
-        (ids_of((300, 2), dtype=torch.bfloat16), ((1, 300, 2),)),
-        (ids_of((4, 6)) + torch.tensor([0, 7, 9]), ((1, 4, 6),)),
-        (ids_of((4, 6), (3, 5), axes=4, times=(0, 10)), ((1, 4, 6), (1, 3, 5))),
-        (ids_of((1, 1), axes=4), ((1, 1, 1),)),
-        (torch.zeros(50, 3), None),
-        (ids_of((30, 30))[shuffled(900)], None),
-        (torch.cartesian_prod(*(torch.arange(n) for n in (1, 1, 1, 50))), None),  # as of a text
-    ],
-)
-def test_grids_are_read_from_position_ids(ids, expected):
-    assert grids_of(ids) == expected
+SHAPES = [[(1, 8, 6), (1, 4, 4)]] * 2
+LATER = coordinates((1, 2, 3), (1, 2, 3), (2, 2, 3), begin=(4, 4, 0))
+# Frames of another size, or places that no rows and columns name.
+OTHER_SIZE = coordinates((1, 2, 3), (3, 4, 8), begin=(4, 0))
 
 
 @pytest.mark.parametrize(
-    ("positions", "expected"),
+    ("read", "positions", "expected"),
     [
-        (coordinates((1, 4, 8)), ((1, 4, 8),)),
-        (coordinates((5, 1, 8)), ((5, 1, 8),)),
-        (coordinates((5, 4, 1)), ((5, 4, 1),)),
-        (coordinates((1, 1, 1)), ((1, 1, 1),)),
-        (coordinates((2, 4, 8), (3, 4, 8), begin=(2, 0)), ((2, 4, 8), (3, 4, 8))),
-        (
-            coordinates((1, 2, 3), (1, 2, 3), (2, 2, 3), begin=(4, 4, 0)),
-            ((1, 2, 3), (1, 2, 3), (2, 2, 3)),
-        ),
-        # Frames of another size, or places that no rows and columns name.
-        (coordinates((1, 2, 3), (3, 4, 8), begin=(4, 0)), None),
-        (coordinates((3, 4, 8))[:, :-1], None),
-        (coordinates((3, 4, 8))[:, torch.arange(96).flip(0) % 95], None),
+        (grids_of, ids_of((4, 6))[None], ((1, 4, 6),)),
+        (grids_of, ids_of((1, 6)), ((1, 1, 6),)),
+        (grids_of, ids_of((6, 1)), ((1, 6, 1),)),
+        (grids_of, ids_of((4, 6), (3, 5), (7, 2)), ((1, 4, 6), (1, 3, 5), (1, 7, 2))),
+        (grids_of, ids_of((4, 6), (4, 6)), ((1, 4, 6), (1, 4, 6))),
+        (grids_of, ids_of((2, 300), dtype=torch.bfloat16), ((1, 2, 300),)),
+        (grids_of, ids_of((300, 2), dtype=torch.bfloat16), ((1, 300, 2),)),
+        (grids_of, ids_of((4, 6)) + torch.tensor([0, 7, 9]), ((1, 4, 6),)),
+        (grids_of, ids_of((4, 6), (3, 5), axes=4, times=(0, 10)), ((1, 4, 6), (1, 3, 5))),
+        (grids_of, ids_of((1, 1), axes=4), ((1, 1, 1),)),
+        (grids_of, torch.zeros(50, 3), None),
+        (grids_of, ids_of((30, 30))[shuffled(900)], None),
+        (grids_of, torch.cat([torch.zeros(50, 3), torch.arange(50.0)[:, None]], 1), None),  # text
+        (grids_at, coordinates((1, 4, 8)), ((1, 4, 8),)),
+        (grids_at, coordinates((5, 1, 8)), ((5, 1, 8),)),
+        (grids_at, coordinates((5, 4, 1)), ((5, 4, 1),)),
+        (grids_at, coordinates((1, 1, 1)), ((1, 1, 1),)),
+        (grids_at, coordinates((2, 4, 8), (3, 4, 8), begin=(2, 0)), ((2, 4, 8), (3, 4, 8))),
+        (grids_at, LATER, ((1, 2, 3), (1, 2, 3), (2, 2, 3))),
+        (grids_at, OTHER_SIZE, None),
+        (grids_at, coordinates((3, 4, 8))[:, :-1], None),
+        (grids_at, coordinates((3, 4, 8))[:, torch.arange(96).flip(0) % 95], None),
+        (image_grids, SHAPES, ((1, 8, 6), (1, 4, 4))),
+        (image_grids, [(1, 8, 6), (1, 8, 6)], ((1, 8, 6),)),  # one picture for each sample
+        (image_grids, (1, 8, 6), ((1, 8, 6),)),
+        (image_grids, [[[1, 8, 6]]], ((1, 8, 6),)),
     ],
 )
-def test_grids_are_read_from_coordinates(positions, expected):
-    assert grids_at(positions) == expected
-
-
-@pytest.mark.parametrize(
-    ("shapes", "expected"),
-    [
-        ([[(1, 8, 6), (1, 4, 4)]] * 2, ((1, 8, 6), (1, 4, 4))),
-        ([(1, 8, 6), (1, 8, 6)], ((1, 8, 6),)),  # one picture for each sample
-        ((1, 8, 6), ((1, 8, 6),)),
-        ([[[1, 8, 6]]], ((1, 8, 6),)),
-    ],
-)
-def test_pictures_are_read_from_shapes(shapes, expected):
-    assert image_grids(shapes) == expected
+def test_grids_are_read_from_what_pipelines_pass(read, positions, expected):
+    assert read(positions) == expected
 
 
 def test_further_pictures_of_a_call_have_grids_of_their_own():
@@ -131,12 +115,6 @@ def test_the_tokens_of_an_embedding_follow_reordered_patches(patch):
     torch.testing.assert_close(embed(moved).flatten(2), tokens[:, :, order])
 
 
-def test_what_fills_no_patch_is_left_out():
-    latents = torch.arange(2.0 * 3 * 5).view(1, 1, 2, 3, 5)
-    moved = reorder_patches(latents, (1, 2, 2), torch.arange(2 * 1 * 2))
-    assert torch.equal(moved, latents[:, :, :, :2, :4])
-
-
 # Calls of a transformer.
 
 
@@ -150,14 +128,6 @@ def changed(pipe, call, **changes):
     return pipe, call_of(pipe, call), changes
 
 
-def of_ltx(*tokens):
-    return changed(ltx.tiny_ltx_pipeline(), ltx.VIDEO, timestep=timesteps(*tokens))
-
-
-def of_ltx2(**changes):
-    return changed(ltx2.pipeline(), ltx2.VIDEO, **changes)
-
-
 def of_qwen(*grids, config=None, **changes):
     """A call of pictures with these grids."""
     transformer = qwen_image.tiny_qwen_transformer(**(config or {}))
@@ -168,33 +138,30 @@ def of_qwen(*grids, config=None, **changes):
     return pipe, call, pictures | changes
 
 
-def residuals():
-    return [random(1, TOKENS, 32, seed=4)] * 2
-
-
 def timesteps(*shape):
     return (random(*shape, seed=5).sigmoid() * 1000).round()
 
 
-LAYERS = {"use_layer3d_rope": True, "use_additional_t_cond": True}
-# A pipeline, a call of its transformer, and what is changed of that.
+# A pipeline, a call of its transformer, and what is changed of that. Families have the others.
 CALLS = {
     "flux, control residuals": lambda: changed(
-        tiny_flux_pipeline(), FLUX_PICTURE, controlnet_block_samples=residuals()
+        tiny_flux_pipeline(),
+        FLUX_PICTURE,
+        controlnet_block_samples=[random(1, TOKENS, 32, seed=4)] * 2,
     ),
     f"wan, {PER_TOKEN}": lambda: changed(
         tiny_wan_pipeline(),
         wan.VIDEO | {"height": 64, "width": 64, "num_frames": 21},
         timestep=timesteps(1, TOKENS),
     ),
-    f"ltx, {PER_TOKEN}": lambda: of_ltx(2, TOKENS),
-    f"ltx, {PER_TOKEN} in a row": lambda: of_ltx(2 * TOKENS),
-    "ltx-2": of_ltx2,
-    f"ltx-2, {PER_TOKEN}": lambda: of_ltx2(
-        timestep=timesteps(2, TOKENS), audio_timestep=torch.full((2, 5), 700.0)
+    f"ltx, {PER_TOKEN} in a row": lambda: changed(
+        ltx.tiny_ltx_pipeline(), ltx.VIDEO, timestep=timesteps(2 * TOKENS)
     ),
-    "qwen-image, control residuals": lambda: of_qwen(
-        (1, 8, 12), controlnet_block_samples=residuals()
+    f"ltx-2, {PER_TOKEN}": lambda: changed(
+        ltx2.pipeline(),
+        ltx2.VIDEO,
+        timestep=timesteps(2, TOKENS),
+        audio_timestep=torch.full((2, 5), 700.0),
     ),
     "qwen-image, pictures of other timesteps": lambda: of_qwen(
         (1, 8, 6), (1, 8, 4), (1, 4, 4), config={"zero_cond_t": True}
@@ -203,7 +170,7 @@ CALLS = {
         (1, 4, 6),
         (1, 4, 6),
         (1, 8, 6),
-        config=LAYERS,
+        config={"use_layer3d_rope": True, "use_additional_t_cond": True},
         additional_t_cond=torch.zeros(1, dtype=torch.long),
     ),
 }

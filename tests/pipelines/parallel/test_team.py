@@ -39,14 +39,11 @@ def test_heads_and_rows_are_shared_by_the_processes_of_one_branch(rank):
 
 
 def test_one_group_serves_where_only_heads_or_only_rows_are_shared():
-    heads, _ = groups_of(1, Parallel(ulysses=3))
+    """With NCCL it gets streams of high priority."""
+    heads, made = groups_of(1, Parallel(ulysses=3), backend="nccl")
     assert heads.tokens == heads.heads == (0, 1, 2)
     assert heads.rows is None
+    assert made == [{"is_high_priority_stream": True}]
     rows, _ = groups_of(1, Parallel(ring=3))
     assert rows.tokens == rows.rows == (0, 1, 2)
     assert rows.heads is None
-
-
-def test_nccl_gets_streams_of_high_priority():
-    _, made = groups_of(0, Parallel(ulysses=2), backend="nccl")
-    assert made == [{"is_high_priority_stream": True}]
