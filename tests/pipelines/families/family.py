@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,7 @@ class Family:
         masked: variants whose attention runs dense, and what the report says of each.
         unpatched_steps: first steps of a generation that run as without chipsparse.
         brief: only its calls are tested, in slow tests; its adapter is another family's, too.
+        result: takes what is compared from what the pipeline returns; else its latents.
     """
 
     name: str
@@ -53,6 +55,13 @@ class Family:
     brief: bool = False
     masked: Mapping[str, str] = field(default_factory=dict)
     unpatched_steps: int = 0
+    result: Callable[[Any], Any] = itemgetter(0)
+
+
+def streams(results):
+    """All tensors that a pipeline returns, in a row."""
+    parts = [each[0] if isinstance(each, list) else each for each in results]
+    return torch.cat([part.flatten() for part in parts if part is not None])
 
 
 # Whole pipelines.
