@@ -45,6 +45,7 @@ from chipsparse.common.machine import device_name
 from chipsparse.experiments.clips import step_costs
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import (
+    DEFAULT_QUALITY,
     MODEL_PROFILE_NAME,
     GenerationDefaults,
     Profile,
@@ -54,7 +55,6 @@ from chipsparse.profiles.profile import (
     load_profile,
     profile_classes,
 )
-from chipsparse.profiles.qualities import DEFAULT_QUALITY
 from chipsparse.profiles.tuned_range import digest, outside
 
 if TYPE_CHECKING:

@@ -1,35 +1,31 @@
 """Markdown pages as their parts: links, anchors, blocks and spans of code, tables."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from markdown_it import MarkdownIt  # rich brings it
-from markdown_it.token import Token
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code.
+    """A block of code."""
 
-    Attributes:
-        info: what stands behind the fence, such as "python run"; empty for an indented block.
-        text: what stands in it.
-        line: number of its first line in the page, from 1.
-    """
-
-    info: str
+    info: str  # what stands behind the fence, such as "python run"; empty for an indented block
     text: str
-    line: int
+    line: int  # number of its first line in the page, from 1
 
     @property
-    def language(self) -> str:
+    def language(self):
         return self.info.partition(" ")[0]
+
+    @property
+    def commands(self):
+        """The command lines, prompts and continuations taken away."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line.strip().removeprefix("$ ") for line in lines if line.strip()]
 
 
 @dataclass(frozen=True)
@@ -39,32 +35,32 @@ class Page:
     path: Path
 
     @cached_property
-    def text(self) -> str:
+    def text(self):
         return self.path.read_text(encoding="utf-8")
 
     @cached_property
-    def tokens(self) -> list[Token]:
+    def tokens(self):
         return MarkdownIt("commonmark").enable("table").parse(self.text)
 
-    def _inline(self) -> Iterator[Token]:
-        for token in self.tokens:
-            yield from token.children or ()
+    @cached_property
+    def inline(self):
+        return [inner for token in self.tokens for inner in token.children or ()]
 
     @property
-    def links(self) -> list[str]:
+    def links(self):
         """The targets of all links and pictures."""
-        targets = (token.attrGet("href") or token.attrGet("src") for token in self._inline())
-        return [str(target) for target in targets if target]
+        targets = (token.attrGet("href") or token.attrGet("src") for token in self.inline)
+        return [target for target in targets if target]
 
     @property
-    def spans(self) -> list[str]:
+    def spans(self):
         """All code inside sentences."""
-        return [token.content for token in self._inline() if token.type == "code_inline"]
+        return [token.content for token in self.inline if token.type == "code_inline"]
 
     @property
-    def anchors(self) -> set[str]:
+    def anchors(self):
         """The fragments by which GitHub knows the headings."""
-        anchors, seen = set(), Counter[str]()
+        anchors, seen = set(), Counter()
         for heading, content in zip(self.tokens, self.tokens[1:], strict=False):
             if heading.type != "heading_open":
                 continue
@@ -75,37 +71,25 @@ class Page:
         return anchors
 
     @property
-    def blocks(self) -> list[Block]:
-        """All blocks of code."""
+    def blocks(self):
+        """All blocks of code; a fence stands before the first line of its block."""
         return [
-            Block(token.info.strip(), token.content, first_line(token))
+            Block(token.info.strip(), token.content, token.map[0] + 1 + (token.type == "fence"))
             for token in self.tokens
             if token.type in ("fence", "code_block")
         ]
 
     @property
-    def tables(self) -> list[list[list[str]]]:
+    def tables(self):
         """All tables as rows of cells, each as it is written."""
         lines = self.text.splitlines()
         return [
-            [cells(line) for line in lines[token.map[0] : token.map[1]]]
+            [cells(line) for line in lines[slice(*token.map)]]
             for token in self.tokens
-            if token.type == "table_open" and token.map
+            if token.type == "table_open"
         ]
 
 
-def first_line(token: Token) -> int:
-    """The number of a block's first line of code, from 1; the fence is not one."""
-    assert token.map is not None
-    return token.map[0] + 1 + (token.type == "fence")
-
-
-def cells(line: str) -> list[str]:
+def cells(line):
     """The cells of a row; a bar inside one is written with a backslash before it."""
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-
-
-def commands(block: Block) -> list[str]:
-    """The command lines of a block, prompts and continuations taken away."""
-    lines = block.text.replace("\\\n", " ").splitlines()
-    return [line.strip().removeprefix("$ ") for line in lines if line.strip()]

@@ -20,7 +20,7 @@ from chipsparse.cli.main import app
 from chipsparse.pipelines.registry import ADAPTERS
 from docs.tables import TABLES, measured, pages, renewed
 from docs.tables import __main__ as write_tables
-from tests.markdown_pages import Page, commands
+from tests.markdown_pages import Page
 
 ROOT = Path(__file__).parents[1]
 USER_PAGES = [Page(path) for path in pages()]
@@ -159,7 +159,7 @@ def check_command(line, folder=ROOT):
 def test_command_lines_can_start(page):
     for block in page.blocks:
         if block.language in ("", "sh", "bash", "console"):
-            for line in commands(block):
+            for line in block.commands:
                 check_command(line, page.path.parent)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -154,6 +155,22 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-flux"
     tiny_flux_pipeline().save_pretrained(folder)
+    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
+    return folder
+
+
+def modular_flux() -> Any:
+    """The tiny FLUX as a modular pipeline."""
+    pipe = diffusers.FluxAutoBlocks().init_pipeline()
+    parts = tiny_flux_pipeline().components
+    pipe.update_components(**{k: v for k, v in parts.items() if k in pipe._component_specs})
+    return pipe
+
+
+@pytest.fixture(scope="session")
+def modular_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modular") / "tiny-flux"
+    modular_flux().save_pretrained(str(folder), overwrite_modular_index=True)
     (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
     return folder
 

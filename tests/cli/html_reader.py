@@ -10,27 +10,15 @@ FETCHING = {"src", "srcset", "href", "xlink:href", "action", "data", "poster"}
 
 
 class PageReader(HTMLParser):
-    """The elements of a page, its texts, and whatever is wrong with its nesting.
+    """The elements of a page, its texts, and whatever is wrong with its nesting."""
 
-    Attributes:
-        source: the page.
-        elements: tag and attributes, in order.
-        headings: texts of h1, h2 and h3.
-        texts: all other texts but the style sheet, in order.
-        sections: these texts of each section, by its heading.
-        style: the style sheet.
-        problems: what was not closed, or closed without being open, and ids that stand twice.
-    """
-
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__(convert_charrefs=True)
-        self.source, self.style, self._section = page, "", ""
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.headings: list[str] = []
-        self.texts: list[str] = []
-        self.sections: dict[str, str] = defaultdict(str)
-        self.problems: list[str] = []
-        self._open: list[str] = []
+        self.source, self.style, self._section, self._open = page, "", "", []
+        self.elements = []  # tag and attributes, in order
+        self.headings, self.texts = [], []  # of h1, h2 and h3; all others but the style sheet
+        self.sections = defaultdict(str)  # these texts of each section, by its heading
+        self.problems = []  # wrong nesting, and ids and attributes that stand twice
         self.feed(page)
         self.close()
         self.problems += [f"{tag} was not closed" for tag in self._open]
@@ -64,17 +52,17 @@ class PageReader(HTMLParser):
             self.texts.append(data)
             self.sections[self._section] += f"{data}\n"
 
-    def all(self, tag: str, **attributes: str) -> list[dict[str, str | None]]:
+    def all(self, tag, **attributes):
         """The attributes of all elements of a tag that have these values."""
         wanted = attributes.items()
         return [own for name, own in self.elements if name == tag and wanted <= own.items()]
 
     @property
-    def text(self) -> str:
+    def text(self):
         """All texts."""
         return "\n".join([*self.headings, *self.texts])
 
-    def external(self) -> list[str]:
+    def external(self):
         """Whatever a browser would fetch, run or send."""
         result = [tag for tag, _ in self.elements if tag in ("script", "link", "iframe", "object")]
         result += [word for word in ("url(", "@import", "http") if word in self.style]

@@ -20,7 +20,7 @@ from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.statistics import Estimate, draws, interval
 from chipsparse.profiles.profile import ASSETS
-from tests.cli.conftest import PROFILE, command, nothing_written
+from tests.cli.conftest import PROFILE, command
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT
 
@@ -238,34 +238,6 @@ def test_a_config_is_known_by_its_name_alone():
     assert [read_config(file) for file in ("./dense", "out.mp4", "frames")] == [None] * 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["profile", "--count", "1"], "--count 1: intervals need at least 2 prompts"),
-        (["profile", "--count", "4"], "prompts.txt has 3 prompts; --count 4 asks for more"),
-        (["profile", "--with-prompts"], "--with-prompts is about a suite; give --suite MODEL, too"),
-        (["profile", "--fps", "8"], "--fps is about --output, and there is none"),
-        (["bad.yaml"], "bad.yaml: sparsity.colour"),
-        (["dense"], "both are the stock model; give a config to compare it with"),
-    ],
-)
-def test_bad_options(compare, loads_nothing, workdir, arguments, sentence):
-    (workdir / "bad.yaml").write_text(PROFILE + "  colour: red\n")
-    assert compare("dense", *arguments).sentence().startswith(sentence)
-
-
-def test_bad_prompts_models_and_configs(compare, loads_nothing, workdir):
-    (workdir / "one.txt").write_text("a red circle\n\n")
-    (workdir / "long.yaml").write_text(PROFILE.replace("inference_steps: 4", "inference_steps: 6"))
-    for pair, options, said in (
-        ("dense profile", {"prompts": "one.txt"}, "one.txt has 1 prompt; intervals need at least"),
-        ("dense profile", {"prompts": "no.txt"}, "--prompts no.txt could not be read: "),
-        ("dense FluxTransformer2DModel", {}, "is for FluxTransformer2DModel, but"),
-        ("profile long.yaml", {}, "A generates with num_inference_steps 4 and B with 6; clips of "),
-    ):
-        assert said in compare(*pair.split(), **options).sentence()
-
-
 # Files.
 
 
@@ -346,22 +318,3 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
     assert content["lossy"] == ["a.mp4", "a.gif"]
     assert 30 < content["psnr_db"] < 60
     assert "a.gif: part of the difference may" in files("a.png", "a.gif").fine().stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["a.png", "c.gif"], "a.png has 5 frames and c.gif has 4; only clips of one size and"),
-        (["a.png", "d.png"], "a.png has 48x32 pixels and d.png has 40x32; only clips of one"),
-        (["a.png", "b.png", "-o", "a.png"], "--output a.png would replace a-000.png, which is"),
-        (["a.png", "b.png", "--amplify", "0"], "--amplify 0 is too small; it must be at least 1"),
-        (["a.png", "b.png", "--steps", "4"], "--steps is about generations; A and B are taken for"),
-        (["a.png", "dense"], "dense is a config and a.png is taken for a file; compare two files"),
-        (["a.png"], "give two files or two configs to compare, or a model with --suite"),
-    ],
-)
-def test_mistakes_with_files(pair, workdir, arguments, sentence):
-    media.write_media({workdir / "c.gif": gradient(frames=4)}, fps=8)
-    media.write_media({workdir / "d.png": gradient(width=40)}, fps=8)
-    with nothing_written(workdir):
-        assert files(*arguments).sentence().startswith(sentence)

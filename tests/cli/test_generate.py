@@ -20,7 +20,7 @@ from chipsparse.cli.generate.job import cut_text
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import CALL, by_hand, command, names, pictures
-from tests.tiny_models import PROMPT, WORDS, tiny_flux_pipeline, tiny_tokenizer
+from tests.tiny_models import PROMPT, WORDS, tiny_tokenizer
 
 ONE = ("-o", "o.png", "--frames", "1")
 SMALL = ("--frames", "1", "--steps", "3")
@@ -71,12 +71,16 @@ def test_dense_is_what_the_pipeline_alone_makes(generate, workdir, model_folder)
     np.testing.assert_array_equal(pictures("out-*.png"), by_hand(pipe, seed=7, **call))
 
 
-def test_compare_writes_three_clips_and_measures_them(generate, workdir):
-    result = generate("-o", "out.png", "--compare", "--json").json()
+def test_compare_writes_three_clips_measures_them_and_reports(generate, workdir):
+    result = generate("-o", "out.png", "--compare", "--report", "r.json", "--json").json()
+    data = json.loads((workdir / "r.json").read_text())
+    report = data.pop("report")
+    assert result == {**data, "report": None}
     assert {kind: [file[:-8] for file in files] for kind, files in result["files"].items()} == {
         "output": ["out"] * 5,
         "dense": ["out-dense"] * 5,
         "compare": ["out-compare"] * 5,
+        "report": [""],
     }
     assert names(workdir) == sorted(file for files in result["files"].values() for file in files)
     dense, sparse, both = map(pictures, ("out-dense-*", "out-0*", "out-compare-*"))
@@ -93,6 +97,16 @@ def test_compare_writes_three_clips_and_measures_them(generate, workdir):
     seconds = [result[side]["denoising_seconds"] for side in ("dense", "sparse")]
     assert comparison["speedup"] == pytest.approx(seconds[0] / seconds[1])
     assert {step["action"] for step in result["dense"]["steps"]} == {"dense"}
+    assert report["pipeline"]["class_name"] == "WanPipeline"
+    assert report["pipeline"]["location"] == data["request"]["model"]
+    assert (report["error"], report["fallbacks"], report["notes"]) == (None, [], [])
+    assert report["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
+    assert report["totals"]["attention_kept"] == result["sparse"]["steps"][3]["attention_kept"]
+    assert len(report["steps"]) == 8  # guidance
+    for step in report["steps"]:
+        assert len(step["layers"]) == 6
+        assert all(entry["seconds"] > 0 for entry in step["layers"])
+    assert chipsparse.SparsityConfig(**report["config"]).schedule.warmup_steps == 2
 
 
 # What is told.
@@ -211,26 +225,6 @@ def adapted(monkeypatch):
     monkeypatch.setattr(request, "load_pipeline", spoiled)
 
 
-def test_the_report_is_the_result_with_what_each_step_did(generate, workdir):
-    given = ("-o", "out.gif", "--seed", "5", "--compare", "--report", "r.json")
-    printed = generate(*given, "--json").json()
-    data = json.loads((workdir / "r.json").read_text())
-    report = data.pop("report")
-    assert printed == {**data, "report": None}
-    assert printed["files"]["report"] == ["r.json"]
-    assert set(names(workdir)) == {"out-compare.gif", "out-dense.gif", "out.gif", "r.json"}
-    assert report["pipeline"]["class_name"] == "WanPipeline"
-    assert report["pipeline"]["location"] == data["request"]["model"]
-    assert (report["error"], report["fallbacks"], report["notes"]) == (None, [], [])
-    assert report["totals"]["steps"] == {"dense": 1, "refresh": 1, "sparse": 2}
-    assert report["totals"]["attention_kept"] == printed["sparse"]["steps"][3]["attention_kept"]
-    assert len(report["steps"]) == 8  # guidance
-    for step in report["steps"]:
-        assert len(step["layers"]) == 6
-        assert all(entry["seconds"] > 0 for entry in step["layers"])
-    assert chipsparse.SparsityConfig.from_mapping(report["config"]).schedule.warmup_steps == 2
-
-
 def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir, adapted):
     assert "fallback" in generate(*ONE).fine().stdout
     (workdir / "o.png").unlink()
@@ -241,17 +235,6 @@ def test_a_strict_run_fails_with_the_sentence_of_the_fallback(generate, workdir,
     assert report["error"].startswith(f"FallbackError: {DENSE_MLP}")
     (step,) = report["steps"]
     assert (step["step"], step["finished"], step["seconds"]) == (0, False, None)
-
-
-def test_an_image_is_what_the_pipeline_makes(generate, flux_folder, workdir):
-    given = ("-o", "out.png", "--seed", "3", "--json", "--dense")
-    result = generate(*given, model=flux_folder).json()
-    assert result["request"]["pipeline_class"] == "FluxPipeline"
-    settings = result["request"]["settings"]
-    assert (settings["num_frames"], settings["true_cfg_scale"]) == (None, 3.0)
-    assert names(workdir) == ["out.png"]
-    expected = by_hand(tiny_flux_pipeline(), seed=3, negative_prompt="", true_cfg_scale=3.0)
-    np.testing.assert_array_equal(pictures("out.png"), expected)
 
 
 def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(generate, workdir):
@@ -291,19 +274,6 @@ def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, re
     assert (workdir / "o-002.png").read_bytes() != (workdir / "alone.png").read_bytes()
 
 
-def test_compare_of_a_series(generate, workdir):
-    ran = generate(*SMALL, "--num", "2", "-o", "o.png", "--compare").fine()
-    assert names(workdir) == sorted(
-        f"o-00{i}{kind}.png" for i in range(2) for kind in ("", "-dense", "-compare")
-    )
-    rows = [line.split() for line in ran.stdout.splitlines()]
-    made = [row for row in rows if row[:1] in (["o-000.png"], ["o-001.png"])]
-    assert [row[1] for row in made] == ["0", "1"]
-    assert all("dB" in row for row in made)
-    assert "2 of 2 made" in ran.stdout
-    assert ran.stderr.count("warming up") == 2  # each side once
-
-
 def test_a_failure_does_not_lose_the_others(generate, workdir, breaks_at):
     breaks_at(1, UserError("the model produced values that are not finite"))
     given = (*SMALL, "--num", "3", "-o", "o.png", "--report", "r.json")
@@ -319,9 +289,16 @@ def test_a_failure_does_not_lose_the_others(generate, workdir, breaks_at):
     failed = json.loads((workdir / "r-001.json").read_text())
     assert failed["error"].startswith("the model produced values")
     assert failed["report"] is None  # not that of the picture before
-    ran = generate(*given)
+    ran = generate(*SMALL, "--num", "3", "-o", "c.png", "--compare")
     assert "2 of 3 made, 1 failed" in ran.stdout
     assert "chipsparse: error: 2 of 3: the model produced" in ran.stderr
+    assert ran.stderr.count("warming up") == 2  # each side once
+    assert names(workdir, "c-*") == sorted(
+        f"c-00{i}{kind}.png" for i in (0, 2) for kind in ("", "-dense", "-compare")
+    )
+    rows = [line.split() for line in ran.stdout.splitlines()]
+    made = [row for row in rows if row[:1] in (["c-000.png"], ["c-002.png"])]
+    assert [(row[1], "dB" in row) for row in made] == [("0", True), ("2", True)]
 
 
 def test_an_interruption_keeps_and_tells_what_was_made(generate, workdir, breaks_at):

@@ -18,7 +18,7 @@ from chipsparse.cli.generate.job import Runner
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.ranks import Rank, meet, start_others, this_rank
 from chipsparse.parallel.degrees import Parallel
-from tests.cli.conftest import IMAGE_PROFILE, command, names, nothing_written
+from tests.cli.conftest import IMAGE_PROFILE, command, names
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -150,27 +150,6 @@ def test_processes_are_started_with_what_was_typed(small, started, model_folder)
         assert words[words.index("--gpus") + 1] == "2"
         typed = {*line[1:]} - {"-o", "25"}  # --output, and 25.0
         assert typed <= set(words)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("tune", *TARGET, "--gpus", 3), "this model has 2 attention heads, fewer than the 3"),
-        (
-            ("compare", "dense", "profile", "--gpus", 2, "--guidance-parallel", 2),
-            "--guidance-parallel 2: the pipelines of a FluxTransformer2DModel do not say before",
-        ),
-        (("tune", *TARGET, "--guidance-parallel", 2), "multiple of 2 GPUs, and there are to be 1"),
-        (
-            ("generate", "x", "-o", "o.png", "--height", 32, "--gpus", 4),
-            "this model has 2 attention heads, fewer than the 4 processes",
-        ),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(small, started, workdir, words, said):
-    with nothing_written(workdir):
-        assert said in command(*words[:1], *small, *words[1:]).sentence()
-    assert started == []
 
 
 def test_the_process_that_failed_first_is_named(monkeypatch, capsys):

@@ -52,39 +52,19 @@ def chosen(tmp_path):
     return choose
 
 
-def test_a_profile_that_names_no_class_is_for_every_model(chosen):
+def test_the_profile_is_the_one_that_is_asked_for_with_its_quality_and_budgets(chosen):
+    """That another class is refused is a row of `test_refusals`."""
     assert chosen("").sparsity == SparsityConfig().override({"memory.vram": "1G"})
-    assert chosen("sparsity: {tile: null}").sparsity.tile is None
-
-
-def test_a_profile_for_another_class_is_refused(chosen, tmp_path):
-    text = "model_class: FluxTransformer2DModel"
-    said = r"mine.yaml is for FluxTransformer2DModel, but the model model has a WanTransformer3DM"
-    with pytest.raises(UserError, match=said):
-        chosen(text)
-    (tmp_path / "chipsparse.yaml").write_text(text)
-    model: Any = SimpleNamespace(**{**vars(MODEL), "location": str(tmp_path)})
-    with pytest.raises(UserError, match=r"chipsparse.yaml is for FluxTransformer2DModel, but the"):
-        chosen(model=model, optional=True)
-
-
-def test_a_quality_is_one_of_the_profile_that_is_given(chosen):
-    text = "qualities: {fast: {tile: null}}"
-    profile = chosen(text, quality="fast")
+    profile = chosen("qualities: {fast: {tile: null}}", quality="fast")
     assert (profile.quality, profile.sparsity.tile) == ("fast", None)
     assert profile.sparsity.memory.vram == profile.qualities["fast"].memory.vram == 1 << 30
-    with pytest.raises(UserError, match=r"mine.yaml does not say what faithful is; it has fast"):
-        chosen(text, quality="faithful")
     assert chosen().quality == "balanced"
     assert chosen(quality="published").sparsity.schedule.warmup_steps == 6
-
-
-def test_a_model_without_a_profile_takes_a_quality_that_is_asked_for(chosen):
     with pytest.raises(UserError, match=r"class NewTransformer3DModel .* --quality balanced"):
         chosen(model=OTHER)
     assert chosen(model=OTHER, optional=True) is None
-    profile = chosen(model=OTHER, quality="fast")
-    assert (profile.is_general, profile.quality) == (True, "fast")
+    general = chosen(model=OTHER, quality="fast")
+    assert (general.is_general, general.quality) == (True, "fast")
 
 
 @pytest.mark.parametrize("shift", [None, 6.0])
@@ -307,34 +287,18 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     assert [step["action"] for step in steps] == ["dense", "refresh", "sparse"]  # the last of 5
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert "step 3 of 3 (sparse)" in ran.stderr
-    result = generate(*given, "--dense", "--guidance-scale", "1", model=flux_folder).json()
-    assert result["request"]["pipeline_class"] == "FluxImg2ImgPipeline"
-    assert (result["request"]["strength"], len(result["dense"]["steps"])) == (0.6, 3)
+    result = generate(*given, "--dense", model=flux_folder).json()
+    asked = result["request"]
+    assert asked["pipeline_class"] == "FluxImg2ImgPipeline"
+    assert (asked["strength"], len(result["dense"]["steps"])) == (0.6, 3)
+    assert asked["settings"]["num_frames"] is None
+    assert asked["settings"]["true_cfg_scale"] == 3.0
     pipe = tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline)
-    expected = by_hand(pipe, seed=0, image=picture(), strength=0.6, num_inference_steps=5)
+    call = {"image": picture(), "strength": 0.6, "negative_prompt": "", "true_cfg_scale": 3.0}
+    expected = by_hand(pipe, seed=0, num_inference_steps=5, **call)
     np.testing.assert_array_equal(pictures("out.png"), expected)
     few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).refused()
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
-
-
-@pytest.mark.parametrize(
-    ("model", "arguments", "sentence"),
-    [
-        ("wan_folder", (), "WanImageToVideoPipeline starts from an image; give one with --image"),
-        (
-            "wan_folder",
-            ("--image", "in.png", "--strength", "0.5"),
-            "WanImageToVideoPipeline has no strength; leave --strength out",
-        ),
-        ("model_folder", ("--image", "in.png"), "WanPipeline takes no image; leave --image out"),
-    ],
-)
-def test_images_that_are_refused(
-    generate, workdir, loads_nothing, request, model, arguments, sentence
-):
-    picture().save("in.png")
-    said = generate("-o", "out.png", *arguments, model=request.getfixturevalue(model)).sentence()
-    assert said.startswith(sentence)
 
 
 LAYOUT = ModelLayout(
@@ -351,30 +315,21 @@ def plan(steps, **changes):
     return SparsityPlan(config, LAYOUT, steps)
 
 
-@pytest.mark.parametrize(
-    ("steps", "changes", "enough", "advice"),
-    [
-        (6, {"warmup_steps": 8}, 11, "lower schedule.warmup_steps (now 8)"),
-        (1, {"warmup_steps": 2}, 3, None),
-        (2, {"actions": ["dense", "refresh", "sparse"]}, 3, "change schedule.actions"),
-        (4, {"full_share": 0.9}, 5, "lower schedule.full_share (now 0.9)"),
-        (8, {"full_share": 0.3, "least_full": 8}, 9, "lower schedule.least_full (now 8)"),
-    ],
-)
-def test_the_fewest_steps_are_named_and_the_field(steps, changes, enough, advice):
-    why = too_few_steps(plan(steps, **changes))
-    assert f"--steps {enough} or more" in why
-    assert ("the only step" if steps == 1 else f"all {steps} steps") in why
-    assert advice is None or why.endswith(f" or more, or in the profile {advice}")
-    assert too_few_steps(plan(enough, **changes)) is None
-    assert too_few_steps(plan(enough - 1, **changes)) is not None
-
-
-def test_plans_that_are_as_they_should_be():
-    config = SparsityConfig().override({"attention.density": "dense", "mlp.density": "dense"})
-    assert too_few_steps(SparsityPlan(config, LAYOUT, 5)) is None
+def test_the_fewest_steps_are_named():
+    """The fields that help are those of `why_nothing`, which has tests of its own."""
+    for steps, changes, enough in (
+        (6, {"warmup_steps": 8}, 11),
+        (2, {"actions": ["dense", "refresh", "sparse"]}, 3),
+        (4, {"full_share": 0.9}, 5),
+    ):
+        why = too_few_steps(plan(steps, **changes))
+        assert f"all {steps} steps in full; it takes --steps {enough} or more" in why
+        assert too_few_steps(plan(enough, **changes)) is None
+        assert too_few_steps(plan(enough - 1, **changes)) is not None
+    assert too_few_steps(plan(6, warmup_steps=8)).endswith("lower schedule.warmup_steps (now 8)")
+    assert "the only step" in too_few_steps(plan(1, warmup_steps=2))
+    # What wants nothing sparse has steps enough; a pipeline may begin later.
     assert too_few_steps(plan(2, actions=["dense"])) is None
-    # A pipeline that begins later.
     assert too_few_steps(plan(10, warmup_steps=2), lambda steps: steps - 3) is None
     assert "all 2 steps" in too_few_steps(plan(10, warmup_steps=2), lambda steps: steps * 4 // 5)
 

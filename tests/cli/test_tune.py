@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import statistics
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedTarget
-from tests.cli.conftest import change_index, command
+from tests.cli.conftest import command
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_flux_transformer
 from tests.variants import slow
@@ -171,7 +170,7 @@ def test_the_page_of_a_results_file(measured, workdir):
     assert missing.count("Run the same tune command again") == 3
 
 
-def test_generate_warns_outside_the_range(measured, workdir):
+def test_generate_and_compare_warn_outside_the_range(measured, model_folder, workdir):
     pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(num_single_layers=4))
     pipe.save_pretrained("deeper")
     Path("deeper/chipsparse.yaml").write_text(PROFILE)
@@ -182,9 +181,6 @@ def test_generate_warns_outside_the_range(measured, workdir):
         "(another model than tiny; a flow shift of 6.0, not the scheduler's own; bfloat16, not "
         "float32): its quality and speed were not measured here"
     ) in warning
-
-
-def test_compare_says_what_is_outside_the_range(measured, model_folder, workdir):
     profile = str(measured[0] / "p.yaml")
     note = f"{profile} was tuned for other generations than this one (5 steps, not 6): its quality"
     given = ("--model", str(model_folder), "--count", "2", "--steps", "5", "--json")
@@ -279,34 +275,6 @@ def test_a_target_that_cannot_be_met_tells_the_closest(again):
     assert [note["chosen"] is None for note in kept()["notes"].values()] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("", "give a target: one or more of --min-psnr, --min-ssim, --max-lpips, --min-speedup"),
-        ("--min-speedup 0.9", "--min-speedup 0.9 is too small; it must be above 1"),
-        (
-            "--min-psnr 30 --budget 6",
-            "--budget 6 is too small: 1 prompts to calibrate with and 2 to verify on need "
-            "at least 7",
-        ),
-        ("--min-psnr 30 --steps 3", "at least 4 denoising steps, got 3"),
-        (
-            "--min-psnr 30 --held-out-prompts 5",
-            "prompts.txt has 4 different prompts, but 6 are needed: 1 to calibrate with and 5",
-        ),
-        (
-            "--max-lpips 0.1",
-            "--max-lpips cannot be measured here: torchmetrics is not installed "
-            "(pip install 'chipsparse[lpips]'); use --min-psnr",
-        ),
-    ],
-)
-def test_bad_input(tune, arguments, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchmetrics", None)
-    assert message in tune(*arguments.split()).sentence()
-    assert {path.name for path in Path().iterdir()} == {"prompts.txt"}
-
-
 def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypatch):
     """MiniMax-H3 has one such step: its scheduler counts the end."""
     asked = []
@@ -324,10 +292,3 @@ def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypat
     monkeypatch.setattr("chipsparse.cli.tune.lab.time_steps", timed)
     assert tune("--min-psnr", "30").sentence() == "enough"
     assert asked == [5, len(TIMED_ACTIONS) + 1]
-
-
-def test_a_model_without_a_text_encoder(tune, model_folder, tmp_path):
-    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
-    change_index(folder, text_encoder=[None, None], text_encoder_2=[None, None])
-    error = tune("--min-psnr", "30", model=folder).sentence()
-    assert "has no text encoder, so FluxPipeline cannot" in error

@@ -1,7 +1,7 @@
 """Launches on pretended compiled kernels: which one is found again, and what it is called with."""
 
-import inspect
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,26 +87,16 @@ def test_it_forgets_rather_than_grow(kernel, monkeypatch):
         assert len(launching._known) <= 3
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "column_sparse_attention.gluon_sm90",
-        "column_sparse_attention.triton_kernel",
-        "mask_packing.triton_kernel",
-        "attention_residual.triton_kernel",
-        "neuron_selection.triton_kernel",
-        "sparse_mlp_down.gluon_sm90",
-        "sparse_mlp_down.triton_kernel",
-        "sparse_mlp_up.gluon_sm90",
-        "sparse_mlp_up.triton_kernel",
-    ],
-)
-def test_constants_are_the_last_parameters(module):
+FOLDER = Path(__file__).parents[2] / "kernels"
+SOURCES = [path for path in sorted(FOLDER.glob("*/*.py")) if "launch(\n" in path.read_text()]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_constants_are_the_last_parameters(source):
     """A compiled kernel takes them by position."""
-    module = import_module(f"chipsparse.kernels.{module}")
+    module = import_module(f"chipsparse.kernels.{source.parent.name}.{source.stem}")
     kernels = [each for each in vars(module).values() if isinstance(each, launching.JITFunction)]
-    launched = [each for each in kernels if "launch(\n" in inspect.getsource(module)]
-    assert launched
-    for each in launched:
+    assert kernels
+    for each in kernels:
         numbers = list(each.constexprs)
         assert numbers == list(range(len(each.arg_names) - len(numbers), len(each.arg_names)))

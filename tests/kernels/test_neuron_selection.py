@@ -99,25 +99,25 @@ def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, 
     assert torch.equal(cache[~chosen], old[~chosen])
 
 
+SELECTIONS = [
+    *((keep_count, size, None) for keep_count in (1, 17, 50, 99) for size in (64, 128)),
+    *((17, 128, activation) for activation in ("gelu-tanh", "gelu", "silu")),
+]
+
+
 @backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [64, 128])
-@pytest.mark.parametrize("keep_count", [1, 17, 50, 99])
-def test_keeps_the_neurons_that_moved_most(backend, keep_count, block_size, dtype, device):
+@pytest.mark.parametrize(("keep_count", "block_size", "activation"), SELECTIONS)
+def test_keeps_the_neurons_that_moved_most(
+    backend, keep_count, block_size, activation, dtype, device
+):
     hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
+    gate = {}
+    if activation is not None:
+        gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
+        gate = {"gate_weight": gate_weight, "gate_bias": gate_bias, "activation": activation}
     old = torch.randn(2, blocks_of(333, block_size), 50, device=device)
-    check_selection(backend, hidden, weight, bias, old, keep_count, block_size)
-
-
-@backend_names(neuron_selection)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["gelu-tanh", "gelu", "silu"])
-def test_gated_selection(backend, activation, dtype, device):
-    hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
-    gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
-    old = torch.randn(2, 3, 50, device=device)
-    gate = {"gate_weight": gate_weight, "gate_bias": gate_bias, "activation": activation}
-    check_selection(backend, hidden, weight, bias, old, 17, 128, **gate)
+    check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate)
 
 
 @backend_names(neuron_selection)

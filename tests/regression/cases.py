@@ -1,56 +1,37 @@
 """What the regression tests generate, and how close it must come."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from tests.schedules import listed
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
 
 @dataclass(frozen=True)
 class Bounds:
-    """How close a sparse result must come; `benchmarks/notes/regression.md` says why these.
+    """How close a sparse result must come; `benchmarks/notes/regression.md` says why these."""
 
-    Attributes:
-        psnr: least PSNR in dB against dense of the same machine.
-        ssim: least SSIM against the same.
-        flicker: most that the flicker may differ from it, as a factor; None for an image.
-        golden: least PSNR in dB of the dense and the sparse result against the golden files, in
-            float32 on any device.
-        golden_half: the same of the sparse result in fp16 and bf16.
-    """
-
-    psnr: float
-    ssim: float
-    flicker: float | None
-    golden: float
-    golden_half: float
+    psnr: float  # least PSNR in dB against dense of the same machine
+    ssim: float  # least SSIM against the same
+    flicker: float | None  # most that it may differ from dense's, as a factor; None for an image
+    golden: float  # least PSNR in dB of both results against the golden files, in float32
+    golden_half: float  # the same of the sparse result in fp16 and bf16
 
 
 @dataclass(frozen=True)
 class Case:
     """One clip or image, to be made dense and sparse.
 
-    Attributes:
-        name: also of its golden files.
-        model: folder below ``assets``; its profile holds what is not changed here, with the quality
-            ``published``, which has all actions.
-        arguments: changes of the profile's generation settings.
-        sparsity: changes of the profile's sparsity config.
+    The profile of the model holds what is not changed here, with the quality ``published``, which
+    has all actions.
     """
 
-    name: str
-    model: str
+    name: str  # also of its golden files
+    model: str  # a folder below ``assets``
     prompt: str
     seed: int
     bounds: Bounds
-    arguments: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    sparsity: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    arguments: dict[str, Any] = field(default_factory=dict)  # changes of the generation settings
+    sparsity: dict[str, Any] = field(default_factory=dict)  # changes of the sparsity config
     slow: bool = True
 
 

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from chipsparse.experiments.quality import flicker, psnr, ssim
-from tests.regression.cases import Bounds, Case
-from tests.regression.golden import Golden, shown
+from tests.regression.golden import shown
 
 LEAST_FLICKER_FRAMES = 3
 
 
 @dataclass(frozen=True)
 class Closeness:
-    """How close a sparse result is.
+    """How close a sparse result is, and a dense one to the golden files; PSNRs are in dB."""
 
-    Attributes:
-        psnr: in dB, against dense of the same machine.
-        ssim: likewise.
-        flicker: flicker as a multiple of dense's; None for an image.
-        golden: PSNR in dB against the golden sparse result.
-        golden_dense: PSNR in dB of the dense result against the golden one.
-    """
-
-    psnr: float
-    ssim: float
-    flicker: float | None
-    golden: float
-    golden_dense: float
+    psnr: float  # against dense of the same machine
+    ssim: float  # against the same
+    flicker: float | None  # as a multiple of dense's; None for an image
+    golden: float  # PSNR against the golden sparse result
+    golden_dense: float  # PSNR of the dense result against the golden one
 
 
-def closeness(dense: torch.Tensor, sparse: torch.Tensor, golden: Golden) -> Closeness:
+def closeness(dense, sparse, golden):
     """Compares results ``[F, H, W, C]`` with each other and with the golden ones."""
     is_clip = len(dense) >= LEAST_FLICKER_FRAMES
     return Closeness(
@@ -44,13 +33,13 @@ def closeness(dense: torch.Tensor, sparse: torch.Tensor, golden: Golden) -> Clos
     )
 
 
-def violations(case: Case, found: Closeness, *, half: bool = False) -> list[str]:
+def violations(case, found, *, half=False):
     """Every bound of the case that is broken, in words; none where all is well.
 
     With ``half`` the results are of fp16 or bf16, and the golden dense result, which says whether
     the machine computes the *model* as others do, is not looked at.
     """
-    bounds: Bounds = case.bounds
+    bounds = case.bounds
     golden = bounds.golden_half if half else bounds.golden
     at_least = [
         ("PSNR against dense", found.psnr, bounds.psnr),
@@ -64,11 +53,8 @@ def violations(case: Case, found: Closeness, *, half: bool = False) -> list[str]
         for name, value, least in at_least
         if not value >= least  # NaN breaks every bound
     ]
-    if found.flicker is not None and bounds.flicker is not None:
-        most = bounds.flicker
-        if not 1 / most <= found.flicker <= most:
-            broken.append(
-                f"{case.name}: flicker is {found.flicker:.4g} times dense's, "
-                f"beyond a factor of {most:g}"
-            )
+    most = bounds.flicker
+    if found.flicker is not None and most is not None and not 1 / most <= found.flicker <= most:
+        flickers = f"flicker is {found.flicker:.4g} times dense's, beyond a factor of {most:g}"
+        broken.append(f"{case.name}: {flickers}")
     return broken

@@ -8,16 +8,14 @@ only after a change that is meant to change results; look at the pictures before
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from PIL import Image
 
 from chipsparse.experiments.quality import psnr
 from chipsparse.profiles.profile import ASSETS
-from tests.regression.cases import CASES, Case
+from tests.regression.cases import CASES
 from tests.regression.runs import Runs
 
 FOLDER = ASSETS / "golden"
@@ -32,25 +30,25 @@ class Golden:
     sparse: torch.Tensor
 
 
-def shown(frames: torch.Tensor) -> torch.Tensor:
+def shown(frames):
     """The frames of a clip ``[F, H, W, C]`` that golden files hold, rounded to 8 bits as there."""
     count = min(FRAMES, len(frames))
     chosen = frames[torch.linspace(0, len(frames) - 1, count).round().long()]
     return (chosen * 255).round() / 255
 
 
-def read(case: Case) -> Golden:
+def read(case):
     """Reads both golden results of a case."""
     dense, sparse = (_read(path, case) for path in paths(case))
     return Golden(dense, sparse)
 
 
-def paths(case: Case) -> tuple[Path, Path]:
+def paths(case):
     """The golden files of a case, dense and sparse: frames side by side."""
     return FOLDER / f"{case.name}-dense.webp", FOLDER / f"{case.name}-sparse.webp"
 
 
-def _read(path: Path, case: Case) -> torch.Tensor:
+def _read(path, case):
     with Image.open(path) as image:
         assert image.mode == "RGB", f"{path.name}: {image.mode}"
         # A copy: PIL's memory is read-only.
@@ -60,7 +58,7 @@ def _read(path: Path, case: Case) -> torch.Tensor:
     return frames.permute(1, 0, 2, 3)
 
 
-def write(case: Case, runs: Runs) -> Iterator[str]:
+def write(case, runs):
     """Makes the golden results of a case anew; says of each how far it is from what it replaces."""
     for path, result in zip(paths(case), (runs.dense(case), runs.sparse(case)), strict=True):
         frames = shown(result.frames)
@@ -71,13 +69,13 @@ def write(case: Case, runs: Runs) -> Iterator[str]:
         yield f"{path.name}: {change}"
 
 
-def _change(before: torch.Tensor, now: torch.Tensor) -> str:
+def _change(before, now):
     if before.shape != now.shape:
         return f"{list(now.shape)}, was {list(before.shape)}"
     return f"{psnr(before, now):.2f} dB from the file before"
 
 
-def main(names: list[str]) -> None:
+def main(names):
     unknown = sorted(set(names) - set(CASES))
     if unknown:
         sys.exit(f"unknown cases {', '.join(unknown)}; there are {', '.join(CASES)}")

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.regression.cases import CASES, Case
-from tests.regression.check import Closeness, closeness
+from tests.regression.cases import CASES
+from tests.regression.check import closeness
 from tests.regression.faults import FAULTS
 from tests.regression.golden import read
 from tests.regression.runs import Runs
@@ -28,23 +27,17 @@ HEADER = """\
 | --- | --- | --- | --- | --- | --- | --- |"""
 
 
-def row(case: Case, what: str, found: Closeness) -> str:
+def row(case, what, found):
     """One line of the table."""
     flicker = "" if found.flicker is None else f"{found.flicker:.3f}"
-    cells = (
-        case.name,
-        what,
-        f"{found.psnr:.1f}",
-        f"{found.ssim:.4f}",
-        flicker,
-        f"{found.golden:.1f}",
-        f"{found.golden_dense:.1f}",
+    of_golden = f"{found.golden:.1f} | {found.golden_dense:.1f}"
+    return (
+        f"| {case.name} | {what} | {found.psnr:.1f} | {found.ssim:.4f} | {flicker} | {of_golden} |"
     )
-    return f"| {' | '.join(cells)} |"
 
 
 @contextlib.contextmanager
-def rounded_otherwise(module: torch.nn.Module, seed: int) -> Iterator[None]:
+def rounded_otherwise(module, seed):
     """Changes the weights at random by about the rounding of float32, and puts them back."""
     generator = torch.Generator().manual_seed(seed)
     weights = list(module.parameters())
@@ -59,7 +52,7 @@ def rounded_otherwise(module: torch.nn.Module, seed: int) -> Iterator[None]:
             weight.data = data
 
 
-def rows(case: Case, runs: Runs, *, noise: int, faults: bool) -> Iterator[str]:
+def rows(case, runs, *, noise, faults):
     """The line of the right result, and those of noisy and faulty ones where asked for."""
     dense, golden = runs.dense(case).frames, read(case)
     config = runs.config(case)
@@ -75,7 +68,7 @@ def rows(case: Case, runs: Runs, *, noise: int, faults: bool) -> Iterator[str]:
         yield row(case, fault.__name__, closeness(dense, faulty.frames, golden))
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}")
     parser.add_argument("--noise", type=int, default=0, metavar="N", help="also N noisy results")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -13,34 +11,26 @@ from diffusers import DiffusionPipeline
 from diffusers.pipelines.flux import pipeline_flux
 
 import chipsparse
-from chipsparse import SparsityConfig
-from chipsparse.profiles.profile import ASSETS, Profile, find_profile
+from chipsparse.profiles.profile import ASSETS, find_profile
 from chipsparse.report.generation import GenerationReport
-from tests.regression.cases import Case
 
 
 @dataclass(frozen=True)
 class Result:
-    """One generated clip.
+    """One generated clip."""
 
-    Attributes:
-        frames: float32 ``[F, H, W, C]`` in 0..1 on the CPU; an image is a clip of one frame.
-        report: what the patched pipeline did, or None for a dense run.
-    """
-
-    frames: torch.Tensor
-    report: GenerationReport | None
+    frames: torch.Tensor  # float32 [F, H, W, C] in 0..1 on the CPU; an image has one frame
+    report: GenerationReport | None  # what the patched pipeline did; None for a dense run
 
 
 class Runs:
     """Makes cases on one device in one dtype."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device, dtype):
         self._device, self._dtype = device, dtype
-        self._models: dict[str, tuple[Any, Profile]] = {}
-        self._results: dict[tuple[str, str], Result] = {}
+        self._models, self._results = {}, {}
 
-    def model(self, name: str) -> tuple[Any, Profile]:
+    def model(self, name):
         """The pipeline in that folder, and its profile."""
         if name not in self._models:
             folder = ASSETS / name
@@ -49,20 +39,20 @@ class Runs:
             self._models[name] = pipe, find_profile(folder, type(pipe.transformer).__name__)
         return self._models[name]
 
-    def config(self, case: Case) -> SparsityConfig:
+    def config(self, case):
         """That of the published schedule with the changes of the case."""
         _, profile = self.model(case.model)
         return profile.of_quality("published").sparsity.override(dict(case.sparsity))
 
-    def dense(self, case: Case) -> Result:
+    def dense(self, case):
         """What the stock pipeline makes; remembered."""
         return self._remembered(case, "dense", None)
 
-    def sparse(self, case: Case) -> Result:
+    def sparse(self, case):
         """What the patched pipeline makes; remembered."""
         return self._remembered(case, "sparse", self.config(case))
 
-    def generate(self, case: Case, config: SparsityConfig | None) -> Result:
+    def generate(self, case, config):
         """Makes the case anew, dense for None."""
         pipe, profile = self.model(case.model)
         arguments = {k: v for k, v in vars(profile.generation).items() if v is not None}
@@ -86,14 +76,14 @@ class Runs:
         frames = pixels[0] if pixels.dim() == 5 else pixels  # of a video, or of one image
         return Result(frames.permute(0, 2, 3, 1).float().cpu(), report)
 
-    def _remembered(self, case: Case, kind: str, config: SparsityConfig | None) -> Result:
+    def _remembered(self, case, kind, config):
         if (case.name, kind) not in self._results:
             self._results[case.name, kind] = self.generate(case, config)
         return self._results[case.name, kind]
 
 
 @contextmanager
-def noise_of_float32() -> Iterator[None]:
+def noise_of_float32():
     """Lets FLUX begin with the same noise in every dtype.
 
     It draws it in the dtype of the prompt, and PyTorch's normal numbers in half precision are not
@@ -101,7 +91,7 @@ def noise_of_float32() -> Iterator[None]:
     """
     draw = pipeline_flux.randn_tensor
 
-    def drawn(*args: Any, dtype: torch.dtype, **options: Any) -> torch.Tensor:
+    def drawn(*args, dtype, **options):
         return draw(*args, dtype=torch.float32, **options).to(dtype)
 
     with pytest.MonkeyPatch.context() as patch:

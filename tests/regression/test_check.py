@@ -7,18 +7,12 @@ import torch
 from PIL import Image
 
 from tests.regression.cases import CASES
-from tests.regression.check import Closeness, closeness, violations
-from tests.regression.golden import FOLDER, FRAMES, Golden, paths, read, shown
+from tests.regression.check import Closeness, violations
+from tests.regression.golden import FOLDER, FRAMES, paths, read, shown
 
 CLIP = CASES["wan"]
 BOUNDS = CLIP.bounds
 GOOD = Closeness(psnr=40.0, ssim=0.99, flicker=1.0, golden=80.0, golden_dense=80.0)
-
-
-def test_the_same_result_breaks_no_bound():
-    frames = torch.rand(5, 16, 16, 3, generator=torch.Generator().manual_seed(0))
-    golden = Golden(shown(frames), shown(frames))
-    assert violations(CLIP, closeness(frames, frames, golden)) == []
 
 
 @pytest.mark.parametrize(

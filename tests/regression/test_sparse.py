@@ -8,22 +8,10 @@ import pytest
 from tests.regression import faults
 from tests.regression.cases import CASES
 from tests.regression.check import closeness, violations
-from tests.regression.faults import FAULTS
+from tests.regression.faults import FAULTS, GROSS
 from tests.regression.golden import read
 
 QUICK = faults.rows_off_by_one  # the mildest; the others are slow tests
-# What the wider bounds of fp16 and bf16 find as well.
-GROSS = {
-    faults.attention_delta_subtracted,
-    faults.residual_subtracted,
-    faults.residual_of_an_earlier_refresh,
-    faults.lse_not_stored,
-    faults.columns_of_an_earlier_refresh,
-    faults.groups_off_by_one,
-    faults.branches_swapped,
-    faults.tile_order_not_restored,
-    faults.mlp_delta_subtracted,
-}
 
 
 @pytest.mark.parametrize(

@@ -175,21 +175,6 @@ def test_bad_lines_are_named_before_anything_is_loaded(
     assert names(workdir) == ["prompts.csv"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--format", "png", "--fps", "24"), "--fps is about .mp4, .webm and .gif, and .png has"),
-        (("--format", "png"), "a video of 5 frames is no single .png; use --format mp4"),
-        (("-o", "prompts.csv"), "--output prompts.csv is a file; name a folder"),
-    ],
-)
-def test_bad_options(batch, workdir, monkeypatch, arguments, sentence):
-    monkeypatch.setattr(Request, "load", lambda _: pytest.fail("loaded"))
-    (workdir / "prompts.csv").write_text("prompt\na\nb\n")
-    assert sentence in batch(*arguments).sentence()
-    assert names(workdir) == ["prompts.csv"]
-
-
 def test_ray_that_is_not_installed(batch, workdir, monkeypatch):
     (workdir / "prompts.csv").write_text("prompt\na\n")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -257,8 +242,6 @@ def test_images_also_from_an_image(batch, flux_folder, workdir, loads):
         assert clip["file"].endswith(".png")
         with Image.open(workdir / "out" / clip["file"]) as image:
             assert image.size == (48, 32)
-    error = batch("--format", "mp4", model=flux_folder).sentence()
-    assert error == "this model makes images, not videos; use --format png"
 
 
 def test_the_last_line_about_a_file_counts_and_a_broken_one_loses_no_other(tmp_path):
