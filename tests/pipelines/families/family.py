@@ -23,6 +23,7 @@ from tests.tiny_models import (
     tiny_tokenizer,
     tiny_wan_vae,
 )
+from tests.tiny_models import strong as strong
 
 
 @dataclass(frozen=True)
@@ -96,19 +97,6 @@ def wan_prompts(tokens=16):
 def picture(seed, width, height):
     pixels = random(height, width, 3, seed=seed).sigmoid() * 255
     return Image.fromarray(pixels.to(torch.uint8).numpy())
-
-
-# How most models end their attention and feed-forward layers.
-OUTPUTS = ("to_out.0", "net.2", "linear_out", "out_layer", "img_mlp.out", "blocks.0.proj_out")
-
-
-def strong(model, factor=10, ends=OUTPUTS):
-    """A model with larger block outputs, which at their first values hardly change the result."""
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            if name.endswith(ends) and isinstance(module, torch.nn.Linear):
-                module.weight.mul_(factor)
-    return model
 
 
 # Loops around a transformer, for models whose own pipelines need much besides it.
