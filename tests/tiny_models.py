@@ -146,7 +146,7 @@ def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
 def tiny_flux_transformer(*, seed: int = 0, **overrides: Any) -> FluxTransformer2DModel:
     """A FLUX.1 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
     config = {**FLUX_CONFIG, **overrides}
-    return _with_strong_blocks(seeded(FluxTransformer2DModel, seed=seed, **config))
+    return strong(seeded(FluxTransformer2DModel, seed=seed, **config), 8, FLUX_OUTPUTS)
 
 
 def tiny_flux_components(*, seed: int = 0, **overrides: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def tiny_chroma_pipeline(*, seed: int = 0) -> ChromaPipeline:
             vae=tiny_image_vae(seed=seed + 3),
             text_encoder=tiny_t5_encoder(seed=seed + 2),
             tokenizer=tiny_tokenizer(),
-            transformer=_with_strong_blocks(transformer),
+            transformer=strong(transformer, 8, FLUX_OUTPUTS),
         )
     )
 
@@ -245,15 +245,18 @@ def tiny_t5_encoder(*, seed: int = 2) -> T5EncoderModel:
     return seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed)
 
 
-def _with_strong_blocks(transformer: Any) -> Any:
-    """Enlarges the block outputs, which at their first values hardly change the result."""
+# How most models end their attention and feed-forward layers.
+OUTPUTS = ("to_out.0", "net.2", "linear_out", "out_layer", "img_mlp.out", "blocks.0.proj_out")
+FLUX_OUTPUTS = ("attn.to_out.0", "ff.net.2", ".proj_out")
+
+
+def strong(model: Any, factor: int = 10, ends: tuple[str, ...] = OUTPUTS) -> Any:
+    """A model with larger block outputs, which at their first values hardly change the result."""
     with torch.no_grad():
-        for block in [*transformer.transformer_blocks, *transformer.single_transformer_blocks]:
-            outputs = [block.proj_out] if hasattr(block, "proj_out") else [block.attn.to_out[0]]
-            outputs += [block.ff.net[2]] if hasattr(block, "ff") else []
-            for linear in outputs:
-                linear.weight.mul_(8)
-    return transformer
+        for name, module in model.named_modules():
+            if name.endswith(ends) and isinstance(module, torch.nn.Linear):
+                module.weight.mul_(factor)
+    return model
 
 
 def seeded(make: Callable[..., Any], *args: Any, seed: int = 0, **options: Any) -> Any:

@@ -74,7 +74,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
         return tuple((t, h, w) for t, h, w in arguments["vision_token_shapes"])
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """All other rows."""
         tokens = sum(map(math.prod, self.called_grids(arguments)))
         return int(arguments["sequence_length"]) - tokens
 

@@ -128,7 +128,6 @@ class Kandinsky6Adapter(VideoWithSound, Kandinsky5Adapter):
         return [block.video_dec_block for block in super().blocks()]
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of a call, frame by frame where frames have types."""
         grids = super().called_grids(arguments)
         typed = arguments.get("visual_token_type_ids") is not None
         return frame_by_frame(*grids) if typed else grids

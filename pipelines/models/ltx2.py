@@ -48,7 +48,6 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
         return coordinates[0, ..., 0]
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts the tokens in order, their coordinates and all else that is per token."""
         if not self.moves_tokens:
             return
         if arguments.get("video_coords") is None:

@@ -62,7 +62,6 @@ class MiniMaxH3Adapter(VideoWithSound):
         return (self._rows_of(arguments).grid,)
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """All other rows."""
         return self._rows_of(arguments).others.numel()
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:

@@ -41,7 +41,6 @@ class WanVACEAdapter(WanAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """The kinds of layers, with those of control that ``vace_layers`` names."""
         layers, width = len(config["vace_layers"]), cls.neurons(config)
         control = LayerKind("control", layers, width, projections=cls.projections + 1)
         return (control, *super().kinds(config))
@@ -91,7 +90,6 @@ class SkyReelsV2Adapter(WanAdapter):
     shares_guidance = True
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of a call, one for each frame with diffusion forcing or masks of frames."""
         grids = super().called_grids(arguments)
         if arguments.get("enable_diffusion_forcing"):
             self._refuse_split(

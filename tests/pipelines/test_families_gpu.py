@@ -27,7 +27,6 @@ OFTEN = (
     "flux",
     "flux control",
     "flux image to image",
-    "flux inpainting",
     "hunyuan video 1.5",
     "minimax h3",
     "wan 2.1",

@@ -14,6 +14,7 @@ from diffusers.modular_pipelines.minimax_h3 import modular_blocks_minimax_h3 as 
 
 import chipsparse
 from tests.pipelines.families import flux3, ltx2, minimax_h3, z_image
+from tests.pipelines.families.family import IMAGE
 from tests.pipelines.model_state import state_of
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
 from tests.tiny_models import quiet, random
@@ -48,7 +49,7 @@ def both(make, *names, **more):
 def flux_3():
     prompts = both(lambda seed: random(1, 6, 16, seed=seed), "prompt_embeds")
     pipe = modular("Flux3AutoBlocks", transformer=flux3.loop().transformer)
-    return pipe, {**flux3.IMAGE, **prompts}
+    return pipe, {**IMAGE, **prompts}
 
 
 def ltx_2():

@@ -6,7 +6,7 @@ import torch
 from diffusers import Cosmos3OmniPipeline, Cosmos3OmniTransformer, UniPCMultistepScheduler
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
-from tests.pipelines.families.family import Family, strong
+from tests.pipelines.families.family import Family, streams, strong
 from tests.tiny_models import LATENT_CHANNELS, quiet, random, seeded, tiny_wan_vae
 
 SOUND_DIM, SOUND_HOP, SOUND_RATE, ACTION_DIM = 6, 40, 1000, 12
@@ -116,13 +116,22 @@ VIDEO = {
 }
 VARIANTS = {
     "odd size": {"height": 120, "width": 152},
-    "prompts of two lengths": {"add_resolution_template": True},
     "not guided": {"guidance_scale": 1.0},
     "one frame": {"num_frames": 1, "height": 160},
     "first frame": {"image": picture()},
     "first frames": {"video": picture(5), "condition_frame_indexes_vision": (0, 1)},
-    "sound": {"enable_sound": True},
+    "sound, prompts of two lengths": {"enable_sound": True, "add_resolution_template": True},
     "policy": action("policy"),
     "forward dynamics": action("forward_dynamics", raw_actions=random(4, 9, seed=6)),
 }
-FAMILIES = [Family("cosmos 3", pipeline, VIDEO, VARIANTS)]
+FAMILIES = [
+    Family("cosmos 3", pipeline, VIDEO, VARIANTS, result=streams),
+    Family(
+        "cosmos 3, an activation without a kernel",
+        lambda: pipeline(hidden_act="relu2", qk_norm_for_text=False, use_und_k_norm_for_gen=True),
+        VIDEO,
+        fallbacks=("MLP runs dense in 2 of 2 layers", "its activation relu2 is not supported"),
+        dense_parts=("mlp",),
+        brief=True,
+    ),
+]

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.tiny_models import (
     tiny_tokenizer,
     tiny_wan_vae,
 )
+from tests.tiny_models import strong as strong
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Family:
         masked: variants whose attention runs dense, and what the report says of each.
         unpatched_steps: first steps of a generation that run as without chipsparse.
         brief: only its calls are tested, in slow tests; its adapter is another family's, too.
+        result: takes what is compared from what the pipeline returns; else its latents.
     """
 
     name: str
@@ -53,6 +56,13 @@ class Family:
     brief: bool = False
     masked: Mapping[str, str] = field(default_factory=dict)
     unpatched_steps: int = 0
+    result: Callable[[Any], Any] = itemgetter(0)
+
+
+def streams(results):
+    """All tensors that a pipeline returns, in a row."""
+    parts = [each[0] if isinstance(each, list) else each for each in results]
+    return torch.cat([part.flatten() for part in parts if part is not None])
 
 
 # Whole pipelines.
@@ -87,19 +97,6 @@ def wan_prompts(tokens=16):
 def picture(seed, width, height):
     pixels = random(height, width, 3, seed=seed).sigmoid() * 255
     return Image.fromarray(pixels.to(torch.uint8).numpy())
-
-
-# How most models end their attention and feed-forward layers.
-OUTPUTS = ("to_out.0", "net.2", "linear_out", "out_layer", "img_mlp.out", "blocks.0.proj_out")
-
-
-def strong(model, factor=10, ends=OUTPUTS):
-    """A model with larger block outputs, which at their first values hardly change the result."""
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            if name.endswith(ends) and isinstance(module, torch.nn.Linear):
-                module.weight.mul_(factor)
-    return model
 
 
 # Loops around a transformer, for models whose own pipelines need much besides it.

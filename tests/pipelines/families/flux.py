@@ -71,12 +71,6 @@ FAMILIES = [
         kinds=KINDS,
     ),
     Family(
-        "flux inpainting",
-        lambda: tiny_flux_pipeline(diffusers.FluxInpaintPipeline),
-        {**PICTURE, **IMAGE, "mask_image": MASK},
-        kinds=KINDS,
-    ),
-    Family(
         "flux control",
         beside,
         {**PICTURE, "control_image": SECOND},

@@ -1,7 +1,6 @@
 """FLUX.2: dev and Klein, with and without reference images."""
 
 import diffusers
-from PIL import Image
 
 from tests.pipelines.families.family import Family, of_class, picture, strong
 from tests.tiny_models import random, seeded
@@ -71,8 +70,6 @@ def klein(pipeline_class=diffusers.Flux2KleinPipeline, **overrides):
     return tiny_flux2_pipeline(pipeline_class, transformer=transformer, **overrides)
 
 
-MASK = Image.new("L", (WIDTH, HEIGHT), 0)
-MASK.paste(255, (8, 8, 24, 40))
 FAMILIES = [
     Family("flux2", tiny_flux2_pipeline, PICTURE, VARIANTS, kinds=2),
     Family(
@@ -81,16 +78,6 @@ FAMILIES = [
         {**PICTURE, **GUIDED},
         {"distilled": {"guidance_scale": 1.0}, "a reference": VARIANTS["a reference"]},
         kinds=2,
-    ),
-    Family(
-        "flux2 klein inpainting",
-        lambda: klein(diffusers.Flux2KleinInpaintPipeline),
-        {
-            **{**PICTURE, **GUIDED, "width": HEIGHT, "strength": 0.9},
-            **{"image": picture(1, WIDTH, HEIGHT), "mask_image": MASK},
-            "image_reference": picture(2, 64, 72),
-        },
-        brief=True,
     ),
     Family(
         "flux2 klein that keeps keys",  # of its references, from the first step on

@@ -3,16 +3,7 @@
 import torch
 from diffusers import Flux3Transformer2DModel
 
-from tests.pipelines.families.family import (
-    IMAGE,
-    IMAGE_VAE,
-    ODD_IMAGE,
-    Family,
-    Loop,
-    image_tokens,
-    of_branch,
-    strong,
-)
+from tests.pipelines.families import family
 from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
@@ -45,7 +36,7 @@ def arguments(
     text = {"cond": TEXT, "uncond": TEXT - shorter}[branch]
     found = {
         "hidden_states": latents,
-        "encoder_hidden_states": of_branch(latents, branch, text, TEXT_DIM),
+        "encoder_hidden_states": family.of_branch(latents, branch, text, TEXT_DIM),
         "timestep": timestep / 1000,
         "img_ids": position_ids(height // 16, width // 16),
         "txt_ids": torch.stack([torch.zeros(text)] * 3 + [torch.arange(text)], dim=-1),
@@ -62,26 +53,28 @@ def arguments(
 
 def loop(**overrides):
     transformer = seeded(Flux3Transformer2DModel, **CONFIG, **overrides)
-    return Loop(strong(transformer), arguments, image_tokens(CHANNELS), IMAGE_VAE)
+    return family.Loop(
+        family.strong(transformer), arguments, family.image_tokens(CHANNELS), family.IMAGE_VAE
+    )
 
 
 FAMILIES = [
-    Family(
+    family.Family(
         "flux3",
         loop,
-        IMAGE,
+        family.IMAGE,
         {
-            "odd size": ODD_IMAGE,
+            "odd size": family.ODD_IMAGE,
             "batch": {"batch": 2},
             "prompts of two lengths": {"shorter": 2},
             "references": {"references": ((4, 6), (5, 3))},
         },
         kinds=3,  # blocks of the image alone and of the text alone are other graphs
     ),
-    Family(
+    family.Family(
         "flux3, step-distilled",
         lambda: loop(flow_map=True),
-        {**IMAGE, "jumps": True, "branches": ("cond",)},
+        {**family.IMAGE, "jumps": True, "branches": ("cond",)},
         brief=True,
     ),
 ]

@@ -9,16 +9,7 @@ from diffusers import (
     OvisImageTransformer2DModel,
 )
 
-from tests.pipelines.families.family import (
-    IMAGE,
-    IMAGE_VAE,
-    ODD_IMAGE,
-    Family,
-    Loop,
-    image_tokens,
-    of_branch,
-    strong,
-)
+from tests.pipelines.families import family
 from tests.pipelines.families.flux import KINDS
 from tests.tiny_models import seeded
 
@@ -33,7 +24,7 @@ CONFIG = {
     "joint_attention_dim": TEXT_DIM,
     "axes_dims_rope": (4, 6, 6),
 }
-VARIANTS = {"odd size": ODD_IMAGE, "batch": {"batch": 2}}
+VARIANTS = {"odd size": family.ODD_IMAGE, "batch": {"batch": 2}}
 
 
 def arguments(latents, timestep, branch, *, height, width, text=TEXT, **_):
@@ -42,7 +33,7 @@ def arguments(latents, timestep, branch, *, height, width, text=TEXT, **_):
     )
     return {
         "hidden_states": latents,
-        "encoder_hidden_states": of_branch(latents, branch, text, TEXT_DIM),
+        "encoder_hidden_states": family.of_branch(latents, branch, text, TEXT_DIM),
         "timestep": timestep,
         "img_ids": torch.stack([0 * rows, rows, columns], dim=-1).view(-1, 3).float(),
         "txt_ids": torch.zeros(text, 3),
@@ -54,8 +45,8 @@ def divided(latents, timestep, branch, **call):
 
 
 def loop(model_class, passed=divided, **config):
-    transformer = strong(seeded(model_class, **CONFIG, **config))
-    return Loop(transformer, passed, image_tokens(CHANNELS), IMAGE_VAE)
+    transformer = family.strong(seeded(model_class, **CONFIG, **config))
+    return family.Loop(transformer, passed, family.image_tokens(CHANNELS), family.IMAGE_VAE)
 
 
 MODELS = {
@@ -63,4 +54,6 @@ MODELS = {
     "ovis-image": partial(loop, OvisImageTransformer2DModel, out_channels=CHANNELS),
     "bria": partial(loop, BriaTransformer2DModel, arguments),
 }
-FAMILIES = [Family(name, make, IMAGE, VARIANTS, kinds=KINDS) for name, make in MODELS.items()]
+FAMILIES = [
+    family.Family(name, make, family.IMAGE, VARIANTS, kinds=KINDS) for name, make in MODELS.items()
+]

@@ -3,22 +3,13 @@
 import torch
 from diffusers import HeliosTransformer3DModel, HunyuanVideoFramepackTransformer3DModel
 
-from tests.pipelines.families.family import (
-    ODD,
-    VAE,
-    VIDEO,
-    Family,
-    Loop,
-    of_branch,
-    strong,
-    video_latents,
-)
+from tests.pipelines.families import family
 from tests.pipelines.families.hunyuan_video import CONFIG, POOLED_DIM, padded
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
 TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
-SHAPE = video_latents(LATENT_CHANNELS)
+SHAPE = family.video_latents(LATENT_CHANNELS)
 
 
 def earlier(latents):
@@ -40,7 +31,7 @@ def helios_arguments(latents, timestep, branch, *, history=True, **_):
     call = {
         "hidden_states": latents,
         "timestep": timestep,
-        "encoder_hidden_states": of_branch(latents, branch, TEXT, TEXT_DIM),
+        "encoder_hidden_states": family.of_branch(latents, branch, TEXT, TEXT_DIM),
     }
     if not history:
         return call
@@ -56,7 +47,7 @@ def helios():
     transformer = seeded(
         HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
     )
-    return Loop(strong(transformer), helios_arguments, SHAPE, VAE)
+    return family.Loop(family.strong(transformer), helios_arguments, SHAPE, family.VAE)
 
 
 # FramePack.
@@ -96,21 +87,21 @@ def framepack():
         image_proj_dim=IMAGE_DIM,
         has_clean_x_embedder=True,
     )
-    return Loop(strong(transformer), framepack_arguments, SHAPE, VAE)
+    return family.Loop(family.strong(transformer), framepack_arguments, SHAPE, family.VAE)
 
 
 FAMILIES = [
-    Family(
+    family.Family(
         "helios",
         helios,
-        VIDEO,
-        {"odd size": ODD, "no earlier frames": {"history": False}},
+        family.VIDEO,
+        {"odd size": family.ODD, "no earlier frames": {"history": False}},
     ),
-    Family(
+    family.Family(
         "framepack",
         framepack,
-        {**VIDEO, "max_sequence_length": TEXT + IMAGE_TOKENS},
-        {"odd size": ODD, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
+        {**family.VIDEO, "max_sequence_length": TEXT + IMAGE_TOKENS},
+        {"odd size": family.ODD, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
         kinds=3,  # of the single blocks two: the first gets tokens that nothing was cut from
     ),
 ]

@@ -4,7 +4,7 @@ import diffusers
 import torch
 
 from tests.pipelines.families import ltx
-from tests.pipelines.families.family import Family, of_class
+from tests.pipelines.families.family import Family, of_class, streams
 from tests.tiny_models import seeded
 
 SOUND_CHANNELS, MEL_BINS = 2, 16  # of the sound's, which shrink fourfold
@@ -83,7 +83,7 @@ VARIANTS = {
     "streams apart": {"modality_scale": 3.0},
 }
 FAMILIES = [
-    Family("ltx-2", pipeline, VIDEO, VARIANTS),
+    Family("ltx-2", pipeline, VIDEO, VARIANTS, result=streams),
     Family(
         "ltx-2.3",
         lambda: pipeline(

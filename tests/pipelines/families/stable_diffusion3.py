@@ -23,7 +23,6 @@ TRANSFORMER = {
     "pos_embed_max_size": 32,
 }
 MEDIUM = {"qk_norm": "rms_norm", "dual_attention_layers": (0, 1), "num_layers": 4}
-DUAL = "the second attention (attn2) of 2 of 4 layers runs dense"
 
 
 def tiny_transformer(**overrides):
@@ -86,7 +85,7 @@ FAMILIES = [
         lambda: tiny_pipeline(**MEDIUM),
         PICTURE,
         {"guided": GUIDED},
-        fallbacks=(DUAL,),
+        fallbacks=("the second attention (attn2) of 2 of 4 layers runs dense: only the joint one",),
         kinds=3,  # dual, joint, the last
     ),
     Family(

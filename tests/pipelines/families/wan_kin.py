@@ -3,18 +3,7 @@
 import diffusers
 import torch
 
-from tests.pipelines.families.family import (
-    ODD,
-    VAE,
-    VIDEO,
-    Family,
-    Loop,
-    of_branch,
-    strong,
-    video_latents,
-    wan_like,
-    wan_prompts,
-)
+from tests.pipelines.families import family
 from tests.tiny_models import (
     LATENT_CHANNELS,
     TEXT_DIM,
@@ -24,7 +13,7 @@ from tests.tiny_models import (
 )
 
 TEXT, FACE = 5, 16  # tokens; pixels of a side
-SHAPE = video_latents(LATENT_CHANNELS)
+SHAPE = family.video_latents(LATENT_CHANNELS)
 
 
 def text(latents, timestep, branch, **_):
@@ -32,7 +21,7 @@ def text(latents, timestep, branch, **_):
     return {
         "hidden_states": latents,
         "timestep": timestep,
-        "encoder_hidden_states": of_branch(latents, branch, TEXT, TEXT_DIM),
+        "encoder_hidden_states": family.of_branch(latents, branch, TEXT, TEXT_DIM),
     }
 
 
@@ -47,7 +36,7 @@ def vace():
         # A control video has twice the channels, and a mask of 8 by 8 pixels for each of them.
         vace_in_channels=2 * LATENT_CHANNELS + 64,
     )
-    return wan_like(diffusers.WanVACEPipeline, transformer=strong(transformer))
+    return family.wan_like(diffusers.WanVACEPipeline, transformer=family.strong(transformer))
 
 
 # Animate.
@@ -89,7 +78,7 @@ def animate(**overrides):
             **overrides,
         },
     )
-    return Loop(strong(transformer), animate_arguments, SHAPE, VAE)
+    return family.Loop(family.strong(transformer), animate_arguments, SHAPE, family.VAE)
 
 
 # SkyReels V2 and ChronoEdit.
@@ -109,38 +98,40 @@ def forced_arguments(latents, timestep, branch, **_):
 
 def skyreels(arguments=text, **overrides):
     transformer = seeded(diffusers.SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG, **overrides)
-    return Loop(strong(transformer), arguments, SHAPE, VAE)
+    return family.Loop(family.strong(transformer), arguments, SHAPE, family.VAE)
 
 
 def chrono_edit():
     transformer = seeded(diffusers.ChronoEditTransformer3DModel, **TRANSFORMER_CONFIG)
-    return Loop(strong(transformer), text, SHAPE, VAE)
+    return family.Loop(family.strong(transformer), text, SHAPE, family.VAE)
 
 
-VARIANTS = {"odd size": ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}
+VARIANTS = {"odd size": family.ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}
 FAMILIES = [
-    Family(
+    family.Family(
         "wan vace",
         vace,
-        {**wan_prompts(), **VIDEO, "guidance_scale": 4.0},
-        {"odd size": ODD, "unguided": {"guidance_scale": 1.0}},
+        {**family.wan_prompts(), **family.VIDEO, "guidance_scale": 4.0},
+        {"odd size": family.ODD, "unguided": {"guidance_scale": 1.0}},
         kinds=3,  # the first block of the control video has a projection more
     ),
-    Family("wan animate", animate, VIDEO, VARIANTS),
-    Family("skyreels v2", skyreels, VIDEO, VARIANTS),
-    Family(
+    family.Family("wan animate", animate, family.VIDEO, VARIANTS),
+    family.Family("skyreels v2", skyreels, family.VIDEO, VARIANTS),
+    family.Family(
         "skyreels v2, forced",
         lambda: skyreels(forced_arguments, inject_sample_info=True),
-        {**VIDEO, "branches": ("cond",)},
+        {**family.VIDEO, "branches": ("cond",)},
         brief=True,
     ),
-    Family(
+    family.Family(
         "skyreels v2, blocks of frames",
         lambda: skyreels(num_frame_per_block=2),
-        {**VIDEO, "num_frames": 13, "branches": ("cond",)},
+        {**family.VIDEO, "num_frames": 13, "branches": ("cond",)},
         fallbacks=("attention runs dense: the model masks later blocks of frames",),
         dense_parts=("attention",),
         brief=True,
     ),
-    Family("chrono edit", chrono_edit, {**VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}),
+    family.Family(
+        "chrono edit", chrono_edit, {**family.VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}
+    ),
 ]
