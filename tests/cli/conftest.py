@@ -64,11 +64,6 @@ class Ran:
         assert self.exit_code == 0, self.stderr
         return self
 
-    def refused(self):
-        """Return its errors, having ended with what the user can put right."""
-        assert self.exit_code == 2, self.stderr
-        return self.stderr
-
     def sentence(self):
         """The sentence with which it ended, having printed nothing else."""
         assert (self.exit_code, self.stdout) == (2, ""), (self.stdout, self.stderr)

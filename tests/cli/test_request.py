@@ -250,7 +250,7 @@ def test_image_to_video(generate, wan_folder, workdir, monkeypatch):
     missing = generate(*given, model=wan_folder)
     if missing.exit_code:  # where ftfy is not installed
         said = "WanImageToVideoPipeline needs the Python package ftfy; install it with pip install"
-        assert f"chipsparse: error: {said} ftfy\n" in missing.refused()
+        assert missing.sentence() == f"{said} ftfy"
     fake = SimpleNamespace(fix_text=lambda text: text)
     monkeypatch.setattr(pipeline_wan_i2v, "ftfy", fake, raising=False)
     result = generate(*given, "--json", model=wan_folder).json()
@@ -297,7 +297,7 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     call = {"image": picture(), "strength": 0.6, "negative_prompt": "", "true_cfg_scale": 3.0}
     expected = by_hand(pipe, seed=0, num_inference_steps=5, **call)
     np.testing.assert_array_equal(pictures("out.png"), expected)
-    few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).refused()
+    few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).sentence()
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
 
 
@@ -346,7 +346,7 @@ def test_the_command_warns_of_too_few_steps_before_loading(generate, workdir):
     assert f"warning {warning}" in lines
     assert generate(*few, "--dense", "--json").json()["request"]["warnings"] == []
     refused = generate(*few, "--strict")
-    assert "it takes --steps 3 or more" in refused.refused()
+    assert "it takes --steps 3 or more" in refused.sentence()
     assert "loading" not in refused.stderr
 
 
