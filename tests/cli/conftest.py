@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from chipsparse.cli.main import app
 from chipsparse.cli.model import weights
 from chipsparse.experiments import clips
+from tests.pipelines.families.wan import image_to_video
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 PROFILE = """\
@@ -101,10 +102,17 @@ def pictures(pattern):
     return np.stack([np.asarray(Image.open(name)) for name in names(".", pattern)])
 
 
-def change_index(folder, **entries):
-    """Other entries for the model_index.json of a model's folder."""
-    path = folder / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+def change_json(path, **entries):
+    """Other entries for a JSON file; None takes one away."""
+    content = json.loads(path.read_text()) | entries
+    path.write_text(json.dumps({k: value for k, value in content.items() if value is not None}))
+
+
+def saved(pipe, folder, profile=PROFILE, **options):
+    """The folder, with the pipeline and a profile in it."""
+    pipe.save_pretrained(str(folder), **options)
+    (folder / "chipsparse.yaml").write_text(profile)
+    return folder
 
 
 @contextmanager
@@ -138,18 +146,13 @@ def modules_without_memory():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tiny_wan_pipeline().save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(PROFILE)
-    return folder
+    return saved(tiny_wan_pipeline(), tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def flux_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny-flux"
-    tiny_flux_pipeline().save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
-    return folder
+    return saved(tiny_flux_pipeline(), folder, IMAGE_PROFILE)
 
 
 def modular_flux():
@@ -163,9 +166,13 @@ def modular_flux():
 @pytest.fixture(scope="session")
 def modular_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modular") / "tiny-flux"
-    modular_flux().save_pretrained(str(folder), overwrite_modular_index=True)
-    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
-    return folder
+    return saved(modular_flux(), folder, IMAGE_PROFILE, overwrite_modular_index=True)
+
+
+@pytest.fixture(scope="session")
+def image_to_video_folder(tmp_path_factory):
+    pipe = image_to_video(expand_timesteps=True)
+    return saved(pipe, tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

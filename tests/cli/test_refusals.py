@@ -1,6 +1,5 @@
 """What a command cannot do: one sentence, exit code 2, nothing written and no model loaded."""
 
-import json
 import shutil
 import sys
 
@@ -9,8 +8,7 @@ import pytest
 from PIL import Image
 
 from chipsparse.cli.media import write as media
-from tests.cli.conftest import PROFILE, command, nothing_written
-from tests.pipelines.families.wan import image_to_video
+from tests.cli.conftest import PROFILE, change_json, command, nothing_written
 from tests.tiny_models import PROMPT
 
 PROMPTS = f"{PROMPT}\na blue square moves up\na white triangle grows\n"
@@ -118,13 +116,10 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(model_folder, flux_folder, tmp_path_factory):
+@pytest.fixture
+def models(model_folder, flux_folder, image_to_video_folder):
     """The folders of the models by the words that stand for them."""
-    starts = tmp_path_factory.mktemp("models") / "tiny"
-    image_to_video(expand_timesteps=True).save_pretrained(starts)
-    (starts / "chipsparse.yaml").write_text(PROFILE)
-    return {"VIDEO": model_folder, "FLUX": flux_folder, "IMAGE_TO_VIDEO": starts}
+    return {"VIDEO": model_folder, "FLUX": flux_folder, "IMAGE_TO_VIDEO": image_to_video_folder}
 
 
 @pytest.fixture
@@ -204,9 +199,7 @@ def test_folders_that_are_no_whole_model(
     elif isinstance(change, str):
         (folder / file).write_text(change)
     else:
-        content = json.loads((folder / file).read_text()) | change
-        kept = {name: value for name, value in content.items() if value is not None}
-        (folder / file).write_text(json.dumps(kept))
+        change_json(folder / file, **change)
     with nothing_written(workdir):
         said = command("generate", "x", "-o", "o.gif", "--model", folder).sentence()
     assert sentence in said
