@@ -158,6 +158,14 @@ def test_what_a_command_cannot_do(line, models, workdir, elsewhere, loads_nothin
     assert all(part in said for part in others), said
 
 
+@pytest.mark.parametrize(("line", "extra"), [(f"{BATCH} -o out --gpus 2", "ray"), ("studio",) * 2])
+def test_packages_that_are_not_installed(line, extra, models, workdir, monkeypatch):
+    (workdir / "prompts.csv").write_text(FILES["prompts.csv"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = command(*(models.get(word, word) for word in line.split())).sentence()
+    assert said.endswith(f"not installed: pip install 'chipsparse[{extra}]'")
+
+
 # Folders of models: the file that is spoilt, its text or what is changed in its JSON, the sentence.
 INDEX, MODULAR = "model_index.json", "modular_model_index.json"
 SPOILT = [

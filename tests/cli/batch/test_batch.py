@@ -175,12 +175,6 @@ def test_bad_lines_are_named_before_anything_is_loaded(
     assert names(workdir) == ["prompts.csv"]
 
 
-def test_ray_that_is_not_installed(batch, workdir, monkeypatch):
-    (workdir / "prompts.csv").write_text("prompt\na\n")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert batch("--gpus", "2").sentence().endswith("not installed: pip install 'chipsparse[ray]'")
-
-
 def test_after_an_interruption_and_a_failure_it_goes_on(batch, workdir, breaks_at, loads):
     (workdir / "prompts.csv").write_text("prompt\na red circle\n")
     given = (*SMALL, "--num", "3")
