@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import diffusers
 import numpy as np
@@ -35,8 +34,8 @@ from tests.tiny_models import PROMPT, tiny_flux_pipeline
 CPU = torch.device("cpu")
 
 INDEX = "model_index.json"
-MODEL: Any = SimpleNamespace(location="model", transformer_class="WanTransformer3DModel")
-OTHER: Any = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
+MODEL = SimpleNamespace(location="model", transformer_class="WanTransformer3DModel")
+OTHER = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
 
 
 @pytest.fixture
