@@ -338,15 +338,14 @@ def minimax_h3(tensors: Tensors) -> Step:
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as steps
 
     from chipsparse.pipelines.models.minimax_h3 import AUDIO_CHANNELS, audio_rows
-    from chipsparse.pipelines.packed_rows import AUDIO, TEXT, VIDEO
 
     prompt, (frames, *size) = tensors.text(512, "text_dim"), tensors.grid
     frames, patch = max(7, frames), tensors.config.patch_size
     sounds, words = audio_rows(frames) // AUDIO_CHANNELS, prompt.shape[1]
     with torch.device("cpu"):
         *where, _, _ = steps.MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-            *(torch.full((words,), TEXT), frames, *size, sounds, patch),
-            *(AUDIO_CHANNELS, AUDIO, VIDEO),
+            *(torch.full((words,), 1), frames, *size, sounds, patch, AUDIO_CHANNELS),
+            *(2, 0),  # the tags of audio and video; 1 is that of text
         )
     names = ("position_ids", "token_tags", "video_indices", "audio_indices", "text_indices")
     rows = {n: index.to(tensors.device) for n, index in zip(names, where, strict=True)}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.offload import OffloadPool
 from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.static_columns import StaticColumns, static_bits
+from chipsparse.layers.column_budget import StaticColumns, static_bits
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.denoising_loop import (
@@ -24,7 +23,7 @@ from chipsparse.pipelines.denoising_loop import (
     check_scheduler,
     loop_of,
 )
-from chipsparse.pipelines.parallel.team import Team, team_of
+from chipsparse.pipelines.parallel.team import team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
@@ -47,12 +46,10 @@ class Handle:
         report: the record of the current or last generation.
     """
 
-    def __init__(
-        self, config: SparsityConfig, report: GenerationReport, adapters: list[ModelAdapter]
-    ) -> None:
+    def __init__(self, config: SparsityConfig, report: GenerationReport) -> None:
         self.config = config
         self.report = report
-        self._adapters = adapters
+        self._adapters: list[ModelAdapter] = []
         self._patches = Patches()
         self._calls: PipelineCalls | None = None
         self._is_open = False
@@ -150,7 +147,6 @@ class Handle:
         return [("chipsparse", patch), ("config", repr(self.config)), *facts(self.report)]
 
     def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
-        """Patch the pipeline itself, and leave the handle on it."""
         adapters = dict(zip(transformers, self._adapters, strict=True))
         self._calls = PipelineCalls(pipe, adapters, self.report, loop)
         self._calls.patch(self._patches)
@@ -208,18 +204,44 @@ def enable(
     replaced = _handle_of(pipe)
     if replaced is not None and replaced._is_open:
         replaced = None
-    transformers = find_transformers(pipe, replaced)
-    model_class = adapter_class(transformers[0]).transformer_class
-    resolved, taken = _resolve(pipe, config, quality, model_class)
+    transformers = _find_transformers(pipe, replaced)
+    model_class = adapter_class(next(iter(transformers.values()))).transformer_class
+    config, quality = _resolve(pipe, config, quality, model_class, len(transformers))
     bits = None if static_columns is None else static_bits(static_columns)
     if replaced is not None:
         replaced.disable()
-    team = team_of(transformers, parallel)
-    agreement = None if team is None else team.agreement
-    session = functools.partial(Session, static_bits=bits, agreement=agreement)
-    return attach(
-        pipe, resolved, session, quality=taken, strict=strict, layer_times=layer_times, team=team
+    team = team_of(list(transformers.values()), parallel)
+    folder = _folder(pipe)
+    classes = {name: type(item).__name__ for name, item in transformers.items()}
+    report = GenerationReport(
+        strict=strict,
+        layer_times=layer_times,
+        pipeline=PipelineFacts(type(pipe).__name__, str(folder) if folder else None, classes),
+        config=config,
+        quality=quality,
     )
+    loop = loop_of(pipe, report)
+    tracker, host = PositionTracker(), HostMemory()
+    handle = Handle(config, report)
+    try:
+        for name, transformer in transformers.items():
+            session = Session(
+                config,
+                report,
+                OffloadPool(host, report.note),
+                name,
+                static_bits=bits,
+                agreement=None if team is None else team.agreement,
+            )
+            adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
+            handle._adapters.append(adapter)
+        handle._patch(pipe, loop, transformers)
+        for adapter in handle._adapters:
+            adapter.other_experts = [other for other in handle._adapters if other is not adapter]
+    except BaseException:
+        handle.disable()
+        raise
+    return handle
 
 
 def disable(pipe: Any) -> None:
@@ -241,65 +263,12 @@ def disable(pipe: Any) -> None:
         handle.disable()
 
 
-def attach(
-    pipe: Any,
-    config: SparsityConfig,
-    make_session: Callable[[SparsityConfig, GenerationReport, OffloadPool, str], Session],
-    *,
-    quality: str | None = None,
-    strict: bool = False,
-    layer_times: bool = False,
-    team: Team | None = None,
-) -> Handle:
-    """Patch a pipeline as `enable` does, with sessions of another make, such as measuring ones.
-
-    Args:
-        pipe: as for `enable`.
-        config: the config of all sessions.
-        make_session: makes the session of one transformer from the config, the shared report,
-            memory for its caches, and the pipeline's name for the transformer.
-        quality: the name of the config, for the report.
-        strict: as for `enable`.
-        layer_times: as for `enable`.
-        team: the processes that run the pipeline together; None: this one alone.
-    """
-    names = {id(item): name for name, item in pipe.components.items()}
-    transformers = {names[id(item)]: item for item in find_transformers(pipe)}
-    folder = _folder(pipe)
-    classes = {name: type(item).__name__ for name, item in transformers.items()}
-    report = GenerationReport(
-        strict=strict,
-        layer_times=layer_times,
-        pipeline=PipelineFacts(type(pipe).__name__, str(folder) if folder else None, classes),
-        config=config,
-        quality=quality,
-    )
-    loop = loop_of(pipe, report)
-    tracker, host = PositionTracker(), HostMemory()
-    handle = Handle(config, report, [])
-    try:
-        for name, transformer in transformers.items():
-            session = make_session(config, report, OffloadPool(host, report.note), name)
-            adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
-            handle._adapters.append(adapter)
-        handle._patch(pipe, loop, transformers)
-        for adapter in handle._adapters:
-            adapter.other_experts = [other for other in handle._adapters if other is not adapter]
-    except BaseException:
-        handle.disable()
-        raise
-    return handle
-
-
-def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.nn.Module]:
-    """Return the transformers of a pipeline that can be patched.
-
-    Args:
-        pipe: the pipeline.
-        replaced: the handle whose patch is to be replaced, if any.
+def _find_transformers(pipe: Any, replaced: Handle | None) -> dict[str, torch.nn.Module]:
+    """Return the transformers to patch, by the pipeline's name for them.
 
     Raises:
-        ValueError: if there is none, or one is compiled as a whole or patched by another handle.
+        ValueError: if there is none, or one is compiled as a whole or patched by another handle
+            than the one that is replaced.
     """
     components = _components(pipe)
     check_denoises(pipe)
@@ -309,10 +278,11 @@ def find_transformers(pipe: Any, replaced: Handle | None = None) -> list[torch.n
         is_transformer = name.startswith("transformer") or find_adapter(inner) is not None
         if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
-    transformers = [item for item in components.values() if find_adapter(item) is not None]
-    if not transformers:
+    names = {id(item): name for name, item in components.items() if find_adapter(item) is not None}
+    if not names:
         raise _refusal(pipe, components)
-    for item in transformers:
+    transformers = {name: components[name] for name in names.values()}
+    for item in transformers.values():
         if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "
@@ -338,19 +308,18 @@ def _components(pipe: Any) -> Mapping[str, Any]:
 
 
 def _folder(pipe: Any) -> Any:
-    """The folder or hub name that a pipeline was loaded from; None where it was not."""
+    """Return the folder or hub name that a pipeline was loaded from; None where it was not."""
     of_modular = getattr(pipe, "_pretrained_model_name_or_path", None)
     return of_modular or getattr(getattr(pipe, "config", None), "_name_or_path", None)
 
 
 def _handle_of(owner: Any) -> Handle | None:
-    """The handle of the patch that a pipeline or model has, or None."""
     handle: Handle | None = getattr(owner, "__dict__", {}).get(HANDLE)
     return handle
 
 
 def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
-    """The error for a pipeline without a transformer that has an adapter."""
+    """Return the error for a pipeline without a transformer that has an adapter."""
     reasons = {
         name: "it is no transformer" if name.startswith("unet") else why_refused(item)
         for name, item in components.items()
@@ -371,8 +340,8 @@ def _resolve(
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
+    experts: int,
 ) -> tuple[SparsityConfig, str | None]:
-    """Return the config and the name of its quality; None: it has none."""
     if isinstance(config, SparsityConfig):
         if quality is not None:
             raise ValueError(
@@ -385,7 +354,7 @@ def _resolve(
     elif isinstance(config, str | os.PathLike):
         profile = load_profile(config)
     elif config is None:
-        profile = find_profile(_folder(pipe), transformer_class)
+        profile = find_profile(_folder(pipe), transformer_class, experts=experts)
     else:
         raise ValueError(
             f"expected a SparsityConfig, a Profile or the path of one, got {shown(config)}; "

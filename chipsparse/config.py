@@ -11,24 +11,23 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
 
 Part = Literal["attention", "mlp"]
-DeltaRule = Literal["merge", "difference"]
 PARTS: tuple[Part, ...] = ("attention", "mlp")
 Between = Literal["none", "middle", "every_other", "all"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
-BackendName = Literal["auto", "reference"]
-OffloadMode = Literal["auto", "always", "never"]
 CachePrecision = Literal["auto", "full", "fp8"]
 CaptureMode = Literal["auto", "always", "never"]
 Dense = Literal["dense"]
 LayerPart = tuple[int, Part]
+
+share = partial(option, minimum=0.0, maximum=1.0)
 
 
 class ConfigError(ValueError):
@@ -43,24 +42,19 @@ class DenseWarning(UserWarning):
     """A generation computes nothing sparse although its config asks for it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionConfig(Validated):
     """The columns of self-attention that sparse steps compute, and how the rest is reused."""
 
-    density: float | Dense = option(
+    density: float | Dense = share(
         0.1,
         "share of key columns that each query block keeps, static columns included; or dense: "
         "never sparse",
-        minimum=0.0,
-        maximum=1.0,
     )
-    random_fraction: float = option(
-        0.0,
-        "share of further columns besides density, chosen at random and always the same",
-        minimum=0.0,
-        maximum=1.0,
+    random_fraction: float = share(
+        0.0, "share of further columns besides density, chosen at random and always the same"
     )
-    delta_rule: DeltaRule = option(
+    delta_rule: Literal["merge", "difference"] = option(
         "merge",
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
         "mass, difference adds their change to what was cached",
@@ -83,15 +77,12 @@ class AttentionConfig(Validated):
         return self.precision == "fp8"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MLPConfig(Validated):
     """The neurons of the feed-forward layers that sparse steps recompute."""
 
-    density: float | Dense = option(
-        0.3,
-        "share of neurons that each token block recomputes; or dense: never sparse",
-        minimum=0.0,
-        maximum=1.0,
+    density: float | Dense = share(
+        0.3, "share of neurons that each token block recomputes; or dense: never sparse"
     )
 
     @property
@@ -104,7 +95,7 @@ class MLPConfig(Validated):
 PUBLISHED_FORM = ("warmup_steps", "refresh_every")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScheduleConfig(Validated):
     """The denoising steps that are computed in full, refreshed, sparse or skipped.
 
@@ -120,12 +111,10 @@ class ScheduleConfig(Validated):
         "which sparse steps come are refreshes",
         minimum=0,
     )
-    full_share: float | None = option(
+    full_share: float | None = share(
         None,
         "or compute this share of the steps that run in full; above 0: close at the start, "
         "further apart in the middle, somewhat closer at the end",
-        minimum=0.0,
-        maximum=1.0,
     )
     least_full: int = option(
         2,
@@ -139,18 +128,14 @@ class ScheduleConfig(Validated):
         "(from 0). The rest is skipped",
         minimum=0,
     )
-    forecast: float = option(
+    forecast: float = share(
         0.0,
         "a skipped step continues the line through the last two outputs that were computed, by "
         "this share of what has changed between them; 0: it gives the last one again",
-        minimum=0.0,
-        maximum=1.0,
     )
-    forecast_after: float = option(
+    forecast_after: float = share(
         0.0,
         "share of the steps before which a skipped step gives the last output again all the same",
-        minimum=0.0,
-        maximum=1.0,
     )
     correct: bool = option(
         True,
@@ -177,13 +162,14 @@ class ScheduleConfig(Validated):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_full()
-        if self.actions is None:
+        actions = self.actions
+        if actions is None:
             return
-        if not self.actions or self.actions[0] != "dense":
-            got = f"{shown(self.actions[0])} first" if self.actions else "an empty list"
+        if actions[:1] != ("dense",):
+            got = f"{shown(actions[0])} first" if actions else "an empty list"
             raise ValueError(f"actions: the first step must be dense; got {got}")
-        first = self.actions.index("sparse") if "sparse" in self.actions else 0
-        if first and "refresh" not in self.actions[:first]:
+        first = actions.index("sparse") if "sparse" in actions else 0
+        if first and "refresh" not in actions[:first]:
             raise ValueError(
                 f"actions[{first}]: a sparse step reads what a refresh recorded, and there is none "
                 "before it"
@@ -232,7 +218,7 @@ class ScheduleConfig(Validated):
                 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayerBudget(Validated):
     """The shares of some layers, where they differ from those of the others.
 
@@ -243,16 +229,12 @@ class LayerBudget(Validated):
     layers: str = option(
         "", "a layer, such as 12, a range with both its ends, such as 10-19, or several: 0-1,56"
     )
-    attention: float | Dense | None = option(
+    attention: float | Dense | None = share(
         None,
         "share of key columns, in place of attention.density, or dense: never sparse; "
         "null: as the other layers",
-        minimum=0.0,
-        maximum=1.0,
     )
-    mlp: float | Dense | None = option(
-        None, "likewise the share of neurons", minimum=0.0, maximum=1.0
-    )
+    mlp: float | Dense | None = share(None, "likewise the share of neurons")
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, int) and not isinstance(self.layers, bool):
@@ -292,7 +274,7 @@ def ranges_text(numbers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, ends)) for ends in ranges)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryConfig(Validated):
     """The memory that the run may take, and where caches live.
 
@@ -310,7 +292,7 @@ class MemoryConfig(Validated):
         "host memory for caches, such as 64G; null: most of what the machine or container has free",
         minimum=0,
     )
-    offload: OffloadMode = option(
+    offload: Literal["auto", "always", "never"] = option(
         "auto",
         "auto: caches stay on the GPU while they fit, the others in host memory; always: all of "
         "them in host memory; never: none",
@@ -333,7 +315,7 @@ class MemoryConfig(Validated):
         super().__post_init__()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SparsityConfig(Validated):
     """Everything that decides what is computed. Immutable; compare with ``==``.
 
@@ -364,7 +346,9 @@ class SparsityConfig(Validated):
         "for the host, enough are to come for that to pay, and their caches are on the GPU; "
         "always: whatever it saves",
     )
-    backend: BackendName = option("auto", "auto: the fastest kernels that can run; or reference")
+    backend: Literal["auto", "reference"] = option(
+        "auto", "auto: the fastest kernels that can run; or reference"
+    )
     # What is taken where nobody asks for anything else, which is not noted where it has no effect;
     # None: the defaults. `over` sets it, and it counts for nothing in comparisons.
     usual: ClassVar[SparsityConfig | None] = None
@@ -373,7 +357,7 @@ class SparsityConfig(Validated):
         super().__post_init__()
         if self.tile is not None and len(self.tile) != 3:
             raise ValueError(f"tile: expected 3 whole numbers (T, H, W), got {list(self.tile)}")
-        for part in ("attention", "mlp"):
+        for part in PARTS:
             named: list[range] = []
             for place, budget in enumerate(self.layers):
                 for layers in budget.ranges if getattr(budget, part) is not None else ():
@@ -395,11 +379,6 @@ class SparsityConfig(Validated):
     def dense(cls) -> SparsityConfig:
         """Return a config under which every step is computed exactly as without chipsparse."""
         return cls(attention=AttentionConfig(density="dense"), mlp=MLPConfig(density="dense"))
-
-    @classmethod
-    def from_mapping(cls, data: Mapping[str, Any]) -> SparsityConfig:
-        """Return a config of nested mappings, in the form of YAML."""
-        return build(cls, data)
 
     def override(self, values: Mapping[str, Any]) -> SparsityConfig:
         """Return a copy with some fields changed, named by dotted paths.

@@ -13,7 +13,6 @@ from chipsparse.schedule.schedule import Action as Action
 from chipsparse.schedule.schedule import Schedule, forecast_text, list_text
 from chipsparse.without_effect import without_effect
 
-NOT_CAPTURED = "sparse steps are not captured as a CUDA graph"
 # Measured, rounding included: as fast with 4,352 tokens, 1.1 times with 6,144, 1.2 with 8,192.
 FP8_PAYS_TOKENS = 5_000
 # Actions that read what others recorded.
@@ -122,22 +121,14 @@ class SparsityPlan:
         """Return True where no layer ever uses a cache, so that nothing need be recorded."""
         return self.sparse_steps == 0
 
-    def captures_steps(self) -> bool:
-        """Return True where sparse steps can be captured as CUDA graphs if the device has them."""
-        return self.config.cuda_graphs != "never" and not self.is_dense()
-
     def taken(self, step: int, recorded: Action | None) -> Action:
-        """Return the action that a guidance branch takes at a step.
+        """Return the action that a guidance branch takes at a step, from 0.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
         a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
         refresh where no sparse step reads what it would record, unless ``schedule.actions`` lists
-        it and sparse ones.
-
-        Args:
-            step: from 0.
-            recorded: what the branch has recorded: None at first, DENSE before its first refresh,
-                REFRESH after it; see `recorded_after`.
+        it and sparse ones. What is ``recorded`` is None at first, DENSE before the first refresh of
+        the branch, REFRESH after it; see `recorded_after`.
         """
         action = self.step_action(step)
         if recorded is None:
@@ -156,18 +147,15 @@ class SparsityPlan:
         readers = (action for action in later if action in (Action.SPARSE, Action.REFRESH))
         return next(readers, None) is Action.SPARSE
 
-    def actions(self, first: int = 0, end: int | None = None) -> list[Action]:
+    def actions(self, first: int = 0) -> list[Action]:
         """Return the actions of a branch from the first step that it is called at.
 
-        Args:
-            first: that step.
-            end: behind the last step; None for the number of steps, which must be known then.
+        The number of steps must be known.
         """
-        end = self.steps if end is None else end
-        assert end is not None
+        assert self.steps is not None
         actions: list[Action] = []
         recorded = None
-        for step in range(first, end):
+        for step in range(first, self.steps):
             actions.append(self.taken(step, recorded))
             recorded = recorded_after(actions[-1], recorded)
         return actions

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import TypeVar
 
 import torch
 from bitarray import frozenbitarray
@@ -18,54 +17,37 @@ from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
 from chipsparse.config import PARTS, LayerPart, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
-from chipsparse.graphs.step_graph import Capturer, ModelCall, StepGraphs
+from chipsparse.graphs.step_graph import Capturer, StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
-from chipsparse.layers.column_budget import ColumnBudgets
+from chipsparse.layers.column_budget import ColumnBudgets, check_static_bits
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.other_text import aligned
 from chipsparse.layers.state import Shared, StepState
-from chipsparse.layers.static_columns import check_static_bits
 from chipsparse.layers.tile_order import grids_order, inverse_order
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan, recorded_after
-from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.kept_columns import KeptColumns
+from chipsparse.report.nothing_sparse import dense_notes
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
 from chipsparse.step import StepContext
 
-
-class LayerObserver(Protocol):
-    """Runs the layers of a session in its place, to measure what they do.
-
-    Each method gets the layer, which computes, and what that is called with.
-    """
-
-    def attention(self, layer: AttentionLayer, /, *args: Any, **options: Any) -> torch.Tensor:
-        """Self-attention of one layer; see `AttentionLayer.__call__`."""
-
-    def mlp(self, layer: MLPLayer, /, *args: Any, **options: Any) -> torch.Tensor:
-        """Feed-forward layer; see `MLPLayer.__call__`."""
+AnyLayer = TypeVar("AnyLayer", AttentionLayer, MLPLayer)
 
 
-class Layers(dict[int, Callable[..., torch.Tensor]]):
+class Layers(dict[int, AnyLayer]):
     """Layers of one kind by number, made when they are first asked for."""
 
-    def __init__(
-        self,
-        kind: type[AttentionLayer | MLPLayer],
-        shared: Shared,
-        observe: Callable[..., torch.Tensor] | None,
-    ) -> None:
-        self._kind, self._shared, self._observe = kind, shared, observe
+    def __init__(self, kind: type[AnyLayer], shared: Shared) -> None:
+        self._kind: type[AnyLayer] = kind
+        self._shared = shared
 
-    def __missing__(self, number: int) -> Callable[..., torch.Tensor]:
-        layer = self._kind(number, self._shared)
-        self[number] = layer if self._observe is None else partial(self._observe, layer)
-        return self[number]
+    def __missing__(self, number: int) -> AnyLayer:
+        layer = self[number] = self._kind(number, self._shared)
+        return layer
 
 
 @dataclass
@@ -126,7 +108,6 @@ class Session:
         name: the pipeline's name for the transformer.
         capturer: captures sparse steps; by default those of a GPU.
         static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
-        observer: runs the layers, where something is to be measured.
         agreement: with other processes that run the same calls; by default there are none.
         rates_of: the rates of a device in a dtype, by which it leaves dense what may be slower
             sparse; None where they are not known. By default `known_rates`.
@@ -136,6 +117,7 @@ class Session:
         attention: by number of the block, what computes its self-attention; see `AttentionLayer`.
         mlp: likewise its feed-forward layer; see `MLPLayer`.
         recorder: notes what layers do in the open call.
+        graphs: runs the model's own forward in the open call, by a CUDA graph where that pays.
     """
 
     def __init__(
@@ -146,7 +128,6 @@ class Session:
         name: str = "transformer",
         capturer: Capturer | None = None,
         static_bits: frozenbitarray | None = None,
-        observer: LayerObserver | None = None,
         agreement: Agreement | None = None,
         rates_of: Callable[[torch.device, torch.dtype], Rates | None] | None = None,
     ) -> None:
@@ -158,28 +139,28 @@ class Session:
         self._rates_of = known_rates if rates_of is None else rates_of
         self._caches = CacheStore(config, self._pool, report, self._agreement.capacity)
         self.recorder = CallRecorder(report)
-        self._graphs = StepGraphs(self._caches, report, capturer)
+        self.graphs = StepGraphs(self._caches, report, capturer)
         self._static_bits = static_bits
         shared = Shared(
             config,
             report,
             self.recorder,
             self._caches,
-            self._graphs,
+            self.graphs,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
             FastestKernel(),
             self._agreement.columns,
         )
 
-        self.attention = Layers(AttentionLayer, shared, observer.attention if observer else None)
-        self.mlp = Layers(MLPLayer, shared, observer.mlp if observer else None)
+        self.attention = Layers(AttentionLayer, shared)
+        self.mlp = Layers(MLPLayer, shared)
         self.reset()
 
     def reset(self) -> None:
         """Forgets everything and frees the caches: the next call starts a generation."""
         self.recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
         self.recorder.reset()
-        self._graphs.reset()
+        self.graphs.reset()
         self._caches.reset()
         self.attention.clear()
         self.mlp.clear()
@@ -349,17 +330,6 @@ class Session:
             if reasons is not None:
                 self.report.run_dense(reasons)
 
-    def run(
-        self, call: ModelCall, not_captured_reason: Callable[[], str | None] = lambda: None
-    ) -> Any:
-        """Return the output of the model's own forward in the open call; see `StepGraphs.run`."""
-        state, device = self._open_call(), self.recorder.device
-        return self._graphs.run(call, state, device, not_captured_reason)
-
-    def model_changed(self, what: str) -> None:
-        """Drop captured calls: a part of the model changed."""
-        self._graphs.model_changed(what)
-
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call with the transformer's output tensor.
 
@@ -410,7 +380,7 @@ class Session:
         """Forgets what a branch recorded and computed, so that its next call is as its first."""
         generation = self._generation
         if branch in self._caches:
-            self._graphs.drop(branch)
+            self.graphs.drop(branch)
             self._caches.drop(branch)
         generation.branches[branch].recorded = None
         generation.held.drop(branch)

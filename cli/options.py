@@ -35,8 +35,7 @@ from chipsparse.cli.errors import UserError, reported_errors, user_errors
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.experiments.samples import Sample
-from chipsparse.profiles.profile import MOST_STEPS, load_profile
-from chipsparse.profiles.qualities import check_quality
+from chipsparse.profiles.profile import MOST_STEPS, check_quality, load_profile
 
 if TYPE_CHECKING:
     import torch

@@ -45,6 +45,7 @@ from chipsparse.common.machine import device_name
 from chipsparse.experiments.clips import step_costs
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import (
+    DEFAULT_QUALITY,
     MODEL_PROFILE_NAME,
     GenerationDefaults,
     Profile,
@@ -54,7 +55,6 @@ from chipsparse.profiles.profile import (
     load_profile,
     profile_classes,
 )
-from chipsparse.profiles.qualities import DEFAULT_QUALITY
 from chipsparse.profiles.tuned_range import digest, outside
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def choose_profile(
         if options.config is not None:
             profile = load_profile(options.config)
         elif kind in profile_classes() or own.exists():
-            profile = find_profile(model.location, kind)
+            profile = find_profile(model.location, kind, experts=model.experts)
         elif options.quality is not None:
             profile = default_profile()
         elif optional:

@@ -26,7 +26,6 @@ from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.conditioning import Conditioning
 from chipsparse.config import PARTS, Part
 from chipsparse.graphs.model_state import ModelState
-from chipsparse.graphs.step_graph import ModelCall
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layers.state import StepState
 from chipsparse.layout import Grid, ModelLayout
@@ -58,14 +57,14 @@ from chipsparse.pipelines.feed_forward_forms import (
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
+from chipsparse.pipelines.parallel.guidance import GuidanceSplit
 from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
-from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import StepRecord, StepTimer
-from chipsparse.report.nothing_sparse import NOTHING, wants_sparse
+from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
 from chipsparse.schedule.correction import held_bytes
 from chipsparse.schedule.schedule import Schedule
 from chipsparse.session import Session
@@ -85,6 +84,7 @@ COMPUTES = re.compile(
     r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
     r"|\.processor\.scale\b"
 )
+UNREAD = "the pipeline's ControlNet runs at skipped steps too, which do not read its outputs"
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 SAY_IT = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
 
@@ -206,8 +206,6 @@ class ModelAdapter(ModelFamily):
         self._recomputed = 0  # times that the model became one that computes something else
         # Generation and step, scales of guidance, whether they changed, how often they did.
         self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
-        self._controlled: StepTimer | None = None  # the call of a ControlNet for the next one
-        self._unread: list[StepTimer] = []  # those whose outputs no call read
         self._argument_names = forward_arguments(transformer)
         self._number = number = register_runner(self)
         try:
@@ -228,7 +226,6 @@ class ModelAdapter(ModelFamily):
                 cut_at_entry(blocks, self.cut_entering, self._patches)
             self.claim_attention()
             self.install_tile_order()
-            self._time_controlnet(getattr(loop.pipe, "controlnet", None))
         except BaseException:
             self.remove()
             raise
@@ -239,22 +236,6 @@ class ModelAdapter(ModelFamily):
         self._layouts.undo()
         self._patches.undo()
         self.session.close()
-
-    def _time_controlnet(self, controlnet: Any) -> None:
-        """Measures what a ControlNet of the pipeline costs: it runs before the transformer does."""
-        if not isinstance(controlnet, torch.nn.Module):
-            return
-
-        def start(*_: Any) -> None:
-            device = getattr(self._loop.pipe, "_execution_device", "cpu")
-            self._controlled = StepTimer(torch.device(device))
-
-        def stop(*_: Any) -> None:
-            if self._controlled is not None:
-                self._controlled.stop()
-
-        self._patches.add_hook(controlnet.register_forward_pre_hook(start))
-        self._patches.add_hook(controlnet.register_forward_hook(stop))
 
     def _replace_processor(self, module: Any, processor: Any) -> None:
         """Gives a module our processor; what somebody puts in its place later, stays."""
@@ -312,7 +293,15 @@ class ModelAdapter(ModelFamily):
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        raise NotImplementedError
+        model, add = self._model, self._patches.add_hook
+        if type(self).order_inputs is not ModelAdapter.order_inputs:
+            self.hook_inputs(self.order_inputs)
+        if self.embedding_name:
+            add(getattr(model, self.embedding_name).register_forward_hook(self.order_embedded))
+        if self.rotary_name:
+            add(getattr(model, self.rotary_name).register_forward_hook(self.ordered_rotary))
+        if self.last_name:
+            add(getattr(model, self.last_name).register_forward_pre_hook(self.restore_order))
 
     def hook_attention(self, module: Any) -> None:
         """Lets a self-attention module be called with its tag as the attention mask."""
@@ -413,17 +402,35 @@ class ModelAdapter(ModelFamily):
             if is_compiled(self.transformer):
                 raise ValueError(compiled_as_a_whole(self.session.name))
             arguments = self.named(args, kwargs)
+            model_call = functools.partial(forward, *args, **kwargs)
             self.session.report.in_call = self._loop.runs
-            model_call = ModelCall(forward, args, kwargs)
             context = self._locate(arguments)
             for expert in self.other_experts:  # done with for this generation: free its caches
                 expert.session.reset()
-            if not self._shares_guidance:
-                return self._call_at(context, arguments, model_call)
-            output = self._guided_call(
-                context, lambda: self.held_output(self._call_at(context, arguments, model_call))
-            )
-            return self.wrap_output(output, arguments)
+            with self._reset_on_error():
+                guidance = self._shared_guidance(context)
+                if guidance is not None and not guidance.computes(context):
+                    return self.wrap_output(guidance.output(None), arguments)
+                state = self._begin(context, arguments)
+                if state is None:
+                    result = self.observe(context, arguments, model_call)
+                    self._say_what_is_unknown(context)
+                elif state.action is Action.SKIP:  # nothing of the model runs
+                    output = self.session.skipped_output()
+                    self.session.end(output)
+                    result = self.wrap_output(output, arguments)
+                else:
+                    with self._dense_attention(arguments):
+                        self.session.say_if_all_dense()
+                        result = self.session.graphs.run(
+                            model_call, state, self.execution.device, self._not_captured_reason
+                        )
+                    ended = self._guidance_ended(context.generation)
+                    self.session.end(self.held_output(result), is_last_branch=ended)
+                    self._say_what_was_unseen(state, arguments)
+                if guidance is None:
+                    return result
+                return self.wrap_output(guidance.output(self.held_output(result)), arguments)
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
@@ -434,6 +441,18 @@ class ModelAdapter(ModelFamily):
                 yield
             finally:
                 self.is_calling = outer
+
+    @contextlib.contextmanager
+    def _reset_on_error(self) -> Iterator[None]:
+        """Around an open call: an error frees the caches, and ends the other processes' calls."""
+        try:
+            yield
+        except BaseException as error:
+            self.session.report.fail(error)
+            self.session.reset()
+            if self.team is not None:
+                self.team.failed(error)
+            raise
 
     def with_own_hooks(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The transformer's ``forward`` with those of its PyTorch hooks that are ours."""
@@ -465,77 +484,56 @@ class ModelAdapter(ModelFamily):
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
-    def _guided_call(self, context: StepContext, compute: Callable[[], Any]) -> torch.Tensor:
-        """The output of a call whose step has others on other processes."""
-        assert self.team is not None
-        assert self.team.guidance is not None
-        try:
-            if not self._is_guided():
-                raise ValueError(
-                    "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
-                    "above 1, or use Parallel(guidance=1)"
-                )
-            return self.team.guidance.call(context, compute)
-        except BaseException as error:
-            self.session.reset()
-            self.team.failed(error)
-            raise
+    def _shared_guidance(self, context: StepContext) -> GuidanceSplit | None:
+        """The other processes that compute guidance branches; None where there are none.
 
-    def _call_at(self, context: StepContext, arguments: dict[str, Any], call: ModelCall) -> Any:
-        """The call at a position, on this process or with its share of it."""
-        hidden = self.latents(arguments)
-        try:
-            self._run_as(self._execution(hidden), context.generation)
-            if not self.knows(context, arguments):
-                result = self.observe(context, arguments, call.run)
-                self._say_what_is_unknown(context)
-                return result
-            layout = self._guided_layout(arguments, context.generation)
-            layout = layout if self.split is None else self.split.open(layout)
-            changed = None if self._state is None else self._state.change()
-            self._recomputed += changed is not None and bool(COMPUTES.search(changed))
-            state = self.session.begin(
-                context,
-                layout,
-                self.execution.device,
-                lambda: self._memory_demand(arguments),
-                why_not_cached=self._loop.why_not_cached(self.transformer),
-                has_faster_attention=self._has_faster_attention(layout, arguments),
-                conditioning=None  # of which other processes would have to know
-                if self._shares_guidance
-                else Conditioning(
-                    arguments,
-                    {"the model": self._recomputed, "guidance_scale": self._guidance(context)},
-                ),
+        Raises:
+            ValueError: if the pipeline has one branch only.
+        """
+        if not self._shares_guidance:
+            return None
+        if not self._is_guided():
+            raise ValueError(
+                "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
+                "above 1, or use Parallel(guidance=1)"
             )
-            if self.split is not None:
-                first = self.session.is_first_call
-                self.split.check_same_calls(state, arguments, first=first)
-            self._check_caches(context.generation)
-            self._say_what_is_unknown(context)
-            for note in self.notes(arguments):
-                self.session.report.note(note)
-            controlled, self._controlled = self._controlled, None
-            if state.action is Action.SKIP:  # nothing of the model runs
-                self._unread += [] if controlled is None else [controlled]
-                output = self.session.skipped_output()
-                self.session.end(output)
-                return self.wrap_output(output, arguments)
+        assert self.team is not None
+        return self.team.guidance
+
+    def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
+        """Opens a call, on this process or with its share of it; None: see `knows`."""
+        self._run_as(self._execution(self.latents(arguments)), context.generation)
+        if not self.knows(context, arguments):
+            return None
+        layout = self._guided_layout(arguments, context.generation)
+        layout = layout if self.split is None else self.split.open(layout)
+        changed = None if self._state is None else self._state.change()
+        self._recomputed += changed is not None and bool(COMPUTES.search(changed))
+        state = self.session.begin(
+            context,
+            layout,
+            self.execution.device,
+            lambda: self._memory_demand(arguments),
+            why_not_cached=self._loop.why_not_cached(self.transformer),
+            has_faster_attention=self._has_faster_attention(layout, arguments),
+            conditioning=None  # of which other processes would have to know
+            if self._shares_guidance
+            else Conditioning(
+                arguments,
+                {"the model": self._recomputed, "guidance_scale": self._guidance(context)},
+            ),
+        )
+        if self.split is not None:
+            self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
+        self._check_caches(context.generation)
+        self._say_what_is_unknown(context)
+        for note in self.notes(arguments):
+            self.session.report.note(note)
+        if state.action is not Action.SKIP:
             self._look_at_modules(changed)
-            with self._dense_attention(arguments):
-                self.session.say_if_all_dense()
-                result = self.session.run(call, self._not_captured_reason)
-            self.session.end(
-                self.held_output(result), is_last_branch=self._guidance_ended(context.generation)
-            )
-            self._say_what_was_unseen(state, arguments)
-            return result
-        except BaseException as error:
-            self.session.report.fail(error)
-            self.session.reset()
-            if self.team is not None and not self._shares_guidance:
-                self.team.failed(error)
-            raise
+        elif getattr(self._loop.pipe, "controlnet", None) is not None:
+            self.session.report.note(UNREAD)
+        return state
 
     def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
         """Reports layers of a sparse call that others than ours computed, or passed over.
@@ -698,7 +696,7 @@ class ModelAdapter(ModelFamily):
         """
         what = "the model" if self._state is None else changed
         if what is not None:
-            self.session.model_changed(what)
+            self.session.graphs.model_changed(what)
             self._state = None
         if what is not None or self.session.is_first_call:
             self._check_attention()
@@ -810,6 +808,12 @@ class ModelAdapter(ModelFamily):
         add = self._model.register_forward_pre_hook
         self._patches.add_hook(add(hook, with_kwargs=True))
 
+    def replace_method(self, name: str, method: Callable[..., Any]) -> None:
+        """Puts a method in the place of the model's own, which it gets before the arguments."""
+        stock = getattr(self._model, name)
+        replaced = functools.wraps(stock)(functools.partial(method, stock))
+        self._patches.set_attribute(self._model, name, replaced)
+
     @property
     def moves_tokens(self) -> bool:
         """True if the tokens of the open call are put in order, or cut for several processes."""
@@ -822,9 +826,14 @@ class ModelAdapter(ModelFamily):
             tensor = tensor.index_select(dim, order.to(tensor.device))
         return tensor if self.split is None else self.split.own_grid(tensor, dim)
 
-    def ordered_rotary(
-        self, _module: Any, _args: Any, output: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
+        """Puts what the transformer is given for each token in order, by argument."""
+
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Forward hook of the module that makes tokens of latents."""
+        return self.ordered(output, 1)
+
+    def ordered_rotary(self, _module: Any, _args: Any, output: Any) -> Any:
         """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
         return tuple(self.ordered(part, self.rotary_dim) for part in output)
 
@@ -865,13 +874,6 @@ class ModelAdapter(ModelFamily):
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""
-        if self._unread:
-            seconds = sum(timer.seconds() or 0.0 for timer in self._unread)
-            self.session.report.note(
-                f"a ControlNet ran {len(self._unread)} times for skipped calls, which do not read "
-                f"its outputs ({seconds:.3g} s)"
-            )
-            self._unread.clear()
         self.session.reset()
         self._tracker.finish()
 

@@ -39,9 +39,7 @@ class ModelFamily:
         mlp_name: what a block calls its feed-forward layer.
         mlp_parts: the names of the parts of its own feed-forward class; None where it has
             diffusers' ``FeedForward``.
-        mlp_sees_text: see `LayerKind`, as for the next two.
-        mlp_linears: see there.
-        projections: see there.
+        mlp_sees_text: see `LayerKind`, as for `mlp_linears` and `projections`.
         tags_over_masks: whether the tag takes the place of a mask that the model passes, because it
             lets everything through; else such calls are left alone.
         own_processors: by the class of a processor that does not dispatch its attention, what makes
@@ -50,8 +48,13 @@ class ModelFamily:
         text_place: where the text stands in the sequence, or that it is in cross-attention.
         shares_keys: whether several heads of the queries may share a key, which our kernels want
             repeated.
-        exact_text: see `ModelLayout`, as for the next one.
-        own_hidden_size: whether the config names a ``hidden_size`` that is not that of all heads.
+        exact_text: see `ModelLayout`.
+        token_patch: frames, rows and columns of latents in a token, where pipelines pack them; None
+            where the model's ``patch_size`` tells.
+        embedding_name: what the transformer calls the module that makes tokens of latents, behind
+            which they are put in order; empty where they are as they enter.
+        rotary_name: what it calls that which makes rotary embeddings of the tokens in raster order.
+        last_name: what it calls that which takes the tokens last, in raster order again.
         drops_last_grids: whether the model drops the grids behind the first one, as of reference
             images, before what takes the tokens last.
         rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
@@ -89,7 +92,10 @@ class ModelFamily:
     text_place: ClassVar[Literal["first", "last", "cross-attention"]] = "last"
     shares_keys: ClassVar[bool] = False
     exact_text: ClassVar[bool] = False
-    own_hidden_size: ClassVar[bool] = False
+    token_patch: ClassVar[Grid | None] = None
+    embedding_name: ClassVar[str] = ""
+    rotary_name: ClassVar[str] = ""
+    last_name: ClassVar[str] = ""
     drops_last_grids: ClassVar[bool] = False
     rotary_dim: ClassVar[int] = 0
     shares_tokens: ClassVar[bool] = False
@@ -116,6 +122,8 @@ class ModelFamily:
     @classmethod
     def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
         """Its attention heads, and channels of each."""
+        if "n_heads" in config:  # and the channels of all together
+            return config["n_heads"], config["dim"] // config["n_heads"]
         return config["num_attention_heads"], config["attention_head_dim"]
 
     @classmethod
@@ -127,7 +135,7 @@ class ModelFamily:
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
         """The grids of tokens that it makes of latents with so many frames, rows and columns."""
-        return patched(latents, patch_of(config))
+        return patched(latents, cls.token_patch or patch_of(config))
 
     @classmethod
     def sizes(
@@ -144,7 +152,7 @@ class ModelFamily:
             text_tokens=0 if cls.text_place == "cross-attention" else text_tokens,
             text_first=cls.text_place == "first",
             exact_text=cls.exact_text,
-            hidden_size=config["hidden_size"] if cls.own_hidden_size else None,
+            hidden_size=config.get("hidden_size"),
         )
 
     @classmethod
@@ -159,8 +167,13 @@ class ModelFamily:
             text_tokens: tokens of the prompt, padding included.
             batch: samples in one call.
         """
-        grids = cls.grids(config, latents)
+        grids, text_tokens = cls.grids(config, latents), cls.planned_text(text_tokens, latents)
         return cls.sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
+
+    @classmethod
+    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
+        """The tokens beside those of the grids, of a prompt with so many and of such latents."""
+        return text_tokens
 
     @classmethod
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:

@@ -28,6 +28,8 @@ class HistoryAdapter(ModelAdapter):
 
     why_whole = "its blocks tell earlier frames from present ones by their places among all tokens"
 
+    rotary_name = ""  # hooked otherwise
+
     present_indices: ClassVar[str]
     history: ClassVar[Mapping[str, tuple[int, int]]]
 
@@ -53,6 +55,13 @@ class HistoryAdapter(ModelAdapter):
         _, *present = super().called_grids(arguments)  # as `grids`, with what pipelines pass
         return ((1, 1, earlier), *present) if earlier > 0 else tuple(present)
 
+    def install_tile_order(self) -> None:
+        """Not as models without earlier frames, whose rotary embedding is made at once."""
+        ModelAdapter.install_tile_order(self)
+        self.hook_inputs(self._note_indices)
+        rotary = self._model.rope
+        self._patches.add_hook(rotary.register_forward_hook(self._order_present, with_kwargs=True))
+
     @classmethod
     def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:
         """Frames, rows and columns of latents in a patch that is so many times as large."""
@@ -77,7 +86,7 @@ class HistoryAdapter(ModelAdapter):
     def _order_present(
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Forward hook of the rotary embedding: orders that of the present frames."""
+        """Forward hook of the rotary embedding, which the model calls for each part."""
         indices, order = kwargs.get("frame_indices", args[0] if args else None), self.video_order()
         if order is None or indices is not self._present:
             return None

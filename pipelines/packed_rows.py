@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid
 from chipsparse.pipelines.token_grids import grids_at
 
-# What rows are tagged as. A picture in the prompt is text that the model treats as video.
-VIDEO, TEXT, AUDIO = 0, 1, 2
-TAGS = {"video_indices": (VIDEO,), "audio_indices": (AUDIO,), "text_indices": (TEXT, VIDEO)}
 DISABLE = "call chipsparse.disable(pipe) to run the model as it is"
 
 
@@ -35,7 +33,6 @@ class PackedRows:
 
 def read_rows(
     position_ids: torch.Tensor,
-    token_tags: torch.Tensor,
     video_indices: torch.Tensor,
     audio_indices: torch.Tensor,
     text_indices: torch.Tensor,
@@ -47,21 +44,15 @@ def read_rows(
 
     Args:
         position_ids: ``[N, 3]``, time, row and column of each, in any unit.
-        token_tags: ``[N]``, what each is.
         video_indices: ``[V + C]``, where the video's rows are; conditions first.
         audio_indices: ``[A]``, where the audio's are.
         text_indices: ``[T]``, where the prompt's are.
 
     Raises:
-        ValueError: a row is named by no index or by several, a tag contradicts the index of its
-            row, or the last video rows form no grid.
+        ValueError: a row is named by no index or by several, or the last video rows form no grid.
     """
-    positions, tags = position_ids.cpu(), token_tags.cpu()
-    video = video_indices.cpu()
-    indices = (video, audio_indices.cpu(), text_indices.cpu())
-    _check_once(indices, tags.numel())
-    for (name, allowed), rows in zip(TAGS.items(), indices, strict=True):
-        _check_tags(name, rows, tags, allowed)
+    positions, video = position_ids.cpu(), video_indices.cpu()
+    _check_once((video, audio_indices.cpu(), text_indices.cpu()), len(positions))
     if video.numel() == 0:
         raise ValueError(
             f"the packed sequence has no video rows, so nothing can run sparse; {DISABLE}"
@@ -77,9 +68,33 @@ def read_rows(
             f"and columns by their position_ids; {DISABLE}"
         )
     own = video[-math.prod(grids[-1]) :]
-    rest = torch.ones(tags.numel(), dtype=torch.bool)
+    rest = torch.ones(len(positions), dtype=torch.bool)
     rest[own] = False
     return PackedRows(grids[-1], own, rest.nonzero()[:, 0], video[: -own.numel()])
+
+
+def video_last(
+    positions: torch.Tensor,
+    video: torch.Tensor,
+    others: torch.Tensor,
+    tiles: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The order of a sequence with its video behind all others.
+
+    Args:
+        positions: a tensor on the device where the order is to be.
+        video: ``[V]``, where the video's rows are, in raster order.
+        others: ``[S]``, where all others are.
+        tiles: ``[V]``, in which order to put the video's rows; None: theirs.
+
+    Returns:
+        Which row stands at each place, and where each row stands; int64 ``[S + V]``.
+    """
+    video = video.to(positions.device)
+    if tiles is not None:
+        video = video[tiles.to(video.device)]
+    order = torch.cat([others.to(video.device), video])
+    return order, inverse_order(order)
 
 
 def check_noise(rows: PackedRows, timestep: torch.Tensor, timestep_indices: torch.Tensor) -> None:
@@ -118,18 +133,4 @@ def _check_once(indices: tuple[torch.Tensor, ...], count: int) -> None:
         raise ValueError(
             "video_indices, audio_indices and text_indices must name each row of the packed "
             f"sequence once, but name row {row} {int(times[row])} times"
-        )
-
-
-def _check_tags(
-    name: str, rows: torch.Tensor, tags: torch.Tensor, allowed: tuple[int, ...]
-) -> None:
-    """That rows have one of the tags that their index allows."""
-    fits = torch.isin(tags[rows], torch.tensor(allowed))
-    if not bool(fits.all()):
-        row = int(rows[~fits][0])
-        wanted = " or ".join(map(str, allowed))
-        raise ValueError(
-            f"token_tags and {name} contradict each other: row {row} is tagged {int(tags[row])}, "
-            f"and {name} names it, whose rows are tagged {wanted}"
         )

@@ -8,6 +8,7 @@ the tag takes the place of a mask that would let everything through.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -36,10 +37,10 @@ class PaddedTextAdapter(ModelAdapter):
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"encoder_hidden_states": "encoder_attention_mask"}
     )
+    rotary_name = "rope"
+    last_name = "norm_out"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._leading_tokens = TensorFacts(leading_tokens)
-        super().__init__(*args, **kwargs)
+    _leading_tokens = cached_property(lambda _: TensorFacts(leading_tokens))
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Prompts that differ in length, or a mask of another form."""
@@ -70,13 +71,6 @@ class PaddedTextAdapter(ModelAdapter):
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """The valid ones of all texts."""
         return sum(self.kept_text(arguments).values())
-
-    def install_tile_order(self) -> None:
-        """Hooks the transformer's inputs, its rotary embeddings and its output norm."""
-        add = self._patches.add_hook
-        self.hook_inputs(self._prepare_inputs)
-        add(self._model.rope.register_forward_hook(self.ordered_rotary))
-        add(self._model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def attention(self, layer: int) -> LayerCall:
         """The self-attention of a layer, in calls whose text is cut.
@@ -109,7 +103,8 @@ class PaddedTextAdapter(ModelAdapter):
             lengths[main] = None
         return lengths
 
-    def _prepare_inputs(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
+        """Also cuts the texts, and their masks."""
         for name, tokens in self.kept_text(arguments).items():
             for argument in (name, self.text_masks.get(name)):
                 if argument is not None:

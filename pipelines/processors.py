@@ -30,6 +30,30 @@ class DispatchingProcessor:
         self.stock = stock
 
 
+class MaskTaggedProcessor(DispatchingProcessor):
+    """A processor of joint attention whose tag comes as the attention mask."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        image_rotary_emb: Any = None,
+    ) -> Any:
+        """Video or image ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
+        stated: Any = (hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+        if encoder_hidden_states is None or not is_tag(attention_mask):
+            return self.stock(attn, *stated)
+        return self.attend(attn, *stated)
+
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A tagged call."""
+        raise NotImplementedError
+
+
 def dispatch(
     processor: Any,
     query: torch.Tensor,
@@ -62,18 +86,22 @@ def split_heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
     return states.unflatten(2, (attention.heads, -1))
 
 
-def joint_states(
+def joint_attention(
+    processor: Any,
     attention: Any,
     hidden: torch.Tensor,
     text: torch.Tensor,
+    tag: torch.Tensor | None,
     turned: Callable[[torch.Tensor], torch.Tensor] = lambda states: states,
-) -> list[torch.Tensor]:
-    """Query, key and value ``[B, N + T, H, D]`` of two streams, each with linears of its own.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two streams after attention to each other, each with linears of its own.
 
     Args:
+        processor: whose backend computes it.
         attention: the module.
         hidden: video or image tokens ``[B, N, C]``.
         text: ``[B, T, C']``, which stands behind them.
+        tag: of the layer.
         turned: applies the rotary embedding to queries and keys of the first stream.
     """
 
@@ -94,7 +122,12 @@ def joint_states(
         [attention.norm_added_q, attention.norm_added_k, None],
     )
     own = [turned(query), turned(key), value]
-    return [torch.cat(pair, dim=1) for pair in zip(own, others, strict=True)]
+    query, key, value = (torch.cat(pair, dim=1) for pair in zip(own, others, strict=True))
+    output = dispatch(processor, query, key, value, tag).to(query.dtype)
+    first, behind = output.split([hidden.shape[1], text.shape[1]], dim=1)
+    project, dropout = attention.to_out
+    project_text = getattr(attention, "to_add_out", None)  # the last block has no use for the text
+    return dropout(project(first)), behind if project_text is None else project_text(behind)
 
 
 def normed(states: torch.Tensor, norm: Any | None) -> torch.Tensor:

@@ -76,12 +76,10 @@ class SeparateLengths(ModelAdapter):
 
 def rows_of(arguments: dict[str, Any], rows: list[int], batch: int) -> dict[str, Any]:
     """The arguments of a call for some samples of a batch."""
-    return {name: _rows(value, rows, batch) for name, value in arguments.items()}
-
-
-def _rows(value: Any, rows: list[int], batch: int) -> Any:
-    if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch:
-        return value[rows]
-    if isinstance(value, list) and len(value) == batch:
-        return [value[row] for row in rows]
-    return value
+    taken = dict(arguments)
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch:
+            taken[name] = value[rows]
+        elif isinstance(value, list) and len(value) == batch:
+            taken[name] = [value[row] for row in rows]
+    return taken

@@ -1,24 +1,42 @@
-"""Outputs of models that return several tensors, as the one that skipped calls are made from."""
+"""Models that return a video and its sound: one tensor of both, which skipped calls are made of."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, ClassVar
 
 import torch
 
-
-def flattened(streams: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors ``[B, ...]`` side by side: ``[B, all numbers of a sample]``."""
-    return torch.cat([stream.flatten(1) for stream in streams], dim=1)
+from chipsparse.pipelines.adapter import ModelAdapter
 
 
-def unflattened(output: torch.Tensor, shapes: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-    """The tensors that `flattened` put side by side.
+class VideoWithSound(ModelAdapter):
+    """The part that such models share; comes before another adapter's class.
 
-    Args:
-        output: ``[B, all numbers of a sample]``.
-        shapes: of a sample in each tensor.
+    Attributes:
+        output_class: of what they return, in a module of ``diffusers.models.transformers``.
     """
-    parts = output.split([math.prod(shape) for shape in shapes], dim=1)
-    return tuple(part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
+
+    output_class: ClassVar[tuple[str, str]]
+
+    def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
+        """The shapes of a sample's video and, if there is any, of its sound."""
+        raise NotImplementedError
+
+    def held_output(self, result: Any) -> torch.Tensor:
+        """Both side by side, ``[B, all numbers of a sample]``."""
+        streams = result if isinstance(result, tuple) else result.to_tuple()
+        return torch.cat([stream.flatten(1) for stream in streams if stream is not None], dim=1)
+
+    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+        """Both, or the video alone, in a tuple or as ``return_dict`` asks."""
+        shapes = self.stream_shapes(arguments)
+        parts = output.split([math.prod(shape) for shape in shapes], dim=1)
+        streams = tuple(part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
+        if not arguments.get("return_dict", True):
+            return streams
+        # At a call, since the oldest diffusers that we support has not all of them.
+        module, name = self.output_class
+        return getattr(import_module(f"diffusers.models.transformers.{module}"), name)(*streams)

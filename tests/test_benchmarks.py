@@ -22,7 +22,7 @@ from benchmarks.models import MODELS, STEPS, without_useless_masks
 from benchmarks.records import Run, read, table, write
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.pipelines import bridge
-from chipsparse.profiles.qualities import QUALITIES
+from chipsparse.profiles.profile import QUALITIES
 from docs.tables import figures
 from tests.variants import slow_unless
 

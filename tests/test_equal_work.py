@@ -2,20 +2,20 @@
 
 import math
 from collections import Counter
-from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import chipsparse
 from benchmarks import curves, equal_work
 from benchmarks.__main__ import main
 from benchmarks.curves import OURS, SKIPS, at_share, lead, qualities, quality_rows
 from benchmarks.records import read
 from benchmarks.work import DenseWork
-from chipsparse.api import attach
 from chipsparse.experiments.diffusers_caches import CacheRun
-from chipsparse.session import Session
+from chipsparse.layers.attention import AttentionLayer
+from chipsparse.layers.mlp import MLPLayer
 from docs.tables import figures
 from tests.pipelines.test_wan import SPARSE
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
@@ -44,8 +44,7 @@ SUMMED = {
 class WorkCounter(TorchDispatchMode):
     """Adds up the multiply-adds of one module's calls, where it is entered around them.
 
-    It is also a session's observer: layers run inside custom operations, and PyTorch shows nothing
-    of what these call.
+    Layers run inside custom operations, of whose calls PyTorch shows nothing: see `watch`.
     """
 
     def __init__(self, module):
@@ -57,11 +56,14 @@ class WorkCounter(TorchDispatchMode):
     def opened(self, number):
         self.open_calls += number
 
-    def attention(self, layer, *args, **options):
-        with self:
-            return layer(*args, **options)
+    def watch(self, monkeypatch, kind):
+        own = kind.__call__
 
-    mlp = attention
+        def call(layer, *args, **options):
+            with self:
+                return own(layer, *args, **options)
+
+        monkeypatch.setattr(kind, "__call__", call)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -80,7 +82,7 @@ class WorkCounter(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("make", "rule"), [(tiny_wan_pipeline, "difference"), slow(tiny_flux_pipeline, "merge")]
 )
-def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
+def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule, monkeypatch):
     pipe = make()
     dense = DenseWork.measured(pipe.transformer, lambda: generate(pipe, 2))
     actions = ("dense", "refresh", "sparse", "skip", "refresh", "sparse")
@@ -88,10 +90,10 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule):
     changes = {"attention.delta_rule": rule, **mlp}
     config = SPARSE.override({**changes, "schedule.actions": actions})
     counter = WorkCounter(pipe.transformer)
-    handle = attach(pipe, config, partial(Session, observer=counter))
-    with counter:
+    counter.watch(monkeypatch, AttentionLayer)
+    counter.watch(monkeypatch, MLPLayer)
+    with chipsparse.enable(pipe, config) as handle, counter:
         generate(pipe)
-    handle.disable()
     assert dense.of_report(handle.report) == pytest.approx(counter.multiply_adds, rel=0.01)
 
 

@@ -12,7 +12,9 @@ import threading
 import warnings
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import peft
 import pytest
@@ -22,7 +24,6 @@ from torch.utils import _pytree as pytree
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.api import attach
 from chipsparse.session import Session
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.pipelines.families import flux, hunyuan_video, wan
@@ -230,9 +231,9 @@ def enabled(pipe, settings, ways, recorder):
     if "caches on the host" in ways and "memory.ram" not in settings:
         settings["memory.offload"] = "always"
     config = SparsityConfig().override(settings)
-    if "recorded" not in ways:
+    session = partial(Session, capturer=recorder) if "recorded" in ways else Session
+    with mock.patch("chipsparse.api.Session", session):
         return chipsparse.enable(pipe, config)
-    return attach(pipe, config, lambda *args: Session(*args, recorder))
 
 
 def generate(pipe, arguments, steps, seed):

@@ -37,9 +37,7 @@ class HostMemory:
     A block that comes back is kept for the next request that it serves without much waste, so that
     a second generation allocates nothing. A request that none serves frees what is spare first.
 
-    Args:
-        register: pins the ``n`` bytes at an address; raises ``RuntimeError`` where it cannot.
-        unregister: takes it back.
+    ``register`` pins the bytes at an address, or raises ``RuntimeError``; ``unregister`` unpins it.
     """
 
     def __init__(self, register: Pin | None = None, unregister: Unpin | None = None) -> None:
@@ -71,8 +69,7 @@ class HostMemory:
     def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
         """A block of so many bytes, or of up to `WASTE` times as many.
 
-        Raises:
-            MemoryError: if the system gives no more memory.
+        Raises `MemoryError` if the system gives no more.
         """
         fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
         block = min(fitting, key=lambda block: block.memory.numel(), default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -98,12 +98,6 @@ class MemoryPlan:
         """True where caches live in host memory, or would if there were more of it."""
         return bool(self.placement.host or self.placement.dense)
 
-    def is_better_than(self, other: MemoryPlan) -> bool:
-        """Return True where more is kept, or the same without host memory."""
-        if self.lost != other.lost:
-            return self.lost < other.lost
-        return bool(other.placement.host) and not self.placement.host
-
     def fits(self, capacity: Capacity) -> bool:
         """Return True where there is room for it as it is."""
         on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
@@ -149,16 +143,17 @@ def plan_memory(
 
     precision = plan.config.memory.cache_precision
     memory = planned(in_fp8=precision == "fp8")
-    if precision == "auto" and memory.needs_host:
-        rounded = planned(in_fp8=True)
-        memory = rounded if rounded.is_better_than(memory) else memory
-    return memory
+    if precision != "auto" or not memory.needs_host:
+        return memory
+    # In FP8 where more is kept so, or the same without host memory.
+    both = memory, planned(in_fp8=True)
+    return min(both, key=lambda plan: (plan.lost, bool(plan.placement.host)))
 
 
 def cache_needs(
     plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[LayerPart] = ()
 ) -> list[PartNeed]:
-    """Return the wish of each layer part for one branch; none of parts that are dense anyway."""
+    """Return the wish of each layer part for one branch, except for what is dense anyway."""
     config, layout = plan.config, plan.layout
     needs = []
     for layer in range(layout.layers):
@@ -172,17 +167,16 @@ def cache_needs(
         }
         movable = worth_moving(layer, sizes, plan=plan, dtype=dtype)
         needs += [
-            PartNeed(layer, part, sizes[part], saved_work(part, layer, plan), part in movable)
+            PartNeed(layer, part, sizes[part], _saved_work(part, layer, plan), part in movable)
             for part in sizes
         ]
     return needs
 
 
-def saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
-    """Floating-point operations that a sparse step of one layer saves, for one guidance branch."""
+def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
+    """Return the floating-point operations that a sparse step of a part saves in one branch."""
     kept, layout = plan.density(layer, part), plan.layout
-    if kept is None:
-        return 0.0
+    assert kept is not None
     if part == "attention":
         kept = min(1.0, kept + plan.config.attention.random_fraction)
         whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
@@ -202,8 +196,7 @@ def worth_moving(
     """
     rates = Rates()
 
-    def seconds(parts: Iterable[Part]) -> float:
-        moved = tuple(parts)
+    def seconds(moved: tuple[Part, ...]) -> float:
         placement = Placement(host={(layer, part): sizes[part] for part in moved})
         bytes_of = [placement.moved(plan.config, layer, part, Action.SPARSE) for part in moved]
         to_device, to_host = (sum(counts) for counts in zip((0, 0), *bytes_of, strict=True))
@@ -253,16 +246,15 @@ def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindByte
 def working_bytes(
     plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0, fp8_mlps: Collection[int] = ()
 ) -> int:
-    """Device memory that a transformer call needs besides weights and caches: an estimate.
+    """Return the estimated device memory of a transformer call besides weights and caches.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
     of columns that small layers keep.
 
     Args:
         plan: has the sizes.
-        dtype: that the blocks compute in.
-        captured: guidance branches whose sparse calls are captured as CUDA graphs; each graph has
-            memory of its own.
+        dtype: of the hidden states.
+        captured: guidance branches whose sparse calls are CUDA graphs with memory of their own.
         fp8_mlps: layers whose feed-forward weights are in FP8: those of one are read in ``dtype``.
     """
     config, layout = plan.config, plan.layout
@@ -331,14 +323,13 @@ def available(
 
     Args:
         config: the budgets.
-        device: where the model runs.
+        device: of the model.
         working: bytes that a transformer call needs for itself.
         pending: bytes of weights that are yet to come to the device.
         promised: bytes on the device that caches planned earlier will take yet.
         held: bytes that they have taken there.
         memory: host memory that is ours already; what is spare of it is free for caches.
-        reserve: share of the device's free memory that is left to others; None for
-            `reserve_share`.
+        reserve: share of the device's free memory that is left to others; None: `reserve_share`.
     """
     memory = HostMemory() if memory is None else memory
     on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too

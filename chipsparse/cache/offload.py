@@ -1,8 +1,8 @@
 """Caches in host memory, which pass through two slots per part on the device.
 
-The cache of a layer's part (attention or MLP) that lives on the host has a place there for each of
-its tensors and, while the layer computes, a slot on the device. While one layer computes in one
-slot, the next one's tensors arrive in the other.
+The cache of a layer's part (attention or MLP) has a place on the host for each of its tensors and,
+while the layer computes, a slot on the device. Meanwhile the next layer's tensors arrive in the
+other slot.
 
 Nothing is ordered by the host. What must not overtake what:
 
@@ -29,7 +29,6 @@ from chipsparse.report.recorder import Traffic
 Key = tuple[str, int, Part]  # branch, layer, part
 
 ALIGNMENT = 512  # bytes; as PyTorch aligns allocations
-POISON = 0xFF  # NaN in every floating dtype
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,8 @@ class _Opened:
 class OffloadPool:
     """The caches of one generation that live in host memory.
 
-    Args:
-        host: where memory comes from and goes back to; may be shared with other pools.
-        notify: gets a sentence about what is slower than planned.
-        copies: makes copies for a device.
-        poison: overwrite slots as soon as nothing needs them, so that a late use shows (tests).
+    Its host memory may be shared with other pools; ``notify`` gets a sentence about what is slower
+    than planned.
     """
 
     def __init__(
@@ -108,12 +104,10 @@ class OffloadPool:
         notify: Callable[[str], None],
         *,
         copies: Callable[[torch.device], HostCopies] = copies_for,
-        poison: bool = False,
     ) -> None:
         self.host = host
         self._notify = notify
         self._copies_for = copies
-        self._poison = poison
         self._copies: HostCopies = HostCopies()
         self._opened = _Opened()
         self._turn = 0
@@ -122,8 +116,7 @@ class OffloadPool:
     def open(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
         """Make room for tensors of at most so many bytes each, beside what is there already.
 
-        Raises:
-            MemoryError: if the host has no room; the pool is then as before.
+        Raises `MemoryError` if the host has no room; the pool is then as before.
         """
         if not sizes:
             return
@@ -157,9 +150,9 @@ class OffloadPool:
             ]
 
     def reset(self) -> None:
-        """Forget all tensors; free the slots, and keep the host memory for the next generation.
+        """Forget all tensors and free the slots; wait for copies under way.
 
-        Waits for copies under way. Harmless where nothing is open.
+        The host memory is kept for the next generation.
         """
         opened, self._opened = self._opened, _Opened()
         try:
@@ -220,11 +213,7 @@ class OffloadPool:
         return place is not None and kind in place.forms
 
     def load(self, key: Key, kinds: Collection[str]) -> dict[str, torch.Tensor]:
-        """Bring stored tensors to the device, for use until `release`.
-
-        Returns:
-            The tensors by kind. They may be changed in place.
-        """
+        """Bring stored tensors to the device, by kind; they may be changed until `release`."""
         place, slot = self._opened.places[key], self._fill(key, kinds)
         self._copies.wait([slot.filled])
         self._take(slot)
@@ -243,10 +232,8 @@ class OffloadPool:
     def store(self, key: Key, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors: new ones, or ones that `load` gave after they were changed.
 
-        Their memory may be reused as soon as this returns.
-
-        Raises:
-            RuntimeError: a tensor is larger than planned.
+        Their memory may be reused as soon as this returns. Raises `RuntimeError` where a tensor is
+        larger than planned.
         """
         if not tensors:
             return
@@ -283,11 +270,6 @@ class OffloadPool:
             return
         slot.used, slot.busy, slot.key = self._copies.mark(), False, None
         slot.loaded.clear()
-        if self._poison:
-            self._copies.wait([slot.filled, slot.emptied])
-            for memory in slot.memory.values():
-                memory.fill_(POISON)
-            slot.used = self._copies.mark()
 
     def _fill(self, key: Key, kinds: Collection[str]) -> _Slot:
         """Start the copies of these tensors that are not in the slot of their part yet."""
@@ -312,10 +294,7 @@ class OffloadPool:
         return next((slot for slot in self._opened.slots[key[2]] if slot.key == key), None)
 
     def _slot_of(self, key: Key) -> _Slot:
-        """Return the slot of a part; a new one is the one that was not used for longest.
-
-        What was loaded ahead in it is dropped.
-        """
+        """Return the slot of a part, or the one that was not used for longest, emptied."""
         slot = self._held_by(key)
         if slot is None:
             free = [slot for slot in self._opened.slots[key[2]] if not slot.busy]

@@ -51,15 +51,15 @@ class Capacity:
 class PartNeed:
     """The wish of one layer part."""
 
-    layer: int  # number of the transformer block
-    part: Part  # attention or feed-forward layer
+    layer: int
+    part: Part
     sizes: Sizes  # bytes of each kind of tensor
     saved: float  # work that a sparse step of it saves, in any unit that all parts share
     movable: bool = True  # False where moving it between host and device takes longer than it saves
 
     @property
     def key(self) -> LayerPart:
-        """The layer and part."""
+        """Return the layer and part."""
         return self.layer, self.part
 
     @property
@@ -136,14 +136,17 @@ def place(
     """Place as many layer parts as the capacities hold; the same for every branch.
 
     Args:
-        needs: what the layers want to keep for one branch.
-        capacity: what there is for all branches.
+        needs: of one branch.
+        capacity: for all branches.
         branches: guidance branches that keep caches of their own and share the slots.
-        open_slots: bytes by kind of slots that are there already.
+        open_slots: slots that are there already.
         prefer_host: True to put everything on the host that fits there.
     """
-    ranked = sorted(needs, key=lambda need: (need.saved / max(need.nbytes, 1), need.layer))
-    ranked.reverse()
+    ranked = sorted(
+        needs,
+        key=lambda need: (need.saved / max(need.nbytes, 1), need.layer, need.part),
+        reverse=True,
+    )
     homes = _Homes(capacity, branches, open_slots or {}, prefer_host)
     # What must stay on the device may leave no slots for what could move: two orders are tried.
     movable_first = sorted(ranked, key=lambda need: not need.movable)
@@ -198,10 +201,8 @@ class _Homes:
                 if self._left(on_device, on_host) >= 0:
                     device, host = on_device, on_host
                     break
-        on_host_bytes = self.branches * _total(host)
-        if self._left(device, host) < 0 or on_host_bytes > self.capacity.host:
-            return None
-        return Placement(device, host)
+        fits = self._left(device, host) >= 0 and self.branches * _total(host) <= self.capacity.host
+        return Placement(device, host) if fits else None
 
     def _left(self, device: Mapping[LayerPart, Sizes], host: Mapping[LayerPart, Sizes]) -> int:
         """Return the bytes that stay free on the device."""

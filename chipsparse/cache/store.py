@@ -1,13 +1,13 @@
 """The caches of one transformer: where they live, and which one a layer has while it computes.
 
-What lives on the device is simply there. What lives in host memory is brought to the device for the
-layer that borrows it, and kept again when the layer is done; the layer sees no difference.
+What lives in host memory is brought to the device for the layer that borrows it, and kept again
+when the layer is done; the layer sees no difference.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,8 +26,8 @@ from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.tensors import KINDS, LayerCache, PartCache, read_and_written, with_caches
 from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.dense_layers import dense_notes
 from chipsparse.report.generation import GenerationReport
+from chipsparse.report.nothing_sparse import dense_notes
 
 IN_FP8 = (
     "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
@@ -44,6 +44,12 @@ class _Branch:
     caches: dict[int, LayerCache] = field(default_factory=dict)
     finished: bool = False
 
+    def __post_init__(self) -> None:
+        # Layers whose cache of a part is in host memory, in order: what to fetch next.
+        self.hosted: dict[Part, list[int]] = {part: [] for part in PARTS}
+        for layer, part in sorted(self.memory.placement.host):
+            self.hosted[part].append(layer)
+
     def device_bytes(self) -> int:
         return sum(cache.nbytes() for cache in self.caches.values())
 
@@ -59,10 +65,9 @@ class CacheStore:
 
     Args:
         config: what to compute.
-        pool: holds what lives in host memory; used by nobody else.
+        pool: holds what lives in host memory, for this store alone.
         report: gets a sentence about what is elsewhere than planned, or nowhere.
-        agree: the bytes on the device and on the host that count where several processes plan the
-            same.
+        agree: makes the same of free bytes on the device and on the host on all processes.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class CacheStore:
         agree: Callable[[int, int, torch.device], tuple[int, int]],
     ) -> None:
         self._agree = agree
-        # The tensors that a layer's part reads at each action; see `read_and_written`.
+        # The tensors that a layer's part reads at each action.
         self.reads = {
             (part, action): read_and_written(config, part, action)[0]
             for part in PARTS
@@ -82,19 +87,14 @@ class CacheStore:
         self._pool = pool
         self._report = report
         self._branches: dict[str, _Branch] = {}
-        # Layers in host memory, for each branch and part in order: what to fetch next.
-        self._hosted: dict[tuple[str, Part], list[int]] = {}
         # What was decided for each branch of the last generation: the same again where that is
         # possible, so that a second one gives the same bits, and the host memory that is there.
         self._last: dict[str, tuple[SparsityPlan, MemoryDemand, MemoryPlan]] = {}
 
     def reset(self) -> None:
-        """Forgets all caches and frees the device's memory."""
+        """Forget all caches, and free the device's memory."""
         self._branches.clear()
-        self._hosted.clear()
         self._pool.reset()
-
-    # Branches.
 
     def __contains__(self, branch: str) -> bool:
         """Return True where a branch was admitted."""
@@ -103,26 +103,25 @@ class CacheStore:
     def admit(
         self, branch: str, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
     ) -> None:
-        """Decides where the caches of a branch live, and allocates what is not on the device.
+        """Decide where the caches of a branch live, and allocate what is not on the device.
 
-        Raises:
-            BudgetError: where there is room for no cache of the first branch. Later ones, which
-                nobody announced, run dense then.
+        Raises `BudgetError` where there is room for no cache of the first branch. Later ones, which
+        nobody announced, run dense then.
         """
         first = next(iter(self._branches.values()), None)
         if first is None or first.plan != plan or len(self._branches) >= first.memory.branches:
             memory = self._plan(branch, plan, device, demand)
         else:
             memory = first.memory
+        hosted = memory.placement.host
         try:
-            self._open(branch, memory, device)
+            self._pool.open({(branch, *key): sizes for key, sizes in hosted.items()}, device)
         except MemoryError as error:
             self._report.note(
                 f"host memory for caches was refused ({error}): they stay on the device as far as "
                 "they fit, and the other layers run dense"
             )
             memory = self._plan(branch, plan, device, demand, host=False)
-            self._open(branch, memory, device)
         self._branches[branch] = _Branch(plan, memory)
         if memory.in_fp8 and plan.config.memory.cache_precision == "auto":
             self._report.note(IN_FP8)
@@ -139,10 +138,9 @@ class CacheStore:
         *,
         host: bool = True,
     ) -> MemoryPlan:
-        first = not self._branches
-        if not first:  # guidance takes a difference of branches: they are rounded alike
-            in_fp8 = next(iter(self._branches.values())).memory.in_fp8
-            plan = replace(plan, config=with_caches(plan.config, in_fp8=in_fp8))
+        first = next(iter(self._branches.values()), None)
+        if first is not None:  # guidance takes a difference of branches: they are rounded alike
+            plan = replace(plan, config=with_caches(plan.config, in_fp8=first.memory.in_fp8))
         captured = 0
         if device.type == "cuda" and demand.captures:
             captured = max(demand.branches, len(self._branches) + 1)
@@ -151,10 +149,7 @@ class CacheStore:
             plan.config.memory,
             device,
             working=working_bytes(
-                plan,
-                dtype=demand.dtype,
-                captured=captured,
-                fp8_mlps=demand.fp8_mlps.keys(),
+                plan, dtype=demand.dtype, captured=captured, fp8_mlps=demand.fp8_mlps.keys()
             ),
             pending=demand.pending_bytes,
             promised=sum(branch.promised_bytes() for branch in self._branches.values()),
@@ -170,10 +165,10 @@ class CacheStore:
         memory = plan_memory(
             plan,
             capacity if host else replace(capacity, host=0),
-            demand if first else replace(demand, branches=1),
+            demand if first is None else replace(demand, branches=1),
             open_slots=self._pool.slots,
         )
-        if first:
+        if first is None:
             memory.check()
             self._last.clear()
         self._last[branch] = plan, demand, memory
@@ -183,23 +178,17 @@ class CacheStore:
         on_device, on_host = self._agree(own.device, own.host, device)
         return replace(own, device=on_device, host=on_host)
 
-    def _open(self, branch: str, memory: MemoryPlan, device: torch.device) -> None:
-        host = memory.placement.host
-        self._pool.open({(branch, *key): sizes for key, sizes in host.items()}, device)
-        for part in PARTS:
-            self._hosted[branch, part] = sorted(layer for layer, own in host if own == part)
-
     def drop(self, branch: str) -> None:
-        """Frees what a branch has on the device; it records anew."""
+        """Free what a branch has on the device; it records anew."""
         self._branches[branch].caches.clear()
 
     def finish(self, branch: str) -> None:
-        """Forgets the caches of a branch, and frees host memory with those of the last one."""
+        """Forget the caches of a branch, and free host memory with those of the last one."""
         self.drop(branch)
-        self._branches[branch].finished = True
-        for part in PARTS:
-            for layer in self._hosted.pop((branch, part), []):
-                self._pool.drop((branch, layer, part))
+        owner = self._branches[branch]
+        owner.finished = True
+        for key in owner.memory.placement.host:
+            self._pool.drop((branch, *key))
         if all(branch.finished for branch in self._branches.values()):
             self.reset()
 
@@ -211,10 +200,8 @@ class CacheStore:
         """Return why each (layer, part) of a branch that has no caches runs dense."""
         return self._branches[branch].memory.placement.dense
 
-    # What is there.
-
     def __getitem__(self, key: tuple[str, int]) -> LayerCache:
-        """The cache of a branch and layer, with what is on the device."""
+        """Return the cache of a branch and layer, with what is on the device."""
         branch, layer = key
         owner = self._branches[branch]
         if layer not in owner.caches:
@@ -223,13 +210,6 @@ class CacheStore:
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return ((name, layer) for name, branch in self._branches.items() for layer in branch.caches)
-
-    def __len__(self) -> int:
-        return sum(len(branch.caches) for branch in self._branches.values())
-
-    def values(self) -> Iterable[LayerCache]:
-        """All caches, with what lives on the device."""
-        return [cache for branch in self._branches.values() for cache in branch.caches.values()]
 
     def has(self, branch: str, layer: int, kind: str) -> bool:
         """Return True where a tensor of this kind was recorded, wherever it lives."""
@@ -242,8 +222,6 @@ class CacheStore:
         """Bytes of all caches, on the device and on the host, without slots."""
         on_device = sum(branch.device_bytes() for branch in self._branches.values())
         return on_device + self._pool.stored_bytes
-
-    # What layers borrow.
 
     def start(self, branch: str, action: Action) -> None:
         """Begin to fetch what the first layers of a call will read."""
@@ -261,11 +239,8 @@ class CacheStore:
     ) -> Iterator[Any]:
         """Lend one layer's cache of a part, with the kinds that it reads, while it computes.
 
-        Yields:
-            The `AttentionCache` or `MLPCache`. What the layer sets there is kept.
-
-        Raises:
-            RuntimeError: the layer set a tensor that is larger than planned.
+        What the layer sets there is kept. Begins to fetch the kinds ``ahead`` (None: the same) of
+        the next layer. Raises `RuntimeError` where a tensor is larger than planned.
         """
         cache: PartCache = getattr(self[branch, layer], part)
         place = branch, layer, part
@@ -290,7 +265,9 @@ class CacheStore:
 
     def _fetch_next(self, branch: str, layer: int, part: Part, kinds: frozenset[str]) -> None:
         """Begin to fetch these kinds for the next layer whose cache of a part is in host memory."""
-        later = (other for other in self._hosted.get((branch, part), []) if other > layer)
-        following = next(later, None)
-        if following is not None:
-            self._pool.prefetch((branch, following, part), kinds)
+        owner = self._branches.get(branch)
+        if owner is not None and not owner.finished:
+            later = (other for other in owner.hosted[part] if other > layer)
+            following = next(later, None)
+            if following is not None:
+                self._pool.prefetch((branch, following, part), kinds)

@@ -62,14 +62,11 @@ class PartCache:
     """Base of the caches of one part of a layer: dataclasses whose `kept` fields hold tensors.
 
     A kept field is None where nothing was recorded, and while its tensor is in host memory.
-
-    Attributes:
-        in_fp8: True where a refresh rounds the residual or the activations to e4m3.
     """
 
     part: ClassVar[Part]
 
-    in_fp8: bool = False
+    in_fp8: bool = False  # a refresh rounds the residual or the activations to e4m3
 
     @classmethod
     @functools.cache  # every layer asks for it at every step
@@ -87,13 +84,11 @@ class PartCache:
         return {name: tensor for name, tensor in tensors if tensor is not None}
 
 
-def merges(config: SparsityConfig) -> bool:
-    """Return True where the delta rule is the one that weighs kept and dropped columns by mass."""
+def _merges(config: SparsityConfig) -> bool:
     return config.attention.delta_rule == "merge"
 
 
-def rounds(config: SparsityConfig) -> bool:
-    """Return True where a config keeps residuals and activations in FP8."""
+def _rounds(config: SparsityConfig) -> bool:
     return config.memory.cache_precision == "fp8"
 
 
@@ -106,15 +101,15 @@ class AttentionCache(PartCache):
     # Log-sum-exp of the last dense or refresh step, float32 `[B, H, N]`.
     lse: torch.Tensor | None = kept("heads", "rows")
     # (merge) log-sum-exp of the refresh, float32 `[B, H, N]`.
-    lse_dense: torch.Tensor | None = kept("heads", "rows", wanted=merges)
+    lse_dense: torch.Tensor | None = kept("heads", "rows", wanted=_merges)
     # (merge) softmax mass of the kept columns at the refresh, float32 `[B, H, N]`.
-    kept_mass: torch.Tensor | None = kept("heads", "rows", wanted=merges)
+    kept_mass: torch.Tensor | None = kept("heads", "rows", wanted=_merges)
     # Packed bits of the kept columns, uint8 `[B, H, G, ceil(N / 8)]`.
     columns: torch.Tensor | None = kept("heads", "row blocks", "column bytes", numbers="uint8")
     # (merge, difference) what is added to the kept columns, `[B, H, N, D]`.
     residual: torch.Tensor | None = kept("heads", "rows", "head channels", numbers="cache")
     # (e4m3) by which its rows are multiplied, float32 `[B, H, N]`.
-    residual_scale: torch.Tensor | None = kept("heads", "rows", wanted=rounds)
+    residual_scale: torch.Tensor | None = kept("heads", "rows", wanted=_rounds)
     # The kept columns as lists, with their lengths (see `packed_to_indices`), where they are small;
     # else they are made of `columns` at every step. They are part of the working memory, wherever
     # the cache lives.
@@ -142,7 +137,7 @@ class MLPCache(PartCache):
         "padded tokens", "neurons", numbers="cache", rewritten=True
     )
     # (e4m3) by which those of a token are multiplied, float32 `[B, N, 1]`.
-    token_scale: torch.Tensor | None = kept("tokens", wanted=rounds)
+    token_scale: torch.Tensor | None = kept("tokens", wanted=_rounds)
 
 
 class LayerCache:
@@ -203,7 +198,7 @@ def read_and_written(
 def kind_bytes(
     kind: str, layer: int, *, layout: ModelLayout, config: SparsityConfig, dtype: torch.dtype
 ) -> int:
-    """Bytes of one layer's tensor of a kind, for one guidance branch."""
+    """Return the bytes of one layer's tensor of a kind, for one guidance branch."""
     rows, tokens = layout.own_query_rows, layout.mlp_tokens(layer)
     sizes = {
         "heads": layout.own_heads,
@@ -221,7 +216,7 @@ def kind_bytes(
         "float32": 4,
         "uint8": 1,
         "model": dtype.itemsize,
-        "cache": (FP8 if rounds(config) else dtype).itemsize,
+        "cache": (FP8 if _rounds(config) else dtype).itemsize,
     }
     kept = KINDS[kind]
     return layout.batch * math.prod(sizes[name] for name in kept.sizes) * item_bytes[kept.numbers]

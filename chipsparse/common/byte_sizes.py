@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import re
 
-# As memory is sold and as Linux counts it: G is GiB. GB, with the B, is a billion bytes.
-UNITS = {
-    "": 1,
-    **{
-        f"{letter}{tail}": 1024 ** (i + 1) for i, letter in enumerate("KMGT") for tail in ("", "IB")
-    },
-    **{f"{letter}B": 1000 ** (i + 1) for i, letter in enumerate("KMGT")},
-}
-
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of ``24G``, ``1.5 GiB``, ``800MB`` or ``1048576``; G is GiB, GB 10^9 bytes.
+    """Return the bytes of ``24G``, ``1.5 GiB``, ``800MB`` or ``1048576``.
+
+    As memory is sold and as Linux counts it, G is GiB; GB, with the B, is a billion bytes.
 
     Raises:
         ValueError: if the text is no amount of memory.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?(?:I?B)?)\s*", text.upper())
-    unit = None if match is None else UNITS.get("" if match[2] == "B" else match[2])
-    if match is None or unit is None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?B)?|B)?\s*", text.upper())
+    if match is None:
         raise ValueError(f"expected an amount of memory such as 24G or 512M, got {text!r}")
-    return round(float(match[1]) * unit)
+    number, letter, tail = match.groups()
+    power = 0 if letter is None else 1 + "KMGT".index(letter)
+    return round(float(number) * (1000 if tail == "B" else 1024) ** power)
 
 
 def format_bytes(count: int) -> str:

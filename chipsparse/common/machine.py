@@ -18,7 +18,10 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cpu_model()}, {cores} cores"
+    lines = _lines(ROOT / "proc/cpuinfo")
+    models = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    model = models[0] if models else platform.processor() or platform.machine()
+    return f"{model}, {cores} cores"
 
 
 def package_version(package: str) -> str | None:
@@ -62,13 +65,9 @@ def device_allocated_bytes(device: torch.device) -> tuple[int, int] | None:
 
 
 def host_free_bytes(root: Path = ROOT) -> int | None:
-    """Return the bytes of host memory that the machine and all control groups above us have free.
+    """Return the least that the machine and all control groups above us have free of host memory.
 
-    Args:
-        root: where ``proc`` and ``sys`` are.
-
-    Returns:
-        The least of them; None where the system does not tell.
+    It is in bytes; None where the system does not tell. ``proc`` and ``sys`` are in ``root``.
     """
     free = _free_in_groups(root)
     for line in _lines(root / "proc/meminfo"):
@@ -117,10 +116,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-
-
-def cpu_model() -> str:
-    """Return the marketing name of this machine's processor."""
-    lines = _lines(ROOT / "proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor() or platform.machine()

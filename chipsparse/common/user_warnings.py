@@ -16,11 +16,8 @@ def warn_user(message: str, category: type[Warning]) -> None:
     pipeline does not silence it for the next one.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_of_library(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
     name = frame.f_globals.get("__name__", "")
+    while frame.f_back is not None and name.partition(".")[0] in LIBRARIES:
+        frame = frame.f_back
+        name = frame.f_globals.get("__name__", "")
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, name)
-
-
-def _is_of_library(module: str) -> bool:
-    return module.partition(".")[0] in LIBRARIES

@@ -41,12 +41,10 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Validated:
-    """Base of all configs: checks types and bounds of every field when it is made."""
+    """Base of all configs: checks types and bounds of every field when it is made.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # Before `dataclass` sees the class, which would write one with every field otherwise.
-        cls.__repr__ = Validated.__repr__  # type: ignore[method-assign]
+    They are dataclasses with ``repr=False``, which leaves the one below.
+    """
 
     def __repr__(self) -> str:
         """The call that makes it, without the fields that have their defaults."""

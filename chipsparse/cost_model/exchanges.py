@@ -30,19 +30,12 @@ PACKING_PASSES = 4
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange between all processes at one point of a step.
+    """One exchange between all processes at one point of a step."""
 
-    Attributes:
-        times: how often in a step.
-        sent: bytes that leave each process, each time.
-        received: bytes that come to each process, each time.
-        packed: bytes that the largest one packs and unpacks, each time.
-    """
-
-    times: int
-    sent: Sequence[int]
-    received: Sequence[int]
-    packed: int = 0
+    times: int  # in a step
+    sent: Sequence[int]  # bytes that leave each process, each time
+    received: Sequence[int]  # bytes that come to each process, each time
+    packed: int = 0  # bytes that the largest one packs and unpacks, each time
 
     def seconds(self, rates: Rates) -> float:
         """All of them, as if nothing was computed meanwhile; the one with the most counts."""
@@ -51,39 +44,26 @@ class Exchange:
 
 
 class RankShare(NamedTuple):
-    """The share of a generation that one process has.
+    """The share of a generation that one process has."""
 
-    Attributes:
-        branch: the guidance branch that it computes; None where it computes all.
-        layout: of the generation, with its own share of a call's tokens and heads.
-    """
-
-    branch: int | None
-    layout: ModelLayout
+    branch: int | None  # the guidance branch that it computes; None where it computes all
+    layout: ModelLayout  # of the generation, with its own share of a call's tokens and heads
 
 
 @dataclass(frozen=True)
 class Sharing:
     """A generation that is shared by processes.
 
-    Attributes:
-        plan: of the whole generation: its layout has nobody's share.
-        parallel: over how many processes, by what; without a ring, which the commands do not make.
-        branches: transformer calls per step, on all processes.
-        dtype: of the hidden states.
-        output_channels: that the transformer returns for each video or image token.
-        dense: layers whose attention never runs sparse although the plan has it so.
-
     Raises:
         ValueError: of ``cut``, where there are fewer blocks of tokens than processes.
     """
 
-    plan: SparsityPlan
-    parallel: Parallel
-    branches: int
-    dtype: torch.dtype
-    output_channels: int
-    dense: Collection[int] = ()
+    plan: SparsityPlan  # of the whole generation: its layout has nobody's share
+    parallel: Parallel  # without a ring, which the commands do not make
+    branches: int  # transformer calls per step, on all processes
+    dtype: torch.dtype  # of the hidden states
+    output_channels: int  # that the transformer returns for each video or image token
+    dense: Collection[int] = ()  # layers whose attention never runs sparse despite the plan
 
     @cached_property
     def cut(self) -> SequenceCut:

@@ -63,59 +63,36 @@ CAPTURE_CALLS = 1.5
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a device, each second, in 16-bit types; by default one NVIDIA H200.
-
-    Attributes:
-        device: its name.
-        measured: whether the rates of dense work were measured here and now.
-        attention: operations of dense attention.
-        linear: operations of linears.
-        memory: bytes of elementwise work, reads and writes.
-        link: bytes between host and device, each way.
-        both_ways: share of that rate that each way keeps while the other is used, too: in a sparse
-            step of HunyuanVideo at 720p an H200 waited for transfers that the full rate would have
-            hidden.
-        peer_link: bytes between devices of one machine, that one of them sends to the others while
-            it receives as many. Fitted, with ``peer_seconds``, to exchanges of 137 to 581 MB
-            between two and four H200s over NVLink (NCCL, PyTorch 2.11), 0.60 to 1.81 ms, all of
-            which it meets within 7 %.
-        peer_seconds: what an exchange between devices takes besides, whatever is sent.
-        sparse_attention: share of the dense rate that sparse attention reaches.
-        sparse_mlp: likewise the sparse feed-forward layer, choice of neurons included.
-        refresh_attention: time of a refresh's attention, column sums included, over that of a
-            dense one.
-        fp8_attention: rate of full attention in FP8 over the 16-bit one at any number of tokens,
-            without the rounding.
-        fp8_tokens: keys of 16-bit attention, so many more for each query, that FP8 takes the time
-            of besides: with few tokens it is the slower one. Both from 4k to 119k tokens.
-        fp8_linear: rate of linears whose weights and inputs are in FP8 over the 16-bit one, with
-            the rounding: measured in whole steps of Wan 14B.
-        refresh_seconds: what a refresh of a layer takes besides, whatever the sizes.
-        launch_seconds: what a fast host takes to launch a sparse layer; none is faster that is not
-            captured.
-        host_seconds: what a usual host takes to launch one: 85 ms for the 57 layers of FLUX.1.
-        multiprocessors: each computes one query block of one head at a time.
-    """
+    """The rates of a device, each second, in 16-bit types; by default one NVIDIA H200."""
 
     device: str = "NVIDIA H200"
-    measured: bool = False
-    attention: float = 600e12
-    linear: float = 700e12
-    memory: float = 4.26e12
-    link: float = 55e9
+    measured: bool = False  # True where the rates of dense work were measured here and now
+    attention: float = 600e12  # operations of dense attention
+    linear: float = 700e12  # operations of linears
+    memory: float = 4.26e12  # bytes of elementwise work, reads and writes
+    link: float = 55e9  # bytes between host and device, each way
+    # Share of that rate that each way keeps while the other is used, too: in a sparse step of
+    # HunyuanVideo at 720p an H200 waited for transfers that the full rate would have hidden.
     both_ways: float = 0.85
+    # Bytes that a device sends to others of its machine while it receives as many, and seconds
+    # that an exchange takes besides. Fitted to exchanges of 137 to 581 MB between two and four
+    # H200s over NVLink (NCCL, PyTorch 2.11), 0.60 to 1.81 ms, all of which it meets within 7 %.
     peer_link: float = 350e9
     peer_seconds: float = 0.2e-3
-    sparse_attention: float = 0.85
-    sparse_mlp: float = 0.75
-    refresh_attention: float = 1.12
+    sparse_attention: float = 0.85  # share of the dense rate that sparse attention reaches
+    sparse_mlp: float = 0.75  # the same of the sparse MLP, choice of neurons included
+    refresh_attention: float = 1.12  # time with column sums over that of dense attention
+    # Rate of full attention in FP8 over the 16-bit one, without the rounding; and so many keys of
+    # 16-bit attention more for each query. Both hold from 4k to 119k tokens.
     fp8_attention: float = 1.43
     fp8_tokens: float = 550.0
+    # Rate of linears whose weights and inputs are in FP8 over the 16-bit one, with the rounding:
+    # measured in whole steps of Wan 14B.
     fp8_linear: float = 1.6
-    refresh_seconds: float = 0.27e-3
-    launch_seconds: float = 1.2e-3
-    host_seconds: float = 1.5e-3
-    multiprocessors: int = 132
+    refresh_seconds: float = 0.27e-3  # that a refresh of a layer takes besides
+    launch_seconds: float = 1.2e-3  # in which a fast host launches a sparse layer
+    host_seconds: float = 1.5e-3  # a usual host: 85 ms for the 57 layers of FLUX.1
+    multiprocessors: int = 132  # each computes one query block of one head at a time
 
     def link_rate(self, to_device: int, to_host: int) -> float:
         """Bytes a second each way, where so many are to come and to go."""
@@ -138,17 +115,11 @@ def known_rates(device: torch.device, dtype: torch.dtype) -> Rates | None:
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds that one layer computes.
-
-    Attributes:
-        attention: its self-attention.
-        mlp: its feed-forward layer.
-        rest: projections and elementwise work.
-    """
+    """Seconds that one layer computes."""
 
     attention: float
     mlp: float
-    rest: float
+    rest: float  # projections and elementwise work
 
     @property
     def total(self) -> float:
@@ -158,16 +129,10 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class PartSeconds:
-    """Seconds of one part of a layer for one guidance branch.
-
-    Attributes:
-        sparse: a sparse step.
-        most: a sparse step that takes the longest that it may by this estimate.
-        dense: a dense step.
-    """
+    """Seconds of one part of a layer for one guidance branch."""
 
     sparse: float
-    most: float
+    most: float  # of a sparse step that takes the longest that it may by this estimate
     dense: float
 
     @property
@@ -195,14 +160,9 @@ def layer_time(
     """Return the time of one layer for one guidance branch.
 
     Args:
-        layer: number of the transformer block.
-        action: what the step does; nothing takes time in a skipped one.
-        plan: has sizes and shares.
-        rates: of the device.
         dtype: of the hidden states.
-        dense_parts: parts of this layer that run dense although the plan has them sparse.
-        chooses: whether the branch chooses columns at a refresh, or keeps those of another one,
-            which takes no column sums.
+        dense_parts: parts that run dense although the plan has them sparse.
+        chooses: False where a refresh keeps the columns of another branch: it takes no sums.
     """
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
@@ -247,17 +207,7 @@ def part_seconds(
     captured: bool,
     fp8: Fp8Form | None = None,
 ) -> PartSeconds:
-    """Return how long a part of a layer takes that the plan has sparse.
-
-    Args:
-        plan: has sizes and shares.
-        layer: number of the transformer block.
-        part: attention or feed-forward layer.
-        rates: of the device.
-        dtype: of the hidden states.
-        captured: whether sparse steps are replays of a CUDA graph, which no host launches.
-        fp8: what the linears of the feed-forward layer round to FP8, if their weights are in it.
-    """
+    """Return how long a part of a layer takes that the plan has sparse; see `part_times`."""
     layout, kind, size = plan.layout, plan.layout.kind(layer), dtype.itemsize
     sparse, dense = (
         getattr(layer_time(layer, action, plan=plan, rates=rates, dtype=dtype), part)
@@ -308,12 +258,9 @@ def part_times(
     """Return the times of all parts that the plan has sparse; none where a backend is forced.
 
     Args:
-        plan: what is sparse, for which sizes.
-        rates: of the device.
-        dtype: of the hidden states.
-        captured: whether sparse steps are replays of a CUDA graph.
-        dense: what cannot run sparse in any case.
-        fp8_mlps: layers whose feed-forward weights are in FP8, and what their linears round.
+        captured: True where sparse steps are replays of a CUDA graph, which no host launches.
+        dense: parts that cannot run sparse in any case.
+        fp8_mlps: layers whose MLP weights are in FP8, and what their linears round to it.
     """
     if plan.config.backend != "auto" or plan.is_dense():
         return {}
@@ -349,14 +296,10 @@ def milliseconds_text(seconds: float) -> str:
 def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None) -> bool:
     """Return True where sparse calls are captured as CUDA graphs, as they would wait for the host.
 
-    A replay takes the host next to nothing, and a capture `CAPTURE_CALLS` calls.
-
-    Args:
-        plan: has sizes and steps.
-        dtype: of the hidden states.
-        rates: of the device; None for those of an H200.
+    A replay takes the host next to nothing, and a capture `CAPTURE_CALLS` calls. Without ``rates``
+    those of an H200 count.
     """
-    if not plan.captures_steps():
+    if plan.config.cuda_graphs == "never" or plan.is_dense():
         return False
     if plan.config.cuda_graphs == "always":
         return True
@@ -368,11 +311,5 @@ def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None)
 
 
 def as_of_many(config: SparsityConfig, plan: SparsityPlan, dtype: torch.dtype) -> SparsityConfig:
-    """Return the config with which a few sparse steps run as those of a whole generation do.
-
-    Args:
-        config: of a run of a few steps.
-        plan: of the generation.
-        dtype: of the hidden states.
-    """
+    """Return the config with which a few sparse steps run as those of the planned generation do."""
     return config.override({"cuda_graphs": "always" if captures(plan, dtype) else "never"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -21,31 +22,18 @@ DenseParts = Mapping[Part, Mapping[int, str]]  # layers that never run sparse, a
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """Seconds and bytes of denoising steps, all guidance branches of a process together.
-
-    Attributes:
-        rates: what they were computed from.
-        stock: a step of the model without chipsparse, on one device.
-        steps: one step of each action, transfers and exchanges included.
-        exchanging: what of each action's step processes take to send each other what they need.
-        computing: the computation of a sparse step alone.
-        moving: the transfers of a sparse step alone.
-        to_device: bytes that a sparse step brings from host memory.
-        to_host: bytes that it writes back.
-        stock_run: all steps without chipsparse, on one device.
-        run: all steps.
-    """
+    """Seconds and bytes of denoising steps, all guidance branches of a process together."""
 
     rates: Rates
-    stock: float
-    steps: Mapping[Action, float]
-    exchanging: Mapping[Action, float]
-    computing: float
-    moving: float
-    to_device: int
-    to_host: int
-    stock_run: float
-    run: float
+    stock: float  # a step of the model without chipsparse, on one device
+    steps: Mapping[Action, float]  # a step, transfers and exchanges included
+    exchanging: Mapping[Action, float]  # the exchanges between processes in it
+    computing: float  # the computation of a sparse step alone
+    moving: float  # the transfers of a sparse step alone
+    to_device: int  # bytes that a sparse step brings from host memory
+    to_host: int  # bytes that it writes back
+    stock_run: float  # all steps without chipsparse, on one device
+    run: float  # all steps
 
     @property
     def speedup_run(self) -> float:
@@ -61,19 +49,12 @@ class RunEstimate:
 
 @dataclass(frozen=True)
 class Load:
-    """The computation and transfers of a piece of a layer.
+    """The computation and transfers of a piece of a layer."""
 
-    Attributes:
-        seconds: its computation.
-        part: whose slots it uses.
-        to_device: bytes that must have arrived before.
-        to_host: bytes that leave behind it.
-    """
-
-    seconds: float
-    part: Part = "attention"
-    to_device: int = 0
-    to_host: int = 0
+    seconds: float  # its computation
+    part: Part = "attention"  # whose slots it uses
+    to_device: int = 0  # bytes that must have arrived before
+    to_host: int = 0  # bytes that leave behind it
 
 
 def estimate_run(
@@ -90,42 +71,31 @@ def estimate_run(
     """Return the estimate of a generation whose number of steps the plan knows.
 
     Args:
-        plan: what is sparse, for which sizes and steps; of several processes with what the one has
-            that has most.
-        moved: what a branch moves between the device and host memory.
-        captured: whether sparse steps are replays of a CUDA graph.
-        dense_parts: what runs dense all the time.
-        dtype: of the hidden states.
+        plan: has sizes and steps; of several processes it is that of the largest share.
+        moved: bytes that a branch moves between the device and host memory.
+        captured: True where sparse steps are replays of a CUDA graph.
         branches: transformer calls per step; at a refresh the first of them chooses the columns.
-        rates: of the device.
         sharing: of several processes; None for one.
     """
     assert plan.steps is not None
     calls = branches if sharing is None else sharing.calls
     layers = range(plan.layout.layers)
-
+    timed = partial(layer_time, rates=rates, dtype=dtype)
     launched = {Action.REFRESH} if captured else {Action.REFRESH, Action.SPARSE}
 
-    def pieces(layer: int, action: Action, chooses: bool) -> list[Load]:
-        dense = [part for part in PARTS if layer in dense_parts[part]]
-        time = layer_time(
-            layer,
-            action,
-            plan=plan,
-            rates=rates,
-            dtype=dtype,
-            dense_parts=dense,
-            chooses=chooses,
-        )
-        least = rates.launch_seconds if len(dense) < len(PARTS) and action in launched else 0.0
-        return [
-            Load(time.attention, "attention", *moved(layer, "attention", action)),
-            Load(time.rest + max(0.0, least - time.total)),
-            Load(time.mlp, "mlp", *moved(layer, "mlp", action)),
-        ]
-
     def loads(action: Action, chooses: bool = True) -> list[Load]:
-        return [piece for layer in layers for piece in pieces(layer, action, chooses)]
+        pieces: list[Load] = []
+        for layer in layers:
+            dense = [part for part in PARTS if layer in dense_parts[part]]
+            time = timed(layer, action, plan=plan, dense_parts=dense, chooses=chooses)
+            is_launched = action in launched and len(dense) < len(PARTS)
+            waiting = rates.launch_seconds - time.total if is_launched else 0.0
+            pieces += [
+                Load(time.attention, "attention", *moved(layer, "attention", action)),
+                Load(time.rest + max(0.0, waiting)),
+                Load(time.mlp, "mlp", *moved(layer, "mlp", action)),
+            ]
+        return pieces
 
     sparse = loads(Action.SPARSE)
     up, down = sum(load.to_device for load in sparse), sum(load.to_host for load in sparse)
@@ -138,14 +108,10 @@ def estimate_run(
         + (calls - 1) * step_seconds(loads(action, chooses=False), rates)
         for action in Action
     }
-    own = replace(
-        plan,
-        config=plan.config.override({"attention.precision": "auto"}),
-        layout=replace(plan.layout, share=None),
-    )
+    config = plan.config.override({"attention.precision": "auto"})
+    alone = replace(plan, config=config, layout=replace(plan.layout, share=None))
     stock = branches * sum(
-        layer_time(layer, Action.DENSE, plan=own, rates=rates, dtype=dtype, dense_parts=PARTS).total
-        for layer in layers
+        timed(layer, Action.DENSE, plan=alone, dense_parts=PARTS).total for layer in layers
     )
     return RunEstimate(
         rates=rates,

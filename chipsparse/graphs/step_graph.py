@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,7 @@ from torch.utils import _pytree as pytree
 from chipsparse.cache.store import CacheStore
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.layers.state import StepState
-from chipsparse.plan import NOT_CAPTURED, Action
+from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
 # A pipeline whose arguments change all the time is left alone after so many captures, and a model
@@ -64,19 +65,6 @@ class Capturer(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class ModelCall:
-    """A call of the model's own forward, yet to be made."""
-
-    forward: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def run(self) -> Any:
-        """Return the output of the forward."""
-        return self.forward(*self.args, **self.kwargs)
-
-
 class Arguments:
     """The arguments of a call, taken apart into tensors and other things.
 
@@ -86,8 +74,8 @@ class Arguments:
             is captured, as numbers do.
     """
 
-    def __init__(self, call: ModelCall, device_type: str) -> None:
-        self.leaves, self.form = pytree.tree_flatten((call.args, dict(call.kwargs)))
+    def __init__(self, call: partial[Any], device_type: str) -> None:
+        self.leaves, self.form = pytree.tree_flatten((call.args, call.keywords))
         self._numbers = {
             place: leaf.detach().clone()
             for place, leaf in enumerate(self.leaves)
@@ -220,7 +208,7 @@ class StepGraphs:
 
     def run(
         self,
-        call: ModelCall,
+        call: partial[Any],
         state: StepState,
         device: torch.device,
         not_captured_reason: Callable[[], str | None],
@@ -238,9 +226,19 @@ class StepGraphs:
                 asked once a generation, and again after `model_changed`.
         """
         if not self._may_be_captured(state, device, not_captured_reason):
-            return call.run()
+            return call()
+        record = state.record
         with self._capturer.on(device):
-            return self._run(call, state.record)
+            arguments = Arguments(call, self._capturer.device_type)
+            graph = self._fitting(call, arguments, record)
+            if graph is not None:
+                return self._replay(graph, arguments, record)
+            result = call()
+        # All layers did what a sparse step does, and none more to catch up.
+        plain = all(layer.action is Action.SPARSE or layer.reason for layer in record.layers)
+        if plain and self._captures.get(record.branch, 0) < MOST_CAPTURES:
+            self._last[record.branch] = arguments
+        return result
 
     def _may_be_captured(
         self, state: StepState, device: torch.device, not_captured_reason: Callable[[], str | None]
@@ -256,16 +254,19 @@ class StepGraphs:
             self._not_captured_reason = not_captured_reason()
             if self._not_captured_reason is not None:
                 self._note(self._not_captured_reason)
+        if self._attempts >= MOST_ATTEMPTS:
+            self._note(self._error)
+            return False
         return self._not_captured_reason is None
 
     def _note(self, reason: str) -> None:
-        self._report.note(f"{NOT_CAPTURED}: {reason}")
+        self._report.note(f"sparse steps are not captured as a CUDA graph: {reason}")
 
-    def _run(self, call: ModelCall, record: StepRecord) -> Any:
-        if self._attempts >= MOST_ATTEMPTS:
-            self._note(self._error)
-            return call.run()
-        branch, arguments = record.branch, Arguments(call, self._capturer.device_type)
+    def _fitting(
+        self, call: partial[Any], arguments: Arguments, record: StepRecord
+    ) -> StepGraph | None:
+        """The captured call of the branch, captured now where the last one was like this one."""
+        branch = record.branch
         graph = self._graphs.get(branch)
         if graph is not None and not graph.fits(arguments):
             self.drop(branch)
@@ -273,30 +274,26 @@ class StepGraphs:
         before = self._last.pop(branch, None)
         if graph is None and before is not None and arguments.are_like(before):
             graph = self._graph(call, arguments, before, record)
-        if graph is not None:
-            record.replayed = True
-            record.layers = [dataclasses.replace(layer) for layer in graph.layers]
-            result = graph.run(arguments)
-            for entry in record.layers:
-                if entry.part == "attention" and entry.action is Action.SPARSE:
-                    entry.computed = self._caches[branch, entry.layer].attention.kept_fraction
-            return result
-        result = call.run()
-        # All layers did what a sparse step does, and none more to catch up.
-        plain = all(layer.action is Action.SPARSE or layer.reason for layer in record.layers)
-        if plain and self._captures.get(branch, 0) < MOST_CAPTURES:
-            self._last[branch] = arguments
+        return graph
+
+    def _replay(self, graph: StepGraph, arguments: Arguments, record: StepRecord) -> Any:
+        record.replayed = True
+        record.layers = [dataclasses.replace(layer) for layer in graph.layers]
+        result = graph.run(arguments)
+        for entry in record.layers:
+            if entry.part == "attention" and entry.action is Action.SPARSE:
+                entry.computed = self._caches[record.branch, entry.layer].attention.kept_fraction
         return result
 
     def _graph(
-        self, call: ModelCall, arguments: Arguments, before: Arguments, record: StepRecord
+        self, call: partial[Any], arguments: Arguments, before: Arguments, record: StepRecord
     ) -> StepGraph | None:
         """The call as a graph; None where it cannot be captured."""
         branch, copied = record.branch, arguments.others(before)
         self._captures[branch] = self._captures.get(branch, 0) + 1
         try:
             inputs = arguments.with_copies(copied)
-            result, capture = self._capturer.capture(lambda: inputs.call(call.forward))
+            result, capture = self._capturer.capture(lambda: inputs.call(call.func))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._captures[branch] = MOST_CAPTURES
             self._note(_first_line(error))

@@ -1,21 +1,29 @@
-"""Which columns a layer keeps at a refresh: so many by score and at random, some in any case."""
+"""The columns that a layer keeps at a refresh: so many by score and at random, some in any case.
+
+Those in any case are the text's, and those that the user names as bits of the host.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
-from bitarray import frozenbitarray
+import torch.nn.functional as F
+from bitarray import bitarray, frozenbitarray
 
 from chipsparse.cache.tensors import CAPACITY_MULTIPLE
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.kept_columns import read_kept_columns
-from chipsparse.layers.static_columns import static_mask
+from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
-from chipsparse.report.kept_columns import KeptColumns
+from chipsparse.report.kept_columns import KeptColumns, read_kept_columns
 from chipsparse.step import StepContext
+
+StaticColumns = bitarray | np.ndarray | torch.Tensor | Sequence[bool]
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,7 @@ def static_columns(
     always: torch.Tensor | None = None,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """Return the columns that every query block keeps whatever their score.
-
-    Returns:
-        bool ``[1, N]``, or None where there are none.
-    """
+    """Return the columns that every query block keeps, bool ``[1, N]``, or None."""
     if text_tokens == 0 and always is None:
         return None
     column = torch.arange(tokens, device=device)
@@ -93,14 +97,14 @@ class ColumnBudgets:
                 always=self.static_mask(layout, key.device),
                 device=key.device,
             )
+        of_user = 0 if self._static_bits is None else self._static_bits.count()
         seed = f"0 {context.branch} {context.step} {layer}"
         return AttentionBudget(
             keep_count=plan.attention_keep_count(layer),
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns[layout],
             seed=zlib.crc32(seed.encode()),
-            static_count=layout.text_tokens
-            + (0 if self._static_bits is None else self._static_bits.count()),
+            static_count=layout.text_tokens + of_user,
             first_head=0 if share is None else share.first_head,
             first_block=0 if share is None else share.first_row // self._config.block_size,
             branches=layout.guided_in_batch,
@@ -115,7 +119,7 @@ class ColumnBudgets:
     def kept(
         self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
     ) -> KeptColumns:
-        """Return the columns of one layer; see `read_kept_columns`."""
+        """Return the columns of one layer, uint8 ``[B, H, G, ceil(N / 8)]``."""
         return read_kept_columns(
             packed,
             layout,
@@ -124,3 +128,63 @@ class ColumnBudgets:
             order=self._order,
             where=where,
         )
+
+
+def static_bits(columns: Any) -> frozenbitarray:
+    """One bit for each column, in order; the packed bits of the kernels, ``endian="little"``.
+
+    Args:
+        columns: a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools.
+
+    Raises:
+        ValueError: it is something else, or has no column.
+    """
+    if isinstance(columns, torch.Tensor):
+        columns = columns.detach().cpu().numpy()
+    if isinstance(columns, np.ndarray):
+        if columns.dtype != np.bool_ or columns.ndim != 1:
+            raise ValueError(
+                "static_columns: expected bools of shape [N], got "
+                f"{columns.dtype} of shape {list(columns.shape)}"
+            )
+        columns = columns.tolist()
+    if not isinstance(columns, bitarray):
+        if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes, bytearray)):
+            raise ValueError(
+                "static_columns: expected a bitarray, a bool array or a list of bools, got "
+                f"{type(columns).__name__}"
+            )
+        columns = list(columns)
+        other = next((item for item in columns if not isinstance(item, (bool, np.bool_))), None)
+        if other is not None:
+            raise ValueError(
+                f"static_columns: expected True or False for each column, got {other!r}; numbers "
+                "of columns become bools with mask = [False] * N; mask[number] = True"
+            )
+        columns = [bool(item) for item in columns]
+    if not columns:
+        raise ValueError("static_columns: there is no column; pass None to keep none")
+    return frozenbitarray(columns, endian="little")
+
+
+def check_static_bits(bits: frozenbitarray, layout: ModelLayout) -> None:
+    """Raises `ValueError` where a model call has another number of columns than there are bits."""
+    if len(bits) != layout.grid_tokens:
+        grids = " and ".join("x".join(map(str, grid)) for grid in layout.grids)
+        raise ValueError(
+            f"static_columns has {len(bits)} columns, but this call has {layout.grid_tokens} video "
+            f"or image tokens (frames x rows x columns: {grids}); text columns are always kept and "
+            "not among them"
+        )
+
+
+def static_mask(
+    bits: frozenbitarray, layout: ModelLayout, order: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    """Return the columns of attention that these bits mean, bool ``[N]``; False for the text's."""
+    packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
+    mask = unpack_mask(packed, len(bits), backend="reference").to(device)
+    if order is not None:
+        mask = mask[order]
+    text = layout.text_tokens
+    return F.pad(mask, (text, 0) if layout.text_first else (0, text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,12 +48,12 @@ class MLPWeights:
         up_bias: torch.Tensor | None,
         down: torch.Tensor,
         down_bias: torch.Tensor | None,
-        activation: str,
-        gate: str = "none",
+        activation: Activation,
+        gate: Gate = "none",
         gate_weight: torch.Tensor | None = None,
         gate_bias: torch.Tensor | None = None,
     ) -> MLPWeights:
-        """Views of two or three linear layers, as models store them.
+        """Return views of two or three linear layers, as models store them.
 
         Args:
             up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate, unless that
@@ -61,29 +61,19 @@ class MLPWeights:
             up_bias: ``[F]`` or ``[2 F]``, or None.
             down: ``[C, F]``.
             down_bias: ``[C]`` or None.
-            activation: one of `Activation`.
-            gate: which half of ``up`` the gate is, ``first`` or ``second``, or ``none``; ``apart``
-                where it is a linear of its own.
+            activation: of the neurons, or of the gate.
+            gate: which half of ``up`` the gate is; ``apart`` where it is a linear of its own.
             gate_weight: ``[F, C]`` of that.
             gate_bias: ``[F]`` of that, or None.
-
-        Raises:
-            ValueError: if the activation or the gate is unknown.
         """
-        if activation not in get_args(Activation) or gate not in get_args(Gate):
-            raise ValueError(
-                f"activation must be one of {', '.join(get_args(Activation))} and gate one of "
-                f"{', '.join(get_args(Gate))}, got {activation!r} and {gate!r}"
-            )
-        kind: Activation = activation  # type: ignore[assignment]
         if gate in ("none", "apart"):
-            return cls(up, up_bias, down, down_bias, kind, gate_weight, gate_bias)
+            return cls(up, up_bias, down, down_bias, activation, gate_weight, gate_bias)
         halves = list(up.chunk(2))
         biases = [None, None] if up_bias is None else list(up_bias.chunk(2))
         if gate == "first":
             halves.reverse()
             biases.reverse()
-        return cls(halves[0], biases[0], down, down_bias, kind, halves[1], biases[1])
+        return cls(halves[0], biases[0], down, down_bias, activation, halves[1], biases[1])
 
     @staticmethod
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -200,7 +190,7 @@ def part_of(
 
 
 def _remade(weight: Any, data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Such a weight with other numbers and scales."""
+    """Return such a weight with other numbers and scales."""
     _, facts = weight.__tensor_flatten__()
     facts = {**facts, "block_size": list(map(min, weight.block_size, data.shape))}
     parts = {"qdata": data, "scale": scale}

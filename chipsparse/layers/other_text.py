@@ -22,21 +22,18 @@ from chipsparse.plan import SparsityPlan
 
 
 def aligned(layout: ModelLayout, first: ModelLayout, config: SparsityConfig) -> ModelLayout:
-    """The layout with rows of zeros, so that blocks of its queries lie as those of the first one.
+    """Return the layout with rows of zeros, so that query blocks lie as those of the first one.
 
     As it is where they do without, where no columns are chosen, and where processes share the rows.
     """
-    if (
-        not (config.attention.is_sparse and layout.text_first)
-        or layout.exact_text
-        or not _is_whole(layout)
-    ):
+    chooses = config.attention.is_sparse and _is_whole(layout)
+    if not chooses or not layout.text_first or layout.exact_text:
         return layout
     return replace(layout, rows_before=(first.text_tokens - layout.text_tokens) % config.block_size)
 
 
 def with_rows_before(query: torch.Tensor, layout: ModelLayout) -> torch.Tensor:
-    """A query ``[B, H, N, D]`` behind the layout's rows of zeros, in the order of memory it has."""
+    """Return a query ``[B, H, N, D]`` behind rows of zeros, in the order of memory that it has."""
     return F.pad(query.transpose(1, 2), (0, 0, 0, 0, layout.rows_before, 0)).transpose(1, 2)
 
 
@@ -80,19 +77,12 @@ def columns_of(
     block_size_q: int,
     static_columns: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The columns that another branch chose, at the places that they have in this one.
+    """Return the columns that another branch chose at the places that they have in this one.
 
     Static columns of this branch, its text among them, come on top. No device is waited for.
 
-    Args:
-        packed: uint8 ``[B, H, G', ceil(N' / 8)]``, what the other chose.
-        chosen: layout of the other; see `fits`.
-        own: layout of this one.
-        block_size_q: query rows that share one list.
-        static_columns: as in `AttentionBudget`.
-
-    Returns:
-        uint8 ``[B, H, G, ceil(N / 8)]``.
+    Packed columns are uint8 ``[B, H, G', ceil(N' / 8)]`` in the chosen layout, and the result
+    ``[B, H, G, ceil(N / 8)]`` in the own one. ``static_columns`` is as in `AttentionBudget`.
     """
     blocks = block_count(len(own.query_rows), block_size_q)
     number = torch.arange(blocks, device=packed.device)
@@ -105,7 +95,7 @@ def columns_of(
 
 
 def _moved(packed: torch.Tensor, places: int, columns: int) -> torch.Tensor:
-    """Packed bits, so many places further on; those that come before or behind all are dropped."""
+    """Return packed bits, so many places further on; what comes before or behind all is dropped."""
     size = -(-columns // 8)
     whole, rest = divmod(places, 8)
     behind = size - whole - packed.shape[-1]

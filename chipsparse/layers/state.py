@@ -14,7 +14,7 @@ from chipsparse.config import LayerPart, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.column_budget import ColumnBudgets
 from chipsparse.layout import ModelLayout
-from chipsparse.parallel.branch_columns import BranchColumns
+from chipsparse.parallel.agreement import BranchColumns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.report.recorder import CallRecorder

@@ -3,11 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from chipsparse.parallel.branch_columns import BranchColumns
-from chipsparse.parallel.peers import Peers
+from chipsparse.layout import ModelLayout
+from chipsparse.parallel.peers import PeerError, Peers
+from chipsparse.plan import Action
+
+
+class BranchColumns:
+    """Hands the columns that the first branch chose to those on other processes, layer by layer."""
+
+    def __init__(self, group: Any, peers: Peers) -> None:
+        self._group = group
+        self._peers = peers
+        self._source = dist.get_process_group_ranks(group)[0]
+        self._shared = False
+
+    def open(self, step: int, action: Action, layout: ModelLayout) -> None:
+        """Begin a call on every process of the branches; `PeerError` if they do not do the same."""
+        said = self._peers.gather([step, action.value, str(layout)])
+        for rank, (other_step, other_action, _) in enumerate(said):
+            if [other_step, other_action] != said[0][:2]:
+                raise PeerError(
+                    f"{self._peers.names[0]} is at step {said[0][0]} ({said[0][1]}) and "
+                    f"{self._peers.names[rank]} at step {other_step} ({other_action})"
+                )
+        # Prompts of other lengths in the sequence choose for themselves.
+        alike = all(other_layout == said[0][2] for *_, other_layout in said)
+        self._shared = alike and action is Action.REFRESH
+
+    def give(self, columns: torch.Tensor) -> None:
+        """If this is the first, send the columns of a layer's refresh, uint8 ``[B, H, G, n]``."""
+        if self._shared and self._peers.rank == 0:
+            self._broadcast(columns.contiguous())
+
+    def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
+        """Return the columns that the first process sent for this layer; None without any."""
+        if not self._shared or self._peers.rank == 0:
+            return None
+        columns = torch.empty(shape, dtype=torch.uint8, device=device)
+        self._broadcast(columns)
+        return columns
+
+    def _broadcast(self, columns: torch.Tensor) -> None:
+        with self._peers.exchange():
+            dist.broadcast(columns, self._source, group=self._group)
 
 
 @dataclass(frozen=True)
@@ -19,9 +62,9 @@ class Agreement:
     columns: BranchColumns | None = None
 
     def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
-        """Return the bytes for caches, on the device and on the host, that every process has.
+        """Return the least bytes for caches, on the device and on the host, of any process.
 
-        The least of all, since they wait for the slowest. A machine's memory is shared.
+        They wait for the slowest. A machine's memory is shared.
         """
         if self.peers is None:
             return on_device, on_host

@@ -51,18 +51,14 @@ class HeadExchange:
     """The exchanges of one process with the others of its groups.
 
     Every process makes the same ones in the same order.
-
-    Attributes:
-        ranks: how many share the tokens.
-        rank: place of this one.
-        parts: see `PARTS`.
-        watch: runs around what an exchange adds to a call besides its run beside others: packing,
-            waiting, unpacking. To measure that; by default it does nothing.
     """
 
     def __init__(self, groups: SharingGroups, peers: Peers) -> None:
-        self.groups, self.peers, self.parts = groups, peers, PARTS
+        self.groups, self.peers = groups, peers
+        # Of this process, and of all that share the tokens.
         self.rank, self.ranks = dist.get_rank(groups.tokens), dist.get_world_size(groups.tokens)
+        # Runs around what an exchange adds to a call besides its run beside others: packing,
+        # waiting, unpacking. To measure that.
         self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def gather(self, tensor: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:

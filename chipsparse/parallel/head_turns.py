@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.kernels.rank_pieces import pack_pieces, unpack_pieces
-from chipsparse.parallel.head_exchange import HeadExchange, Pending
+from chipsparse.parallel.head_exchange import PARTS, HeadExchange, Pending
 from chipsparse.parallel.sequence_cut import SequenceCut, shares
 
 TOKENS, HEADS = 1, 2  # dimensions of ``[B, N, H, D]``
@@ -33,15 +33,9 @@ class HeadTurns:
     of a part hide behind the attention of others. What is exchanged, and in which order, does not
     depend on how it is computed, so in that processes may differ.
 
-    Args:
-        exchange: with the others.
-        states: query, key and value ``[B, n, H, D]`` of this process's tokens.
-        cut: of the call's tokens.
-
-    Attributes:
-        query: ``[B, h, R, D]``, of this process's heads and query rows; complete after `receive`.
-        key: ``[B, h, N, D]``, of all tokens; likewise.
-        value: as key.
+    They start as ``states`` ``[B, n, H, D]`` of this process's tokens. After `receive` the
+    attributes are complete: query ``[B, h, R, D]`` of this process's heads and query rows, key and
+    value ``[B, h, N, D]`` of all tokens.
     """
 
     def __init__(
@@ -54,7 +48,7 @@ class HeadTurns:
         self._rows = cut.query_rows[run]
         assert states[0].shape[TOKENS] == len(self._tokens[self._place])
         counts = shares(self._heads, cut.ulysses)
-        parts = min(exchange.parts, *counts)
+        parts = min(PARTS, *counts)
         within = [_ranges(shares(count, parts)) for count in counts]
         self._own = within[self._place]  # this process's heads of each part, among its own
         self._of_all = [  # by part, those of each process among all heads
@@ -80,13 +74,9 @@ class HeadTurns:
                 self._receipts.popleft()()
 
     def attend(self, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-        """Attention of one part of the heads after the other.
+        """Compute the attention ``[B, h', R, D]`` of one part of the heads after the other.
 
-        Args:
-            compute: the attention ``[B, h', R, D]`` of such heads of query, key and value.
-
-        Returns:
-            ``[B, H, n, D]``, of all heads and this process's tokens.
+        Returns ``[B, H, n, D]``, of all heads and this process's tokens.
         """
         outputs = []
         for part, heads in enumerate(self._own):

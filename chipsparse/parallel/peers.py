@@ -39,17 +39,12 @@ class Peers:
     Args:
         ranks: global ranks of all of them, in order; this process is one.
         timeout_s: how long one waits for the others.
-
-    Attributes:
-        rank: place of this process in the order.
-        names: how messages call them.
-        on_this_host: how many of them share this machine.
     """
 
     def __init__(self, ranks: Sequence[int], *, timeout_s: float = TIMEOUT_SECONDS) -> None:
         own, store = dist.get_rank(), distributed_c10d._get_default_store()
-        self.names = [f"rank {rank}" for rank in ranks]
-        self.rank = list(ranks).index(own)
+        self.names = [f"rank {rank}" for rank in ranks]  # in messages
+        self.rank = list(ranks).index(own)  # place in the order
         self._timeout_s = timeout_s
         made = store.add(f"chipsparse/made by {own}", 1)
         members = ",".join(map(str, ranks))
@@ -65,8 +60,7 @@ class Peers:
     def gather(self, value: Any) -> list[Any]:
         """Return what all processes say at this point, in order, in types of JSON.
 
-        Raises:
-            PeerError: another one failed, or did not get here in time.
+        Raises `PeerError` where another one failed, or did not get here in time.
         """
         self._rounds += 1
         self._say("said", value)
@@ -116,10 +110,9 @@ class Peers:
             raise _BrokenExchangeError(str(error)) from error
 
     def failed(self, error: BaseException) -> None:
-        """Tells the others that this process failed.
+        """Tell the others that this process failed.
 
-        Raises:
-            PeerError: where it failed because another one did, with its name.
+        Raises `PeerError` where it failed because another one did, with its name.
         """
         if self._warned:
             self._warned = False

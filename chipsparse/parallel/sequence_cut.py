@@ -63,7 +63,7 @@ def cut_sequence(
 
     Args:
         layout: of the call.
-        ranks: how many pieces.
+        ranks: the number of pieces.
         rows: of a block that shares a list of neurons.
         ring: how many of the pieces, or runs of pieces, have their own query rows in attention.
         query_rows: of a block that shares a list of columns.
@@ -114,14 +114,10 @@ class _Places:
     def cut(
         self, first: int, last: int, pieces: int, *, whole: tuple[int, int], least: int = 1
     ) -> list[int]:
-        """Ends of so many pieces, the first and the last included, as even as can be.
+        """Return the ends of so many pieces of the tokens from ``first`` to ``last``.
 
-        Args:
-            first: of the tokens.
-            last: behind the last one.
-            pieces: how many.
-            whole: the same with the text, which counts for evenness.
-            least: steps of each piece.
+        With the text, ``whole`` from first to last, they are as even as can be. Each has at least
+        so many steps.
         """
         before = (first - self.anchor) // self.step  # of the last place that is not inside
         after = -((self.anchor - last) // self.step)

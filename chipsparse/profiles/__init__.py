@@ -1,1 +1,1 @@
-"""Configs that were tuned for a model: a `profile` has `qualities` and a `tuned_range`."""
+"""Configs that were tuned for a model: a `profile` has named qualities and a `tuned_range`."""

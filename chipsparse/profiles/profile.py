@@ -2,6 +2,11 @@
 
 A profile is found by the transformer's class in ``assets/profiles``, unless the model's folder
 brings its own ``chipsparse.yaml``.
+
+The named configs are its qualities: how much of a generation is computed, for people who do not
+tune. Each is put together from three mappings, the later going before the earlier: what
+``assets/qualities.yaml`` says for its name, the profile's ``sparsity``, which all have in common,
+and what the profile says for its name.
 """
 
 from __future__ import annotations
@@ -15,19 +20,27 @@ from typing import Any, NoReturn
 import yaml
 
 from chipsparse.common.text_files import read_text
-from chipsparse.common.validation import Validated, build, option
+from chipsparse.common.validation import Validated, build, option, shown
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles.qualities import DEFAULT_QUALITY, check_quality, read_qualities
 from chipsparse.profiles.tuned_range import TunedFor
 
 ASSETS = Path(__file__).parents[1] / "assets"
+PROFILES = ASSETS / "profiles"
 QUALITIES_FILE = ASSETS / "qualities.yaml"
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
 MOST_STEPS = 1000  # the most that a schedule of diffusers tells apart
+QUALITIES = {
+    "faithful": "closest to dense, the slowest of the three",
+    "balanced": "the default",
+    "fast": "the fastest, furthest from dense",
+    "published": "few full steps, all others sparse: the schedule that was published first",
+}
+DEFAULT_QUALITY = "balanced"
+WHOLE = "schedule"  # replaced, not merged: its forms exclude each other
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GenerationDefaults(Validated):
     """Settings of the pipeline call that the profile is meant for; null: the pipeline's own."""
 
@@ -48,7 +61,7 @@ class GenerationDefaults(Validated):
     max_sequence_length: int | None = option(None, "text tokens, padding included", minimum=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _ProfileFile(Validated):
     model_class: str = option("", "class of the transformer, such as WanTransformer3DModel")
     description: str = option("", "what the profile is for and what was measured")
@@ -64,29 +77,17 @@ class _ProfileFile(Validated):
 
 @dataclass(frozen=True)
 class Profile:
-    """A loaded profile.
+    """A loaded profile."""
 
-    Attributes:
-        model_class: the transformer class that it is for.
-        description: one sentence for people.
-        generation: settings of the pipeline call.
-        sparsity: what is computed: that of the quality, if it is one.
-        source: the file it came from.
-        tuned: what it was tuned for; None where people wrote it.
-        quality: the name of the quality that is taken; None where the file has none by default.
-        qualities: what is computed in each of its qualities, by name.
-        instead: why it takes the place of another profile, one sentence; None where it does not.
-    """
-
-    model_class: str
-    description: str
-    generation: GenerationDefaults
-    sparsity: SparsityConfig
-    source: str
-    tuned: TunedFor | None = None
-    quality: str | None = None
+    model_class: str  # the transformer class that it is for
+    description: str  # one sentence for people
+    generation: GenerationDefaults  # settings of the pipeline call
+    sparsity: SparsityConfig  # what is computed: that of the quality, if it is one
+    source: str  # the file it came from
+    tuned: TunedFor | None = None  # what it was tuned for; None where people wrote it
+    quality: str | None = None  # name of the one that is taken; None where none is by default
     qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
-    instead: str | None = None
+    instead: str | None = None  # why it takes the place of another profile, one sentence
 
     def __repr__(self) -> str:
         return f"<Profile for {self.model_class or 'any model'} from {self.source}>"
@@ -131,11 +132,7 @@ class Profile:
         )
 
     def override(self, values: Mapping[str, Any]) -> Profile:
-        """Return the same profile with some fields changed in all of its qualities.
-
-        Args:
-            values: by paths, see `SparsityConfig.override`, which says what is raised.
-        """
+        """Return the same profile with all qualities changed by `SparsityConfig.override`."""
         return dataclasses.replace(
             self,
             sparsity=self.sparsity.override(values),
@@ -177,10 +174,7 @@ def load_profile(path: Path | str) -> Profile:
     data = _read(Path(path))
     try:
         parsed = build(_ProfileFile, data)
-        qualities: dict[str, SparsityConfig] = {}
-        if parsed.qualities is not None:
-            defaults, common = _read(QUALITIES_FILE)["qualities"], data.get("sparsity", {})
-            qualities = read_qualities(parsed.qualities, common, defaults)
+        qualities = _read_qualities(parsed.qualities or {}, data.get("sparsity", {}))
         if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
             qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
@@ -195,6 +189,40 @@ def load_profile(path: Path | str) -> Profile:
         qualities=qualities,
     )
     return profile.of_quality(DEFAULT_QUALITY) if DEFAULT_QUALITY in qualities else profile
+
+
+def check_quality(name: str) -> None:
+    """Raises `ValueError`, with the known names, for one that no profile can have."""
+    if name not in tuple(QUALITIES):  # which, unlike a dict, takes a list too
+        raise ValueError(f"there is no quality {shown(name)}; known are {', '.join(QUALITIES)}")
+
+
+def _read_qualities(
+    listed: Mapping[str, Any], common: Mapping[str, Any]
+) -> dict[str, SparsityConfig]:
+    """Return the configs of the qualities that a profile lists, beside what they have in common."""
+    defaults, configs = _read(QUALITIES_FILE)["qualities"], {}
+    for name, own in listed.items():
+        path = f"qualities.{name}"
+        if name not in QUALITIES:
+            raise ValueError(f"{path}: unknown quality; allowed: {', '.join(QUALITIES)}")
+        if own is not None and not isinstance(own, Mapping):
+            raise ValueError(f"{path}: expected a mapping as under sparsity, got {shown(own)}")
+        usual = _merged(defaults[name], common)
+        config = build(SparsityConfig, _merged(usual, own or {}), path)
+        configs[name] = config.over(build(SparsityConfig, usual))
+    return configs
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return groups of fields merged field by field, except `WHOLE`."""
+    result = dict(first)
+    for name, value in second.items():
+        before = result.get(name)
+        if name != WHOLE and isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = {**before, **value}
+        result[name] = value
+    return result
 
 
 def _read(path: Path) -> Any:
@@ -220,8 +248,15 @@ def _read(path: Path) -> Any:
     raise ValueError(f"{path}: {problem} ({reason})")
 
 
-def find_profile(model_folder: Path | str | None, transformer_class: str) -> Profile:
+def find_profile(
+    model_folder: Path | str | None, transformer_class: str, *, experts: int = 1
+) -> Profile:
     """Return the profile of a model: its folder's own, else that of its transformer class.
+
+    Args:
+        model_folder: folder or hub name; None for the profile of the class.
+        transformer_class: name of the diffusers class.
+        experts: number of transformers in the pipeline. Classes may have a profile for two.
 
     Raises:
         ValueError: if there is neither, or the file is bad.
@@ -235,12 +270,14 @@ def find_profile(model_folder: Path | str | None, transformer_class: str) -> Pro
             f"no profile for the model class {transformer_class}; "
             f"known classes: {', '.join(classes)}"
         )
-    return load_profile(ASSETS / "profiles" / f"{transformer_class}.yaml")
+    of_two = PROFILES / "two-experts" / f"{transformer_class}.yaml"
+    of_class = PROFILES / f"{transformer_class}.yaml"
+    return load_profile(of_two if experts > 1 and of_two.exists() else of_class)
 
 
 def profile_classes() -> list[str]:
     """Return the transformer classes that chipsparse has a profile for."""
-    return sorted(path.stem for path in (ASSETS / "profiles").glob("*.yaml"))
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
 def default_profile() -> Profile:

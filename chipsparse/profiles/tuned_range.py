@@ -11,7 +11,7 @@ from typing import Any
 from chipsparse.common.validation import Validated, option
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TunedTarget(Validated):
     """The target of tuning; it has one of these at least."""
 
@@ -22,7 +22,7 @@ class TunedTarget(Validated):
     max_seconds: float | None = option(None, "median generation", minimum=0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TunedMeasurement(Validated):
     """The measurements on held-out prompts, each sparse against dense with the same seed."""
 
@@ -40,7 +40,7 @@ class TunedMeasurement(Validated):
         return self.dense_seconds / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TunedFor(Validated):
     """The range of a profile that `chipsparse tune` wrote; nothing of it changes what is computed.
 
@@ -82,10 +82,8 @@ RANGE = {
 def outside(tuned: TunedFor, generation: Mapping[str, Any]) -> list[str]:
     """Return how a generation differs from the tuned one, a phrase for each difference.
 
-    Args:
-        tuned: of the profile.
-        generation: values by the names of `RANGE` and ``transformer_config``; those that are left
-            out are not compared.
+    Its values go by the names of `RANGE` and ``transformer_config``; those left out are not
+    compared.
     """
     differences = []
     if generation.get("transformer_config", tuned.transformer_config) != tuned.transformer_config:

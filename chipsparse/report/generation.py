@@ -15,7 +15,7 @@ import dataclasses
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -36,26 +36,20 @@ from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing
 class StepTimer:
     """Wall time of a piece of work: device events on CUDA, the host clock elsewhere."""
 
-    def __init__(
-        self, device: torch.device, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._clock = clock
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._events: list[torch.cuda.Event] | None = None
         self._seconds: float | None = None
         if device.type == "cuda":
-            self._events = (
-                torch.cuda.Event(enable_timing=True),
-                torch.cuda.Event(enable_timing=True),
-            )
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             self._events[0].record(torch.cuda.current_stream(device))
-        self._start = clock()
+        self._start = time.perf_counter()
 
     def stop(self) -> None:
         """Mark the end of the work; do not wait for the device."""
         if self._events is not None:
             self._events[1].record(torch.cuda.current_stream(self._device))
-        self._seconds = self._clock() - self._start
+        self._seconds = time.perf_counter() - self._start
 
     def seconds(self) -> float | None:
         """Return the measured time, None before `stop`; wait for a device that is not finished."""
@@ -95,8 +89,6 @@ class LayerRecord:
     """A layer's attention or feed-forward layer in one transformer call.
 
     Attributes:
-        layer: number of the transformer block.
-        part: which of both.
         action: what it did; never "skip", which leaves out whole calls.
         computed: share of the attention columns or neurons that was computed: a number, or a 0-d
             tensor of the device; 1 unless sparse.
@@ -104,8 +96,8 @@ class LayerRecord:
             operations, "model" where the model ran as without chipsparse.
         reason: why it was dense whatever the step did, or None.
         timer: its time with what it waited for, where that is measured.
-        bytes_to_device: bytes of its caches that came from host memory in this call.
-        bytes_to_host: bytes of them that went there.
+        bytes_to_device: bytes of its caches that came from host memory in this call, as
+            ``bytes_to_host`` are those that went there.
     """
 
     layer: Index
@@ -137,10 +129,9 @@ class StepRecord:
         step: denoising step from 0.
         steps_total: number of steps where known.
         branch: guidance branch.
-        action: what the call did.
         timer: its time; None where it was skipped.
-        bytes_to_device: bytes of caches that came from host memory.
-        bytes_to_host: bytes of caches that went there.
+        bytes_to_device: bytes of caches that came from host memory, as ``bytes_to_host`` are those
+            that went there.
         cache_bytes: what the caches of its transformer held behind it, wherever they live.
         host_bytes: how much of that was in host memory beside the device.
         allocated_bytes: what PyTorch had allocated on the device behind it, weights included; None
@@ -207,48 +198,35 @@ class StepRecord:
 
     def fractions(self, part: Part) -> list[float]:
         """Return the share that each layer computed whose part ran sparse."""
-        return [
-            layer.kept
-            for layer in self.layers
-            if layer.part == part and layer.action is Action.SPARSE
-        ]
+        own = (layer for layer in self.layers if layer.part == part)
+        return [layer.kept for layer in own if layer.action is Action.SPARSE]
 
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """The pipeline of a report.
-
-    Attributes:
-        class_name: its class; None where it is not known.
-        location: the folder or hub name that it was loaded from, or None.
-        transformers: the class of each of its patched transformers, by the pipeline's name for it.
-    """
+    """The pipeline of a report, as far as it is known."""
 
     class_name: str | None = None
-    location: str | None = None
+    location: str | None = None  # the folder or hub name that it was loaded from
+    # The class of each patched transformer, by the pipeline's name for it.
     transformers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Device:
-    """The type ("cuda", "cpu") and the name of a device."""
+    """A device."""
 
-    type: str = ""
+    type: str = ""  # "cuda" or "cpu"
     name: str = ""
 
 
 @dataclass(frozen=True)
 class PlannedSteps:
-    """The plan of one transformer, as files have it.
+    """The plan of one transformer, as files have it."""
 
-    Attributes:
-        schedule: the schedule in words.
-        actions: the planned action of every step; None where the number of steps is not known.
-        layout: the `ModelLayout` of its last call, with tokens and layers.
-    """
-
-    schedule: str = ""
-    actions: list[Action] | None = None
+    schedule: str = ""  # in words
+    actions: list[Action] | None = None  # of every step; None: their number is not known
+    # The `ModelLayout` of its last call, with tokens and layers.
     layout: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -269,10 +247,7 @@ class GenerationReport:
     Attributes:
         strict: whether a fallback raises `FallbackError`.
         layer_times: whether the time of each layer is measured.
-        in_call: whether the next record is made within a call of the pipeline.
-        config: what was asked for, where known before the first call.
-        plans: what was planned for each transformer that was called, by its name.
-        pipeline: what it is about, where known.
+        config: what was asked for.
         quality: the name of the config among the qualities of a profile, where it has one.
         generation: number of the last one, from 1.
         steps: one record per transformer call, in order.
@@ -280,23 +255,21 @@ class GenerationReport:
         notes: one sentence for whatever else is worth knowing.
         nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
             would help; None where one is, or none is wanted. Known before the first step wherever
-            it can be, and settled when the pipeline's call ends.
+            it can be, else when the pipeline's call ends.
         error: the exception that ended the generation in a transformer call, or None.
-        device: where they ran.
         dtype: of the hidden states, such as "bfloat16", where anything is sparse.
         backends: the kernel backend that each op ran on; several where layers differ.
         passed_over: for each op the faster backends that did not run, with the reason.
         cache_bytes: the largest size that the caches had, in bytes, wherever they live.
         host_bytes: how much of it was in host memory beside the device.
         kept_columns: what layers kept when `Handle.kept_columns` was last asked.
-        versions: in a file: of chipsparse, python, torch, triton and diffusers.
-        transformers: in a file: what was planned for each transformer, by its name.
     """
 
     strict: InMemory[bool] = False
     layer_times: InMemory[bool] = False
-    in_call: InMemory[bool] = False
+    in_call: InMemory[bool] = False  # the next record is made within a call of the pipeline
     config: InMemory[SparsityConfig | None] = None
+    # What was planned for each transformer that was called, by its name.
     plans: InMemory[dict[str, SparsityPlan]] = field(default_factory=dict)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     quality: str | None = None
@@ -313,6 +286,7 @@ class GenerationReport:
     cache_bytes: Count = 0
     host_bytes: Count = 0
     kept_columns: list[KeptColumns] = field(default_factory=list)
+    # Of files alone.
     versions: Mapping[str, str | None] = field(default_factory=dict)
     transformers: Mapping[str, PlannedSteps] = field(default_factory=dict)
     _warned: InMemory[bool] = field(default=False, repr=False)
@@ -364,8 +338,7 @@ class GenerationReport:
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
         """Warn at the first call of a transformer where nothing of the generation will be sparse.
 
-        Raises:
-            FallbackError: if that is so and the run is strict.
+        Raises `FallbackError` if that is so and the run is strict.
         """
         for before in self.steps[:-1]:
             if before.transformer == record.transformer or before.action in CACHED:
@@ -377,8 +350,7 @@ class GenerationReport:
     def run_dense(self, sentence: str) -> None:
         """Warn that nothing runs sparse although the config asks for it, and why.
 
-        Raises:
-            FallbackError: with this sentence, if the run is strict.
+        Raises `FallbackError` with this sentence if the run is strict.
         """
         if self.config is not None and not wants_sparse(self.config):
             return
@@ -388,17 +360,15 @@ class GenerationReport:
         self._warn_of_nothing(sentence)
 
     def _warn_of_nothing(self, sentence: str) -> None:
-        """Warn once in the life of a report: a user makes one image after the other."""
         self.nothing_sparse = sentence
-        if not self._warned:
+        if not self._warned:  # once in the life of a report: a user makes one image after another
             self._warned = True
             warn_user(sentence, DenseWarning)
 
     def fall_back(self, sentence: str) -> None:
         """Note once that something runs dense although the config asks otherwise, and why.
 
-        Raises:
-            FallbackError: with this sentence, if the run is strict.
+        Raises `FallbackError` with this sentence if the run is strict.
         """
         if sentence not in self.fallbacks:
             self.fallbacks.append(sentence)
@@ -448,7 +418,7 @@ class GenerationReport:
     def summary(self) -> str:
         """Return a few lines for people: the steps, the gain, and why anything ran dense.
 
-        May be called at any time; waits for a device that has not yet finished.
+        May be called at any time, as may `to_dict`; waits for a device that has not yet finished.
         """
         from chipsparse.report.summary import as_text, facts
 
@@ -461,10 +431,7 @@ class GenerationReport:
         return as_html(facts(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it in types of JSON, as files have it, with versions, plans and sums.
-
-        May be called at any time; waits for a device that has not yet finished.
-        """
+        """Return all of it in types of JSON, as files have it, with versions, plans and sums."""
         planned = {name: PlannedSteps.of(plan) for name, plan in self.plans.items()}
         config = next((plan.config for plan in self.plans.values()), self.config)
         written: dict[str, Any] = TypeAdapter(GenerationReport).dump_python(

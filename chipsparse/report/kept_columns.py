@@ -1,8 +1,20 @@
-"""The columns that layers keep, as the report holds them."""
+"""The columns that layers keep: read from packed bits by the host on request, for the report."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from chipsparse.config import SparsityConfig
+from chipsparse.layout import Grid, ModelLayout
+
+REGIONS = 3  # that are named
+REGION = (4, 4, 8)  # frames, rows and columns of one where tokens have no tiles
 
 
 @dataclass(frozen=True)
@@ -12,8 +24,6 @@ class KeptRegion:
     Attributes:
         grid: number of the image or video in the sequence; 0 but where a model sees several.
         frames: first and last, in tokens, as are rows and columns.
-        rows: likewise.
-        columns: likewise.
         kept: share of the query blocks of all heads that keep one of its columns, on average.
     """
 
@@ -29,9 +39,6 @@ class KeptColumns:
     """The columns that one layer's sparse attention keeps now. Shares are from 0 to 1.
 
     Attributes:
-        transformer: the pipeline's name for it.
-        branch: guidance branch.
-        layer: number of the transformer block.
         columns: how many there are.
         lists: how many choose for themselves: query blocks of all heads and samples.
         kept: mean share of the columns in a list.
@@ -55,3 +62,72 @@ class KeptColumns:
     everywhere: float
     nowhere: float
     regions: tuple[KeptRegion, ...]
+
+
+def read_kept_columns(
+    packed: torch.Tensor,
+    layout: ModelLayout,
+    config: SparsityConfig,
+    *,
+    static: torch.Tensor | None,
+    order: torch.Tensor | None,
+    where: tuple[str, str, int],
+) -> KeptColumns:
+    """Read the packed bits of one layer, uint8 ``[B, H, G, ceil(N / 8)]``; the host waits for them.
+
+    Args:
+        static: bool ``[N]``, the columns that the user always keeps, or None.
+        order: of the video or image tokens, int64; None for raster order.
+        where: transformer, branch and layer, for the result.
+    """
+    blocks, size, query_rows = packed.shape[2], config.block_size, layout.query_rows
+    lists = packed.flatten(0, 2).cpu().numpy()
+    counts, local = np.zeros(layout.tokens, np.int64), 0  # of lists that hold each column
+    for number, row in enumerate(lists):
+        bits = np.unpackbits(row, bitorder="little", count=layout.tokens)
+        own = query_rows[number % blocks * size :][:size]
+        local += int(bits[max(0, own.start) : max(0, own.stop)].sum())
+        counts += bits
+    text, grid = slice(0, layout.text_tokens), slice(layout.text_tokens, None)
+    if not layout.text_first:
+        text, grid = slice(layout.grid_tokens, None), slice(0, layout.grid_tokens)
+    in_static = 0 if static is None else counts[static.cpu().numpy()].sum()
+    kept = int(counts.sum())
+    shares = counts[grid] / len(lists)
+    if order is not None:
+        shares[order.cpu().numpy()] = shares.copy()
+    return KeptColumns(
+        *where,
+        columns=layout.tokens,
+        lists=len(lists),
+        kept=kept / (len(lists) * layout.tokens),
+        text=int(counts[text].sum()) / max(1, kept),
+        static=int(in_static) / max(1, kept),
+        local=local / max(1, kept),
+        everywhere=int((counts == len(lists)).sum()) / layout.tokens,
+        nowhere=int((counts == 0).sum()) / layout.tokens,
+        regions=tuple(_regions(shares, layout, config.tile or REGION)),
+    )
+
+
+def _regions(shares: np.ndarray, layout: ModelLayout, tile: tuple[int, ...]) -> list[KeptRegion]:
+    """Return those with the largest mean share."""
+    regions: list[KeptRegion] = []
+    first = 0
+    for number, grid in enumerate(layout.grids):
+        size = math.prod(grid)
+        regions += _tiles(shares[first : first + size].reshape(grid), grid, tile, number)
+        first += size
+    return sorted(regions, key=lambda region: -region.kept)[:REGIONS]
+
+
+def _tiles(
+    shares: np.ndarray, grid: Grid, tile: tuple[int, ...], number: int
+) -> Iterator[KeptRegion]:
+    pieces = (
+        [(start, min(start + step, size) - 1) for start in range(0, size, step)]
+        for size, step in zip(grid, tile, strict=True)
+    )
+    for frames, rows, columns in itertools.product(*pieces):
+        places = tuple(slice(a, b + 1) for a, b in (frames, rows, columns))
+        yield KeptRegion(number, frames, rows, columns, float(shares[places].mean()))

@@ -1,12 +1,13 @@
-"""The reason why a generation computes nothing sparse although asked to, and the remedy."""
+"""The reasons why layers, or a whole generation, run dense although asked otherwise."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.config import LayerPart, Part, SparsityConfig
 from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.schedule.schedule import MANY_STEPS, NO_SHARE
 
@@ -19,6 +20,23 @@ LOOSEST: dict[str, tuple[Any, str]] = {
     "full_share": (0.01, "lower"),
     "least_full": (2, "lower"),
 }
+
+
+def part_name(part: Part) -> str:
+    """Return the name of a part of a layer in messages."""
+    return "MLP" if part == "mlp" else part
+
+
+def dense_notes(reasons: Mapping[LayerPart, str], layers: int) -> list[str]:
+    """Return one sentence for each part and reason, of a model with so many layers."""
+    alike: dict[tuple[Part, str], list[int]] = {}
+    for (layer, part), reason in sorted(reasons.items()):
+        alike.setdefault((part, reason), []).append(layer)
+    return [
+        f"{part_name(part)} runs dense in {len(dense)} of {layers} layers (first: layer "
+        f"{dense[0]}): {reason}"
+        for (part, reason), dense in alike.items()
+    ]
 
 
 def wants_sparse(config: SparsityConfig) -> bool:
@@ -35,10 +53,7 @@ def wants_sparse(config: SparsityConfig) -> bool:
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:
     """Return why no step will be sparse or skipped, with what would help; None if one may be.
 
-    Args:
-        plan: of the generation.
-        first: the step at which the transformer is called for the first time.
-        name: the pipeline's name for the transformer.
+    The transformer of this name is called from the step ``first`` on.
     """
     if plan.steps is None and plan.config.schedule.full_share is not None:
         return f"{NOTHING}: {NO_SHARE}"
@@ -62,7 +77,6 @@ def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -
 
 
 def _uses_caches(plan: SparsityPlan, first: int) -> bool:
-    """Return True where a step is sparse or skipped."""
     return any(action in CACHED for action in plan.actions(first))
 
 
@@ -80,8 +94,8 @@ def _fewest_steps(plan: SparsityPlan, first: int) -> int | None:
     """Return the fewest steps of which one is sparse or skipped; None: more do not help."""
     if not _uses_caches(replace(plan, steps=first + MANY_STEPS), first):
         return None
-    enough = (n for n in itertools.count(first + 1) if _uses_caches(replace(plan, steps=n), first))
-    return next(enough)
+    numbers = itertools.count(first + 1)
+    return next(n for n in numbers if _uses_caches(replace(plan, steps=n), first))
 
 
 def what_helps(plan: SparsityPlan, first: int) -> str | None:
@@ -105,11 +119,9 @@ def what_helps(plan: SparsityPlan, first: int) -> str | None:
     alone = [name for name in tight if helps(name)]
     if not alone and not (tight and helps(*tight)):
         return None
-    texts = [f"{LOOSEST[name][1]} {_now(schedule, name)}" for name in alone or tight]
+    texts = []
+    for name in alone or tight:
+        value = getattr(schedule, name)
+        now = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        texts.append(f"{LOOSEST[name][1]} schedule.{name} (now {now})")
     return (" or " if alone else " and ").join(texts)
-
-
-def _now(schedule: ScheduleConfig, name: str) -> str:
-    value = getattr(schedule, name)
-    text = ", ".join(map(str, value)) if isinstance(value, tuple) else value
-    return f"schedule.{name} (now {text})"

@@ -12,7 +12,6 @@ from chipsparse.common.machine import device_name
 from chipsparse.config import PARTS, LayerPart, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.dense_layers import part_name
 from chipsparse.report.generation import (
     Device,
     GenerationReport,
@@ -20,6 +19,7 @@ from chipsparse.report.generation import (
     StepRecord,
     StepTimer,
 )
+from chipsparse.report.nothing_sparse import part_name
 
 
 class Traffic(NamedTuple):
@@ -61,16 +61,13 @@ class CallRecorder:
 
     @property
     def left_dense(self) -> dict[LayerPart, str]:
-        """The reasons why the model computes parts of layers in this call; see `leave_dense`."""
+        """The reasons why the model computes parts of layers in this call."""
         return self._left | self._left_now
 
     def leave_dense(self, part: Part, reasons: Mapping[int, str], *, once: bool = False) -> None:
-        """Note the layers whose part the model computes by itself, whatever the plan says.
+        """Note why the model computes a part of these layers by itself, whatever the plan says.
 
-        Args:
-            part: of the layers.
-            reasons: of all these layers; replaces what was noted of the part before.
-            once: True for the open call alone; else until it is noted anew.
+        This replaces what was noted of the part before, with ``once`` for the open call alone.
         """
         own = {(layer, part): reason for layer, reason in reasons.items()}
         if once:
@@ -81,13 +78,7 @@ class CallRecorder:
 
     @contextlib.contextmanager
     def watch(self, layer: int, part: Part, reason: str | None) -> Iterator[LayerRecord]:
-        """Give a record of a layer, with its time where that is measured.
-
-        Args:
-            layer: number of the transformer block.
-            part: which part of it.
-            reason: why it is dense whatever the step is, or None.
-        """
+        """Give a record of a layer, dense for a reason whatever the step is, or None."""
         assert self._call is not None
         record, _, device = self._call
         timer = StepTimer(device) if self._report.layer_times else None
@@ -121,8 +112,7 @@ class CallRecorder:
     def end(self, traffic: Mapping[tuple[int, Part], Traffic], *, finished: bool = True) -> None:
         """Close the call, if one is open, with what was copied during it.
 
-        Raises:
-            FallbackError: if the run is strict and a layer of a sparse step was not seen.
+        Raises `FallbackError` if the run is strict and a layer of a sparse step was not seen.
         """
         if self._call is None:
             return

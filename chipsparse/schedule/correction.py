@@ -97,9 +97,6 @@ class CorrectedSteps:
         made: tells how the outputs of the denoising step came about; None where that is not known,
             or nothing is skipped in the whole generation.
         corrected: is told each gap that was put right, as numbers of steps.
-
-    Attributes:
-        is_placed: whether the last step told its number, without which nothing is put right.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class CorrectedSteps:
         self._made, self._corrected = made, corrected
         self._gap: _Gap | None = None
         self._levels: tuple[Any, int, list[float]] = (None, 0, [])
-        self.is_placed = True
+        self.is_placed = True  # False where the last step told no number: nothing is put right
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Take the scheduler's own step, with its arguments and result."""
@@ -181,7 +178,8 @@ class CorrectedSteps:
             and gap.made.step + 1 == made.step
             and not made.restarted
             and gap.paths.shape[1:] == given["sample"].shape
-            and _keys(gap.solver) == _keys(self._scheduler)  # nobody has reset what it keeps
+            # Nobody has reset what it keeps.
+            and [key for _, key in _kept(gap.solver)] == [key for _, key in _kept(self._scheduler)]
             and (gap.free is None) == (given.get("per_token_timesteps") is None)
         )
 
@@ -219,10 +217,6 @@ def _kept(scheduler: Any) -> list[tuple[Any, Any]]:
         for slot, key in slots
         if (slot is outputs or key in held) and slot[key] is not None
     ]
-
-
-def _keys(scheduler: Any) -> list[Any]:
-    return [key for _, key in _kept(scheduler)]
 
 
 def _three(latents: torch.Tensor) -> torch.Tensor:

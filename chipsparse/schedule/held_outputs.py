@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class HeldOutput:
+class HeldOutput(NamedTuple):
     """The output of a call, and its timestep."""
 
     time: float
@@ -18,13 +17,9 @@ class HeldOutput:
 class HeldOutputs:
     """The last output that each guidance branch computed, or the last two.
 
-    A skipped call gives the last one, v1, or goes on along the line through both,
-
-        v1 + share * (t - t1) / (t1 - t0) * (v1 - v0),
-
-    with t the timestep of the call and t0, t1 those of the outputs. In flow matching, where t is
-    proportional to the noise and v is a velocity, that is a linear forecast in the solver's own
-    variable.
+    A skipped call at timestep t gives the last one, v1, or goes on along the line through both,
+    ``v1 + share * (t - t1) / (t1 - t0) * (v1 - v0)``. In flow matching, where t is proportional to
+    the noise and v is a velocity, that is a linear forecast in the solver's own variable.
     """
 
     def __init__(self) -> None:
@@ -45,7 +40,7 @@ class HeldOutputs:
     def reach(self, branch: str, time: float) -> float:
         """Return how far a timestep is beyond the last output, in distances of the last two.
 
-        0 where a single output is held, or both have one timestep: there is no line through them.
+        Without a line through two timesteps that is 0.
         """
         *before, last = self._held[branch]
         if not before or last.time == before[0].time:
@@ -55,7 +50,7 @@ class HeldOutputs:
     def output(self, branch: str, reach: float = 0.0) -> torch.Tensor:
         """Return the last output of a branch plus a share of its last change, as a new tensor.
 
-        Computed in fp32 and rounded once, to the dtype of the outputs.
+        It is computed in fp32 and rounded once, to the dtype of the outputs.
         """
         *before, last = self._held[branch]
         if reach == 0.0:

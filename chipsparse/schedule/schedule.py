@@ -87,9 +87,8 @@ class Schedule:
         if config.full_steps is not None:
             reached = range(self.first, self.end)
             return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
-        if run is None:
+        if run is None or config.full_share is None:
             return None
-        assert config.full_share is not None
         count = min(run, max(config.least_full, round(config.full_share * run)))
         return tuple(self.first + step for step in spread(run, count))
 
@@ -146,9 +145,9 @@ class Schedule:
         config, run = self.config, self.run
         if not config.lists_full:
             return []
+        if run is None and config.full_share is not None:
+            return [NO_SHARE]
         if run is None:
-            if config.full_share is not None:
-                return [NO_SHARE]
             return [NO_MIDDLE] if config.between == "middle" else []
         count = len(self.full_steps or ())
         if config.full_share is None or run >= FEW_STEPS or 2 * count >= run:
@@ -166,13 +165,10 @@ def listed(names: Sequence[ActionName], end: int) -> tuple[Action, ...]:
 
 
 def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
-    """Return the schedule as published: refreshes at equal distances, sparse steps between them.
+    """Return the schedule as published: a refresh ``every`` so many steps, sparse ones between.
 
-    Args:
-        end: the number of steps.
-        first: how many are computed in full at the start; the last of them is a refresh.
-        every: distance of the refreshes.
-        last: how many are dense at the end.
+    Of ``end`` steps the ``first`` ones are computed in full, and the last of those is a refresh. At
+    the end ``last`` steps are dense.
     """
     actions = [Action.DENSE] * end
     for step in range(first - 1, end - last):
@@ -188,8 +184,7 @@ def around_full(
     Args:
         full_steps: in order; the first of them is the first step that runs.
         end: the number of steps.
-        between: which of the steps between full ones are sparse: none of them; all; of two and more
-            every second one; of `LEAST_GAP` and more the middle one; or those that are listed.
+        between: the sparse ones of the steps between, see `ScheduleConfig`.
         known: False where ``end`` stands for a number that is not known, so that there is no middle
             behind the last full step.
     """
@@ -214,21 +209,14 @@ def around_full(
 
 @functools.lru_cache(maxsize=64)
 def spread(steps: int, count: int) -> tuple[int, ...]:
-    """Return full steps: close at the start, further apart later, somewhat closer at the end.
+    """Return ``count`` full steps, from 0: close at the start, and somewhat closer at the end.
 
     A gap costs the square of the sum of its skipped steps' weights, so gaps are short where weights
     are large. The list costs the least of all of its length, by dynamic programming.
-
-    Args:
-        steps: how many there are.
-        count: how many are listed, 1 to ``steps``.
-
-    Returns:
-        ``count`` different steps, from 0, in order.
     """
     places = np.arange(steps) / max(1, steps - 1)
-    counts = np.exp(EARLY * np.exp(-places / REACH) + LATE * places**POWER)
-    sums = np.concatenate([[0.0], np.cumsum(counts)])
+    weights = np.exp(EARLY * np.exp(-places / REACH) + LATE * places**POWER)
+    sums = np.concatenate([[0.0], np.cumsum(weights)])
     gaps = (sums[None, :] - sums[1:, None]) ** 2  # from behind a step to one, or to the end
     gaps[np.tril_indices(steps, m=steps + 1)] = np.inf
     ending = np.full(steps, np.inf)  # the least cost of a list that ends with each step
@@ -254,14 +242,14 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     form = "as listed" if config.full_share is None else "close at the start"
     what = "sparse" if sparse else "dense"
     if isinstance(config.between, str):
-        between, rest = BETWEEN[config.between].format(what), config.between != "all"
+        between = BETWEEN[config.between].format(what)
     else:
-        listed = len(config.between)
-        between, rest = f", {listed} {what}, likewise" if listed else "", True
+        between = f", {len(config.between)} {what}, likewise" if config.between else ""
+    text = f"{len(full)}{of} steps in full, {form}{between}"
+    if config.between == "all":
+        return text
     corrects = config.correct and schedule.corrects and len(full) > 1
-    corrected = ", then corrected" if corrects else ""
-    skipped = f", the rest skipped{forecast_text(schedule)}{corrected}" if rest else ""
-    return f"{len(full)}{of} steps in full, {form}{between}{skipped}"
+    return f"{text}, the rest skipped{forecast_text(schedule)}{', then corrected' * corrects}"
 
 
 def forecast_text(schedule: Schedule) -> str:

@@ -25,11 +25,8 @@ CHUNK = 1 << 20
 def watched_scheduler(scheduler: Any) -> Iterator[Callable[[], Trajectory]]:
     """Keep in host memory what a scheduler is given, and yield a function that sums it up.
 
-    The function takes N^2 products of the outputs of N steps. Copies that the pipeline makes of its
-    scheduler, for sound, are not watched.
-
-    Args:
-        scheduler: of a pipeline that calls it once a step.
+    The pipeline calls it once a step. The function takes N^2 products of the outputs of N steps.
+    Copies that the pipeline makes of its scheduler, for sound, are not watched.
     """
     outputs: list[torch.Tensor] = []
     facts: list[tuple[float, float]] = []  # the effect and the time of each step
@@ -66,12 +63,8 @@ def watched_scheduler(scheduler: Any) -> Iterator[Callable[[], Trajectory]]:
 def effect(sample: torch.Tensor, output: torch.Tensor, after: torch.Tensor) -> float:
     """Return how far a step moves the latents along the output: b of the best fit y = a x + b v.
 
-    Exact for schedulers such as Euler's and DDIM; those of several steps also use older outputs.
-
-    Args:
-        sample: the latents x before the step, of any shape.
-        output: the model's output v, of the same shape.
-        after: the latents y behind the step, of the same shape.
+    Here x are the latents before the step, v the output, and y the latents behind the step. It is
+    exact for schedulers such as Euler's and DDIM; those of several steps also use older outputs.
     """
     x, v, y = (tensor.double().flatten() for tensor in (sample, output, after))
     xx, xv, vv, xy, vy = (float(a @ b) for a, b in ((x, x), (x, v), (v, v), (x, y), (v, y)))

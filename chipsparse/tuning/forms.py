@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,21 +30,13 @@ LEAST_FULL_STEPS = 2
 
 @dataclass(frozen=True)
 class Form:
-    """A schedule but for the number of its full steps.
+    """A schedule but for the number of its full steps."""
 
-    Attributes:
-        growth: of errors in the search for its lists, see `Trajectory.weights`.
-        reuse: the outputs of skipped steps.
-        density: of the columns of sparse steps.
-        sparse_mlp: whether the MLPs of sparse steps are sparse, too.
-        sparse_error: the error that a sparse step leaves behind, by which sparse steps are placed;
-            see `Placed`. None: nothing is sparse.
-    """
-
-    growth: float = GROWTHS[0]
+    growth: float = GROWTHS[0]  # of errors in the search for its lists, see `Trajectory.weights`
     reuse: Reuse = Reuse()
-    density: float = USUAL_DENSITY
-    sparse_mlp: bool = False
+    density: float = USUAL_DENSITY  # of the columns of sparse steps
+    sparse_mlp: bool = False  # True where the MLPs of sparse steps are sparse, too
+    # The error that a sparse step leaves behind, see `Placed`; None: nothing is sparse.
     sparse_error: float | None = None
 
     def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
@@ -69,27 +61,21 @@ def with_sparse_mlp(config: SparsityConfig, sparse: bool) -> SparsityConfig:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A form with a number of full steps.
+    """A form with a number of full steps."""
 
-    Attributes:
-        form: without sparse steps where none pays.
-        config: of the generation.
-        steps: the number of all denoising steps.
-    """
-
-    form: Form
-    config: SparsityConfig
-    steps: int
+    form: Form  # without sparse steps where none pays
+    config: SparsityConfig  # of the generation
+    steps: int  # the number of all denoising steps
 
     @cached_property
-    def actions(self) -> tuple[Action, ...]:
-        """The action of each step."""
-        return Schedule(self.config.schedule, self.steps).actions
+    def schedule(self) -> Schedule:
+        """The schedule of the generation."""
+        return Schedule(self.config.schedule, self.steps)
 
     @property
     def describe(self) -> str:
         """One line for people."""
-        text = list_text(Schedule(self.config.schedule, self.steps), sparse=True)
+        text = list_text(self.schedule, sparse=True)
         if self.form.sparse_error is not None:
             mlp = " and sparse MLPs" if self.form.sparse_mlp else ""
             text += f"; {self.form.density:.0%} of the columns{mlp}"
@@ -98,23 +84,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ActionSeconds:
-    """The times of this model's steps on this machine, all guidance branches together.
-
-    Attributes:
-        dense: of a dense step.
-        refresh: of a refresh.
-        sparse: of a sparse step, by share of columns and whether MLPs are sparse.
-        skipped: of a skipped step.
-        other: of all but the steps: text, decoding.
-        measuring: of measuring these times, beside the dense generations.
-    """
+    """The times of this model's steps on this machine, all guidance branches together."""
 
     dense: float
     refresh: float
-    sparse: dict[tuple[float, bool], float]
+    sparse: dict[tuple[float, bool], float]  # by density, and by True where MLPs are sparse
     skipped: float
-    other: float
-    measuring: float = 0.0
+    other: float  # of all but the steps: text, decoding
+    measuring: float = 0.0  # of measuring these times, beside the dense generations
 
     def generation(self, candidate: Candidate) -> float:
         """Return the seconds of a generation."""
@@ -124,30 +101,24 @@ class ActionSeconds:
             Action.SPARSE: self.sparse[candidate.form.density, candidate.form.sparse_mlp],
             Action.SKIP: self.skipped,
         }
-        return self.other + sum(seconds[action] for action in candidate.actions)
+        return self.other + sum(seconds[action] for action in candidate.schedule.actions)
 
 
+@dataclass
 class Forms:
-    """The candidates of every form, and the rivals of a form, by the calibration.
+    """The candidates of every form, and the rivals of a form, by the calibration."""
 
-    Args:
-        base: what all candidates have in common.
-        trajectories: one of each calibrating prompt, of the same number of steps.
-        seconds: the times of steps.
-    """
-
-    def __init__(
-        self, base: SparsityConfig, trajectories: Sequence[Trajectory], seconds: ActionSeconds
-    ) -> None:
-        self._base, self._trajectories, self._seconds = base, trajectories, seconds
-        self._placed: dict[Form, Placed] = {}
+    base: SparsityConfig  # what all candidates have in common, but for the schedule
+    trajectories: Sequence[Trajectory]  # one of each calibrating prompt, all equally long
+    seconds: ActionSeconds
+    _placed: dict[Form, Placed] = field(default_factory=dict, init=False)
 
     def candidate(self, form: Form, count: float) -> Candidate:
         """Return the best with so many full steps, or of their time where some are sparse."""
         if form not in self._placed:
-            seconds = self._seconds
+            seconds = self.seconds
             self._placed[form] = Placed(
-                self._trajectories,
+                self.trajectories,
                 form.reuse,
                 form.growth,
                 error=form.sparse_error,
@@ -157,7 +128,7 @@ class Forms:
         steps = self._placed[form].steps(count)
         if not steps.sparse:
             form = Form(form.growth, form.reuse)
-        return Candidate(form, form.config(self._base, steps), self._trajectories[0].steps)
+        return Candidate(form, form.config(self.base, steps), self.trajectories[0].steps)
 
     # Rivals, one choice after the other. The calibration foretells the best forecast; the rest is
     # for generations to tell.
@@ -167,7 +138,7 @@ class Forms:
 
         def drift_of(form: Form) -> float:
             full = self.candidate(form, count).config.schedule.full_steps or ()
-            drifts = [drift(one, form.reuse, form.growth, full) for one in self._trajectories]
+            drifts = [drift(one, form.reuse, form.growth, full) for one in self.trajectories]
             return float(np.mean(drifts))
 
         forms = [Form(reuse=Reuse(share, after, correct)) for share, after in FORECASTS]
@@ -188,7 +159,7 @@ class Forms:
 
     def of_sparse_mlps(self, form: Form, count: int) -> list[Form]:
         """Return sparse MLPs, where sparse steps are faster so."""
-        seconds = self._seconds.sparse
+        seconds = self.seconds.sparse
         fast = seconds.get((form.density, True))
         if form.sparse_error is None or fast is None or fast >= seconds[form.density, False]:
             return []

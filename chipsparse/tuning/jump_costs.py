@@ -20,17 +20,11 @@ BEFORE_CORRECTION = 0.5
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A dense generation of N steps.
+    """A dense generation of N steps, in float64."""
 
-    Attributes:
-        products: ``[N, N]`` float64, inner products of the outputs that the scheduler was given.
-        effects: ``[N]`` float64, how far a step moves the latents along its output.
-        times: ``[N]`` float64, the timesteps.
-    """
-
-    products: np.ndarray
-    effects: np.ndarray
-    times: np.ndarray
+    products: np.ndarray  # [N, N], inner products of the outputs that the scheduler was given
+    effects: np.ndarray  # [N], how far a step moves the latents along its output
+    times: np.ndarray  # [N], the timesteps
 
     @property
     def steps(self) -> int:
@@ -40,9 +34,7 @@ class Trajectory:
     def weights(self, growth: float) -> np.ndarray:
         """Return the weight of an error of each step's output, ``[N]``.
 
-        Args:
-            growth: an error at step i counts ``((i + 1) / N) ** -growth`` times, since those of
-                early steps grow until the end.
+        One at step i counts ``((i + 1) / N) ** -growth`` times: early ones grow until the end.
         """
         return self.effects * ((np.arange(self.steps) + 1) / self.steps) ** -growth
 
@@ -60,16 +52,10 @@ class Reuse:
 
 
 def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarray:
-    """Return the cost of every jump; infinite where there is none.
+    """Return the cost of every jump, ``[N, N, N + 1]`` float64; infinite where there is none.
 
-    Args:
-        trajectory: the outputs.
-        reuse: the outputs of skipped steps.
-        growth: of errors, see `Trajectory.weights`.
-
-    Returns:
-        ``[N, N, N + 1]`` float64: the cost between full steps b and c (N: the end), where a was the
-        full step before b, at ``[a, b, c]``. At ``[0, 0, c]`` there was none.
+    At ``[a, b, c]`` is that between full steps b and c (N: the end), where a was the full step
+    before b. At ``[0, 0, c]`` there was none.
     """
     steps, products, times = trajectory.steps, trajectory.products, trajectory.times
     weights = trajectory.weights(growth)
@@ -94,19 +80,10 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
 
 
 def drift(trajectory: Trajectory, reuse: Reuse, growth: float, full: Sequence[int]) -> float:
-    """Return the error of a list before anything is corrected: that of all gaps together.
+    """Return the square of a list's error before anything is corrected: of all gaps together.
 
     A held output lags behind in every gap, to the same side, which the costs of single jumps cannot
-    show. So drift compares forecasts, as the costs compare lists.
-
-    Args:
-        trajectory: the outputs.
-        reuse: the outputs of skipped steps.
-        growth: of errors, see `Trajectory.weights`.
-        full: all full steps, from 0, in order.
-
-    Returns:
-        The square of the length of the sum.
+    show. So drift compares forecasts, as the costs compare lists. ``full`` begins with 0.
     """
     weights, error = trajectory.weights(growth), np.zeros(trajectory.steps)
     ends = [*full[1:], trajectory.steps]
@@ -120,12 +97,10 @@ def drift(trajectory: Trajectory, reuse: Reuse, growth: float, full: Sequence[in
 def _gap_errors(
     trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, start: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weighted sums of the errors behind a full step, up to every end c.
+    """Return the weighted sums of the errors behind a full step, at ``c - start - 1`` up to c.
 
-    Returns:
-        Those of the held output, ``[N - start, N]`` in terms of the outputs, at ``c - start - 1``;
-        and how much of the change before that step, a unit of time, forecasts take off,
-        ``[N - start]``.
+    They are those of the held output, ``[N - start, N]`` in terms of the outputs; and how much of
+    the change before that step, a unit of time, forecasts take off, ``[N - start]``.
     """
     steps, times = np.arange(trajectory.steps), trajectory.times
     behind = weights * (steps > start)

@@ -38,11 +38,9 @@ class Placed:
 
     Args:
         trajectories: one of each calibrating prompt, of the same number of steps N.
-        reuse: the outputs of skipped steps.
-        growth: of errors, see `Trajectory.weights`.
         error: share of a change that a late sparse step misses; None: no step is sparse.
-        refresh: time of a refresh, in dense steps.
-        sparse: time of a sparse step, in dense steps.
+        refresh: its time in dense steps.
+        sparse: its time in dense steps.
     """
 
     def __init__(
@@ -98,11 +96,7 @@ class Placed:
 def _behind_sparse(
     trajectory: Trajectory, held: np.ndarray, reuse: Reuse, growth: float, error: float
 ) -> np.ndarray:
-    """Return the costs of jumps from a sparse step b, with the full a before it, to c.
-
-    Args:
-        held: those from a full step b, ``[N, N, N + 1]``, as the result.
-    """
+    """Return the costs of jumps from a sparse step b to c; ``held`` are those from a full b."""
     products, steps = trajectory.products, trajectory.steps
     squares = np.diag(products)
     changes = (squares[:, None] + squares - 2 * products).clip(0)

@@ -70,25 +70,15 @@ def least_budget(calibrating: int, held_out: int) -> int:
 
 @dataclass
 class Search:
-    """One search.
-
-    Attributes:
-        lab: generates and measures.
-        base: what all candidates have in common.
-        steps: denoising steps.
-        target: what is asked for.
-        calibrating: prompts that calibrate.
-        held_out: others that verify.
-        budget: what may be generated, in the time of dense generations, those and what times the
-            steps included.
-    """
+    """One search."""
 
     lab: Lab
-    base: SparsityConfig
+    base: SparsityConfig  # what all candidates have in common
     steps: int
     target: TunedTarget
-    calibrating: Sequence[int]
-    held_out: Sequence[int]
+    calibrating: Sequence[int]  # prompts
+    held_out: Sequence[int]  # others, that verify
+    # Dense generations whose time all may take, those and the timing of steps included.
     budget: float
     _spent: dict[tuple[SparsityConfig, int], float] = field(default_factory=dict, init=False)
     _forms: Forms = field(init=False)
@@ -220,12 +210,8 @@ def halve(
 ) -> Rival:
     """Return the rival with the best mean score by successive halving.
 
-    All rivals are scored on the first prompt, the better half on the next one, and so on.
-
-    Args:
-        rivals: at least one; of equal ones the first wins.
-        prompts: at least one.
-        score: the larger, the better; asked once for each rival and prompt that come together.
+    All rivals are scored on the first prompt, the better half on the next one, and so on. The
+    largest score wins; of equal ones the first.
     """
     scores: dict[int, list[float]] = {place: [] for place in range(len(rivals))}
     for turn, prompt in enumerate(prompts):

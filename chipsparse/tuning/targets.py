@@ -15,23 +15,14 @@ SAME_DB = 100.0
 
 @dataclass(frozen=True)
 class Pair:
-    """A sparse generation against the dense one of the same prompt and seed.
+    """A sparse generation against the dense one of the same prompt and seed."""
 
-    Attributes:
-        psnr_db: at most `SAME_DB`.
-        ssim: None where the frames are too small for it.
-        lpips: None where it was not measured.
-        seconds: of the sparse generation, text and decoding included.
-        dense_seconds: of the dense generation, likewise.
-        actions: of every step.
-    """
-
-    psnr_db: float
-    ssim: float | None
-    lpips: float | None
-    seconds: float
-    dense_seconds: float
-    actions: tuple[str, ...] = ()
+    psnr_db: float  # at most `SAME_DB`
+    ssim: float | None  # None where the frames are too small for it
+    lpips: float | None  # None where it was not measured
+    seconds: float  # of the sparse generation, text and decoding included
+    dense_seconds: float  # the same of the dense one
+    actions: tuple[str, ...] = ()  # of every step
 
 
 def wants_quality(target: TunedTarget) -> bool:

@@ -25,8 +25,7 @@ from chipsparse.cli.options import (
 )
 from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.samples import DENSE
-from chipsparse.profiles.profile import ASSETS, profile_classes
-from chipsparse.profiles.qualities import QUALITIES
+from chipsparse.profiles.profile import ASSETS, QUALITIES, profile_classes
 
 suite_option = partial(option, panel="Suite")
 MEASURED = "measured.json"  # the results file in the folder of a suite

@@ -31,7 +31,7 @@ from chipsparse.cli.explain.record import (
     RankForecast,
     Shared,
 )
-from chipsparse.cli.model.description import choose_device, choose_dtype
+from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
 from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, fp8_weights, plan_generation
@@ -59,6 +59,7 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
+from chipsparse.profiles.published import published_psnr
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
@@ -89,15 +90,19 @@ class Forecast:
     why_untimed: str | None
     sharing: Sharing | None
 
-    @property
-    def quality(self) -> Quality:
-        """The steps, the work, the caches and the speed-up."""
+    def quality(self, model: ModelDescription) -> Quality:
+        """Return the steps, the work, the caches, the speed-up, and what is published for it."""
         plan, memory, estimate = self.planned.plan, self.memory, self.estimate
+        speedup = None if estimate is None else estimate.speedup_run
+        published = None
+        if speedup is not None:
+            published = published_psnr(model.transformer_class, speedup, experts=model.experts)
         return Quality(
             counts=Counter(action.value for action in plan.actions()),
             work=planned_share(plan, self.dense),
             cache_bytes=memory.device_bytes + memory.host_bytes,
-            speedup_run=None if estimate is None else estimate.speedup_run,
+            speedup_run=speedup,
+            published=published,
         )
 
 
@@ -251,7 +256,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         attention_precision=plan.config.attention.precision,
         layers=_layers(forecast),
         schedule=plan.describe(),
-        counts=forecast.quality.counts,
+        counts=Counter(action.value for action in plan.actions()),
         full_steps=plan.schedule.full_steps,
         weights=weights,
         memory=Memory(
@@ -269,7 +274,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         if parallel is None
         else _shared(forecast, forecaster.look_ahead(profile, None)),
         qualities={
-            name: forecaster.look_ahead(profile.of_quality(name), parallel).quality
+            name: forecaster.look_ahead(profile.of_quality(name), parallel).quality(model)
             for name in profile.qualities
         },
         notes=_notes(request, forecast, weights),
@@ -391,9 +396,7 @@ def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | Non
         "the transformer's weights are counted, and its linears timed, as if they were not "
         "quantized": QUANTIZED in model.transformer_config,
         "the second expert takes over with a dense step and a refresh of its own, which are not "
-        "counted; the first one's caches are freed by then": (
-            {"transformer", "transformer_2"} <= set(model.components)
-        ),
+        "counted; the first one's caches are freed by then": (model.experts > 1),
         "the tokens of a reference image are not counted": any(
             word in model.pipeline_class.__name__ for word in SEEING_IMAGES
         ),

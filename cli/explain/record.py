@@ -21,6 +21,7 @@ from chipsparse.cost_model.layer_times import PartSeconds, milliseconds_text
 from chipsparse.cost_model.run_times import RunEstimate
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action
+from chipsparse.profiles.published import PublishedPsnr
 
 
 class PartLayers(Record):
@@ -124,20 +125,30 @@ class Shared(Record):
 
 
 class Quality(Record):
-    """One quality of the profile: steps by action, share of a dense generation's operations."""
+    """One quality of the profile.
+
+    Attributes:
+        counts: steps by action.
+        work: share of a dense generation's operations.
+        speedup_run: of all steps; None where times are not known.
+        published: the PSNR that step caches reach near this speed-up on real weights.
+    """
 
     counts: Mapping[str, int]
     work: float
     cache_bytes: int
     speedup_run: float | None
+    published: PublishedPsnr | None
 
     @property
     def row(self) -> list[str]:
-        """The steps, the work, the caches and the speed-up."""
+        """The fields as text."""
         counts = Counter(self.counts)
         steps = counts["dense"] + counts["refresh"], counts["sparse"], counts["skip"]
         speedup = "-" if self.speedup_run is None else f"{self.speedup_run:.2f}x"
-        return [*map(str, steps), f"{self.work:.0%}", _size(self.cache_bytes), speedup]
+        published = "-" if self.published is None else str(self.published)
+        work, caches = f"{self.work:.0%}", _size(self.cache_bytes)
+        return [*map(str, steps), work, caches, speedup, published]
 
 
 class Explanation(Result):
@@ -182,7 +193,16 @@ class Explanation(Result):
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the generation, its layers, its memory, its times, and notes."""
         layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
-        qualities = ["quality", "full", "sparse", "skipped", "work", "caches", "speed-up"]
+        qualities = [
+            "quality",
+            "full",
+            "sparse",
+            "skipped",
+            "work",
+            "caches",
+            "speed-up",
+            "published",
+        ]
         dense = [
             ("dense", f"{part.name}, {counted(count, 'layer')}: {reason}")
             for part in self.layers

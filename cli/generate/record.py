@@ -28,6 +28,7 @@ from chipsparse.cli.views.units import (
 )
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.profiles.published import ANY_MODEL, published_psnr
 from chipsparse.report.generation import GenerationReport
 
 # Of the models that come with chipsparse, which draw nothing else whatever the prompt.
@@ -255,6 +256,8 @@ class GenerationResult(Result):
         time = f"{seconds_text(made.denoising_seconds)} for {steps}, "
         time += f"{seconds_text(made.total_seconds)} with text and decoding"
         head = [model_fact(self.request.model), ("gain", gain([self])), ("time", time)]
+        if self.comparison is not None:
+            head.insert(2, ("published", published_text(self.request.model, made.work_share)))
         names = {"output": "written"}
         head += [(names.get(kind, kind), files_text(files)) for kind, files in self.files.items()]
         head.append(("prompt", shortened(self.request.prompt, WHOLE_PROMPT) or "(empty)"))
@@ -355,6 +358,19 @@ class SeriesResult(Result):
                 cells += [f"{pair.speedup:.2f}x", psnr]
             rows.append([*cells, *["-"] * (len(columns) - len(cells))])
         return Table(columns, rows, texts=2 if prompts else 1)
+
+
+def published_text(model: str, work_share: float | None) -> str:
+    """Return what to expect of real weights, beside the PSNR of a bundled model; else nothing.
+
+    Args:
+        model: folder or hub name.
+        work_share: operations of the clip over those of a dense one, if known.
+    """
+    if bundled_name(model) is None or work_share is None or work_share <= 0:
+        return ""
+    published = published_psnr(ANY_MODEL, 1 / work_share)
+    return f"large models are harder: step caches reach {published} on them"
 
 
 def model_fact(location: str) -> tuple[str, str]:

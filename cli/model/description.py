@@ -53,6 +53,11 @@ class ModelDescription:
         """True where a guider of the pipeline makes a call of its own for each guidance branch."""
         return self.blocks is not None and bool(guider_specs(self.blocks))
 
+    @property
+    def experts(self) -> int:
+        """The number of transformers, of which each computes some of the steps."""
+        return len({"transformer", "transformer_2"} & set(self.components))
+
     def accepts(self, argument: str) -> bool:
         """Return whether the pipeline's call takes this argument."""
         return argument in self._inputs

@@ -16,8 +16,7 @@ from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.settings import guidance_argument
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.run import Live, Studio
-from chipsparse.profiles.profile import ASSETS, bundled_model
-from chipsparse.profiles.qualities import QUALITIES
+from chipsparse.profiles.profile import ASSETS, QUALITIES, bundled_model
 
 # Fonts of this machine: Gradio's own are Google's.
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}

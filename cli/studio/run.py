@@ -22,6 +22,7 @@ from rich.console import Console
 
 from chipsparse.cli.errors import described
 from chipsparse.cli.generate.job import KeptPipeline, prompt_warnings, record_of
+from chipsparse.cli.generate.record import published_text
 from chipsparse.cli.media.write import generation_metadata, write_media
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
@@ -219,6 +220,8 @@ class Studio:
         if "dense" in made:
             self._dense = {key: made["dense"]}
             live.quality = compare_clips(made["dense"].frames, sparse.frames)
+            published = published_text(request.model.location, sparse.work_share)
+            notes += [published] if published else []
         if sparse.nothing_sparse is not None and request.too_few_steps is None:
             notes.append(sparse.nothing_sparse)
         live.notes = [*notes, *sparse.fallbacks, *sparse.notes]

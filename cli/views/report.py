@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from chipsparse.cli.errors import user_errors
 from chipsparse.cli.media.write import check_file, check_inputs_stay, written_whole
 from chipsparse.cli.views.files import read_result
 from chipsparse.cli.views.frames import read_sample
@@ -24,7 +25,9 @@ def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -
     check_inputs_stay("--output", output, [*sources, *media])
     results = [(source, read_result(source)) for source in sources]
     samples = [read_sample(path, name_of(str(path))) for path in media]
-    text = page(results, samples=samples)
+    misfits = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+    with user_errors(*misfits, what="the values in the files do not fit each other"):
+        text = page(results, samples=samples)
     with written_whole("--output", output) as file:
         file.write_text(text, encoding="utf-8")
     return len(text.encode("utf-8"))

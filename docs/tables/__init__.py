@@ -20,6 +20,7 @@ from docs.tables import config, measured, models
 ROOT = Path(__file__).parents[2]
 TABLES: dict[str, Callable[[], str]] = {
     "large models": measured.large_models,
+    "published quality": measured.published_quality,
     "config": config.sections,
     "models": models.models,
     "other classes": models.other_classes,

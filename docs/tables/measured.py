@@ -12,6 +12,7 @@ from benchmarks.curves import INTERVAL, LEAD, OURS, SKIPS, TARGETS, generation_o
 from benchmarks.models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
+from chipsparse.profiles.published import published_psnr, published_ranges
 from docs.tables.markdown import table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -79,7 +80,20 @@ def large_models() -> str:
         (line,) = (line for line in page.splitlines() if f"x, {name} | " in line)
         skipped, sparse = line.split(" | ")[1:3]
         psnr[name] = skipped if sparse == "-" else sparse
-    return table([*rows, psnr], texts=1)
+    hunyuan = {name: float(value.removesuffix("x")) for name, value in [*rows[0].items()][2:]}
+    published = {"model": "published step caches, HunyuanVideo", STOCK: ""}
+    for name, speedup in hunyuan.items():
+        published[name] = str(published_psnr("HunyuanVideoTransformer3DModel", speedup))
+    return table([*rows, psnr, published], texts=1)
+
+
+def published_quality() -> str:
+    """Return the PSNR that step caches were published with, by model and speed-up."""
+    rows = []
+    for model, ranges in published_ranges().items():
+        name = f"`{model}`" if model.endswith("Model") else model
+        rows.append({"model": name, "PSNR": ", ".join(map(str, ranges))})
+    return table(rows)
 
 
 def full_size() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.pipelines.token_grids import patched, reorder_patches
+from chipsparse.pipelines.token_grids import patch_of, patched, reorder_patches
 
 MASK, IMAGES = "encoder_attention_mask", "context_latents"
 
@@ -40,21 +40,14 @@ class BriaFibo2Adapter(ModelAdapter):
     mlp_parts = MLPParts("w3", "w2", "w1")
     text_place = "first"
     drops_last_grids = True
+    last_name = "final_layer"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._lengths_of = TensorFacts(lambda mask: mask.sum(dim=1).tolist())
-        super().__init__(*args, **kwargs)
+    _lengths_of = cached_property(lambda _: TensorFacts(lambda mask: mask.sum(dim=1).tolist()))
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
         width = config["dim"] * 8 // 3 // 64 * 64
         return (LayerKind("layer", config["n_layers"], width, mlp_linears=3),)
-
-    @classmethod
-    def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
-        """The config has the channels of all heads together."""
-        return config["n_heads"], config["dim"] // config["n_heads"]
 
     @classmethod
     def sizes(
@@ -66,16 +59,11 @@ class BriaFibo2Adapter(ModelAdapter):
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """That of the latents ``[B, C, H, W]``, then those of the images to edit."""
-        patch = self._model.config.patch_size
+        patch = patch_of(self._model.config)
         images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
-        return tuple(
-            grid
-            for latents in images
-            for grid in patched((1, *latents.shape[2:]), (1, patch, patch))
-        )
+        return tuple(grid for item in images for grid in patched((1, *item.shape[2:]), patch))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """The tokens of the longest prompt."""
         return max(self._text_lengths(arguments))
 
     def _text_lengths(self, arguments: dict[str, Any]) -> list[int]:
@@ -98,12 +86,8 @@ class BriaFibo2Adapter(ModelAdapter):
     # Tile order.
 
     def install_tile_order(self) -> None:
-        """Takes the place of the method that makes position ids; hooks inputs and final layer."""
-        places = self._ordered_places(self._model.create_coordinate_grid)
-        self._patches.set_attribute(self._model, "create_coordinate_grid", places)
-        self.hook_inputs(self._order_inputs)
-        final = self._model.final_layer
-        self._patches.add_hook(final.register_forward_pre_hook(self.restore_order))
+        super().install_tile_order()
+        self.replace_method("create_coordinate_grid", self._places)
 
     def _order_of(self, image: int) -> torch.Tensor:
         """The order of one image's tokens, int64 ``[N]``, where tokens are put in order."""
@@ -113,11 +97,11 @@ class BriaFibo2Adapter(ModelAdapter):
         first = sum(sizes[:image])
         return self.session.tile_order[0][first : first + sizes[image]] - first
 
-    def _order_inputs(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         if self.session.tile_order is None:
             return
         images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
-        patch = (1, self._model.config.patch_size, self._model.config.patch_size)
+        patch = patch_of(self._model.config)
         arguments["hidden_states"], *others = (
             reorder_patches(latents[:, :, None], patch, self._order_of(image))[:, :, 0]
             for image, latents in enumerate(images)
@@ -125,19 +109,16 @@ class BriaFibo2Adapter(ModelAdapter):
         if others:
             arguments[IMAGES] = others
 
-    def _ordered_places(self, stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _places(
+        self, stock: Callable[..., Any], size: Any, start: Any = None, device: Any = None
+    ) -> torch.Tensor:
         """The ids of an image's tokens ``[1, H, W, 3]`` in their order; those of the gist as is."""
-
-        @wraps(stock)
-        def create(size: Any, start: Any = None, device: Any = None) -> torch.Tensor:
-            ids = stock(size, start, device)
-            image = (start or (0,))[0] - self._model.config.max_num_gist_tokens - 1
-            if image < 0 or self.session.tile_order is None:
-                return ids
-            order = self._order_of(image).to(ids.device)
-            return ids.flatten(0, 2).index_select(0, order).view_as(ids)
-
-        return create
+        ids: torch.Tensor = stock(size, start, device)
+        image = (start or (0,))[0] - self._model.config.max_num_gist_tokens - 1
+        if image < 0 or self.session.tile_order is None:
+            return ids
+        order = self._order_of(image).to(ids.device)
+        return ids.flatten(0, 2).index_select(0, order).view_as(ids)
 
 
 def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:

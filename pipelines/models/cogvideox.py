@@ -12,57 +12,37 @@ from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import (
-    DispatchingProcessor,
-    dispatch,
-    is_tag,
-    normed,
-    split_heads,
-)
+from chipsparse.pipelines.processors import MaskTaggedProcessor, dispatch, normed, split_heads
+from chipsparse.pipelines.token_grids import patch_of, patched
 
 MASKED = "the call has a mask of its own"
 
 
-class CogVideoXProcessor(DispatchingProcessor):
+class CogVideoXProcessor(MaskTaggedProcessor):
     """Joint attention of the text and, behind it, the video; only the video's is rotated."""
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video ``[B, N, C]`` and text ``[B, T, C]``, of which it returns the same."""
-        if not is_tag(attention_mask):
-            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
-                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
-            )
-            return result
-        text = encoder_hidden_states.shape[1]
-        states = torch.cat([encoder_hidden_states, hidden_states], dim=1)
+        first = text.shape[1]
+        states = torch.cat([text, hidden], dim=1)
         query = normed(split_heads(attn.to_q(states), attn), attn.norm_q)
         key = normed(split_heads(attn.to_k(states), attn), attn.norm_k)
         value = split_heads(attn.to_v(states), attn)
-        if image_rotary_emb is not None:
+        if rotary is not None:
             for turned in (query, key):
-                turned[:, text:] = apply_rotary_emb(
-                    turned[:, text:], image_rotary_emb, sequence_dim=1
-                )
-        assert attention_mask is not None
-        output = dispatch(self, query, key, value, attention_mask)
+                turned[:, first:] = apply_rotary_emb(turned[:, first:], rotary, sequence_dim=1)
+        output = dispatch(self, query, key, value, tag)
         output = attn.to_out[1](attn.to_out[0](output))
-        return output[:, text:], output[:, :text]
+        return output[:, first:], output[:, :first]
 
 
 class CogVideoXAdapter(ModelAdapter):
     """Joint attention and feed-forward layers of all blocks, the text before the video tokens.
 
     The text's columns are always kept; its tokens go through the same feed-forward layers. The
-    video tokens are put in order behind the patch embedding, which adds their positions, and the
-    rotary embeddings, which the pipeline makes, as they enter; all is in raster order again before
-    the last norm, where the text has left. None of these hooks is inside a transformer block.
+    patch embedding adds the positions of the video tokens, and the pipeline makes their rotary
+    embeddings. In front of the last norm the text has left.
     """
 
     transformer_class = "CogVideoXTransformer3DModel"
@@ -75,6 +55,8 @@ class CogVideoXAdapter(ModelAdapter):
     attention_name = "attn1"
     own_processors = MappingProxyType({CogVideoXAttnProcessor2_0: CogVideoXProcessor})
     text_place = "first"
+    embedding_name = "patch_embed"
+    last_name = "norm_final"
 
     @classmethod
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
@@ -85,8 +67,8 @@ class CogVideoXAdapter(ModelAdapter):
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
         """Pipelines fill up the last patch of frames."""
         frames, rows, columns = latents
-        patch, patch_frames = config["patch_size"], config["patch_size_t"] or 1
-        return ((-(-frames // patch_frames), rows // patch, columns // patch),)
+        patch = patch_of(config)
+        return patched((frames + patch[0] - 1, rows, columns), patch)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grid of latents ``[B, F, C, H, W]``."""
@@ -94,18 +76,10 @@ class CogVideoXAdapter(ModelAdapter):
         return self.grids(self._model.config, (frames, rows, columns))
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """A mask that the user passes to the processors."""
         mask = (arguments.get("attention_kwargs") or {}).get("attention_mask")
         return None if mask is None else MASKED
 
-    def install_tile_order(self) -> None:
-        """Hooks the patch embedding, the transformer's rotary embeddings and the last norm."""
-        model, add = self._model, self._patches.add_hook
-        add(model.patch_embed.register_forward_hook(self._order_video))
-        self.hook_inputs(self._order_rotary)
-        add(model.norm_final.register_forward_pre_hook(self.restore_order))
-
-    def _order_video(
+    def order_embedded(
         self, _module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> torch.Tensor:
         if not self.moves_tokens:
@@ -113,7 +87,7 @@ class CogVideoXAdapter(ModelAdapter):
         text = args[0].shape[1]
         return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
 
-    def _order_rotary(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         rotary = arguments.get("image_rotary_emb")
         if rotary is not None:
             arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)

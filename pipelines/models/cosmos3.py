@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.packed_rows import video_last
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.step import StepContext
@@ -46,12 +47,9 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     text_place = "first"  # and whatever else is no row of a video
     exact_text = True
     shares_keys = True
-    own_hidden_size = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._orders = TensorFacts(read_order)
-        self._began: tuple[int, tuple[Grid, ...]] = (0, ())
-        super().__init__(*args, **kwargs)
+    _orders = cached_property(lambda _: TensorFacts(read_order))
+    _began: tuple[int, tuple[Grid, ...]] = (0, ())  # a generation and its first grids
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
@@ -64,7 +62,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 
     @classmethod
     def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
-        """Those of the queries."""
         return config["num_attention_heads"], config["head_dim"]
 
     @classmethod
@@ -74,7 +71,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
         return ((latents[0], rows, columns),)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Those that a call names."""
         return tuple((t, h, w) for t, h, w in arguments["vision_token_shapes"])
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
@@ -88,7 +84,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
         return video.reshape(1, *video.shape[-4:])
 
     def held_output(self, result: Any) -> torch.Tensor:
-        """All streams in one row of numbers."""
         streams = result if isinstance(result, tuple) else result.to_tuple()
         return torch.cat([part.flatten() for stream in streams for part in stream or ()])
 
@@ -120,7 +115,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     def observe(
         self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
     ) -> Any:
-        """Runs a call that only generates actions, or has no control, as without chipsparse."""
         with self.outside_of_session(context):
             if makes_frames(arguments):
                 self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
@@ -139,11 +133,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 
     # Tile order.
 
-    def install_tile_order(self) -> None:
-        """Hooks the transformer's inputs."""
-        self.hook_inputs(self._order_rows)
-
-    def _order_rows(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         """Puts the video's rows behind all others, in tiles, and says so by the indices."""
         tiles = (self.session.tile_order or ())[:1]
         video, positions = arguments["vision_sequence_indexes"], arguments["position_ids"]
@@ -180,6 +170,4 @@ def read_order(
     """
     others = torch.ones(positions.shape[-1], dtype=torch.bool)
     others[video.cpu()] = False
-    ordered = video if tiles is None else video[tiles.to(video.device)]
-    order = torch.cat([others.nonzero()[:, 0].to(video.device), ordered])
-    return int(video.min()), order, inverse_order(order)
+    return int(video.min()), *video_last(video, video, others.nonzero()[:, 0], tiles)

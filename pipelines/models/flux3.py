@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,33 +35,27 @@ class Flux3Adapter(FluxAdapter):
     mlp_parts = MLPParts("linear_in", "linear_out", None, "act_fn")
     why_whole = "blocks before the joint ones see the image or the text alone, and stay as they are"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._grids_of = TensorFacts(lambda ids: grids_of(unscaled(ids)))
+    _grids_of = cached_property(lambda _: TensorFacts(lambda ids: grids_of(unscaled(ids))))
 
     def blocks(self) -> list[Any]:
-        """The single ones."""
         return list(self._model.single_transformer_blocks)
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of every single block."""
         return [FeedForwardModule(block, "ff", self.mlp_parts) for block in self.blocks()]
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
         layers, width = config["num_single_layers"], cls.neurons(config)
         return (LayerKind("single", layers, width, mlp_linears=3),)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The image's grid, and behind it those of the references."""
         grids = super().called_grids(arguments)
         if arguments.get(REFERENCES) is not None:
             tokens = arguments[REFERENCES].shape[1]
             grids += fitting(self._grids_of(arguments[REFERENCE_IDS]), tokens)
         return grids
 
-    def _order_inputs(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         if self.session.tile_order is None:
             return
         order, _ = self.session.tile_order

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from diffusers.models.transformers.transformer_hidream_image import HiDreamAttnProcessor, apply_rope
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.processors import (
@@ -100,7 +100,6 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     own_processors = MappingProxyType({HiDreamAttnProcessor: HiDreamProcessor})
 
     def blocks(self) -> list[Any]:
-        """Double ones first."""
         model = self._model
         return [outer.block for outer in (*model.double_stream_blocks, *model.single_stream_blocks)]
 
@@ -139,21 +138,15 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         return (grid, (1, 1, padding)) if padding > 0 else (grid,)
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """The planned sizes; the prompt is in the sequence several times."""
-        texts = TEXTS * text_tokens
-        return super().planned_layout(config, latents=latents, text_tokens=texts, batch=batch)
+    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
+        return TEXTS * text_tokens
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """Those of T5 and twice of Llama."""
         names = ("encoder_hidden_states_t5", "encoder_hidden_states_llama3")
         t5, llama = (arguments[name].shape[-2] for name in names)
         return int(t5 + (TEXTS - 1) * llama)
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """The images; raises `ValueError` of patches in their place."""
         images = super().latents(arguments)
         if images.ndim != 4:
             raise ValueError(
@@ -163,40 +156,27 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         return images
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """Which feed-forward layers are never sparse."""
         experts = self._model.config.num_routed_experts
         if experts == 0 or not (self.session.caching and self.session.config.mlp.is_sparse):
             return []
         return [f"the {experts} routed experts of each layer run dense: each step chooses anew"]
 
     def _not_captured_reason(self) -> str | None:
-        """The model's own code waits for the device."""
         return "the host reads the size of images and how many tokens each expert gets"
 
     # Tile order.
 
     def install_tile_order(self) -> None:
-        """Takes the place of the methods that make patches and images."""
-        model, patches = self._model, self._patches
-        patches.set_attribute(model, "patchify", self._ordered_patches(model.patchify))
-        patches.set_attribute(model, "unpatchify", self._ordered_image(model.unpatchify))
+        self.replace_method("patchify", self._patchify)
+        self.replace_method("unpatchify", self._unpatchify)
 
-    def _ordered_patches(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _patchify(self, stock: Callable[..., Any], *args: Any) -> Any:
         """Patches and their places; the mask, of the padding behind them, stays as it is."""
+        patches, masks, sizes, places = stock(*args)
+        return self.ordered(patches, 1), masks, sizes, self.ordered(places, 1)
 
-        def patchify(*args: Any) -> Any:
-            patches, masks, sizes, places = stock(*args)
-            return self.ordered(patches, 1), masks, sizes, self.ordered(places, 1)
-
-        return patchify
-
-    def _ordered_image(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """An image from its tokens, which are put in raster order."""
-
-        def unpatchify(tokens: torch.Tensor, *args: Any) -> Any:
-            return stock(*(self.restore_order(self._model, (tokens,)) or (tokens,)), *args)
-
-        return unpatchify
+    def _unpatchify(self, stock: Callable[..., Any], tokens: torch.Tensor, *args: Any) -> Any:
+        return stock(*(self.restore_order(self._model, (tokens,)) or (tokens,)), *args)
 
 
 def neurons(width: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -63,28 +63,17 @@ class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
         "tokens in single ones"
     )
     present_indices = "indices_latents"
-    history: ClassVar[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    history = MappingProxyType(
         {"latents_clean": (1, 2), "latents_history_2x": (2, 2), "latents_history_4x": (4, 16)}
     )
 
     @classmethod
     def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:
-        """Fixed in the model's code for earlier frames."""
-        if factor == 1:
-            return patch_of(config)
-        return factor, 2 * factor, 2 * factor
+        # That of earlier frames is fixed in the model's code.
+        return patch_of(config) if factor == 1 else (factor, 2 * factor, 2 * factor)
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
-        """The tokens that a caching call keeps, with the image's."""
         return {**super().kept_text(arguments), "image_embeds": arguments["image_embeds"].shape[1]}
-
-    def install_tile_order(self) -> None:
-        """Hooks the inputs, the present frames' rotary embedding and the output norm."""
-        model, add = self._model, self._patches.add_hook
-        self.hook_inputs(self._prepare_inputs)
-        self.hook_inputs(self._note_indices)
-        add(model.rope.register_forward_hook(self._order_present, with_kwargs=True))
-        add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def ordered_places(self, output: Any, order: torch.Tensor) -> Any:
         """Orders cosines and sines, both ``[N, D]``."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.pipelines.padded_text import PaddedTextAdapter
-from chipsparse.pipelines.processors import dispatch, joint_states
+from chipsparse.pipelines.processors import joint_attention
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
 STOCK_PROCESSOR = "HunyuanVideo15AttnProcessor2_0"
@@ -33,14 +34,9 @@ class TagPassing:
         attention_mask: torch.Tensor | None = None,
         image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video and text tokens, both ``[B, N, C]``, after attention to each other.
+        """Video ``[B, N, C]`` and text ``[B, M, C]``; of these it returns the same.
 
-        Args:
-            attn: the attention module.
-            hidden_states: video tokens ``[B, N, C]``.
-            encoder_hidden_states: text tokens ``[B, M, C]``.
-            attention_mask: a tag, or the mask of the text tokens ``[B, M]``.
-            image_rotary_emb: rotary embeddings of the video tokens, both ``[N, D]``.
+        The mask is a tag, or that of the text ``[B, M]``; rotary embeddings are both ``[N, D]``.
         """
         if attention_mask is None or attention_mask.dtype != torch.int64:
             output: tuple[torch.Tensor, torch.Tensor] = super().__call__(  # type: ignore[misc]
@@ -48,16 +44,14 @@ class TagPassing:
             )
             return output
         assert encoder_hidden_states is not None
-        query, key, value = joint_states(
+        return joint_attention(
+            self,
             attn,
             hidden_states,
             encoder_hidden_states,
+            attention_mask,
             lambda states: apply_rotary_emb(states, image_rotary_emb, sequence_dim=1),
         )
-        joint = dispatch(self, query, key, value, attention_mask).to(query.dtype)
-        seen = hidden_states.shape[1]
-        project, dropout = attn.to_out
-        return dropout(project(joint[:, :seen])), attn.to_add_out(joint[:, seen:])
 
 
 class HunyuanVideo15Adapter(PaddedTextAdapter):
@@ -75,21 +69,20 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     sparse_mlp = "feed-forward of the video tokens"
     shares_tokens = True
     mlp_sees_text = False
-    text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
+    text_masks = MappingProxyType(
         {
             "encoder_hidden_states": "encoder_attention_mask",
             "encoder_hidden_states_2": "encoder_attention_mask_2",
         }
     )
 
+    # True unless an embedding ``[B, N, C]`` is all zeros; waits for the device.
+    _holds_image = cached_property(lambda _: TensorFacts(lambda embeds: bool(embeds.any())))
+
     @classmethod
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
         """Plain pipelines of this family have a guider."""
         return getattr(getattr(pipe, "guider", None), "num_conditions", 1) > 1
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._holds_image = TensorFacts(holds_image)
-        super().__init__(*args, **kwargs)
 
     def dispatching_processor(self, module: Any) -> None:
         """None: the stock processor stays, as a `TagPassing` one; another stays as it is."""
@@ -98,16 +91,6 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
             self._patches.set_class(processor, TagPassing)
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
-        """The tokens that a caching call keeps, with the image's."""
         image = arguments["image_embeds"]
         tokens = image.shape[1] if self._holds_image(image) else 0
         return {**super().kept_text(arguments), "image_embeds": tokens}
-
-
-def holds_image(embeds: torch.Tensor) -> bool:
-    """Return whether an image embedding is not all zeros, as for text to video.
-
-    Args:
-        embeds: ``[B, N, C]``. Waits for the device.
-    """
-    return bool(embeds.any())

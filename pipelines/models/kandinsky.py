@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
-from chipsparse.pipelines.streams import flattened, unflattened
+from chipsparse.pipelines.streams import VideoWithSound
 from chipsparse.pipelines.token_grids import frame_by_frame
 
 NABLA = "sparse_params"
@@ -39,12 +39,13 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     text_place = "cross-attention"
     # For the masks of NABLA the model was trained.
     dense_arguments = MappingProxyType({NABLA: "the model's own sparse attention (NABLA) masks it"})
-
     projections = 6  # q, k, v and out of self-attention; q and out of the other
+    embedding_name = "visual_embeddings"
+    rotary_name = "visual_rope_embeddings"
+    last_name = "out_layer"
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
         layers, width = config["num_visual_blocks"], config["ff_dim"]
         return (LayerKind("visual", layers, width, projections=cls.projections),)
 
@@ -61,14 +62,11 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return ((1, 1, math.prod(grid)),) if arguments.get(NABLA) is not None else (grid,)
 
     def install_tile_order(self) -> None:
-        """Hooks the tokens' embedding, their rotary embedding and the output layer."""
-        model, add = self._model, self._patches.add_hook
-        add(model.visual_embeddings.register_forward_hook(self._order_tokens))
-        add(model.visual_rope_embeddings.register_forward_pre_hook(self._name_whole_grid))
-        add(model.visual_rope_embeddings.register_forward_hook(self._order_rotary))
-        add(model.out_layer.register_forward_pre_hook(self._restore_tokens))
+        super().install_tile_order()
+        rotary = self._model.visual_rope_embeddings
+        self._patches.add_hook(rotary.register_forward_pre_hook(self._name_whole_grid))
 
-    def _order_tokens(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Orders ``[B, T, H, W, ...]``; a process's part of it is one row of tokens."""
         tokens = self.ordered(output.flatten(1, 3), 1)
         return tokens.unflatten(1, (-1, 1, 1)) if self.split else tokens.view(output.shape)
@@ -80,12 +78,12 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         (batch, *_), *rest = args
         return ((batch, *self._grid()), *rest)
 
-    def _order_rotary(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self._order_tokens(module, args, output)
+    def ordered_rotary(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return self.order_embedded(module, args, output)
 
-    def _restore_tokens(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
+    def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
         tokens, *rest = args
-        restored = self.restore_order(module, (tokens.flatten(1, 3),))
+        restored = super().restore_order(module, (tokens.flatten(1, 3),))
         if restored is None:
             return None
         if self.split is None:
@@ -110,7 +108,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return Transformer2DModelOutput(sample=output)
 
 
-class Kandinsky6Adapter(Kandinsky5Adapter):
+class Kandinsky6Adapter(VideoWithSound, Kandinsky5Adapter):
     """Kandinsky 5 with a stream of sound, which is left, as is attention between both.
 
     Where frames have types of their own, which the model adds to the tokens behind their embedding,
@@ -123,11 +121,10 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
     sparse_mlp = "feed-forward of the video tokens"
     why_whole = "its sound attends to all tokens of the video"
     mlp_parts = None  # diffusers' own class
-
+    output_class = "transformer_kandinsky6", "Kandinsky6TransformerOutput"
     projections = 10  # as Kandinsky 5; q and out to the sound, k and v from it
 
     def blocks(self) -> list[Any]:
-        """The video's half of each block."""
         return [block.video_dec_block for block in super().blocks()]
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
@@ -136,26 +133,11 @@ class Kandinsky6Adapter(Kandinsky5Adapter):
         typed = arguments.get("visual_token_type_ids") is not None
         return frame_by_frame(*grids) if typed else grids
 
-    def _order_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    def ordered_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Orders ``[T, H, W, ...]``, the same for all samples."""
         return self.ordered(output.flatten(0, 2), 0).view(output.shape)
 
-    def held_output(self, result: Any) -> torch.Tensor:
-        """Video and, if there is any, sound side by side."""
-        streams = result if isinstance(result, tuple) else (result.sample, result.audio_sample)
-        return flattened([stream for stream in streams if stream is not None])
-
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """The transformer's output; without sound a tuple of one tensor."""
-        # Not in the oldest diffusers that we support.
-        from diffusers.models.transformers.transformer_kandinsky6 import Kandinsky6TransformerOutput
-
+    def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
         config, sound = self._model.config, arguments.get("audio_hidden_states")
-        shapes = [(*arguments["hidden_states"].shape[1:-1], config.out_visual_dim)]
-        if sound is not None:
-            shapes.append((sound.shape[1], config.out_audio_dim))
-        streams = unflattened(output, shapes)
-        if not arguments.get("return_dict", True):
-            return streams
-        video, audio = (*streams, None)[:2]
-        return Kandinsky6TransformerOutput(sample=video, audio_sample=audio)
+        video = (*arguments["hidden_states"].shape[1:-1], config.out_visual_dim)
+        return [video] if sound is None else [video, (sound.shape[1], config.out_audio_dim)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,25 +31,22 @@ class LTXAdapter(ProcessorTaggingAdapter):
     attention_name = "attn1"
     text_place = "cross-attention"
     rotary_dim = 1
+    rotary_name = "rope"
     projections = 6  # q, k, v and out of self-attention; q and out of cross-attention
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._grids_at = TensorFacts(lambda coordinates: grids_at(self.places(coordinates)))
-        super().__init__(*args, **kwargs)
+    @cached_property
+    def _grids_at(self) -> TensorFacts[tuple[Grid, ...] | None]:
+        return TensorFacts(lambda coordinates: grids_at(self.places(coordinates)))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of packed latents ``[B, N, C]`` at the places that the call names."""
         return fitting(self._read_grids(arguments), arguments["hidden_states"].shape[1])
 
     def install_tile_order(self) -> None:
-        """Hooks the transformer's inputs and output, and its rotary embedding."""
-        model, add = self._model, self._patches.add_hook
-        self.hook_inputs(self.order_arguments)
-        add(model.rope.register_forward_hook(self.ordered_rotary))
-        add(model.register_forward_hook(self._restore_output))
+        super().install_tile_order()
+        self._patches.add_hook(self._model.register_forward_hook(self._restore_output))
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """A note if the video tokens could not be put in order."""
         if self._read_grids(arguments) is not None or self.session.tile_order is None:
             return []
         return ["video tokens stay in the pipeline's order: their video_coords form no full grids"]
@@ -64,8 +63,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
         """Time, row and column ``[3, N]`` of the tokens, from what a call names for all samples."""
         return coordinates[0]
 
-    def order_arguments(self, arguments: dict[str, Any]) -> None:
-        """Puts the tokens among the transformer's arguments in order."""
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         if not self.moves_tokens:
             return
         batch, tokens, _ = arguments["hidden_states"].shape
@@ -77,4 +75,6 @@ class LTXAdapter(ProcessorTaggingAdapter):
         restored = self.restore_order(module, (output[0],))
         if restored is None:
             return None
-        return self.wrap_output(restored[0], {"return_dict": not isinstance(output, tuple)})
+        if isinstance(output, tuple):
+            return (*restored, *output[1:])
+        return replace(output, sample=restored[0])

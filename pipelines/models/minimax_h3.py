@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from diffusers.models.modeling_utils import get_parameter_dtype
 
-from chipsparse.layers.tile_order import inverse_order
-from chipsparse.layout import Grid, ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.layout import Grid
 from chipsparse.pipelines.execution import Execution
-from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows
+from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows, video_last
+from chipsparse.pipelines.streams import VideoWithSound
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
 INDICES = ("video_indices", "audio_indices", "text_indices")
@@ -24,7 +24,7 @@ CHUNK, LATENT_CHUNK, FIRST, LATENT_FIRST = 17, 5, 5, 2
 AUDIO_LATENTS, AUDIO_CHANNELS = 40 / 24, 2
 
 
-class MiniMaxH3Adapter(ModelAdapter):
+class MiniMaxH3Adapter(VideoWithSound):
     """Self-attention and feed-forward layers of all blocks, for the rows of the generated video.
 
     Text, audio and conditions stand in the same sequence. Their columns are always kept, and their
@@ -46,34 +46,24 @@ class MiniMaxH3Adapter(ModelAdapter):
     uncalled_steps = 1  # the scheduler counts the end
     text_place = "first"  # and whatever else is no row of the generated video
     exact_text = True
-    own_hidden_size = True
     mlp_linears = 3
+    output_class = "transformer_minimax_h3", "MiniMaxH3TransformerOutput"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._rows = TensorFacts(read_rows)
-        self._checked: PackedRows | None = None
-        self._places: tuple[Any, ...] = ()
-        super().__init__(*args, **kwargs)
+    _rows = cached_property(lambda _: TensorFacts(read_rows))
+    _orders = cached_property(lambda _: TensorFacts(video_last))  # captured steps read them there
+    _checked: PackedRows | None = None
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """The planned sizes of a video with its sound, and no conditions."""
-        others = text_tokens + audio_rows(latents[0])
-        return super().planned_layout(config, latents=latents, text_tokens=others, batch=batch)
+    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
+        """With the sound of the video, and no conditions."""
+        return text_tokens + audio_rows(latents[0])
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """That of the rows that a call names."""
         return (self._rows_of(arguments).grid,)
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         """All other rows."""
         return self._rows_of(arguments).others.numel()
-
-    def install_tile_order(self) -> None:
-        """Hooks the transformer's inputs."""
-        self.hook_inputs(self._order_rows)
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """A note if conditions take up all that sparse steps keep: each picture has many rows."""
@@ -81,12 +71,8 @@ class MiniMaxH3Adapter(ModelAdapter):
         if plan is None or plan.is_dense():
             return []
         others, tokens = plan.layout.text_tokens, plan.layout.tokens
-        layers = range(plan.layout.layers)
-        kept = [
-            plan.attention_keep_count(layer)
-            for layer in layers
-            if plan.is_sparse(layer, "attention")
-        ]
+        layers = [n for n in range(plan.layout.layers) if plan.is_sparse(n, "attention")]
+        kept = [plan.attention_keep_count(layer) for layer in layers]
         if not kept or max(kept) > others:
             return []
         return [
@@ -111,20 +97,8 @@ class MiniMaxH3Adapter(ModelAdapter):
         known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())
         return value if known else -value
 
-    def held_output(self, result: Any) -> torch.Tensor:
-        """Video and audio in one row of numbers."""
-        return torch.cat([result[0].flatten(), result[1].flatten()])
-
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """Both, as large as what they are for, in a tuple or as ``return_dict`` asks."""
-        shapes = [arguments[name].shape for name in ("hidden_states", "audio_hidden_states")]
-        parts = output.split([shape.numel() for shape in shapes])
-        video, audio = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
-        if not arguments.get("return_dict", True):
-            return video, audio
-        from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3TransformerOutput
-
-        return MiniMaxH3TransformerOutput(sample=video, audio_sample=audio)
+    def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
+        return [arguments[name].shape[1:] for name in ("hidden_states", "audio_hidden_states")]
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
         """The text decides about the dtype of the blocks; video and audio may have another."""
@@ -139,36 +113,20 @@ class MiniMaxH3Adapter(ModelAdapter):
         Raises:
             ValueError: if its parts contradict each other, or are in an order that is not known.
         """
-        names = ("position_ids", "token_tags", *INDICES)
-        rows = self._rows(*(arguments[name] for name in names))
+        rows = self._rows(*(arguments[name] for name in ("position_ids", *INDICES)))
         if rows is not self._checked:
             check_noise(rows, arguments["timestep"], arguments["timestep_indices"])
             self._checked = rows
         return rows
 
-    def _order_rows(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         """Puts the others first, the video's rows behind them in tiles; says so by the indices."""
-        order, place = self._order_and_place(arguments)
+        rows, tiles = self._rows_of(arguments), (self.session.tile_order or ())[:1]
+        order, place = self._orders(arguments["position_ids"], rows.video, rows.others, *tiles)
         for name in PER_ROW:
             arguments[name] = arguments[name].index_select(0, order)
         for name in INDICES:
             arguments[name] = place.index_select(0, arguments[name])
-
-    def _order_and_place(self, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which row stands at each place, and where each row stands; int64 ``[N]``.
-
-        Made once for all steps: captured ones read both where they are.
-        """
-        rows, tiles = self._rows_of(arguments), self.session.tile_order
-        device = arguments["position_ids"].device
-        known = self._places
-        if not known or known[0] is not rows or known[1] is not tiles or known[2] != device:
-            video = rows.video.to(device)
-            if tiles is not None:
-                video = video[tiles[0].to(device)]
-            order = torch.cat([rows.others.to(device), video])
-            self._places = known = (rows, tiles, device, order, inverse_order(order))
-        return known[3], known[4]
 
 
 def audio_rows(latent_frames: int) -> int:

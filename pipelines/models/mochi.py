@@ -14,41 +14,26 @@ from diffusers.models.attention_processor import MochiAttnProcessor2_0
 from chipsparse.layers.state import StepState
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.denoising_loop import largest, value_passed_as
-from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
+from chipsparse.pipelines.padded_text import leading_tokens
+from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
 from chipsparse.pipelines.separate_lengths import SeparateLengths
 
 GAPS = "the prompt's mask has gaps"
 
 
-class MochiProcessor(DispatchingProcessor):
+class MochiProcessor(MaskTaggedProcessor):
     """Joint attention of the video and, behind it, the text with its padding.
 
     The adapter knows how long each prompt is, and leaves the padding out.
     """
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
-        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
-        if not is_tag(attention_mask):
-            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
-                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
-            )
-            return result
-
         def turned(states: torch.Tensor) -> torch.Tensor:
-            return states if image_rotary_emb is None else rotated(states, *image_rotary_emb)
+            return states if rotary is None else rotated(states, *rotary)
 
-        query, key, value = joint_states(attn, hidden_states, encoder_hidden_states, turned)
-        output = dispatch(self, query, key, value, attention_mask)
-        video, text = output.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
-        video = attn.to_out[1](attn.to_out[0](video))
-        return video, attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
+        return joint_attention(self, attn, hidden, text, tag, turned)
 
 
 class MochiAdapter(SeparateLengths):
@@ -59,9 +44,7 @@ class MochiAdapter(SeparateLengths):
     run sparse, samples with prompts of other lengths are called separately, each length as a
     guidance branch of its own.
 
-    The text's columns are always kept, and its feed-forward layers stay dense. The video tokens are
-    put in order behind the patch embedding, the rotary embeddings where they are made, and in
-    raster order again before the output norm. None of these hooks is inside a transformer block.
+    The text's columns are always kept, and its feed-forward layers stay dense.
     """
 
     transformer_class = "MochiTransformer3DModel"
@@ -76,23 +59,18 @@ class MochiAdapter(SeparateLengths):
     tags_over_masks = True  # the prompt's, which the adapter has read
     own_processors = MappingProxyType({MochiAttnProcessor2_0: MochiProcessor})
 
+    embedding_name = "patch_embed"
+    rotary_name = "rope"
+    last_name = "norm_out"
+
     _padded_length = 0
 
     @classmethod
     def neurons(cls, config: Mapping[str, Any]) -> int:
-        """Fixed in the model's code."""
         return 4 * cls.channels(config) * 2 // 3
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """Those that are no padding."""
         return self._padded_length if self.lengths is None else max(self.lengths)
-
-    def install_tile_order(self) -> None:
-        """Hooks patch embedding, rotary embedding and output norm."""
-        model, add = self._model, self._patches.add_hook
-        add(model.patch_embed.register_forward_hook(self._order_video))
-        add(model.rope.register_forward_hook(self.ordered_rotary))
-        add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's value, which pipelines round to the latents' dtype.
@@ -108,10 +86,10 @@ class MochiAdapter(SeparateLengths):
         return GAPS if self.lengths is None else None
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
-        """The lengths of the prompts by the call's mask."""
         mask = arguments["encoder_attention_mask"]
         self._padded_length = mask.shape[1]
-        return prompt_lengths(mask)
+        lengths = leading_tokens(mask)
+        return None if lengths is None else list(lengths)
 
     def attention(self, layer: int) -> LayerCall:
         """The self-attention of what is no padding; in the place of padding, zeros."""
@@ -135,9 +113,7 @@ class MochiAdapter(SeparateLengths):
             outputs.append(F.pad(output, (0, 0, 0, 0, 0, padded - text)))
         return torch.cat(outputs).transpose(1, 2)
 
-    # Tile order.
-
-    def _order_video(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Orders ``[B * frames, rows * columns, C]`` over all frames of a sample."""
         if not self.moves_tokens:
             return output
@@ -152,18 +128,3 @@ def rotated(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
     even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack([even * cosines - odd * sines, even * sines + odd * cosines], dim=-1)
     return turned.flatten(-2).to(states.dtype)
-
-
-def prompt_lengths(mask: torch.Tensor) -> list[int] | None:
-    """The number of tokens of each prompt that are no padding; waits for the device.
-
-    Args:
-        mask: ``[B, T]`` in any dtype, zero where there is padding.
-
-    Returns:
-        None where padding stands before other tokens.
-    """
-    valid = mask.cpu() != 0
-    lengths = valid.sum(dim=1)
-    behind = torch.arange(mask.shape[1]) >= lengths[:, None]
-    return None if (valid & behind).any() else lengths.tolist()

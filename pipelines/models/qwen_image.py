@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.models.flux import PACKED
+from chipsparse.pipelines.padded_text import leading_tokens
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.pipelines.token_grids import fitting, patched
+from chipsparse.pipelines.token_grids import fitting
 
 TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 CONTROL_SAMPLES = "controlnet_block_samples"
@@ -22,8 +23,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
 
     Text tokens stand before the image tokens; their columns are always kept. A prompt mask is
     avoided where anything is sparse: what it masks is cut off, if that is the same for all samples.
-    The image tokens are put in order as they enter the transformer, with their rotary embeddings
-    and the residuals of a ControlNet, and in raster order again before the output norm.
     """
 
     transformer_class = "QwenImageTransformer2DModel"
@@ -39,15 +38,11 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     text_place = "first"
     cuts_at_blocks = True
     needs_text = True  # its rotary embedding takes no empty text
+    token_patch = (1, 2, 2)
+    rotary_name = "pos_embed"
+    last_name = "norm_out"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._length_of = TensorFacts(valid_length)
-        super().__init__(*args, **kwargs)
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of one image, without reference images."""
-        return patched((1, *latents[1:]), PACKED)
+    _length_of = cached_property(lambda _: TensorFacts(valid_length))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of packed latents ``[B, N, C]``, one for each image in ``img_shapes``."""
@@ -55,16 +50,8 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return fitting(image_grids(arguments["img_shapes"]), tokens)
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """Those that are valid, where that is the same for all samples."""
         length = self._valid_length(arguments)
         return super().text_tokens(arguments) if length is None else length
-
-    def install_tile_order(self) -> None:
-        """Hooks the transformer's inputs, its rotary embedding and its output norm."""
-        model, add = self._model, self._patches.add_hook
-        self.hook_inputs(self._prepare_inputs)
-        add(model.pos_embed.register_forward_hook(self._order_rotary))
-        add(model.norm_out.register_forward_pre_hook(self.restore_order))
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
@@ -74,17 +61,14 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return "it modulates the tokens of its reference images otherwise (zero_cond_t)"
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Text that cannot be cut is masked."""
         if arguments.get(TEXT_MASK) is None or self._valid_length(arguments) is not None:
             return None
         return "the text is masked otherwise than by one length for all samples of a call"
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """A mask stays unless the text is cut."""
         return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
 
     def masks_text(self, arguments: dict[str, Any]) -> bool:
-        """True for a mask that only tells a length."""
         return arguments.get(TEXT_MASK) is not None and self._valid_length(arguments) is not None
 
     def _cuts_text(self, arguments: dict[str, Any]) -> bool:
@@ -96,14 +80,14 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         mask = arguments.get(TEXT_MASK)
         return None if mask is None else self._length_of(mask)
 
-    def _prepare_inputs(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         if self._cuts_text(arguments):
             arguments[TEXT] = arguments[TEXT][:, : self._valid_length(arguments)]
             arguments[TEXT_MASK] = None
         arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
         self.order_residuals(arguments, CONTROL_SAMPLES)
 
-    def _order_rotary(
+    def ordered_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         image, text = output
@@ -135,7 +119,5 @@ def valid_length(mask: torch.Tensor) -> int | None:
     Returns:
         None where samples have different lengths, a token between others is masked, or all are.
     """
-    valid = mask.bool().cpu()
-    length = int(valid[0].sum())
-    same = valid[:, :length].all() and not valid[:, length:].any()
-    return length if same and length > 0 else None
+    lengths = leading_tokens(mask)
+    return lengths[0] or None if lengths and len(set(lengths)) == 1 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -45,10 +45,10 @@ class QwenImage21Adapter(ModelAdapter):
     mlp_sees_text = False
     mlp_linears = 3
     text_place = "first"  # keys of the prompt and of reference images
+    rotary_name = "pos_embed"
+    last_name = "norm_out"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._is_all_valid = TensorFacts(lambda mask: bool(mask.all()))
-        super().__init__(*args, **kwargs)
+    _is_all_valid = cached_property(lambda _: TensorFacts(lambda mask: bool(mask.all())))
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
@@ -56,11 +56,9 @@ class QwenImage21Adapter(ModelAdapter):
         return (latents,)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """That of the last image that a call names."""
         return (tuple(arguments["img_shapes"][0][-1]),)
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """The keys that are kept."""
         kept: torch.Tensor = arguments["kv_cache"].get_layer(0).get()[0]
         return kept.shape[1]
 
@@ -80,7 +78,6 @@ class QwenImage21Adapter(ModelAdapter):
     def observe(
         self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
     ) -> Any:
-        """Runs a call that computes the prompt as without chipsparse."""
         if context.step == 0:
             self.session.reset()
         with self.outside_of_session(context):
@@ -91,7 +88,6 @@ class QwenImage21Adapter(ModelAdapter):
             return forward()
 
     def _not_captured_reason(self) -> str | None:
-        """The model's own code waits for the device."""
         return "the host reads where in the sequence images are"
 
     # As many queries as keys.
@@ -115,19 +111,12 @@ class QwenImage21Adapter(ModelAdapter):
 
     # Tile order.
 
-    def install_tile_order(self) -> None:
-        """Hooks the transformer's inputs, its rotary embedding and its output norm."""
-        model, add = self._model, self._patches.add_hook
-        self.hook_inputs(self._prepare_inputs)
-        add(model.pos_embed.register_forward_hook(self._order_rotary))
-        add(model.norm_out.register_forward_pre_hook(self.restore_order))
-
-    def _prepare_inputs(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         if not self.needs_mask(arguments):
             arguments[MASK] = None
         arguments["hidden_states"] = self._last_ordered(arguments["hidden_states"], 1)
 
-    def _order_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    def ordered_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return self._last_ordered(output, 0)
 
     def _last_ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:

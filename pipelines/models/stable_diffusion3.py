@@ -10,50 +10,30 @@ from typing import Any
 import torch
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 
-from chipsparse.layout import Grid, LayerKind, ModelLayout
+from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, is_tag, joint_states
+from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
 
 CONTROL_SAMPLES = "block_controlnet_hidden_states"
 PROJECTIONS = 4  # q, k, v and out of one attention
 CLIP_TOKENS = 77  # which stand in the sequence before those of T5
 
 
-class JointProcessor(DispatchingProcessor):
+class JointProcessor(MaskTaggedProcessor):
     """Joint attention of the image and, behind it, the text."""
 
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
+    def attend(
+        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Image ``[B, N, C]`` and text ``[B, T, C]``, of which it returns the same."""
-        if encoder_hidden_states is None or not is_tag(attention_mask):
-            result: tuple[torch.Tensor, torch.Tensor] = self.stock(
-                attn, hidden_states, encoder_hidden_states, attention_mask, *args, **kwargs
-            )
-            return result
-        query, key, value = joint_states(attn, hidden_states, encoder_hidden_states)
-        assert attention_mask is not None
-        output = dispatch(self, query, key, value, attention_mask).to(query.dtype)
-        image, text = output.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
-        if not attn.context_pre_only:
-            text = attn.to_add_out(text)
-        return attn.to_out[1](attn.to_out[0](image)), text
+        return joint_attention(self, attn, hidden, text, tag)
 
 
 class StableDiffusion3Adapter(ModelAdapter):
     """Joint attention and image feed-forward layers of all blocks, the text behind the image.
 
     The text's columns are always kept, and its feed-forward layers stay dense. So does the second
-    attention of the dual layers of 3.5 medium (``attn2``), which sees the image alone. The image
-    tokens are put in order behind the patch embedding, which adds their positions, with the
-    residuals of a ControlNet, and in raster order again before the output norm. None of these hooks
-    is inside a transformer block.
+    attention of the dual layers of 3.5 medium (``attn2``), which sees the image alone. The patch
+    embedding adds the positions of the image tokens.
     """
 
     transformer_class = "SD3Transformer2DModel"
@@ -66,6 +46,8 @@ class StableDiffusion3Adapter(ModelAdapter):
     cuts_at_blocks = True
     tags_over_masks = True  # which the stock processor does not read
     own_processors = MappingProxyType({JointAttnProcessor2_0: JointProcessor})
+    embedding_name = "pos_embed"
+    last_name = "norm_out"
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
@@ -75,7 +57,6 @@ class StableDiffusion3Adapter(ModelAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """Dual layers are a kind of their own."""
         dual = [layer in config["dual_attention_layers"] for layer in range(config["num_layers"])]
         return tuple(
             LayerKind(
@@ -89,22 +70,11 @@ class StableDiffusion3Adapter(ModelAdapter):
         )
 
     @classmethod
-    def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
-    ) -> ModelLayout:
-        """The planned sizes; the pipeline's length of the prompt is that of T5 alone."""
-        text = CLIP_TOKENS + text_tokens
-        return super().planned_layout(config, latents=latents, text_tokens=text, batch=batch)
-
-    def install_tile_order(self) -> None:
-        """Hooks the patch embedding, the ControlNet's residuals and the output norm."""
-        model, add = self._model, self._patches.add_hook
-        add(model.pos_embed.register_forward_hook(self._order_image))
-        self.hook_inputs(self._order_control)
-        add(model.norm_out.register_forward_pre_hook(self.restore_order))
+    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
+        """The pipeline's length of the prompt is that of T5 alone."""
+        return CLIP_TOKENS + text_tokens
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """Which attention of the dual layers is never sparse."""
         blocks = self._model.transformer_blocks
         dual = sum(block.attn2 is not None for block in blocks)
         if dual == 0 or not (self.session.caching and self.session.config.attention.is_sparse):
@@ -121,8 +91,5 @@ class StableDiffusion3Adapter(ModelAdapter):
             return super().why_not_split(config)
         return "its second attention (attn2, in dual layers) is not exchanged between them"
 
-    def _order_image(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self.ordered(output, 1)
-
-    def _order_control(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         self.order_residuals(arguments, CONTROL_SAMPLES)

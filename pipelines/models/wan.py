@@ -28,16 +28,16 @@ class WanAdapter(ModelAdapter):
     projections = 6  # q, k, v and out of self-attention; q and out of cross-attention
     text_place = "cross-attention"
     rotary_dim = 1
+    embedding_name = "patch_embedding"
+    rotary_name = "rope"
+    last_name = "norm_out"
 
     def install_tile_order(self) -> None:
-        """Hooks patch embedding, rotary embedding, timestep embedding and output norm."""
-        model, add = self._model, self._patches.add_hook
-        add(model.patch_embedding.register_forward_hook(self._order_latents))
-        add(model.rope.register_forward_hook(self.ordered_rotary))
-        add(model.condition_embedder.register_forward_hook(self._order_timesteps))
-        add(model.norm_out.register_forward_pre_hook(self.restore_order))
+        super().install_tile_order()
+        embedder = self._model.condition_embedder
+        self._patches.add_hook(embedder.register_forward_hook(self._order_timesteps))
 
-    def _order_latents(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         tokens = self.ordered(output.flatten(2), 2)
         # A piece of the sequence has no frames; the model flattens what it gets.
         return tokens.view(output.shape) if self.split is None else tokens

@@ -1,14 +1,16 @@
-"""Models with the blocks of Wan: VACE, Animate, SkyReels V2 and ChronoEdit."""
+"""Models with the blocks of Wan: VACE, Animate, SkyReels V2, ChronoEdit and Helios."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ENABLE_THERE
+from chipsparse.pipelines.history import HistoryAdapter
 from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.token_grids import frame_by_frame
 
@@ -35,7 +37,6 @@ class WanVACEAdapter(WanAdapter):
     shares_guidance = True
 
     def blocks(self) -> list[Any]:
-        """Those of the control video, then the model's."""
         return [*self._model.vace_blocks, *super().blocks()]
 
     @classmethod
@@ -46,10 +47,9 @@ class WanVACEAdapter(WanAdapter):
         return (control, *super().kinds(config))
 
     def install_tile_order(self) -> None:
-        """Also hooks the control video's patch embedding."""
         super().install_tile_order()
         embedding = self._model.vace_patch_embedding
-        self._patches.add_hook(embedding.register_forward_hook(self._order_latents))
+        self._patches.add_hook(embedding.register_forward_hook(self.order_embedded))
 
 
 class WanAnimateAdapter(WanAdapter):
@@ -62,11 +62,9 @@ class WanAnimateAdapter(WanAdapter):
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """One for each frame."""
         return frame_by_frame(*super().grids(config, latents))
 
     def install_tile_order(self) -> None:
-        """Also hooks the pose's patch embedding."""
         super().install_tile_order()
         embedding = self._model.pose_patch_embedding
         self._patches.add_hook(embedding.register_forward_hook(self._order_pose))
@@ -127,17 +125,46 @@ class SkyReelsV2Adapter(WanAdapter):
         return super().notes(arguments)
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Models that generate block by block mask what comes later."""
         return MASKED if masks_frames(self._model.config) else None
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """The reason, where attention is masked and so not ours."""
         return MASKED if masks_frames(config) else super().why_not_split(config)
 
     def _order_timesteps(self, _module: Any, _args: Any, output: tuple[Any, ...]) -> Any:
         """Leaves them: they are for all tokens, or for frames."""
         return output
+
+
+class HeliosAdapter(HistoryAdapter, WanAdapter):
+    """Wan behind earlier frames in patches of three sizes; each chunk is a generation."""
+
+    transformer_class = "HeliosTransformer3DModel"
+    families = "Helios, pyramid and distilled too: text, image and video to video"
+    sparse_attention = "self-attention, earlier frames included; cross-attention is left"
+    sparse_mlp = "feed-forward, earlier frames included"
+    present_indices = "indices_hidden_states"
+    history = MappingProxyType(
+        {
+            "latents_history_short": (1, 2),
+            "latents_history_mid": (2, 2),
+            "latents_history_long": (4, 16),
+        }
+    )
+
+    @classmethod
+    def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:
+        frames, rows, columns = config["patch_size"]
+        return frames * factor, rows * factor, columns * factor
+
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return self.ordered_places(output, self.video_order())
+
+    def ordered_places(self, output: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+        """Orders the places of ``[B, D, T, H, W]``."""
+        if order is None:
+            return output
+        return output.flatten(2).index_select(2, order.to(output.device)).view(output.shape)
 
 
 def masks_frames(config: Mapping[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
 import torch
@@ -44,13 +43,7 @@ class ZImageAdapter(SeparateLengths):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block."""
         return (LayerKind("layer", config["n_layers"], int(config["dim"] / 3 * 8), mlp_linears=3),)
-
-    @classmethod
-    def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
-        """The config has the channels of all heads together."""
-        return config["n_heads"], config["dim"] // config["n_heads"]
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
@@ -73,7 +66,6 @@ class ZImageAdapter(SeparateLengths):
         return patched((frames, rows, columns), (frame_patch, patch, patch))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """Those of the longest prompt."""
         return max(map(len, arguments["cap_feats"]))
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
@@ -97,11 +89,9 @@ class ZImageAdapter(SeparateLengths):
         return torch.stack(images) if len(images) > 1 else images[0][None]
 
     def prompt_lengths(self, arguments: dict[str, Any]) -> list[int]:
-        """The lengths of the prompts, padded as the model pads them."""
         return [padded(len(text)) for text in arguments["cap_feats"]]
 
     def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """True where prompts of several lengths are in one call."""
         return len(set(self.prompt_lengths(arguments))) > 1
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
@@ -112,11 +102,9 @@ class ZImageAdapter(SeparateLengths):
         return value
 
     def held_output(self, result: Any) -> torch.Tensor:
-        """The images as a batch."""
         return torch.stack(result[0])
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """A list of images."""
         images = list(output.unbind(0))
         if not arguments.get("return_dict", True):
             return (images,)
@@ -125,28 +113,25 @@ class ZImageAdapter(SeparateLengths):
     # Tile order.
 
     def install_tile_order(self) -> None:
-        """Takes the place of the methods that make patches and images; hooks the inputs."""
-        model, patches = self._model, self._patches
-        for name, ordering in (
-            ("patchify_and_embed", self._ordered_patches),
-            ("unpatchify", self._ordered_image),
-        ):
-            patches.set_attribute(model, name, ordering(getattr(model, name)))
-        self.hook_inputs(self._order_inputs)
+        super().install_tile_order()
+        self.replace_method("patchify_and_embed", self._patchify)
+        self.replace_method("unpatchify", self._unpatchify)
 
-    def _ordered_patches(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _patchify(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Patches and their places; padding stays behind them."""
+        images, texts, sizes, places, *rest = stock(*args, **kwargs)
+        images, places = (
+            [self._ordered_first(sample, 0) for sample in samples] for samples in (images, places)
+        )
+        return (images, texts, sizes, places, *rest)
 
-        @wraps(stock)
-        def patchify(*args: Any, **kwargs: Any) -> Any:
-            images, texts, sizes, places, *rest = stock(*args, **kwargs)
-            images, places = map(self._ordered_each, (images, places))
-            return (images, texts, sizes, places, *rest)
-
-        return patchify
-
-    def _ordered_each(self, samples: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [self._ordered_first(sample, 0) for sample in samples]
+    def _unpatchify(
+        self, stock: Callable[..., Any], samples: list[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.session.tile_order is not None:
+            _, inverse = self.session.tile_order
+            samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
+        return stock(samples, *args, **kwargs)
 
     def _ordered_first(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """A tensor with the image's tokens, and others behind them, along a dimension."""
@@ -156,19 +141,7 @@ class ZImageAdapter(SeparateLengths):
         image, others = tensor.tensor_split([tokens], dim)
         return torch.cat([self.ordered(image, dim), others], dim)
 
-    def _ordered_image(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """An image from its tokens, which are put in raster order."""
-
-        @wraps(stock)
-        def unpatchify(samples: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-            if self.session.tile_order is not None:
-                _, inverse = self.session.tile_order
-                samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
-            return stock(samples, *args, **kwargs)
-
-        return unpatchify
-
-    def _order_inputs(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         samples = arguments.get(CONTROL_SAMPLES)
         if samples is not None:
             ordered = {layer: self._ordered_first(sample, 1) for layer, sample in samples.items()}

@@ -7,7 +7,6 @@ step. What reads it before fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,32 +78,41 @@ class GuidanceSplit:
 
     def _begin(self, step: tuple[int, int] | None) -> None:
         self._step = step
-        self._calls = 0
+        self._place = -1  # of the call among those of the step
         self._own: torch.Tensor | None = None
         self._waiting: list[Unfilled] = []
 
-    def call(self, context: StepContext, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The output of one branch at one step, computed here or elsewhere.
+    def computes(self, context: StepContext) -> bool:
+        """Count a call, and return True where this process computes it.
 
         Args:
             context: position of the call; the calls of a step come one after the other.
-            compute: computes it.
+
+        Raises:
+            ValueError: if there are more calls at the step than processes.
         """
         step = context.generation, context.step
         if step != self._step:
             self._begin(step)
-        place, self._calls = self._calls, self._calls + 1
-        if place >= len(self.peers):
+        self._place += 1
+        if self._place >= len(self.peers):
             raise ValueError(
                 f"step {context.step} has more than {len(self.peers)} guidance branches, so they "
                 "cannot be on as many processes; use Parallel(guidance=1)"
             )
-        if place == self.peers.rank:
-            self._own = compute()
-        if place < len(self.peers) - 1:
-            if place == self.peers.rank:
-                assert self._own is not None
-                return self._own
+        return self._place == self.peers.rank
+
+    def output(self, own: torch.Tensor | None) -> torch.Tensor:
+        """The output of the call that was counted last; the last call of a step fills the others.
+
+        Args:
+            own: what this process computed; None where it computes another call.
+        """
+        if own is not None:
+            self._own = own
+        if self._place < len(self.peers) - 1:
+            if own is not None:
+                return own
             self._waiting.append(Unfilled.wait())
             return self._waiting[-1]
         assert self._own is not None
@@ -112,9 +120,8 @@ class GuidanceSplit:
         others = [output for rank, output in enumerate(outputs) if rank != self.peers.rank]
         for waiting, output in zip(self._waiting, others, strict=False):
             waiting.output = output
-        self._begin(step)
-        self._calls = len(self.peers)
-        return outputs[place]
+        self._own, self._waiting = None, []
+        return outputs[self._place]
 
     def _swapped(self, own: torch.Tensor) -> list[torch.Tensor]:
         """The outputs of all branches, in the order of their calls."""

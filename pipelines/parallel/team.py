@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
-from chipsparse.parallel.agreement import Agreement
-from chipsparse.parallel.branch_columns import BranchColumns
+from chipsparse.parallel.agreement import Agreement, BranchColumns
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.head_exchange import HeadExchange, SharingGroups
 from chipsparse.parallel.peers import PeerError, Peers

@@ -88,10 +88,10 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
     return outputs
 
 
-def session_with(overrides=(), **options):
+def session_with(overrides=(), make_pool=OffloadPool, **options):
     """A session, and a pool with these options."""
     report = GenerationReport()
-    pool = OffloadPool(HostMemory(), report.fall_back, **options)
+    pool = make_pool(HostMemory(), report.fall_back, **options)
     return Session(CONFIG.override(dict(overrides)), report, pool)
 
 

@@ -18,7 +18,7 @@ def test_a_config_is_made_and_changed_by_paths():
     assert SparsityConfig().override({"memory.ram": "24G"}).memory.ram == 24 << 30
     assert SparsityConfig().override(changes) == expected
     assert SparsityConfig().override({**changes, "attention": attention}) == expected
-    assert SparsityConfig.from_mapping(dataclasses.asdict(expected)) == expected
+    assert SparsityConfig(**dataclasses.asdict(expected)) == expected
     assert expected != SparsityConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         expected.tile = None  # type: ignore[misc]
@@ -26,7 +26,7 @@ def test_a_config_is_made_and_changed_by_paths():
 
 def test_budgets_of_layers():
     listed = [{"layers": 12, "attention": 0.2}, {"layers": "0-1, 56", "mlp": "dense"}]
-    config = SparsityConfig.from_mapping({"layers": listed})
+    config = SparsityConfig(layers=listed)
     assert config.layers == (
         LayerBudget(layers="12", attention=0.2),
         LayerBudget(layers="0-1, 56", mlp="dense"),
@@ -34,105 +34,79 @@ def test_budgets_of_layers():
     assert config.layers[1].ranges == (range(0, 2), range(56, 57))
     assert config.layers[1].last == 56
     assert SparsityConfig().override({"layers": listed}) == config
-    assert SparsityConfig.from_mapping(dataclasses.asdict(config)) == config
+    assert SparsityConfig(**dataclasses.asdict(config)) == config
     assert config.override({"tile": None}).layers == config.layers
     assert len({config, SparsityConfig().override({"layers": listed}), SparsityConfig()}) == 2
 
 
-@pytest.mark.parametrize(
-    ("entries", "said"),
-    [
-        ({"layers": 3}, "layers: expected a list (LayerBudget each), got {'layers': 3}"),
-        ([3], "layers[0]: expected a mapping with layers, attention, mlp, got 3"),
-        ([{"mlp": 0.5}], "layers[0].layers: expected a layer such as 12, a range such as 10-19"),
-        ([{"layers": "5-3"}], "or several such as 0-1,56; got '5-3'"),
-        ([{"layers": "1;2"}], "got '1;2'"),
-        ([{"layers": True}], "layers[0].layers: expected a text, got True"),
-        ([{"layers": 1, "attn": 1}], "layers[0].attn: unknown field; allowed: layers, attention"),
-        ([{"layers": 1, "mlp": 1.5}], "layers[0].mlp: expected a number between 0 and 1, got 1.5"),
-        (
-            [{"layers": 1}, {"layers": 2, "attention": "sparse"}],
-            "layers[1].attention: expected a number or dense, got 'sparse'",
-        ),
-        (
-            [{"layers": "0-9", "mlp": 0.5}, {"layers": "2,7-12", "mlp": 0.5}],
-            "layers[1].mlp: layer 2 has a budget already",
-        ),
-    ],
-)
-def test_bad_budgets_of_layers_are_refused(entries, said):
-    with pytest.raises(ValueError, match="layers") as error:
-        SparsityConfig().override({"layers": entries})
-    assert said in str(error.value)
+REFUSED = [
+    ("attention.density", 1.5, "between 0 and 1, got 1.5"),
+    ("attention.density", float("nan"), "between 0 and 1, got nan"),
+    ("attention.density", True, "expected a number or dense, got True"),
+    ("attention.density", 10**400, "expected a number or dense, got 1000"),
+    ("attention.delta_rule", b"merge", "one of merge, difference, got b'merge'"),
+    ("attention.delta_rule", np.array(["merge"]), "difference, got array(['merge']"),
+    ("attention", AttentionConfig, "expected a mapping with density"),
+    ("mlp", 3, "mlp: expected a mapping with density, got 3"),
+    ("block_size", 0, "at least 1, got 0"),
+    ("block_size", 2**63, "expected a number below 2^63"),
+    ("block_size", None, "expected a whole number, got None"),
+    ("tile", [4, 4], "expected 3 whole numbers"),
+    ("backend", "cuda", "one of auto, reference, got 'cuda'"),
+    ("memory.vram", "24 cards", "expected an amount of memory such as 24G"),
+    ("memory.ram", -1, "expected a number at least 0, got -1"),
+    *((path, 1, "unknown field; allowed: ") for path in ("keep", "attention.keep", "x.y")),
+    ("mlp.density.x", 1, "unknown field; allowed: "),
+    # The schedule, which has one form.
+    ("schedule.full_steps", [3, -1], "at least 0, got -1"),
+    ("schedule.full_steps", {3, 4}, "expected a list (a whole number each), got {3, 4}"),
+    ("schedule.full_steps", [0, 4, 4], "in order, each of them once, got [0, 4, 4]"),
+    ("schedule.full_share", 0, "expected a number above 0 and at most 1, got 0"),
+    ("schedule.between", "first", "every_other, all or a list (a whole number each), got 'first'"),
+    ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
+    ("schedule.actions", [], "the first step must be dense; got an empty list"),
+    ("schedule.actions", ["refresh", "sparse"], "must be dense; got 'refresh' first"),
+    ("schedule.actions", ["dense", "skip", "sparse"], "[2]: a sparse step reads what a refr"),
+    (
+        "schedule",
+        {"full_steps": [0, 1, 5], "full_share": 0.3},
+        ".full_steps ([0, 1, 5]) and full_share (0.3) exclude each other",
+    ),
+    (
+        "schedule",
+        {"full_share": 0.3, "warmup_steps": 6},
+        ".full_share takes the place of warmup_steps, which is 6: leave one of them out, or set "
+        "warmup_steps back to 2",
+    ),
+    ("schedule", {"full_steps": [4], "refresh_every": 5}, ".full_steps takes the place of refresh"),
+    ("schedule", {"full_share": 0.5, "between": [3]}, ".between ([3]) needs full_steps"),
+    ("schedule", {"full_steps": [4, 6], "between": [0, 5, 6]}, ".between: [0, 6] are computed in"),
+    ("schedule", {"full_steps": [4], "between": [7, 5]}, ".between: expected steps in order"),
+    # Budgets of layers.
+    ("layers", {"layers": 3}, ": expected a list (LayerBudget each), got {'layers': 3}"),
+    ("layers", [3], "[0]: expected a mapping with layers, attention, mlp, got 3"),
+    ("layers", [{"mlp": 0.5}], "[0].layers: expected a layer such as 12, a range such as 10-19"),
+    ("layers", [{"layers": "5-3"}], "or several such as 0-1,56; got '5-3'"),
+    ("layers", [{"layers": "1;2"}], "got '1;2'"),
+    ("layers", [{"layers": True}], "[0].layers: expected a text, got True"),
+    ("layers", [{"layers": 1, "attn": 1}], "[0].attn: unknown field; allowed: layers, attention"),
+    (
+        "layers",
+        [{"layers": 1}, {"layers": 2, "attention": "sparse"}],
+        "[1].attention: expected a number or dense, got 'sparse'",
+    ),
+    (
+        "layers",
+        [{"layers": "0-9", "mlp": 0.5}, {"layers": "2,7-12", "mlp": 0.5}],
+        "[1].mlp: layer 2 has a budget already",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        ("attention.density", 1.5, "between 0 and 1, got 1.5"),
-        ("attention.density", float("nan"), "between 0 and 1, got nan"),
-        ("attention.density", True, "expected a number or dense, got True"),
-        ("block_size", 0, "at least 1, got 0"),
-        ("attention.delta_rule", "add", "one of merge, difference, got 'add'"),
-        ("schedule.full_steps", [3, -1], "at least 0, got -1"),
-        ("block_size", 2**63, "expected a number below 2^63"),
-        ("schedule.actions", ["dense", "all"], "[1]: expected one of dense, refresh, sparse"),
-        ("tile", [4, 4], "expected 3 whole numbers"),
-        ("backend", "cuda", "one of auto, reference, got 'cuda'"),
-        ("block_size", None, "expected a whole number, got None"),
-        ("attention.delta_rule", b"merge", "one of merge, difference, got b'merge'"),
-        ("attention.delta_rule", np.array(["merge"]), "difference, got array(['merge']"),
-        ("attention.density", float, "expected a number or dense, got <class 'float'>"),
-        ("attention.density", 10**400, "expected a number or dense, got 1000"),
-        ("attention", AttentionConfig, "expected a mapping with density"),
-        ("schedule.full_steps", {3, 4}, "expected a list (a whole number each), got {3, 4}"),
-        ("schedule.actions", [], "the first step must be dense; got an empty list"),
-        ("schedule.actions", ["refresh", "sparse"], "must be dense; got 'refresh' first"),
-        ("schedule.actions", ["dense", "skip", "sparse"], "[2]: a sparse step reads what a refr"),
-        ("schedule.full_steps", [0, 4, 4], "in order, each of them once, got [0, 4, 4]"),
-        ("schedule.full_share", 0, "expected a number above 0 and at most 1, got 0"),
-        ("schedule.least_full", 1, "expected a number at least 2, got 1"),
-        (
-            "schedule.between",
-            "first",
-            "one of none, middle, every_other, all or a list (a whole number each), got 'first'",
-        ),
-        ("mlp", 3, "mlp: expected a mapping with density, got 3"),
-        ("memory.vram", "24 cards", "expected an amount of memory such as 24G"),
-        ("memory.ram", -1, "expected a number at least 0, got -1"),
-        *((path, 1, "unknown field; allowed: ") for path in ("keep", "attention.keep", "x.y")),
-        ("mlp.density.x", 1, "unknown field; allowed: "),
-        ("schedule.forecast_after", 30, "between 0 and 1, got 30"),
-    ],
-)
-def test_refuses_bad_values_by_path(path, value, said):
+@pytest.mark.parametrize(("path", "value", "said"), REFUSED)
+def test_bad_values_are_refused_by_path(path, value, said):
     with pytest.raises(ValueError, match=path.replace(".", r"\.")) as error:
         SparsityConfig().override({path: value})
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "said"),
-    [
-        (
-            {"full_steps": [0, 1, 5], "full_share": 0.3},
-            "full_steps ([0, 1, 5]) and full_share (0.3) exclude each other",
-        ),
-        (
-            {"full_share": 0.3, "warmup_steps": 6},
-            "full_share takes the place of warmup_steps, which is 6: leave one of them out, or set "
-            "warmup_steps back to 2",
-        ),
-        ({"full_steps": [4], "refresh_every": 5}, "full_steps takes the place of refresh_every"),
-        ({"full_share": 0.5, "between": [3]}, "between ([3]) needs full_steps"),
-        ({"full_steps": [4, 6], "between": [0, 5, 6]}, "between: [0, 6] are computed in"),
-        ({"full_steps": [4], "between": [7, 5]}, "between: expected steps in order"),
-    ],
-)
-def test_a_schedule_has_one_form(schedule, said):
-    changes = {f"schedule.{name}": value for name, value in schedule.items()}
-    with pytest.raises(ValueError, match=r"^schedule\.") as error:
-        SparsityConfig().override(changes)
     assert said in str(error.value)
 
 

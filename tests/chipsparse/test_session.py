@@ -115,7 +115,7 @@ def test_a_refresh_need_not_wait_for_the_length_of_its_lists(density, capacity, 
     session = Session(config, GenerationReport())
     torch.testing.assert_close(run(session), expected)
     assert session.report.fallbacks == []
-    assert {cache.attention.capacity for cache in session._caches.values()} == {capacity}
+    assert {session._caches[key].attention.capacity for key in session._caches} == {capacity}
 
 
 def one_call(session, step, branch="cond", layout=LAYOUT, *, steps=6, layers=1):

@@ -9,17 +9,14 @@ import chipsparse.cache.store
 from chipsparse.cache import memory_plan
 from chipsparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.cache.placement import SLOTS, Capacity
-from chipsparse.cache.tensors import KINDS, LayerCache, kept_kinds, kind_bytes
-from chipsparse.config import PARTS
-from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+from chipsparse.cache.tensors import KINDS, LayerCache
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
-from tests.chipsparse.cache.races import TracedCopies, WatchComputation
+from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
 from tests.chipsparse.sessions import (
     ACTIONS,
     BOTH,
     CONFIG,
-    CPU,
     HOSTED,
     TOTAL,
     equal,
@@ -29,7 +26,6 @@ from tests.chipsparse.sessions import (
     step_of,
 )
 from tests.variants import slow
-from tests.wrapped_backends import wrap_backends
 
 RULES = ["merge", "difference"]
 ROUNDED = {"memory.cache_precision": "fp8"}
@@ -59,13 +55,14 @@ DENSE_LAYERS = {
 )
 def test_caches_in_host_memory_give_the_same_bits(overrides):
     """Also where a slot holds NaN as soon as nothing may read it."""
-    here, hosted = session_with(overrides), session_with(overrides | HOSTED, poison=True)
+    here, hosted = session_with(overrides), session_with(overrides | HOSTED, PoisonedPool)
     expected = generate(here)
     assert equal(generate(hosted), expected)
     assert here.report.host_bytes == 0 < here.report.cache_bytes
     # All but one number per layer, the kept fraction.
-    assert all(cache.nbytes() <= 4 for cache in hosted._caches.values())
-    assert hosted.report.cache_bytes - hosted.report.host_bytes <= 4 * len(hosted._caches)
+    caches = [hosted._caches[key] for key in hosted._caches]
+    assert all(cache.nbytes() <= 4 for cache in caches)
+    assert hosted.report.cache_bytes - hosted.report.host_bytes <= 4 * len(caches)
     assert equal(generate(hosted, generation=2), expected)
     assert hosted.report.fallbacks == []
 
@@ -176,32 +173,19 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
 )
 @pytest.mark.parametrize("rule", RULES)
 def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides, rule):
-    session = session_with({"attention.delta_rule": rule} | overrides)
-    layout, seen = layout_of(batch=batch), set()
-    generate(session, layout=layout, branches=("cond",))
+    session, seen = session_with({"attention.delta_rule": rule} | overrides), set()
+    generate(session, layout=layout_of(batch=batch), branches=("cond",))
+    placed = placement_of(session, "cond").device
     for branch, layer in session._caches:
         cache = session._caches[branch, layer]
         for kind in KINDS.values():
             tensor = getattr(getattr(cache, kind.part), kind.name)
-            if tensor is None:
-                continue
-            planned = kind_bytes(
-                kind.name, layer, layout=layout, config=session.config, dtype=torch.float32
-            )
-            padding = planned // 8 if kind.name == "activation" else 0
-            assert planned - padding <= tensor.nbytes <= planned, kind
-            seen.add((layer, kind.name))
-    dense = {(0, "attention"), (2, "mlp")} if overrides is DENSE_LAYERS else set()
-    expected = {
-        (layer, kind)
-        for part in PARTS
-        for kind in kept_kinds(session.config, part)
-        for layer in range(layout.layers)
-        if (layer, part) not in dense
-    }
-    assert seen == expected
-    placed = session._caches._branches["cond"].memory.placement.device
-    assert {(layer, kind) for (layer, _), kinds in placed.items() for kind in kinds} == expected
+            if tensor is not None:
+                planned = placed[layer, kind.part][kind.name]
+                padding = planned // 8 if kind.name == "activation" else 0
+                assert planned - padding <= tensor.nbytes <= planned, kind
+                seen.add((layer, kind.name))
+    assert seen == {(layer, kind) for (layer, _), kinds in placed.items() for kind in kinds}
 
 
 # Budgets.
@@ -255,41 +239,26 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
     assert equal(second, first)
 
 
-def test_there_is_room_for_a_recorded_call_of_each_branch(monkeypatch):
-    """Also for those that nobody announced; processes that share a generation capture none."""
+def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
+    """Nothing of one that is over; and there is room for a recorded call of each that is known."""
     config = CONFIG.override({"cuda_graphs": "always"})
-    plan, asked = SparsityPlan(config, layout_of(), len(ACTIONS)), []
+    plan, told = SparsityPlan(config, layout_of(), len(ACTIONS)), []
 
-    def available(*args, working, **kwargs):
-        asked.append(working)
+    def available(*args, working, promised, held, **kwargs):
+        told.append((working, promised, held))
         return Capacity(1 << 40, 0)
 
     monkeypatch.setattr(chipsparse.cache.store, "available", available)
     session, shared = session_with(), session_with()
     for branch in ("cond", "uncond", "third"):
-        session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
-    shared._caches.admit("cond", plan, torch.device("cuda"), replace(BOTH, captures=False))
-    expected = [working_bytes(plan, dtype=BOTH.dtype, captured=count) for count in (2, 3, 0)]
-    assert [asked[0], *asked[-2:]] == expected
-
-
-def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
-    """Nothing of one that is over."""
-    plan, told = SparsityPlan(CONFIG, layout_of(), len(ACTIONS)), []
-
-    def available(*args, promised, held, **kwargs):
-        told.append((promised, held))
-        return Capacity(1 << 40, 0)
-
-    monkeypatch.setattr(chipsparse.cache.store, "available", available)
-    session = session_with()
-    for branch in ("cond", "uncond", "third"):
         if branch == "third":
             session._caches.finish("cond")
             session._caches["uncond", 0].attention.lse = torch.zeros(25)
-        session._caches.admit(branch, plan, CPU, BOTH)
+        session._caches.admit(branch, plan, torch.device("cuda"), BOTH)
+    shared._caches.admit("cond", plan, torch.device("cuda"), replace(BOTH, captures=False))
+    two, three, none = (working_bytes(plan, dtype=BOTH.dtype, captured=n) for n in (2, 3, 0))
     of_one = placement_of(session, "uncond").device_bytes
-    assert told == [(0, 0), (of_one - 100, 100)]
+    assert told == [(two, 0, 0), (three, of_one - 100, 100), (none, 0, 0)]
 
 
 @pytest.mark.parametrize("share", [slow(0.4), 0.7, 1.5])
@@ -313,28 +282,13 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
             step_of(session, StepContext(1, step, branch, TOTAL), layout)
             most = max(most, on_device())
             assert memory.lent_bytes <= host + 512 * 9 * 4
-    kept_fractions = 4 * len(session._caches)
+    kept_fractions = 4 * len([*session._caches])
     assert 0 < most <= device + kept_fractions
     said = [line for line in session.report.fallbacks if "its caches do not fit" in line]
     if share + host_share < 3:
         assert any(line.startswith("in branch third, ") for line in said)
     if share + host_share >= 1:
         assert all(line.startswith("in branch ") for line in said)
-
-
-# Layers with budgets of their own.
-
-
-def test_each_layer_computes_its_own_number_of_neurons(monkeypatch):
-    neurons = []
-
-    def listed(launch, call):
-        neurons.append(call.neuron_indices.shape[-1])
-        return launch(call)
-
-    wrap_backends(monkeypatch, sparse_mlp_up, listed)
-    generate(session_with(DENSE_LAYERS), steps=3)  # up to the first sparse step
-    assert neurons == 2 * [7, 18, 12]  # of 24, 24 and 40, in both branches; layer 2 is dense
 
 
 # Fields of a cache that hold tensors.

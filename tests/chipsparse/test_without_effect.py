@@ -94,9 +94,8 @@ def test_what_is_without_effect_and_why(changes, fields, reason):
 
 def test_what_a_cpu_takes_the_effect_of():
     assert notes("memory.vram: 1G") == []
-    assert notes("memory.vram: 1G", on_cpu=True) == [
-        "memory.vram (1.00 GiB) has no effect: this device is a CPU"
-    ]
+    (note,) = notes("memory.vram: 1G", on_cpu=True)
+    assert note == "memory.vram (1.00 GiB) has no effect: this device is a CPU"
 
 
 # Of these a config has no value that asks for something which may be impossible: they turn things

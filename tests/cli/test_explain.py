@@ -123,9 +123,10 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
 
     def look(_pipe, _step, _t, tensors):
         sizes.append(dict.fromkeys(KINDS, 0))
-        for cache in handle._adapters[0].session._caches.values():
+        caches = handle._adapters[0].session._caches
+        for key in caches:
             for kind in KINDS.values():
-                tensor = getattr(getattr(cache, kind.part), kind.name)
+                tensor = getattr(getattr(caches[key], kind.part), kind.name)
                 if tensor is not None:
                     sizes[-1][kind.name] += tensor.untyped_storage().nbytes()
         return tensors
@@ -296,6 +297,8 @@ def test_qualities_stand_side_by_side(explained, folder):
     assert list(rows) == ["faithful", "balanced", "fast", "published"]
     assert rows["balanced"]["counts"] == result["counts"]
     assert rows["balanced"]["speedup_run"] == estimate["stock_run"] / estimate["run"]
+    published = {"model": "WanTransformer3DModel", "speedup": 3.0, "low": 21, "high": 25}
+    assert rows["balanced"]["published"] == published
     works, gains = (
         [rows[name][key] for name in ("faithful", "balanced", "fast")]
         for key in ("work", "speedup_run")

@@ -106,7 +106,7 @@ def test_compare_writes_three_clips_measures_them_and_reports(generate, workdir)
     for step in report["steps"]:
         assert len(step["layers"]) == 6
         assert all(entry["seconds"] > 0 for entry in step["layers"])
-    assert chipsparse.SparsityConfig.from_mapping(report["config"]).schedule.warmup_steps == 2
+    assert chipsparse.SparsityConfig(**report["config"]).schedule.warmup_steps == 2
 
 
 # What is told.

@@ -34,8 +34,9 @@ from tests.tiny_models import PROMPT, tiny_flux_pipeline
 CPU = torch.device("cpu")
 
 INDEX = "model_index.json"
-MODEL = SimpleNamespace(location="model", transformer_class="WanTransformer3DModel")
-OTHER = SimpleNamespace(location="model", transformer_class="NewTransformer3DModel")
+PLACE = {"location": "model", "experts": 1}
+MODEL = SimpleNamespace(**PLACE, transformer_class="WanTransformer3DModel")
+OTHER = SimpleNamespace(**PLACE, transformer_class="NewTransformer3DModel")
 
 
 @pytest.fixture

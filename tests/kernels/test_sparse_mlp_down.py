@@ -3,11 +3,11 @@ import torch
 
 from chipsparse import SparsityConfig
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.tensors import kind_bytes
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
 from chipsparse.layout import LayerKind, ModelLayout
+from tests.chipsparse.cache.races import PoisonedPool
 from tests.kernels.formulas import (
     DTYPES,
     TOLERANCE,
@@ -237,7 +237,7 @@ def test_caches_from_slots_give_the_same_bits(backend, rows, device):
     options = {"activation": "gelu", "backend": backend}
     layout = ModelLayout((LayerKind("block", 2, 50),), 1, 24, batch=2, grids=((1, 1, rows),))
     planned = {"layout": layout, "config": SparsityConfig(), "dtype": torch.bfloat16}
-    pool, caches = OffloadPool(HostMemory(), pytest.fail, poison=True), {}
+    pool, caches = PoisonedPool(HostMemory(), pytest.fail), {}
     for layer in range(2):
         activation = dense_activation((1 + layer) * hidden, up, bias, **options)
         output = (activation @ down.T).contiguous()

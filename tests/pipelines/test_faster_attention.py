@@ -150,13 +150,7 @@ def test_fp8_changes_little_and_the_report_names_it(name):
     by_action = {entry.action.value: entry.backend for entry in entries(report)}
     assert by_action["dense"] == by_action["refresh"] == "reference fp8"
     assert "fp8" not in by_action["sparse"]
-    assert torch.equal(families.generate(pipe, name), stock)  # as it was
-
-
-def test_fp8_where_nothing_is_sparse():
-    pipe, config = FAMILIES["wan 2.1"].make(), SparsityConfig.dense().override(IN_FP8)
-    stock = families.generate(pipe, "wan 2.1")
-    output, report = generated(pipe, "wan 2.1", config)
+    output, report = generated(pipe, name, SparsityConfig.dense().override(IN_FP8))
     assert 0 < error(output, stock) < 2e-2
     assert "fp8_dense_attention" in report.backends
-    assert {record.action.value for record in report.steps} == {"dense"}
+    assert torch.equal(families.generate(pipe, name), stock)  # as it was

@@ -12,7 +12,7 @@ from tests.pipelines.small_sparse import SPARSE, assert_close
 # Where things are in a packed sequence.
 
 GRID = (2, 2, 3)
-NAMES = ("position_ids", "token_tags", "video_indices", "audio_indices", "text_indices")
+NAMES = ("position_ids", "video_indices", "audio_indices", "text_indices")
 PIPELINES_OWN = ("text", "condition", "audio", "video")
 
 
@@ -25,19 +25,18 @@ def grid_positions(grid, begin):
 def packed(order=PIPELINES_OWN):
     """A sequence of text (3), a condition (6), audio (2) and the video (12) in this order."""
     parts = {
-        "text": (torch.arange(3)[:, None] * torch.tensor([1.0, 0, 0]), 1),
-        "condition": (grid_positions((1, 2, 3), 3.0), 0),
-        "audio": (torch.arange(2)[:, None] * torch.tensor([1.0, 0, 0]), 2),
-        "video": (grid_positions(GRID, 3.0), 0),
+        "text": torch.arange(3)[:, None] * torch.tensor([1.0, 0, 0]),
+        "condition": grid_positions((1, 2, 3), 3.0),
+        "audio": torch.arange(2)[:, None] * torch.tensor([1.0, 0, 0]),
+        "video": grid_positions(GRID, 3.0),
     }
-    positions = torch.cat([parts[name][0].double() for name in order])
-    tags = torch.cat([torch.full((len(parts[name][0]),), parts[name][1]) for name in order])
+    positions = torch.cat([parts[name].double() for name in order])
     first, places = 0, dict.fromkeys(parts, torch.empty(0, dtype=torch.long))
     for name in order:
-        places[name] = torch.arange(first, first + len(parts[name][0]))
-        first += len(parts[name][0])
+        places[name] = torch.arange(first, first + len(parts[name]))
+        first += len(parts[name])
     video = torch.cat([places["condition"], places["video"]])
-    rows = (positions, tags, video, places["audio"], places["text"])
+    rows = (positions, video, places["audio"], places["text"])
     return dict(zip(NAMES, rows, strict=True)), places
 
 
@@ -53,25 +52,17 @@ def packed(order=PIPELINES_OWN):
 )
 def test_the_last_grid_is_the_video_and_all_else_is_not(order):
     arguments, places = packed(order)
-    if order == PIPELINES_OWN:
-        arguments["token_tags"][1] = 0  # a picture in the prompt is text
     rows = read_rows(**arguments)
     assert rows.grid == GRID
     assert torch.equal(rows.video, places["video"])
     assert torch.equal(rows.conditions, places["condition"])
-    others = [row for row in range(len(arguments["token_tags"])) if row not in places["video"]]
+    others = [row for row in range(len(arguments["position_ids"])) if row not in places["video"]]
     assert rows.others.tolist() == others
-
-
-CONTRADICT = "token_tags and {0} contradict each other: row {1} is tagged {2}, and {0} names it"
 
 
 @pytest.mark.parametrize(
     ("name", "place", "value", "sentence"),
     [
-        ("token_tags", 9, 0, CONTRADICT.format("audio_indices", 9, 0)),
-        ("token_tags", 2, 2, CONTRADICT.format("text_indices", 2, 2)),
-        ("token_tags", 15, 1, CONTRADICT.format("video_indices", 15, 1)),
         ("audio_indices", 1, 9, "sequence once, but name row 9 2 times"),
         ("text_indices", 2, 9, "sequence once, but name row 2 0 times"),
         ("text_indices", 2, 23, "name row 23 of a packed sequence of 23"),

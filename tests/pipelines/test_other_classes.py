@@ -29,9 +29,6 @@ def transformer_classes():
 
 def test_every_transformer_class_of_diffusers_has_an_adapter_or_a_line():
     assert transformer_classes().keys() == ADAPTERS.keys() | OTHER_CLASSES.keys()
-
-
-def test_the_classes_are_in_order():
     assert list(OTHER_CLASSES) == sorted(OTHER_CLASSES)
 
 

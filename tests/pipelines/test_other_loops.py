@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.denoising_loop import has_next, value_passed_as, was_set
+from chipsparse.pipelines.denoising_loop import has_next, value_passed_as
 from chipsparse.pipelines.patches import stock_class
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
@@ -277,26 +277,19 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
 # Loops that say they are one generation.
 
 
-def own_loop(pipe, scheduler=None, *, middle=False, broken=None, steps=True):
-    """The latents of a loop by Euler's method, stepping the scheduler or not, or the midpoint's."""
+def own_loop(pipe, scheduler=None, *, broken=None, steps=True):
+    """The latents of a loop by Euler's method, stepping the scheduler or not."""
     scheduler, given = scheduler or pipe.scheduler, first_call("flux")
     scheduler.set_timesteps(STEPS, mu=1.0, device="cpu")
     latents, sigmas = given["hidden_states"], scheduler.sigmas
-
-    def velocity(latents, level):
-        return pipe.transformer(**at(given, level, hidden_states=latents))[0]
-
     for step, time in enumerate(scheduler.timesteps):
         if step == broken:
             raise InterruptedError
-        half = (sigmas[step + 1] - sigmas[step]) / 2
-        output = velocity(latents, time / 1000)
-        if middle:
-            output = velocity(latents + half * output, sigmas[step] + half)
-        if steps and not middle:
+        output = pipe.transformer(**at(given, time / 1000, hidden_states=latents))[0]
+        if steps:
             latents = scheduler.step(output, time, latents, return_dict=False)[0]
         else:
-            latents = latents + 2 * half * output
+            latents = latents + (sigmas[step + 1] - sigmas[step]) * output
     return latents
 
 
@@ -342,23 +335,6 @@ def test_a_generation_within_another_is_refused_and_one_may_end_its_handle():
     assert type(pipe.scheduler) is kind
 
 
-@pytest.mark.parametrize("within", [True, False])
-def test_a_loop_with_levels_of_its_own_runs_dense(within):
-    """The midpoint method, whose every other call is at a level that the scheduler has not."""
-    pipe = made("flux")
-    with torch.no_grad():
-        expected = own_loop(pipe, middle=True)
-        with (
-            chipsparse.enable(pipe, SKIPPED) as handle,
-            pytest.warns(chipsparse.DenseWarning),
-            handle.generation() if within else contextlib.nullcontext(),
-        ):
-            found = own_loop(pipe, middle=True)
-    assert_close(found, expected)
-    assert len(handle.report.steps) == 2 * STEPS or not within
-    assert runs_dense(handle)
-
-
 def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
     pipe, found = made("flux"), []
     said = "skipped steps are not corrected: the loop does not step its scheduler as pipelines do"
@@ -372,35 +348,28 @@ def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
 
 # Where a scheduler is.
 
-
-def reading(timestep, dtype):
-    called = torch.tensor([timestep]).to(dtype)
-
-    def read(schedule):
-        value = value_passed_as(called, schedule)
-        return float(called) if value is None else value
-
-    return read
+FEW = [1000.0, 600.0, 300.0]
+# Rounded to half precision, many steps with a large shift have equal values.
+CLOSE = [1000.0, 999.0, 998.0, 500.0]
 
 
 @pytest.mark.parametrize(
     ("timesteps", "told", "timestep", "behind_step", "is_next"),
     [
         # A step that is told has to be that of the timestep.
-        ([1000.0, 600.0, 300.0], 1, 600.0, False, True),
-        ([1000.0, 600.0, 300.0], 1, 300.0, False, False),
-        ([1000.0, 600.0, 300.0], 3, 300.0, False, False),  # it is done
+        (FEW, 1, 600.0, False, True),
+        (FEW, 1, 300.0, False, False),
+        (FEW, 3, 300.0, False, False),  # it is done
         # Behind a step it may be that one.
-        ([1000.0, 600.0, 300.0], 1, 1000.0, False, False),
-        ([1000.0, 600.0, 300.0], 1, 1000.0, True, True),
-        ([1000.0, 600.0, 300.0], 1, 300.0, True, False),
+        (FEW, 1, 1000.0, False, False),
+        (FEW, 1, 1000.0, True, True),
+        (FEW, 1, 300.0, True, False),
         # Where none is told, any timestep of the schedule may be next.
-        ([1000.0, 600.0, 300.0], None, 1000.0, False, True),
+        (FEW, None, 1000.0, False, True),
         ([999, 749, 499, 249], "never", 499, False, True),
         ([999, 749, 499, 249], "never", 624, False, False),
-        # Rounded to half precision, many steps with a large shift have equal values.
-        ([1000.0, 999.0, 998.0, 500.0], 2, 998.0, False, True),
-        ([1000.0, 999.0, 998.0, 500.0], 3, 998.0, False, False),
+        (CLOSE, 2, 998.0, False, True),
+        (CLOSE, 3, 998.0, False, False),
     ],
 )
 def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_step, is_next):
@@ -408,21 +377,10 @@ def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_st
     if told != "never":
         scheduler.step_index, scheduler.begin_index = told, 0
     for dtype in (torch.float32, torch.bfloat16):
-        read = reading(timestep, dtype)
+        called = torch.tensor([timestep]).to(dtype)
+
+        def read(schedule, called=called):
+            value = value_passed_as(called, schedule)
+            return float(called) if value is None else value
+
         assert has_next(scheduler, read, behind_step=behind_step) == is_next
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        diffusers.FlowMatchEulerDiscreteScheduler,
-        diffusers.CogVideoXDDIMScheduler,
-        diffusers.UniPCMultistepScheduler,
-        diffusers.DDPMScheduler,
-    ],
-)
-def test_a_scheduler_has_to_be_set(kind):
-    scheduler = kind()
-    assert not was_set(scheduler)
-    scheduler.set_timesteps(4)
-    assert was_set(scheduler)

@@ -7,7 +7,6 @@ from diffusers.hooks import FirstBlockCacheConfig
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines import padded_text
-from chipsparse.pipelines.models import mochi as mochi_adapter
 from chipsparse.pipelines.models import qwen_image as qwen_adapter
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.model_state import actions, calls_begun
@@ -47,7 +46,6 @@ def test_the_lengths_of_a_mask(rows, one_length, lengths, dtype):
     mask = torch.tensor([[int(value) for value in row] for row in rows]).to(dtype)
     assert padded_text.leading_tokens(mask) == lengths
     assert qwen_adapter.valid_length(mask) == one_length
-    assert mochi_adapter.prompt_lengths(mask) == (None if lengths is None else [*lengths])
 
 
 def test_a_mask_of_no_token():

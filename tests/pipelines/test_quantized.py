@@ -4,6 +4,7 @@ Of the others the report says why they are dense.
 """
 
 import importlib
+import itertools
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from accelerate import cpu_offload_with_hook
 
 import chipsparse
 from tests.devices import DEVICES
+from tests.pipelines.changes import add_lora
 from tests.pipelines.families.flux2 import PICTURE, tiny_flux2_pipeline, tiny_flux2_transformer
 from tests.pipelines.families.hunyuan_video import KINDS, VIDEO
 from tests.pipelines.families.hunyuan_video import pipeline as tiny_hunyuan_pipeline
@@ -23,29 +25,16 @@ from tests.tiny_models import (
     tiny_wan_pipeline,
     tiny_wan_transformer,
 )
-from tests.variants import slow
+from tests.variants import slow, slow_unless
 
 ACTIONS = ("dense", "refresh", "sparse")
 STEPS = len(ACTIONS)
+TEXT = {"prompt": PROMPT, "max_sequence_length": 8, "height": 32}
 CALLS = {
-    "wan": {
-        "prompt": PROMPT,
-        "height": 32,
-        "width": 48,
-        "num_frames": 5,
-        "guidance_scale": 1.0,
-        "max_sequence_length": 8,
-        "num_inference_steps": STEPS,
-    },
-    "flux": {
-        "prompt": PROMPT,
-        "height": 32,
-        "width": 24,
-        "max_sequence_length": 8,
-        "num_inference_steps": STEPS,
-    },
-    "flux2": {**PICTURE, "num_inference_steps": STEPS},
-    "hunyuan": {**VIDEO, "num_inference_steps": STEPS},
+    "wan": {**TEXT, "width": 48, "num_frames": 5, "guidance_scale": 1.0},
+    "flux": {**TEXT, "width": 24},
+    "flux2": PICTURE,
+    "hunyuan": VIDEO,
 }
 BLOCKS = ("blocks", "transformer_blocks", "single_transformer_blocks")
 MLP = ["net.0.proj", "net.2", "proj_mlp", "proj_out"]
@@ -150,57 +139,34 @@ QUANTIZERS = {
     "GGUF": ("gguf", by_gguf, "GGUFParameter"),
     "layerwise casting": (None, by_casting, "torch.float8_e4m3fn"),
 }
+LORA = "(to_q|to_v|net.2)"  # on attention and on MLPs
 # Where activations are quantized, rounding in attention may move one of them by a whole level.
 TOLERANCE = {"torchao INT8, activations too": 3e-2, "torchao FP8, activations too": 6e-2}
 
 
 def call_of(model, where="cpu"):
     """The arguments of a model's call, their tensors where it computes and in its precision."""
-    if where == "cpu":
-        return CALLS[model]
-    return {
-        name: value.to(where, torch.bfloat16 if value.is_floating_point() else None)
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in CALLS[model].items()
-    }
+    call = {**CALLS[model], "num_inference_steps": STEPS}
+    for name, value in call.items() if where != "cpu" else ():
+        if isinstance(value, torch.Tensor):
+            call[name] = value.to(where, torch.bfloat16 if value.is_floating_point() else None)
+    return call
 
 
-def add_lora(transformer, *more):
-    """On attention and on MLPs, with weights that change something."""
-    peft = pytest.importorskip("peft")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = peft.LoraConfig(
-            r=4, init_lora_weights=False, target_modules=["to_q", "to_v", "net.2", *more]
-        )
-        transformer.add_adapter(config)
-
-
-def offload_model(pipe, _folder):
-    """``enable_model_cpu_offload`` with the CPU in the place of the accelerator."""
-    cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
-
-
-def offload_groups(pipe, _folder, **options):
-    pipe.transformer.enable_group_offload(
-        onload_device=torch.device("cpu"),
-        offload_device=torch.device("cpu"),
-        offload_type="block_level",
-        num_blocks_per_group=1,
-        **options,
-    )
-
-
-def offload_to_disk(pipe, folder):
-    offload_groups(pipe, folder, offload_to_disk_path=str(folder))
-
-
+GROUPS = {
+    "onload_device": torch.device("cpu"),
+    "offload_device": torch.device("cpu"),
+    "offload_type": "block_level",
+    "num_blocks_per_group": 1,
+}
+# Each with the CPU in the place of the accelerator.
 OFFLOADS = {
     "not offloaded": lambda *_: None,
-    "model": offload_model,
-    "groups": offload_groups,
-    "disk": offload_to_disk,
+    "model": lambda model, _: cpu_offload_with_hook(model, torch.device("cpu")),
+    "groups": lambda model, _: model.enable_group_offload(**GROUPS),
+    "disk": lambda model, folder: model.enable_group_offload(
+        **GROUPS, offload_to_disk_path=str(folder)
+    ),
 }
 MAKE = {
     "wan": lambda: tiny_wan_pipeline(transformer=tiny_wan_transformer(num_layers=2)),
@@ -208,15 +174,13 @@ MAKE = {
         transformer=tiny_flux_transformer(num_layers=1, num_single_layers=1)
     ),
 }
-# Models whose single blocks have a linear that attention and neurons share.
-MAKE_SHARING = {
-    "flux": MAKE["flux"],
+MAKE_ALL = {
+    **MAKE,
     "flux2": lambda: tiny_flux2_pipeline(
         transformer=tiny_flux2_transformer(num_layers=1, num_single_layers=2)
     ),
     "hunyuan": lambda: tiny_hunyuan_pipeline(num_layers=1, num_single_layers=2),
 }
-MAKE_ALL = MAKE | MAKE_SHARING
 
 
 def quantized(model, quantizer, *, lora=False, ends=None, where="cpu"):
@@ -228,10 +192,10 @@ def quantized(model, quantizer, *, lora=False, ends=None, where="cpu"):
     if where != "cpu":
         pipe.to(where, torch.bfloat16)
     if lora and quantizer == "layerwise casting":  # an adapter that comes later is not cast
-        add_lora(pipe.transformer)
+        add_lora(pipe, LORA)
     quantize(pipe.transformer, ends)
     if lora and quantizer != "layerwise casting":
-        add_lora(pipe.transformer)
+        add_lora(pipe, LORA)
     return pipe
 
 
@@ -240,28 +204,22 @@ QUICK = {
     ("torchao FP8, activations too", "wan", False, "not offloaded"),
     ("GGUF", "flux", True, "not offloaded"),
 }
-COMBINATIONS = [
-    pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow)
-    for each in [
-        (quantizer, model, lora, offload)
-        for quantizer in QUANTIZERS
-        for model in MAKE
-        for lora in (False, True)
-        for offload in OFFLOADS
-    ]
-]
+COMBINATIONS = itertools.product(QUANTIZERS, MAKE, (False, True), OFFLOADS)
 
 
-@pytest.mark.parametrize(("quantizer", "model", "lora", "offload"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("quantizer", "model", "lora", "offload"),
+    [each if each in QUICK else slow(*each) for each in COMBINATIONS],
+)
 def test_attention_runs_sparse_and_the_report_says_why_mlps_do_not(
     quantizer, model, lora, offload, tmp_path
 ):
-    pipe, call = quantized(model, quantizer, lora=lora), CALLS[model]
+    pipe, call = quantized(model, quantizer, lora=lora), call_of(model)
     if offload == "disk" and quantizer.startswith("torchao"):
         with pytest.raises(ValueError, match="not supported for TorchAO"):
-            OFFLOADS[offload](pipe, tmp_path)
+            OFFLOADS[offload](pipe.transformer, tmp_path)
         return
-    OFFLOADS[offload](pipe, tmp_path)
+    OFFLOADS[offload](pipe.transformer, tmp_path)
     expected = generate(pipe, call)
     with chipsparse.enable(pipe, EXACT) as handle:
         found = generate(pipe, call)
@@ -283,25 +241,14 @@ def test_attention_runs_sparse_and_the_report_says_why_mlps_do_not(
 IN_FP8 = ["torchao FP8", "torchao FP8, activations too"]
 
 
-@pytest.mark.parametrize(
-    ("model", "quantizer"),
-    [
-        ("wan", "torchao FP8"),
-        ("wan", "torchao FP8, activations too"),
-        ("hunyuan", "torchao FP8"),
-        ("flux", "torchao FP8, activations too"),
-        slow("hunyuan", "torchao FP8, activations too"),
-        slow("flux", "torchao FP8"),
-        slow("flux2", "torchao FP8"),
-        slow("flux2", "torchao FP8, activations too"),
-    ],
-)
+@pytest.mark.parametrize("quantizer", IN_FP8)
+@pytest.mark.parametrize("model", slow_unless(("wan", "flux"), MAKE_ALL))
 def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(model, quantizer):
     """Near what the same numbers give in 32 bits, and the report names what read them.
 
     In inference mode torchao cannot slice its tensors.
     """
-    pipe, call = quantized(model, quantizer, ends=MLP), CALLS[model]
+    pipe, call = quantized(model, quantizer, ends=MLP), call_of(model)
     with torch.inference_mode(), chipsparse.enable(pipe, SPARSE) as handle:
         found = generate(pipe, call)
     (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
@@ -317,7 +264,7 @@ def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(model, quantizer)
 
 
 def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
-    pipe, call = quantized("wan", "torchao FP8", ends=["net.0.proj"]), CALLS["wan"]
+    pipe, call = quantized("wan", "torchao FP8", ends=["net.0.proj"]), call_of("wan")
     expected = generate(pipe, call)
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, call), expected)
@@ -327,7 +274,7 @@ def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
 
 
 @pytest.mark.parametrize("model", ["wan", "flux", "flux2"])
-@pytest.mark.parametrize("quantizer", ["torchao FP8", "torchao FP8, activations too"])
+@pytest.mark.parametrize("quantizer", IN_FP8)
 def test_weights_alone_in_fp8_run_dense_under_autocast(model, quantizer):
     pipe, call = quantized(model, quantizer, ends=MLP), call_of(model)
     alone = quantizer == "torchao FP8"
@@ -348,7 +295,7 @@ GRAPHS = {"wan": 1, "flux": 2, "flux2": 2, "hunyuan": KINDS}  # as many as of 16
 @pytest.mark.parametrize("model", MAKE_ALL)
 def test_compiled_blocks_of_fp8_weights(model):
     """One graph for all blocks of a kind, as without FP8."""
-    pipe, call = quantized(model, "torchao FP8", ends=MLP), CALLS[model]
+    pipe, call = quantized(model, "torchao FP8", ends=MLP), call_of(model)
     with chipsparse.enable(pipe, SPARSE):
         expected = generate(pipe, call)
     torch._dynamo.reset()
@@ -370,7 +317,7 @@ def test_compiled_blocks_of_fp8_weights(model):
 @pytest.mark.parametrize("quantizer", IN_FP8)
 def test_recorded_steps_of_fp8_weights_give_the_same(quantizer, where, request):
     """Recorded as CUDA graphs, or by a CPU's stand-in for them."""
-    pipe, call = quantized("flux", quantizer, where=where), {**CALLS["flux"], **LONGER}
+    pipe, call = quantized("flux", quantizer, where=where), {**call_of("flux"), **LONGER}
     with chipsparse.enable(pipe, SPARSE.override({"cuda_graphs": "never"})):
         expected = generate(pipe, call)
     if where == "cpu":

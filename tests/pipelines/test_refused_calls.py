@@ -44,8 +44,8 @@ def picture(*size):
         ),
         (
             minimax_h3.tiny_h3_pipeline,
-            lambda pipe: call_of(pipe, minimax_h3.VIDEO, token_tags=(0, 2)),
-            "row 0 is tagged 2",
+            lambda pipe: call_of(pipe, minimax_h3.VIDEO, audio_indices=(0, 0)),
+            "but name row 0 2 times",
         ),
         (
             cosmos3.pipeline,
@@ -53,7 +53,7 @@ def picture(*size):
             "row 3 is one of a video by vision_sequence_indexes",
         ),
     ],
-    ids=["images of two sizes", "several images", "patches", "tags", "a row of the prompt"],
+    ids=["images of two sizes", "several images", "patches", "rows", "a row of the prompt"],
 )
 def test_a_contradiction_is_one_sentence_and_leaves_no_trace(make, call, reason):
     pipe = make()

@@ -7,9 +7,24 @@ import torch
 
 import chipsparse
 from chipsparse import DenseWarning, FallbackError, SparsityConfig
-from tests.pipelines.test_layer_budgets import CONFIG, MODELS, generate, two_experts
-from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
+from tests.pipelines.small_sparse import assert_close
+from tests.tiny_models import (
+    PROMPT,
+    tiny_chroma_pipeline,
+    tiny_flux_pipeline,
+    tiny_wan_pipeline,
+    tiny_wan_transformer,
+)
+from tests.variants import slow_unless
 
+CONFIG = SparsityConfig().override(
+    {
+        "attention.density": 0.25,
+        "block_size": 16,
+        "mlp.density": 0.25,
+        "tile": None,  # another order rounds differently
+    }
+)
 FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 6"
 EXCHANGED = (
     "nothing runs sparse: the pipeline's transformer was exchanged after enable(); call "
@@ -21,6 +36,32 @@ LATE = CONFIG.override({"schedule.warmup_steps": 4})
 @pytest.fixture
 def pipe():
     return tiny_wan_pipeline()
+
+
+def two_experts():
+    return tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.5)
+
+
+# A pipeline, its number of layers, and more arguments of a call.
+MODELS = {
+    "wan": (tiny_wan_pipeline, 3, {"num_frames": 5}),
+    "wan with two experts": (two_experts, 3, {"num_frames": 5}),
+    "flux": (tiny_flux_pipeline, 5, {}),
+    "chroma": (tiny_chroma_pipeline, 5, {}),
+}
+
+
+def generate(pipe, *, steps=5, **arguments):
+    return pipe(
+        PROMPT,
+        height=32,
+        width=64,
+        num_inference_steps=steps,
+        max_sequence_length=16,
+        output_type="latent",
+        generator=torch.Generator().manual_seed(0),
+        **arguments,
+    )[0]
 
 
 def wan(pipe, **arguments):
@@ -65,17 +106,29 @@ def test_every_layer_of_every_model(name):
         assert [(entry.layer, entry.part, entry.reason) for entry in record.layers] == expected
 
 
-def test_what_the_model_computes_by_itself_has_its_reason(pipe):
-    adapted(pipe)
-    with chipsparse.enable(pipe, CONFIG.override({"attention.density": "dense"})) as handle:
-        wan(pipe)
-    reason = "its second linear is of class Adapted (an adapter, or quantized)"
-    for record in handle.report.steps:
-        found = {(entry.layer, entry.part): entry for entry in record.layers}
-        reasons = {p: [found[n, p].reason for n in range(3)] for p in ("attention", "mlp")}
-        assert reasons["attention"] == ["attention.density is dense"] * 3
-        assert reasons["mlp"] == [None, reason, None]
-        assert found[1, "mlp"].backend == "model"
+@pytest.mark.parametrize("name", slow_unless(("wan with two experts", "flux"), MODELS))
+def test_layers_have_budgets_of_their_own(name):
+    """Layers that are dense or keep everything are those of the model, whatever the others do."""
+    make, layers, arguments = MODELS[name]
+    pipe = make()
+    dense = generate(pipe, **arguments)
+
+    def with_budgets(*budgets):
+        with chipsparse.enable(pipe, CONFIG.override({"layers": list(budgets)})) as handle:
+            return generate(pipe, **arguments), handle.report
+
+    none = {"attention": "dense", "mlp": "dense"}
+    output, report = with_budgets({"layers": f"0-{layers - 1}", **none})
+    assert torch.equal(output, dense)
+    assert set(report.actions()) == {"dense"}
+    assert report.cache_bytes == 0
+    everything = {"layers": 1, "attention": 1.0, "mlp": 1.0}
+    output, report = with_budgets(everything, {"layers": f"0,2-{layers - 1}", **none})
+    assert_close(output, dense, 2e-4)
+    sparse = [record.fractions("mlp") for record in report.steps if record.action == "sparse"]
+    assert sparse == [[1.0]] * len(sparse) != []
+    with pytest.raises(chipsparse.ConfigError, match=f"this model has {layers} layers"):
+        with_budgets({"layers": layers, "mlp": 0.5})
 
 
 def test_an_exception_in_the_model_is_reported(pipe):
@@ -159,7 +212,7 @@ def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
         with pytest.warns(DenseWarning, match=FEW) as caught:
             wan(pipe, steps=3, callback_on_step_end=look)
         assert len(caught) == 1
-        assert caught[0].filename.endswith("test_layer_budgets.py")  # the caller's own line
+        assert caught[0].filename.endswith("test_report.py")  # the caller's own line
         assert seen == [handle.report.nothing_sparse] * 3
         assert handle.report.to_dict()["nothing_sparse"].startswith(FEW)
         with warnings.catch_warnings():

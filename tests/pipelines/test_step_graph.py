@@ -3,6 +3,7 @@
 The stand-in runs none of the model's Python at a launch; see `tests/graph_stand_in.py`.
 """
 
+import functools
 import gc
 import threading
 
@@ -16,7 +17,6 @@ from chipsparse.graphs.step_graph import (
     MOST_ATTEMPTS,
     MOST_CAPTURES,
     Arguments,
-    ModelCall,
     TensorsInPlace,
 )
 from tests.devices import DEVICES
@@ -113,7 +113,7 @@ def test_generations_are_recorded_one_by_one(pipe):
         (adapter,) = handle._adapters
         pictures = [FLUX.generate(pipe, seed=seed) for seed in (0, 1, 0)]
         assert replayed(handle.report) == REPLAYED
-        assert adapter.session._graphs._graphs == {}
+        assert adapter.session.graphs._graphs == {}
         wider = FLUX.generate(pipe, width=64)
         assert replayed(handle.report) == REPLAYED
     assert same(pictures[2], pictures[0])
@@ -339,7 +339,7 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 
 def test_arguments_are_alike_where_only_values_on_the_device_differ():
     def arguments(hidden, *, device="cpu", **options):
-        return Arguments(ModelCall(len, (hidden,), {"options": options}), device)
+        return Arguments(functools.partial(len, hidden, options=options), device)
 
     thing, first = object(), arguments(torch.zeros(2, 3), scale=1.0)
     assert first.are_like(arguments(torch.ones(2, 3), scale=1.0))

@@ -13,8 +13,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chipsparse.cache.copies import HostCopies
+from chipsparse.cache.offload import OffloadPool
 
-Clock = dict[str, int]
+POISON = 0xFF  # NaN in every floating dtype
+
+
+class PoisonedPool(OffloadPool):
+    """Overwrites slots as soon as nothing needs them, so that a late use shows."""
+
+    def release(self, key):
+        slot = self._held_by(key)
+        super().release(key)
+        if slot is not None:
+            self._copies.wait([slot.filled, slot.emptied])
+            for memory in slot.memory.values():
+                memory.fill_(POISON)
+            slot.used = self._copies.mark()
 
 
 @dataclass

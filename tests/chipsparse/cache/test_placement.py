@@ -70,14 +70,6 @@ def test_branches_share_the_slots_and_nothing_else():
     assert not shared.dense
 
 
-def test_parts_that_save_little_per_byte_are_recomputed_first_and_early_layers_before_late_ones():
-    needs = needs_of(3, attention={"residual": 10}, mlp={"activation": 10})
-    placement = place(needs, Capacity(40, 0))
-    assert placement.dense.keys() == {(0, "mlp"), (1, "mlp")}
-    placement = place(needs, Capacity(20, 0))
-    assert placement.dense.keys() == {(0, "mlp"), (1, "mlp"), (2, "mlp"), (0, "attention")}
-
-
 def test_what_is_not_worth_moving_stays_or_is_recomputed():
     mlps = [PartNeed(layer, "mlp", {"activation": 50}, 1.0, movable=False) for layer in range(4)]
     placement = place(RESIDUALS + mlps, Capacity(90, 999))

@@ -45,11 +45,8 @@ def name_of(case):
     return f"{case['case']}-{case['backend']}-{rows}-{kept:.2f}"
 
 
-def plan_of(
-    tokens, heads, head_dim, width, *, batch=1, channels=None, layers=2, steps=50, **overrides
-):
+def plan_of(tokens, heads, head_dim, width, *, batch=1, layers=2, steps=50, **overrides):
     values = {name.replace("__", "."): value for name, value in overrides.items()}
-    heads = heads if channels is None else channels // head_dim
     kind = LayerKind("block", layers, width)
     layout = ModelLayout((kind,), heads, head_dim, batch, ((1, 1, tokens),))
     return SparsityPlan(SparsityConfig().override(values), layout, steps)
@@ -62,40 +59,23 @@ def with_config(plan, changes):
 SMALL = plan_of(17_408, 4, 64, 1024, mlp__density=0.3)
 
 
-@pytest.mark.parametrize("case", ATTENTION, ids=name_of)
-def test_recorded_attention_stays_sparse(case):
-    plan = plan_of(
-        case["tokens"],
-        case["heads"],
-        case["head_dim"],
-        1024,
-        batch=case["batch"],
-        attention__density=case["density"],
-        block_size=case["block_size"],
-    )
-    times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=False)
+@pytest.mark.parametrize("case", [*ATTENTION, *MLPS], ids=name_of)
+def test_recorded_layers_stay_sparse(case):
+    if case in ATTENTION:
+        part, sizes = "attention", (case["tokens"], case["heads"], case["head_dim"], 1024)
+        changes = {"attention__density": case["density"], "block_size": case["block_size"]}
+        # Heads of 64 channels and Triton's kernels are slower than the rates say.
+        dense, sparse = (0.65, 1.1), (0.5, 1.7)
+    else:
+        part, sizes = "mlp", (case["mlp_tokens"], case["channels"] // 128, 128, case["mlp_width"])
+        changes = {"mlp__density": case["density"]}
+        dense, sparse = (0.75, 1.25), (0.7, 1.3)
+    plan = plan_of(*sizes, batch=case["batch"] if case in ATTENTION else 1, **changes)
+    times = part_seconds(plan, 0, part, rates=H200, dtype=BF16, captured=False)
     assert case["latency_ms"] < case["baseline_ms"]
     assert times.pays
-    # Heads of 64 channels and Triton's kernels are slower than the rates say.
-    assert 0.65 < 1e3 * times.dense / case["baseline_ms"] < 1.1
-    assert 0.5 < 1e3 * times.sparse / case["latency_ms"] < 1.7
-
-
-@pytest.mark.parametrize("case", MLPS, ids=name_of)
-def test_recorded_mlps_stay_sparse(case):
-    plan = plan_of(
-        case["mlp_tokens"],
-        0,
-        128,
-        case["mlp_width"],
-        channels=case["channels"],
-        mlp__density=case["density"],
-    )
-    times = part_seconds(plan, 0, "mlp", rates=H200, dtype=BF16, captured=False)
-    assert case["latency_ms"] < case["baseline_ms"]
-    assert times.pays
-    assert 1e3 * times.dense == pytest.approx(case["baseline_ms"], rel=0.25)
-    assert 1e3 * times.sparse == pytest.approx(case["latency_ms"], rel=0.3)
+    assert dense[0] < 1e3 * times.dense / case["baseline_ms"] < dense[1]
+    assert sparse[0] < 1e3 * times.sparse / case["latency_ms"] < sparse[1]
 
 
 def slower(plan, *, captured=True, **given):
@@ -115,8 +95,11 @@ def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
     assert slower(with_config(SMALL, {"mlp.density": "dense"})) == {}
 
 
-def test_few_tokens_run_dense():
-    assert slower(plan_of(256, 24, 128, 12_288)).keys() == EVERYTHING
+def test_few_tokens_run_dense_unless_a_backend_is_forced_or_nothing_is_sparse():
+    plan = plan_of(256, 24, 128, 12_288)
+    assert slower(plan).keys() == EVERYTHING
+    for changes in ({"backend": "reference"}, {"schedule.full_share": 1.0}):
+        assert slower(with_config(plan, changes)) == {}
 
 
 @pytest.mark.parametrize(("tokens", "both"), [(4_352, True), (3_072, False)])
@@ -135,11 +118,6 @@ def test_too_few_query_blocks_for_the_processors_take_longer():
     times = part_seconds(plan, 0, "attention", rates=H200, dtype=BF16, captured=True)
     assert times.sparse < 0.95 * times.dense < times.most
     assert times.most == pytest.approx((1.15 * times.sparse + 60e-6) * 2 * 132 / 133)
-
-
-@pytest.mark.parametrize("changes", [{"backend": "reference"}, {"schedule.full_share": 1.0}])
-def test_a_forced_backend_and_a_dense_plan_have_no_times(changes):
-    assert slower(with_config(plan_of(256, 24, 128, 12_288), changes)) == {}
 
 
 def test_rates_are_known_of_two_gpus_in_16_bits(monkeypatch):
@@ -176,12 +154,9 @@ def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
     assert rounded.pays is pays
 
 
-def test_what_may_save_next_to_nothing_runs_dense():
+def test_what_may_save_next_to_nothing_runs_dense_and_times_have_two_digits():
     assert PartSeconds(sparse=0.5e-3, most=0.94e-3, dense=1e-3).pays
     assert not PartSeconds(sparse=0.5e-3, most=0.96e-3, dense=1e-3).pays
-
-
-def test_times_have_two_digits_that_count():
     texts = [milliseconds_text(seconds) for seconds in (6.13e-6, 0.354e-3, 12.4e-3, 0.3)]
     assert texts == ["0.0061 ms", "0.35 ms", "12 ms", "300 ms"]
 
@@ -211,10 +186,15 @@ def test_steps_that_wait_for_the_host_are_captured(tokens, heads, layers, width,
     assert not captures(plan, BF16, Rates(host_seconds=1e-9))
 
 
-@pytest.mark.parametrize("tokens", [4352, 119_056])
-def test_what_a_user_asks_for_is_not_weighed(tokens):
-    assert captures(flux_of(tokens, cuda_graphs="always"), BF16)
-    assert not captures(flux_of(tokens, cuda_graphs="never"), BF16)
+@pytest.mark.parametrize(
+    ("tokens", "layers", "few"), [(4352, 57, "always"), (119_056, 60, "never")]
+)
+def test_what_a_user_asks_for_is_not_weighed_and_a_few_steps_run_as_many_would(tokens, layers, few):
+    assert captures(flux_of(tokens, layers=layers, cuda_graphs="always"), BF16)
+    plan = flux_of(tokens, layers=layers, cuda_graphs="never")
+    assert not captures(plan, BF16)
+    config = SparsityConfig()
+    assert as_of_many(config, with_config(plan, {"cuda_graphs": "auto"}), BF16).cuda_graphs == few
 
 
 @pytest.mark.parametrize(
@@ -227,9 +207,3 @@ def test_enough_sparse_steps_must_come(tokens, sparse, expected):
     plan = flux_of(tokens, steps=len(actions), schedule__actions=actions)
     assert plan.sparse_steps == sparse
     assert captures(plan, BF16) is expected
-
-
-def test_a_few_steps_run_as_many_would():
-    config = SparsityConfig()
-    assert as_of_many(config, flux_of(), BF16).cuda_graphs == "always"
-    assert as_of_many(config, flux_of(119_056, layers=60), BF16).cuda_graphs == "never"

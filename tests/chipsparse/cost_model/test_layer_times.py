@@ -1,6 +1,8 @@
 """Times computed by hand, and those that were measured on the device of the default rates."""
 
 import dataclasses
+import itertools
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,28 +10,15 @@ import torch
 
 from benchmarks.records import read
 from chipsparse.config import SparsityConfig
-from chipsparse.cost_model.layer_times import (
-    ELEMENTWISE_PASSES,
-    Rates,
-    kept_columns,
-    layer_time,
-)
+from chipsparse.cost_model.layer_times import ELEMENTWISE_PASSES, Rates, kept_columns, layer_time
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.models.flux import FluxAdapter
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import find_profile
 
-UNIT = Rates(
-    attention=1.0,
-    linear=1.0,
-    memory=1.0,
-    link=1.0,
-    both_ways=1.0,
-    sparse_attention=0.5,
-    sparse_mlp=0.25,
-    refresh_attention=2.0,
-    refresh_seconds=7.0,
-)
+SHARES = {"sparse_attention": 0.5, "sparse_mlp": 0.25}
+REFRESH = {"refresh_attention": 2.0, "refresh_seconds": 7.0}
+UNIT = Rates(attention=1.0, linear=1.0, memory=1.0, **SHARES, **REFRESH)
 CONFIG = SparsityConfig().override(
     {"attention.density": 0.4, "attention.random_fraction": 0.1, "mlp.density": 0.5}
 )
@@ -95,11 +84,10 @@ def test_a_layer_by_hand(action, attention, mlp):
 def test_a_gated_layer_has_one_linear_more():
     gated = tuple(dataclasses.replace(kind, mlp_linears=3) for kind in LAYOUT.kinds)
     plan = dataclasses.replace(PLAN, layout=dataclasses.replace(LAYOUT, kinds=gated))
-    for action in (Action.DENSE, Action.SPARSE):
-        for layer in (0, 1):
-            found, plain = time_of(action, layer, plan), time_of(action, layer)
-            assert found.mlp == pytest.approx(1.5 * plain.mlp)
-            assert (found.attention, found.rest) == (plain.attention, plain.rest)
+    for action, layer in itertools.product((Action.DENSE, Action.SPARSE), (0, 1)):
+        result, plain = time_of(action, layer, plan), time_of(action, layer)
+        assert result.mlp == pytest.approx(1.5 * plain.mlp)
+        assert (result.attention, result.rest) == (plain.attention, plain.rest)
 
 
 @pytest.mark.parametrize(
@@ -116,28 +104,15 @@ def test_columns_that_a_group_computes(changes, columns):
 
 def test_the_measured_transformer():
     records = read(Path(__file__).parents[3] / "benchmarks/results/full_size_fp8_h200.json")
-    (measured,) = (
-        record
-        for record in records
-        if (record["case"], record["schedule"]) == ("flux_1280x768", "sparse")
-    )
-    config = {
-        "num_layers": 19,
-        "num_single_layers": 38,
-        "num_attention_heads": 24,
-        "attention_head_dim": 128,
-    }
+    wanted = "flux_1280x768", "sparse"
+    (measured,) = (one for one in records if (one["case"], one["schedule"]) == wanted)
+    config = {"num_layers": 19, "num_single_layers": 38}
+    config |= {"num_attention_heads": 24, "attention_head_dim": 128}
     layout = FluxAdapter.planned_layout(config, latents=(1, 96, 160), text_tokens=512)
     assert layout.tokens == measured["tokens"]
     profile = find_profile(None, "FluxTransformer2DModel")
     plan = SparsityPlan(profile.qualities["published"], layout, 20)
-    for action, milliseconds in [
-        (Action.DENSE, measured["dense_ms"]),
-        (Action.REFRESH, measured["refresh_ms"]),
-        (Action.SPARSE, measured["sparse_ms"]),
-    ]:
-        found = sum(
-            layer_time(layer, action, plan=plan, rates=Rates(), dtype=torch.bfloat16).total
-            for layer in range(layout.layers)
-        )
-        assert found * 1e3 == pytest.approx(milliseconds, rel=0.03)
+    timed = partial(layer_time, plan=plan, rates=Rates(), dtype=torch.bfloat16)
+    for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
+        seconds = sum(timed(layer, action).total for layer in range(layout.layers))
+        assert 1e3 * seconds == pytest.approx(measured[f"{action}_ms"], rel=0.03)

@@ -129,10 +129,3 @@ def test_the_second_linear_takes_token_contiguous_activations(tokens, monkeypatc
         assert cache.activation.stride(1) == 1
         torch.testing.assert_close(output, expected(hidden, "none", bias), atol=1e-4, rtol=1e-4)
         assert output.is_contiguous()
-
-
-@pytest.mark.parametrize(("activation", "gate"), [("relu", "none"), ("silu", "third")])
-def test_unknown_forms_are_refused(activation, gate):
-    weight = torch.zeros(4, 4)
-    with pytest.raises(ValueError, match=f"got '{activation}' and '{gate}'"):
-        MLPWeights.from_linears(weight, None, weight, None, activation, gate)

@@ -60,9 +60,14 @@ def test_every_rank_plans_with_the_largest_share():
     first, last = (on_rank(text, cut, rank) for rank in range(2))
     assert (first.share.first_head, last.share.first_head) == (0, 3)
     assert replace(first.share, first_head=3) == last.share
-    assert first.own_heads == 3
     assert first.own_tokens == first.mlp_tokens(0) == max(cut.tokens)
     assert first.tokens == 276
+    cut = ring_cut(VIDEO, 4, 2)  # heads are shared within each run alone
+    layouts = [on_rank(VIDEO, cut, rank) for rank in range(4)]
+    assert [layout.share.first_head for layout in layouts] == [0, 3, 0, 3]
+    assert {layout.own_heads for layout in layouts} == {3}
+    assert {layout.own_query_rows for layout in layouts} == {max(cut.query_rows)}
+    assert layouts[0].query_rows == layouts[1].query_rows == range(cut.query_rows[0])
 
 
 @pytest.mark.parametrize(("ranks", "ring"), [(2, 2), (3, 3), (6, 2)])
@@ -89,15 +94,6 @@ def test_where_no_place_ends_both_kinds_of_blocks_lists_of_columns_decide():
     assert (33 + run) % QUERY_ROWS == 0
     assert run % ROWS != 0
     assert (cut.first(3) - run) % ROWS == 0  # the blocks of the second run begin anew
-
-
-def test_a_ring_shares_heads_within_each_run_alone():
-    cut = ring_cut(VIDEO, 4, 2)
-    layouts = [on_rank(VIDEO, cut, rank) for rank in range(4)]
-    assert [layout.share.first_head for layout in layouts] == [0, 3, 0, 3]
-    assert [layout.own_heads for layout in layouts] == [3, 3, 3, 3]
-    assert {layout.own_query_rows for layout in layouts} == {max(cut.query_rows)}
-    assert layouts[0].query_rows == layouts[1].query_rows == range(cut.query_rows[0])
 
 
 def test_what_cannot_be_shared_is_refused_with_the_numbers():

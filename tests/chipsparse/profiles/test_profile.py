@@ -9,12 +9,12 @@ import pytest
 from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.profiles.profile import (
     ASSETS,
+    QUALITIES,
     GenerationDefaults,
     default_profile,
     find_profile,
     load_profile,
 )
-from chipsparse.profiles.qualities import QUALITIES
 
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
 TINY = [ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
@@ -50,6 +50,12 @@ def test_where_profiles_come_from(tmp_path):
         find_profile(None, "UNet")
     by_class = find_profile(tmp_path, "WanTransformer3DModel")
     assert by_class.source.endswith("WanTransformer3DModel.yaml")
+    of_two = find_profile(None, "WanTransformer3DModel", experts=2)
+    assert of_two.source.endswith("two-experts/WanTransformer3DModel.yaml")
+    for quality in QUALITIES:
+        schedule = of_two.of_quality(quality).sparsity.schedule
+        assert (schedule.lists_full, schedule.warmup_steps >= 6) == (False, True)
+    assert find_profile(None, "FluxTransformer2DModel", experts=2).model_class.startswith("Flux")
     (tmp_path / "chipsparse.yaml").write_text(
         "model_class: WanTransformer3DModel\n"
         "generation: {height: 64, num_inference_steps: 7}\n"
@@ -87,14 +93,9 @@ def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_
     assert fast.sparsity == general["fast"].override({**common, **own})
     assert (fast.quality, fast.qualities) == ("fast", mine.qualities)
     assert fast.of_quality("balanced") == mine
-
-
-def test_a_change_of_a_profile_is_one_of_all_its_qualities(mine):
-    changed = mine.override({"memory.vram": "1G"})
-    assert (
-        changed.of_quality("fast").sparsity.memory.vram == changed.sparsity.memory.vram == 1 << 30
-    )
-    assert mine.sparsity.memory.vram is None
+    changed = mine.override({"memory.vram": "1G"})  # in all qualities
+    assert changed.of_quality("fast").sparsity == fast.sparsity.override({"memory.vram": "1G"})
+    assert (changed.sparsity.memory.vram, mine.sparsity.memory.vram) == (1 << 30, None)
 
 
 def test_qualities_that_are_not_there_are_named(mine, tmp_path):
@@ -113,32 +114,19 @@ def test_qualities_that_are_not_there_are_named(mine, tmp_path):
         load_profile(path).of_quality("fast")
 
 
+NO_TEXT = "cannot read the profile (it is no text in UTF-8)"
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (None, "No such file or directory"),
-        ("pipe", "it is a pipe or device; give a file"),
-        (b"\x00\xe8\xff", "it is no text in UTF-8"),
-        ("tile: null".encode("utf-16-le"), "it is no text in UTF-8"),
-        (b"\xff\xfes", "it is no text in UTF-8"),
-        (b"#" * ((1 << 20) + 1), "it has more than 1,048,576 bytes"),
-    ],
-)
-def test_files_that_cannot_be_read(tmp_path, content, problem):
-    path = tmp_path / "mine.yaml"
-    if content == "pipe":
-        os.mkfifo(path)
-    elif content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=re.escape(f"cannot read the profile ({problem}")):
-        load_profile(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
+        (None, "cannot read the profile (No such file or directory)"),
+        ("pipe", "cannot read the profile (it is a pipe or device; give a file)"),
+        (b"\x00\xe8\xff", NO_TEXT),
+        ("tile: null".encode("utf-16-le"), NO_TEXT),
+        (b"\xff\xfes", NO_TEXT),
+        ("#" * ((1 << 20) + 1), "cannot read the profile (it has more than 1,048,576 bytes)"),
         ("sparsity: {attention: {keep: 1}}", "sparsity.attention.keep: unknown field; allowed: "),
-        ("sparsity: {block_size: -1}", "sparsity.block_size: expected a number at least 1, got -1"),
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
         ("generation: {fps: 3}", "generation.fps: unknown field"),
         ("sparsity: 3", "sparsity: expected a mapping"),
@@ -147,7 +135,7 @@ def test_files_that_cannot_be_read(tmp_path, content, problem):
         ("qualities: {fast: 0.2}", "qualities.fast: expected a mapping as under sparsity, got 0.2"),
         (
             "qualities: {fast: {mlp: {density: -1}}}",
-            "qualities.fast.mlp.density: expected a number between 0 and 1",
+            "qualities.fast.mlp.density: expected a number",
         ),
         ("tuned: {target: {psnr: 3}}", "tuned.target.psnr: unknown field"),
         ("[1, 2]", "the top level: expected a mapping"),
@@ -160,14 +148,16 @@ def test_files_that_cannot_be_read(tmp_path, content, problem):
         ("description: 2024-99-99", "not valid YAML (month must be"),
         (
             "generation: {num_inference_steps: 1001}",
-            "generation.num_inference_steps: expected a number between 1 and 1000, got 1001",
+            "expected a number between 1 and 1000, got 1001",
         ),
-        ("sparsity:\n  schedule: {actions: [dense, all]}", "sparsity.schedule.actions[1]: expect"),
     ],
 )
-def test_bad_profiles_are_refused_by_path(tmp_path, text, problem):
+def test_bad_profiles_are_refused_by_path(tmp_path, content, problem):
     path = tmp_path / "bad.yaml"
-    path.write_text(text)
+    if content == "pipe":
+        os.mkfifo(path)
+    elif content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{re.escape(problem)}"):
         load_profile(path)
 

@@ -8,32 +8,22 @@ from tests.chipsparse.test_plan import LAYOUT
 
 LETTERS = {Action.DENSE: "d", Action.REFRESH: "r", Action.SPARSE: "s", Action.SKIP: "-"}
 GENERAL = {
-    "faithful": """dddd-d--d----d----d- ddddd-d--d---d----d----d--d-
-        ddddd-d-d--d---d----d----d--d- ddddddddd-d-d--d--d---d----d----d-----d----d--d-d-""",
-    "balanced": """dddd-d--r--s-r--s-d- dddd-r-s-r---s---r---s---d--
-        dddd-r-s-r---s---r----s----d-- ddddd-d-d--r--s--r----s----r-----s-----r---s---d--""",
-    "fast": """dddd-d--r--s-r--s-d- dddd-r-s-r---s---r---s---d--
-        dddd-r-s-r---s---r----s----d-- ddd-d--r--s-r-----s-----r---------s--------r---s--""",
-    "published": """dddddrsssssssssrssdd dddddrsssssssssrsssssssssddd
-        dddddrsssssssssrsssssssssrssdd dddddrsssssssssrsssssssssrsssssssssrsssssssssrssdd""",
+    "faithful": "ddddd-d--d---d----d----d--d- ddddddddd-d-d--d--d---d----d----d-----d----d--d-d-",
+    "balanced": "dddd-r-s-r---s---r---s---d-- ddddd-d-d--r--s--r----s----r-----s-----r---s---d--",
+    "fast": "dddd-r-s-r---s---r---s---d-- ddd-d--r--s-r-----s-----r---------s--------r---s--",
+    "published": "dddddrsssssssssrsssssssssddd dddddrsssssssssrsssssssssrsssssssssrsssssssssrssdd",
 }
 IMAGES = {
-    "faithful": """ddddd-d--d---d---d-d dddddd-d-d--d--d---d--d--d-d
-        ddddddd-d-d--d--d---d---d--d-d ddddddddddd-d-d-d--d--d--d---d---d---d---d--d-d-dd""",
-    "balanced": """dddd-d--d----d----d- ddddd-d--d----d------d----d-
-        ddddd-d--d---d----d-----d---d- dddddddd-d-d--d---d----d-----d-----d-----d---d--d-""",
-    "fast": """dddd-d--d----d----d- dddd-d---d-------d-------d--
-        dddd-d---d-------d---------d-- ddddd-d-d--d-----d---------d-----------d-------d--""",
-    "published": """dddrsssssrsssssrsssd dddrsssssrsssssrsssssrsssssd
-        dddrsssssrsssssrsssssrsssssrsd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd""",
+    "faithful": "dddddd-d-d--d--d---d--d--d-d ddddddddddd-d-d-d--d--d--d---d---d---d---d--d-d-dd",
+    "balanced": "ddddd-d--d----d------d----d- dddddddd-d-d--d---d----d-----d-----d-----d---d--d-",
+    "fast": "dddd-d---d-------d-------d-- ddddd-d-d--d-----d---------d-----------d-------d--",
+    "published": "dddrsssssrsssssrsssssrsssssd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd",
 }
 TINY_WAN = GENERAL | {
-    "published": """dddddddrssssssrsssss dddddddrssssssrssssssssrssss
-        dddddddrssssssrssssssssrssssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd"""
+    "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd",
 }
 TINY_FLUX = TINY_WAN | {
-    "balanced": """dddd-d--d----d----d- dddd-d---d-------d-------d--
-        dddd-d--d-----d-------d-----d- dddddd-d-d--d---d-----d------d-------d------d---d-"""
+    "balanced": "dddd-d---d-------d-------d-- dddddd-d-d--d---d-----d------d-------d------d---d-",
 }
 OF_IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage"
 OF_IMAGES += "|QwenImage|QwenImage21|SD3|ZImage"

@@ -46,15 +46,6 @@ def test_a_digest_is_of_the_model_not_of_what_wrote_it():
     assert digest(config) != digest({"num_layers": 4})
 
 
-def test_a_profile_with_a_range_is_read(tmp_path):
-    path = tmp_path / "profile.yaml"
-    path.write_text("tuned: {model: tiny, height: 256, target: {min_psnr_db: 30}}\n")
-    tuned = load_profile(path).tuned
-    target = TunedTarget(min_psnr_db=30.0)
-    assert tuned == TunedFor(model="tiny", height=256, target=target)
-    assert target_text(vars(target)) == "a PSNR of at least 30 dB"
-
-
 @pytest.mark.parametrize(
     ("model_class", "source"),
     [("WanTransformer3DModel", "WanTransformer3DModel.yaml"), ("''", "qualities.yaml")],
@@ -64,10 +55,12 @@ def test_a_profile_for_50_steps_is_not_used_for_4(tmp_path, model_class, source)
     path.write_text(
         f"model_class: {model_class}\n"
         "generation: {num_inference_steps: 50, height: 480}\n"
-        "tuned: {model: mine, num_inference_steps: 50}\n"
+        "tuned: {model: mine, num_inference_steps: 50, target: {min_psnr_db: 30}}\n"
         "sparsity: {schedule: {full_steps: [0, 20]}}\n"
     )
-    profile = load_profile(path)
+    profile, target = load_profile(path), TunedTarget(min_psnr_db=30.0)
+    assert profile.tuned == TunedFor(model="mine", num_inference_steps=50, target=target)
+    assert target_text(vars(target)) == "a PSNR of at least 30 dB"
     for steps in (None, 25, 50, 80):
         assert profile.for_steps(steps) is profile
     other = profile.for_steps(4)

@@ -40,7 +40,7 @@ each_euler = pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
 KINDS = {"F": "full", "S": "sparse", "K": "reused"}
 LISTS = ("FKKFFKKKFK", "FFKFKKKKFF", "FKKKKKKKKFF", "FFFFFKKKKK", "FKSKFKKSSFKS")
 BOTH, ONE = frozenset({"cond", "uncond"}), frozenset({"cond"})
-START, BASE, BEND = (random(2, 6, 4, seed=seed) for seed in (0, 1, 3))
+START, BASE = (random(2, 6, 4, seed=seed) for seed in (0, 1))
 
 
 def curved(latents, level, _distance=None):
@@ -82,13 +82,8 @@ def by_hand(make, letters, *, start=START, added=None):
     """The latents behind each step with the curved model, and the scheduler behind the last one.
 
     At a full step the gap before it is gone through once more, from the full step before, with
-    predictions on the line between those that were computed.
-
-    Args:
-        make: a new scheduler.
-        letters: of the steps.
-        start: the first latents.
-        added: what a pipeline adds to the latents before a step.
+    predictions on the line between those that were computed. Before a step a pipeline adds to the
+    latents what ``added`` says.
     """
     scheduler = make()
     scheduler.set_timesteps(len(letters))
@@ -301,34 +296,22 @@ def test_a_gap_holds_as_much_whatever_its_length(make):
 # What pipelines do with a step.
 
 
-@pytest.mark.parametrize("changed", range(1, 8))
+@pytest.mark.parametrize("steps", [[1], [3], [1, 2], [2, 3, 4, 5], range(1, 7)])
 @each_scheduler
-def test_latents_that_a_pipeline_changes_in_place_are_as_others(make, changed):
-    letters = "FKKFSKFK"
+def test_what_others_add_is_no_part_of_the_line(make, steps):
+    """Changed in place, latents are the same as new ones."""
+    letters, added = "FKKFKSF", {step: random(2, 6, 4, seed=20 + step) for step in steps}
 
     def in_place(_scheduler, step, latents):
-        return latents.add_(BEND) if step == changed else latents
+        return latents.add_(added.get(step, 0))
 
-    def apart(_scheduler, step, latents):
-        return latents + BEND if step == changed else latents
+    def anew(_scheduler, step, latents):
+        return latents + added.get(step, 0)
 
-    found = Loop(make()).run(letters, curved, before=in_place)
-    assert all(map(torch.equal, found, Loop(make()).run(letters, curved, before=apart)))
-    assert not torch.equal(found[-1], Loop(make()).run(letters, curved)[-1])
-
-
-EDITS = {step: random(2, 6, 4, seed=20 + step) for step in range(1, 7)}
-
-
-@pytest.mark.parametrize("steps", [[3], [1, 2], [2, 3, 4, 5], range(1, 7)])
-@each_euler
-def test_what_others_add_is_no_part_of_the_line(make, steps):
-    letters, added = "FKKFKSF", {step: EDITS[step] for step in steps}
-    expected, _ = by_hand(make, letters, added=added)
-    found = Loop(make()).run(
-        letters, curved, before=lambda _, step, latents: latents + added.get(step, 0)
-    )
-    assert furthest(found, expected) < 1e-5
+    result = Loop(make()).run(letters, curved, before=in_place)
+    assert all(map(torch.equal, result, Loop(make()).run(letters, curved, before=anew)))
+    if make in EULERS.values():  # the others also mix older predictions
+        assert furthest(result, by_hand(make, letters, added=added)[0]) < 1e-5
 
 
 # A step that is wrapped.

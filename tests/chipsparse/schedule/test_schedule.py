@@ -21,19 +21,14 @@ def cost(steps, full):
 
 @pytest.mark.parametrize("count", range(1, 10))
 def test_no_list_of_the_same_length_costs_less(count):
-    steps, every = spread(10, count), itertools.combinations(range(1, 10), count - 1)
-    assert len(steps) == count
-    assert cost(10, steps) == pytest.approx(min(cost(10, (0, *rest)) for rest in every))
+    lists = [(0, *rest) for rest in itertools.combinations(range(1, 10), count - 1)]
+    steps = spread(10, count)
+    assert steps in lists
+    assert cost(10, steps) == pytest.approx(min(cost(10, other) for other in lists))
 
 
 def test_lists_are_close_at_the_start_and_somewhat_closer_at_the_end():
     assert spread(50, 15) == (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 22, 29, 37, 44, 48)
-    for steps in (12, 30, 50):
-        for count in range(1, steps + 1):
-            found = spread(steps, count)
-            assert list(found) == sorted(set(found))
-            assert (found[0], len(found)) == (0, count)
-            assert found[-1] < steps
     assert [spread(steps, steps) for steps in (1, 2, 12)] == [(0,), (0, 1), tuple(range(12))]
 
 

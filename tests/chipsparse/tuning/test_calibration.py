@@ -32,19 +32,14 @@ def test_outputs_effects_and_times_are_those_of_the_loop(outputs, monkeypatch):
     expected = through(scheduler, outputs)
     with watched_scheduler(scheduler) as trajectory:
         assert torch.equal(through(scheduler, outputs), expected)
-    assert "step" not in vars(scheduler)
+    with pytest.raises(KeyboardInterrupt), watched_scheduler(scheduler):
+        raise KeyboardInterrupt
+    assert type(scheduler) is FlowMatchEulerDiscreteScheduler  # its step is its own again
     result = trajectory()
     wide = outputs.double().flatten(1)
     np.testing.assert_allclose(result.products, (wide @ wide.T).numpy(), rtol=1e-12)
     np.testing.assert_allclose(result.effects, scheduler.sigmas.diff().numpy(), rtol=1e-4)
     np.testing.assert_array_equal(result.times, scheduler.timesteps.numpy())
-
-
-def test_the_scheduler_is_restored_after_an_exception():
-    scheduler = FlowMatchEulerDiscreteScheduler()
-    with pytest.raises(KeyboardInterrupt), watched_scheduler(scheduler):
-        raise KeyboardInterrupt
-    assert "step" not in vars(scheduler)
 
 
 def test_effects_of_a_scheduler_that_also_scales_the_latents(outputs):

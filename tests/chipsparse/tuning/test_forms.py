@@ -1,6 +1,5 @@
 """Forms of schedules: the configs they make, and what these take."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +7,9 @@ import pytest
 
 from chipsparse.config import SparsityConfig
 from chipsparse.tuning.forms import FORECASTS, ActionSeconds, Candidate, Form, Forms
-from chipsparse.tuning.jump_costs import Reuse, drift, jump_costs
-from chipsparse.tuning.placed_steps import Steps
-from tests.chipsparse.tuning.trajectories import list_cost, trajectory
+from chipsparse.tuning.jump_costs import Reuse, drift
+from chipsparse.tuning.placed_steps import Placed, Steps
+from tests.chipsparse.tuning.trajectories import trajectory
 
 BASE = SparsityConfig().override(
     {
@@ -69,12 +68,10 @@ def test_the_time_and_the_words_of_a_candidate(form, sparse, seconds, text):
 
 
 def test_a_candidate_is_best_on_the_mean_of_the_prompts():
-    both = [trajectory(10), trajectory(10, seed=5)]
-    form = Form()
-    costs = np.mean([jump_costs(one, form.reuse, form.growth) for one in both], axis=0)
+    both, form = [trajectory(10), trajectory(10, seed=5)], Form()
     full = Forms(BASE, both, SECONDS).candidate(form, 4).config.schedule.full_steps
-    lists = [(0, *rest) for rest in itertools.combinations(range(1, 10), 3)]
-    assert full == min(lists, key=lambda one: list_cost(costs, one))
+    assert full == Placed(both, form.reuse, form.growth).steps(4).full
+    assert full != Placed(both[:1], form.reuse, form.growth).steps(4).full
 
 
 def test_a_form_whose_sparse_steps_never_pay_is_the_same_without_them():

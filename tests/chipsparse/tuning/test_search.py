@@ -61,13 +61,13 @@ class MadeUpLab:
         made = Candidate(
             Form(density=config.attention.density, sparse_mlp=config.mlp.is_sparse), config, STEPS
         )
-        sparse = made.actions.count(Action.SPARSE)
-        full = STEPS - made.actions.count(Action.SKIP) - sparse
+        sparse = made.schedule.actions.count(Action.SPARSE)
+        full = STEPS - made.schedule.actions.count(Action.SKIP) - sparse
         psnr = 20 + 2 * full + self.sparse_db * sparse - 3 * (prompt == 4)
         psnr += self.corrected_db * config.schedule.correct
         seconds = self.step_seconds().generation(made)
         self.made[config, prompt] = seconds / 20.5
-        return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, tuple(made.actions))
+        return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, tuple(made.schedule.actions))
 
 
 def searched(lab, budget=30, **target):

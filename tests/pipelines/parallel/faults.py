@@ -2,7 +2,6 @@
 
 import os
 import signal
-from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -10,9 +9,6 @@ import torch.distributed as dist
 
 import chipsparse
 from chipsparse.layers.attention import AttentionLayer
-from chipsparse.parallel import head_turns
-from chipsparse.pipelines.models.wan import WanAdapter
-from chipsparse.pipelines.parallel import split_sequence
 from chipsparse.plan import Action, SparsityPlan
 from tests.pipelines.parallel.equal_bits import (
     BIG,
@@ -28,45 +24,6 @@ from tests.pipelines.test_families import SPARSE
 CALL = {**BIG, "height": 80, "width": 64, "guidance_scale": 1.0}
 BOTH = chipsparse.Parallel(ulysses=2)
 ROWS = chipsparse.Parallel(ring=2)
-
-
-def forgotten(offset):
-    on_rank = split_sequence.on_rank
-
-    def without(layout, cut, rank):
-        part = on_rank(layout, cut, rank)
-        return replace(part, share=replace(part.share, **{offset: 0}))
-
-    return mock.patch.object(split_sequence, "on_rank", without)
-
-
-def forgotten_head_offset():
-    return forgotten("first_head")
-
-
-def forgotten_block_offset():
-    return forgotten("first_row")
-
-
-def rotary_cut_before_ordering():
-    def cut(self, _module, _args, output):
-        return tuple(self.split.own_grid(part, 1) for part in output)
-
-    return mock.patch.object(WanAdapter, "ordered_rotary", cut)
-
-
-def swapped_ranks():
-    unpack = head_turns.unpack_pieces
-
-    def swapped(received, places, pieces, *, dim, capacity=None):
-        if dim == head_turns.TOKENS:
-            received = torch.cat(received.chunk(2)[::-1])
-        unpack(received, places, pieces, dim=dim, capacity=capacity)
-
-    return mock.patch.object(head_turns, "unpack_pieces", swapped)
-
-
-WRONG = [forgotten_head_offset, rotary_cut_before_ordering, swapped_ranks]
 
 
 def skips_alone():
@@ -92,18 +49,10 @@ def refreshes_alone():
 
 
 def seen():
-    """The distance of each mistake from one process, and the errors of ranks that differ."""
+    """Results and errors of ranks that differ."""
     with torch.no_grad():
         alone, _ = run(wan_of(4), CALL, SPARSE, None)
-        found = {"right": largest_difference(run(wan_of(4), CALL, SPARSE, BOTH)[0], alone)}
-        for fault in WRONG:
-            with fault():
-                wrong, _ = run(wan_of(4), CALL, SPARSE, BOTH)
-            found[fault.__name__] = largest_difference(wrong, alone)
-        for fault in (forgotten_block_offset, swapped_ranks):
-            with fault():
-                wrong, _ = run(wan_of(4), CALL, SPARSE, ROWS)
-            found[f"{fault.__name__} of a ring"] = largest_difference(wrong, alone)
+        found = {}
         with refreshes_alone():
             for name, parallel in (("heads", BOTH), ("rows", ROWS)):
                 result, report = run(wan_of(4), CALL, SPARSE, parallel)

@@ -9,11 +9,11 @@ import torch
 
 import chipsparse
 from chipsparse.kernels.mask_packing import pack_mask, unpack_mask
-from chipsparse.layers.kept_columns import read_kept_columns
-from chipsparse.layers.static_columns import static_bits
+from chipsparse.layers.column_budget import static_bits
 from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
+from chipsparse.report.kept_columns import read_kept_columns
 from chipsparse.session import Session
 from tests.chipsparse.test_session import CONFIG, run
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
