@@ -151,6 +151,12 @@ class ModelLayout:
         return sum(math.prod(grid) for grid in self.grids)
 
     @property
+    def grid_columns(self) -> slice:
+        """The columns of attention that are video or image tokens; others are text."""
+        first = self.text_tokens if self.text_first else 0
+        return slice(first, first + self.grid_tokens)
+
+    @property
     def tokens(self) -> int:
         """Tokens per sample in self-attention."""
         return self.grid_tokens + self.text_tokens

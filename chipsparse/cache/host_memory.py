@@ -108,8 +108,11 @@ class HostMemory:
 
 
 def _map(nbytes: int) -> torch.Tensor:
+    flags = {}
+    if hasattr(mmap, "MAP_PRIVATE"):  # shared pages, the default, are never huge ones
+        flags["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
-        pages = mmap.mmap(-1, nbytes, **_private())
+        pages = mmap.mmap(-1, nbytes, **flags)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"{format_bytes(nbytes)} of host memory: {error}") from error
     with contextlib.suppress(AttributeError, OSError):  # not on every system
@@ -117,13 +120,6 @@ def _map(nbytes: int) -> torch.Tensor:
         pages.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to fault in and to register
     with torch.inference_mode(False):  # generations in and out of that mode use it in turn
         return torch.frombuffer(pages, dtype=torch.uint8)
-
-
-def _private() -> dict[str, int]:
-    """Flags of `mmap.mmap`, where it has any: shared pages, its default, are never huge ones."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return {}
-    return {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 def _register(address: int, nbytes: int) -> None:

@@ -208,7 +208,8 @@ def worth_moving(
 
     counts = range(len(sizes), -1, -1)  # of equal choices the one that keeps more
     choices = [chosen for count in counts for chosen in combinations(sizes, count)]
-    return frozenset(min(choices, key=seconds))
+    fastest = min(choices, key=seconds)
+    return frozenset(fastest)
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def slower_parts(
 ) -> dict[tuple[int, Part], str]:
     """Return the parts that run dense since a sparse step may be no faster, with the reason."""
     return {
-        place: f"by the rates of one {rates.device} a sparse step of it may take "
+        place: f"by the rates of one {rates.device} a sparse step of it may take up to "
         f"{milliseconds_text(seconds.most)}, and a dense one takes "
         f"{milliseconds_text(seconds.dense)}"
         for place, seconds in times.items()

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from bitarray import bitarray, frozenbitarray
 
 from chipsparse.cache.tensors import CAPACITY_MULTIPLE
@@ -54,19 +53,17 @@ class AttentionBudget:
 
 
 def static_columns(
-    tokens: int,
-    *,
-    text_tokens: int,
-    text_first: bool = False,
-    always: torch.Tensor | None = None,
-    device: torch.device,
+    layout: ModelLayout, of_user: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the columns that every query block keeps, bool ``[1, N]``, or None."""
-    if text_tokens == 0 and always is None:
+    """Return the columns that every query block keeps, bool ``[1, N]``, or None.
+
+    They are the text's, and those of the user, bool ``[N]``.
+    """
+    if layout.text_tokens == 0 and of_user is None:
         return None
-    column = torch.arange(tokens, device=device)
-    text = column < text_tokens if text_first else column >= tokens - text_tokens
-    return (text if always is None else text | always)[None]
+    text = torch.ones(layout.tokens, dtype=torch.bool, device=device)
+    text[layout.grid_columns] = False
+    return (text if of_user is None else text | of_user)[None]
 
 
 class ColumnBudgets:
@@ -86,25 +83,19 @@ class ColumnBudgets:
     def of(
         self, layer: int, plan: SparsityPlan, context: StepContext, key: torch.Tensor
     ) -> AttentionBudget:
-        """The budget of a layer whose keys are ``[B, H, N, D]``, with lists as long as they get."""
-        layout, tokens = plan.layout, key.shape[2]
-        share = layout.share
+        """Return a layer's budget on the device of its keys, with lists as long as they get."""
+        layout, share, device = plan.layout, plan.layout.share, key.device
         if layout not in self._static_columns:
-            self._static_columns[layout] = static_columns(
-                tokens,
-                text_tokens=layout.text_tokens,
-                text_first=layout.text_first,
-                always=self.static_mask(layout, key.device),
-                device=key.device,
-            )
-        of_user = 0 if self._static_bits is None else self._static_bits.count()
+            of_user = self.static_mask(layout, device)
+            self._static_columns[layout] = static_columns(layout, of_user, device)
+        named = 0 if self._static_bits is None else self._static_bits.count()
         seed = f"0 {context.branch} {context.step} {layer}"
         return AttentionBudget(
             keep_count=plan.attention_keep_count(layer),
             random_count=plan.attention_random_count(),
             static_columns=self._static_columns[layout],
             seed=zlib.crc32(seed.encode()),
-            static_count=layout.text_tokens + of_user,
+            static_count=layout.text_tokens + named,
             first_head=0 if share is None else share.first_head,
             first_block=0 if share is None else share.first_row // self._config.block_size,
             branches=layout.guided_in_batch,
@@ -183,8 +174,7 @@ def static_mask(
 ) -> torch.Tensor:
     """Return the columns of attention that these bits mean, bool ``[N]``; False for the text's."""
     packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
-    mask = unpack_mask(packed, len(bits), backend="reference").to(device)
-    if order is not None:
-        mask = mask[order]
-    text = layout.text_tokens
-    return F.pad(mask, (text, 0) if layout.text_first else (0, text))
+    own = unpack_mask(packed, len(bits), backend="reference").to(device)
+    mask = torch.zeros(layout.tokens, dtype=torch.bool, device=device)
+    mask[layout.grid_columns] = own if order is None else own[order]
+    return mask

@@ -94,10 +94,8 @@ class Fp8MLPWeights:
     """The same of an MLP whose linears keep their weights in e4m3: torchao's ``Float8Tensor``.
 
     A linear of such a weight computes what torchao does, which rounds its input to e4m3 as well
-    where that was asked for (`fp8_linear`); sparse kernels get the numbers by `read`.
-
-    Attributes and shapes: see `MLPWeights.from_linears`; the weights are the model's own, or a
-    `part_of` them.
+    where that was asked for (`fp8_linear`); sparse kernels get the numbers by `read`. The
+    attributes are as for `MLPWeights.from_linears`: the model's own weights, or a `part_of` them.
     """
 
     up: torch.Tensor
@@ -110,7 +108,7 @@ class Fp8MLPWeights:
     gate_bias: torch.Tensor | None = None
 
     def neurons(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The activations ``[B, N, F]`` of hidden ``[B, N, C]``, as the model computes them."""
+        """Return the activations ``[B, N, F]`` of hidden ``[B, N, C]``, as the model does."""
         up = self.linear(hidden, self.up, self.up_bias)
         if self.gate == "none":
             return activate(up, self.activation)
@@ -129,7 +127,7 @@ class Fp8MLPWeights:
         return fp8_linear(rows, weight, bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
-        """The numbers of the weights in a type that the sparse kernels read, laid out for them.
+        """Return the weights in a type that the sparse kernels read, laid out for them.
 
         They are made anew for every call: to read and write a weight once takes little beside what
         many tokens compute with it, and kernels of 16-bit numbers are the fastest there are.
@@ -159,9 +157,9 @@ class Fp8MLPWeights:
 
 
 def fp8_form(weight: Any) -> Fp8Form | None:
-    """Return what a linear with this weight rounds to FP8; None for other weights.
+    """Return what a linear with a weight of torchao's rounds to FP8; None for other weights.
 
-    That is torchao's, in e4m3, with a scale for each row or one for all.
+    Such a weight is in e4m3, with a scale for each row or one for all.
     """
     data, scale = getattr(weight, "qdata", None), getattr(weight, "scale", None)
     if type(weight).__name__ != "Float8Tensor" or data is None or scale is None:

@@ -60,14 +60,9 @@ def _is_whole(layout: ModelLayout) -> bool:
     return layout.query_rows == layout.all_query_rows
 
 
-def _lead(layout: ModelLayout) -> int:
-    """Tokens before the video or image."""
-    return layout.text_tokens if layout.text_first else 0
-
-
 def _first_row(layout: ModelLayout) -> int:
-    """Return the query rows, counted from the video's or image's first one."""
-    return layout.query_rows.start - _lead(layout)
+    """Return the first query row, counted from the video's or image's first one."""
+    return layout.query_rows.start - layout.grid_columns.start
 
 
 def columns_of(
@@ -88,7 +83,7 @@ def columns_of(
     number = torch.arange(blocks, device=packed.device)
     number += (_first_row(own) - _first_row(chosen)) // block_size_q
     rows = packed.index_select(2, number.clamp_(0, packed.shape[2] - 1))
-    moved = _moved(rows, _lead(own) - _lead(chosen), own.tokens)
+    moved = _moved(rows, own.grid_columns.start - chosen.grid_columns.start, own.tokens)
     if static_columns is not None:
         moved |= pack_mask(static_columns, backend="reference")
     return moved

@@ -1,7 +1,7 @@
 """The messages of one generation's processes besides tensors: decisions, and failures.
 
-They tell it through the key-value store that their process group was made with, and so on the host:
-no GPU waits for it, and who does not answer is known by name.
+They go through the key-value store of the process group, and so over the host: no GPU waits for
+them, and who does not answer is known by name.
 """
 
 from __future__ import annotations
@@ -67,15 +67,14 @@ class Peers:
         said = []
         for rank, (kind, answer) in enumerate(self._answers(self._timeout_s)):
             self._warned = kind != "said"
-            if kind == "failed":
-                raise PeerError(f"{self.names[rank]} failed: {answer}")
-            if kind == "broken":
-                raise PeerError(f"{self.names[rank]} lost another process")
-            if kind == "silent":
-                raise PeerError(
-                    f"{self.names[rank]} has not got here for {self._timeout_s:.0f} s: it is gone, "
-                    "hangs, or makes other calls"
-                )
+            if self._warned:
+                reasons = {
+                    "failed": f"failed: {answer}",
+                    "broken": "lost another process",
+                    "silent": f"has not got here for {self._timeout_s:.0f} s: it is gone, hangs, "
+                    "or makes other calls",
+                }
+                raise PeerError(f"{self.names[rank]} {reasons[kind]}")
             said.append(answer)
         # Nobody is here who has not read what was said the time before.
         self._store.delete_key(f"{self._rounds - 1}/{self.rank}")

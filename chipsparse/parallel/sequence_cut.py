@@ -72,7 +72,7 @@ def cut_sequence(
         ValueError: there are fewer blocks of video or image tokens than ranks.
     """
     grid, text = layout.grid_tokens, layout.text_tokens
-    leading = text if layout.text_first else 0
+    leading = layout.grid_columns.start
     sees_text = any(kind.mlp_sees_text for kind in layout.kinds)
     offset = leading % rows if sees_text else 0  # rows of the first block that are text
     places, run = _Places(-offset, rows), ranks // ring

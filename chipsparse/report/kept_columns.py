@@ -88,12 +88,10 @@ def read_kept_columns(
         own = query_rows[number % blocks * size :][:size]
         local += int(bits[max(0, own.start) : max(0, own.stop)].sum())
         counts += bits
-    text, grid = slice(0, layout.text_tokens), slice(layout.text_tokens, None)
-    if not layout.text_first:
-        text, grid = slice(layout.grid_tokens, None), slice(0, layout.grid_tokens)
     in_static = 0 if static is None else counts[static.cpu().numpy()].sum()
     kept = int(counts.sum())
-    shares = counts[grid] / len(lists)
+    of_grid = counts[layout.grid_columns]
+    shares = of_grid / len(lists)
     if order is not None:
         shares[order.cpu().numpy()] = shares.copy()
     return KeptColumns(
@@ -101,7 +99,7 @@ def read_kept_columns(
         columns=layout.tokens,
         lists=len(lists),
         kept=kept / (len(lists) * layout.tokens),
-        text=int(counts[text].sum()) / max(1, kept),
+        text=(kept - int(of_grid.sum())) / max(1, kept),
         static=int(in_static) / max(1, kept),
         local=local / max(1, kept),
         everywhere=int((counts == len(lists)).sum()) / layout.tokens,

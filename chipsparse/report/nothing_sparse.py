@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from chipsparse.config import LayerPart, Part, SparsityConfig
+from chipsparse.config import LayerPart, Part, ScheduleConfig, SparsityConfig
 from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.schedule.schedule import MANY_STEPS, NO_SHARE
 
 NOTHING = "nothing runs sparse"
-# Fields of the schedule, each with the value that leaves most steps to sparse ones.
-LOOSEST: dict[str, tuple[Any, str]] = {
-    "warmup_steps": (2, "lower"),
-    "refresh_every": (1 << 20, "raise"),
-    "full_steps": ((), "shorten"),
-    "full_share": (0.01, "lower"),
-    "least_full": (2, "lower"),
+# Fields of the schedule, each with the value that leaves most steps to sparse ones, the word for
+# the way there, and whether a schedule has some way to go.
+LOOSEST: dict[str, tuple[Any, str, Callable[[ScheduleConfig], bool]]] = {
+    "warmup_steps": (2, "lower", lambda now: now.warmup_steps > 2),
+    "refresh_every": (1 << 20, "raise", lambda now: now.refresh_every == 1),
+    "full_steps": ((), "shorten", lambda now: bool(now.full_steps)),
+    "full_share": (0.01, "lower", lambda now: now.full_share not in (None, 0.01)),
+    "least_full": (2, "lower", lambda now: now.full_share is not None and now.least_full > 2),
 }
 
 
@@ -103,14 +104,7 @@ def what_helps(plan: SparsityPlan, first: int) -> str | None:
     schedule = plan.config.schedule
     if schedule.actions:
         return "change schedule.actions"
-    is_tight = {
-        "warmup_steps": schedule.warmup_steps > 2,
-        "refresh_every": schedule.refresh_every == 1,
-        "full_steps": bool(schedule.full_steps),
-        "full_share": schedule.full_share not in (None, 0.01),
-        "least_full": schedule.full_share is not None and schedule.least_full > 2,
-    }
-    tight = [name for name in LOOSEST if is_tight[name]]
+    tight = [name for name, (_, _, is_tight) in LOOSEST.items() if is_tight(schedule)]
 
     def helps(*names: str) -> bool:
         changes = {f"schedule.{name}": LOOSEST[name][0] for name in names}

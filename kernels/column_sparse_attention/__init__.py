@@ -50,7 +50,7 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         value: ``[B, H, M, D]``, likewise.
         indices: int32 ``[B, H, G, K]``, columns below M; a list must not repeat a column. Entries
             past a block's count must be valid columns too (0 will do); they are ignored. No values
-            are looked at, which would make the host wait for the device: `check_lists` does.
+            are looked at, which would make the host wait for the device.
         counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A block with
             none has A = 0 and lse = -inf.
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.

@@ -208,9 +208,12 @@ def test_which_skipped_outputs_are_forecast():
         return [step for step in range(6) if schedule.forecast_share(step) == 0.5]
 
     assert forecasts(12) == []
-    assert not listed(forecast=0.5, full_steps=[1, 4], between="all").schedule.forecasts_any
-    assert not listed(forecast=0.5).schedule.forecasts_any
-    assert not listed(forecast=0.5, forecast_after=1, full_steps=[1, 4]).schedule.forecasts_any
+    for changes in (
+        {},
+        {"full_steps": [1], "between": "all"},
+        {"full_steps": [1], "forecast_after": 1},
+    ):
+        assert not listed(forecast=0.5, **changes).schedule.forecasts_any
     assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
     assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []

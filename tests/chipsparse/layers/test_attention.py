@@ -15,6 +15,7 @@ from chipsparse.layers import attention, full_attention
 from chipsparse.layers.attention import dense_step, refresh_step, sparse_step
 from chipsparse.layers.column_budget import AttentionBudget, static_columns
 from chipsparse.layers.full_attention import AttentionInputs
+from chipsparse.layout import LayerKind, ModelLayout
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
@@ -176,15 +177,19 @@ def test_random_columns_are_seeded_and_those_of_all_chunks_heads_and_blocks(monk
         assert torch.equal(mask[:, head:, block:], mask_of(some))
 
 
+def with_text(tokens, *, first=False):
+    """The layout of a call with so many text tokens among all."""
+    kinds, grids = (LayerKind("block", 1, 8),), ((1, 1, TOKENS - tokens),)
+    return ModelLayout(kinds, 2, 8, 1, grids, text_tokens=tokens, text_first=first)
+
+
 def test_static_columns_are_those_of_the_text_and_of_the_user_and_always_kept():
-    assert static_columns(TOKENS, text_tokens=0, device=CPU) is None
+    assert static_columns(with_text(0), None, CPU) is None
     always = torch.zeros(TOKENS, dtype=torch.bool)
     always[[3, 60]] = True
     for first, text in ((True, range(5)), (False, range(70, 75))):
         for user, more in ((None, ()), (always, (3, 60))):
-            static = static_columns(
-                TOKENS, text_tokens=5, text_first=first, always=user, device=CPU
-            )
+            static = static_columns(with_text(5, first=first), user, CPU)
             assert static.tolist() == [[n in (*text, *more) for n in range(TOKENS)]]
     mask = mask_of(refreshed(budget=AttentionBudget(KEEP, 0, static, seed=1))[0])
     assert mask[..., static[0]].all()
@@ -193,7 +198,7 @@ def test_static_columns_are_those_of_the_text_and_of_the_user_and_always_kept():
 
 @pytest.mark.parametrize(("keep", "text"), [(4, 0), (4, 8), (20, 8)])
 def test_lists_exceed_their_budget_only_for_nan(keep, text):
-    static = static_columns(TOKENS, text_tokens=text, device=CPU)
+    static = static_columns(with_text(text), None, CPU)
     budget = AttentionBudget(keep, RANDOM, static, seed=1, static_count=text)
     cache, config, _ = refreshed(budget=budget)
     assert cache.capacity <= budget.most_columns < TOKENS
