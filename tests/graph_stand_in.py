@@ -20,7 +20,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,27 +28,21 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chipsparse.kernels.dispatch import Backend, Call
+from chipsparse.kernels.dispatch import Backend
 
 LAUNCH = vars(Backend)["launch"]
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 # They only find memory: as in a graph, it holds at each launch what the last one left there.
 aten = torch.ops.aten
-EMPTY = (
-    aten.empty,
-    aten.empty_like,
-    aten.empty_strided,
-    aten.new_empty,
-    aten.new_empty_strided,
-)
+EMPTY = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided)
 # The constant that a call makes of Python's numbers, in memory that no tensor had before.
 LITERAL = (aten.lift, aten.lift_fresh)
 # What a host must wait for: results that are numbers, or have as many entries as the values say.
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-def _by_number(function: Any, args: Any) -> bool:
+def _by_number(function, args):
     """Return whether it takes entries by their numbers, not by a mask, which says how many."""
     if function is not aten.index.Tensor:
         return False
@@ -68,14 +62,14 @@ class TapeRecorder:
 
     device_type = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.recorded = self.launched = self.dangling = self.held = 0
 
-    def on(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    def on(self, device):
         assert device.type == "cpu", device
         return contextlib.nullcontext()
 
-    def capture(self, call: Callable[[], Any]) -> tuple[Any, TapeRecording]:
+    def capture(self, call):
         """Records a call; whatever it wrote to memory not its own is taken back.
 
         Raises:
@@ -92,17 +86,17 @@ class TapeRecorder:
 class TapeRecording:
     """Implements `chipsparse.graphs.step_graph.Capture`; the recorder counts what is done."""
 
-    def __init__(self, recorder: TapeRecorder, tape: Tape) -> None:
+    def __init__(self, recorder, tape):
         self._recorder = recorder
         self._tape: Tape | None = tape
 
-    def replay(self) -> None:
+    def replay(self):
         assert self._tape is not None, "launched after it was released"
         self._recorder.launched += 1
         self._recorder.dangling += self._tape.dangles()
         self._tape.play()
 
-    def release(self) -> None:
+    def release(self):
         assert self._tape is not None, "released twice"
         self._tape = None
         self._recorder.held -= 1
@@ -125,7 +119,7 @@ class Operation:
     kwargs: dict[str, Any]
     outputs: list[torch.Tensor | None]
 
-    def play(self) -> None:
+    def play(self):
         leaves = pytree.tree_leaves(self.function(*self.args, **self.kwargs))
         for leaf, output in zip(leaves, self.outputs, strict=True):
             if output is not None:
@@ -139,7 +133,7 @@ class Operation:
 class Tape:
     """The operations of one call."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._operations: list[Operation] = []
         # Memory by the number of its storage: made by the call, and all other, with what that held
         # before the call wrote to it. They are kept, so that the numbers stay theirs.
@@ -149,7 +143,7 @@ class Tape:
         self._held: dict[int, int] = {}  # how often the tape itself holds outside memory
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self):
         """Records what this thread launches; afterwards outside memory is as it was before."""
         try:
             with Writer(self).writing():
@@ -159,26 +153,20 @@ class Tape:
                 self._outside[number].copy_(before)
             self._before.clear()
 
-    def play(self) -> None:
+    def play(self):
         # They were recorded below autocast, which would cast their arguments once more.
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for operation in self._operations:
                 operation.play()
 
-    def dangles(self) -> bool:
+    def dangles(self):
         """Return whether an operation uses memory that only this tape still holds."""
         return any(
             torch._C._storage_Use_Count(storage._cdata) <= self._held[number]
             for number, storage in self._outside.items()
         )
 
-    def run(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: Iterable[torch.Tensor],
-    ) -> Any:
+    def run(self, function, args, kwargs, written):
         """Runs an operation, which may write to the last tensors, and writes it down."""
         packet = getattr(function, "overloadpacket", None)
         if packet in LITERAL:
@@ -202,21 +190,21 @@ class Tape:
                 self._hold(alias)
         return result
 
-    def _adopt(self, tensor: torch.Tensor) -> None:
+    def _adopt(self, tensor):
         self._own[_number(tensor)] = tensor.untyped_storage()
 
-    def _hold(self, alias: torch.Tensor) -> None:
+    def _hold(self, alias):
         number = _number(alias)
         if number not in self._own:
             self._keep(alias)
             self._held[number] += 1
 
-    def _save(self, tensor: torch.Tensor) -> None:
+    def _save(self, tensor):
         number = _number(tensor)
         if number not in self._own and number not in self._before:
             self._before[number] = self._keep(tensor).clone()
 
-    def _keep(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+    def _keep(self, tensor):
         number = _number(tensor)
         self._held.setdefault(number, 1)  # by the object made here
         return self._outside.setdefault(number, tensor.untyped_storage())
@@ -232,18 +220,16 @@ class Writer(TorchDispatchMode):
     of ours. A call that waits is broken off, as CUDA does.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape):
         super().__init__()
         self._tape = tape
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self):
         with _kernels_written_to(self), self:
             yield
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         of_others = EXPLICIT if function.namespace == "chipsparse" else IMPLICIT
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), of_others):
@@ -253,7 +239,7 @@ class Writer(TorchDispatchMode):
             raise RuntimeError(f"{function} waits for the device, which is not permitted here")
         return self._tape.run(function, args, kwargs, _written(function, args, kwargs))
 
-    def kernel(self, launch: Callable[..., Any], call: Call[Any]) -> Any:
+    def kernel(self, launch, call):
         """Runs a kernel of ours, which may write to whatever it is given."""
         given = {each.name: getattr(call, each.name) for each in fields(call)}
         record = type(call)
@@ -262,37 +248,35 @@ class Writer(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _kernels_written_to(writer: Writer) -> Iterator[None]:
+def _kernels_written_to(writer):
     """Tells the writer of the kernels of ours that this thread launches."""
     thread = threading.get_ident()
 
-    def launch_of(backend: Backend) -> Callable[..., Any]:
+    def launch_of(backend):
         launch: Callable[..., Any] = LAUNCH.__get__(backend)
         is_ours = threading.get_ident() == thread
         return functools.partial(writer.kernel, launch) if is_ours else launch
 
-    Backend.launch = property(launch_of)  # type: ignore[assignment]
+    Backend.launch = property(launch_of)
     try:
         yield
     finally:
-        Backend.launch = LAUNCH  # type: ignore[method-assign]
+        Backend.launch = LAUNCH
 
 
 _one_recording = threading.Lock()
 
 
-def _number(tensor: torch.Tensor) -> int:
+def _number(tensor):
     """The number of the tensor's memory."""
     return tensor.untyped_storage()._cdata
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def _tensors(tree):
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _written(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[torch.Tensor]:
+def _written(function, args, kwargs):
     """The tensors that an operation writes to, by its schema."""
     parameters = function._schema.arguments
     given = itertools.chain(

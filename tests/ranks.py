@@ -25,9 +25,7 @@ class Ended:
     text: str
 
 
-def run_ranks(
-    ranks: int, function: str, *args: Any, folder: Path, seconds: float = 240, check: bool = True
-) -> list[Ended]:
+def run_ranks(ranks, function, *args, folder, seconds=240, check=True):
     """Calls ``module:function(*args)`` on each rank; the arguments and results are JSON.
 
     The group meets in a file, so that no port is taken. With ``check`` a rank that fails raises.
@@ -64,7 +62,7 @@ def run_ranks(
     return ended
 
 
-def main() -> None:
+def main():
     """One rank."""
     import torch
     import torch.distributed as dist

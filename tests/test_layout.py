@@ -143,19 +143,15 @@ def test_the_rule_wants_links_and_lets_the_rest_pass(tmp_path):
     assert list(violations(file, "chipsparse.experiments.quality")) == []
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_folders_cannot_shadow_other_packages(folder):
-    """A folder with `__init__.py` would hide PyPI's `kernels` from programs run in this folder."""
-    assert (ROOT / folder).is_dir()
-    assert not (ROOT / folder / "__init__.py").exists()
-    assert not (ROOT / f"{folder}.py").exists()
-
-
 @pytest.mark.parametrize("folder", [*FOLDERS, "assets"])
-def test_links_are_relative(folder):
+def test_folders_are_linked_and_cannot_shadow_other_packages(folder):
+    """A folder with `__init__.py` would hide PyPI's `kernels` from programs run in this folder."""
     link = PACKAGE / folder
     assert link.is_symlink()
     assert link.readlink() == Path("..") / folder
+    assert (ROOT / folder).is_dir()
+    assert not (ROOT / folder / "__init__.py").exists()
+    assert not (ROOT / f"{folder}.py").exists()
 
 
 def test_only_pipelines_and_what_is_above_know_diffusers():

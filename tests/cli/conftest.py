@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import diffusers
 import numpy as np
@@ -21,6 +19,7 @@ from typer.testing import CliRunner
 from chipsparse.cli.main import app
 from chipsparse.cli.model import weights
 from chipsparse.experiments import clips
+from tests.pipelines.families.wan import image_to_video
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
 PROFILE = """\
@@ -61,40 +60,35 @@ class Ran:
     stdout: str
     stderr: str
 
-    def fine(self) -> Ran:
+    def fine(self):
         """The same, which succeeded."""
         assert self.exit_code == 0, self.stderr
         return self
 
-    def refused(self) -> str:
-        """Return its errors, having ended with what the user can put right."""
-        assert self.exit_code == 2, self.stderr
-        return self.stderr
-
-    def sentence(self) -> str:
+    def sentence(self):
         """The sentence with which it ended, having printed nothing else."""
         assert (self.exit_code, self.stdout) == (2, ""), (self.stdout, self.stderr)
         assert "Traceback" not in self.stderr
         assert self.stderr.count("chipsparse: error: ") == 1, self.stderr
         return self.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
 
-    def json(self) -> Any:
+    def json(self):
         """Return its result, having succeeded."""
         return json.loads(self.fine().stdout)
 
 
-def command(*words: object) -> Ran:
+def command(*words):
     """Runs `chipsparse` with these words in this process."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     return Ran(result.exit_code, result.stdout, result.stderr)
 
 
-def names(folder: Path | str, pattern: str = "*") -> list[str]:
+def names(folder, pattern="*"):
     """Those of the files in a folder, in order."""
     return sorted(path.name for path in Path(folder).glob(pattern))
 
 
-def by_hand(pipe: Any, *, seed: int, **call: Any) -> np.ndarray:
+def by_hand(pipe, *, seed, **call):
     """Return what a pipeline makes without the command, uint8 ``[F, H, W, 3]``; see `CALL`."""
     pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -103,22 +97,29 @@ def by_hand(pipe: Any, *, seed: int, **call: Any) -> np.ndarray:
     return np.rint(np.clip(frames, 0, 1) * 255).astype(np.uint8)
 
 
-def pictures(pattern: str) -> np.ndarray:
+def pictures(pattern):
     """The images of the current folder that a pattern names, ``[F, H, W, 3]``."""
     return np.stack([np.asarray(Image.open(name)) for name in names(".", pattern)])
 
 
-def change_index(folder: Path, **entries: object) -> None:
-    """Other entries for the model_index.json of a model's folder."""
-    path = folder / "model_index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+def change_json(path, **entries):
+    """Other entries for a JSON file; None takes one away."""
+    content = json.loads(path.read_text()) | entries
+    path.write_text(json.dumps({k: value for k, value in content.items() if value is not None}))
+
+
+def saved(pipe, folder, profile=PROFILE, **options):
+    """The folder, with the pipeline and a profile in it."""
+    pipe.save_pretrained(str(folder), **options)
+    (folder / "chipsparse.yaml").write_text(profile)
+    return folder
 
 
 @contextmanager
-def nothing_written(folder: Path) -> Iterator[None]:
+def nothing_written(folder):
     """The block leaves every file of a folder as it was, and adds none."""
 
-    def times() -> dict[Path, int]:
+    def times():
         return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
     before = times()
@@ -144,22 +145,17 @@ def modules_without_memory():
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tiny_wan_pipeline().save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(PROFILE)
-    return folder
+def model_folder(tmp_path_factory):
+    return saved(tiny_wan_pipeline(), tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
-def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def flux_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny-flux"
-    tiny_flux_pipeline().save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
-    return folder
+    return saved(tiny_flux_pipeline(), folder, IMAGE_PROFILE)
 
 
-def modular_flux() -> Any:
+def modular_flux():
     """The tiny FLUX as a modular pipeline."""
     pipe = diffusers.FluxAutoBlocks().init_pipeline()
     parts = tiny_flux_pipeline().components
@@ -168,22 +164,24 @@ def modular_flux() -> Any:
 
 
 @pytest.fixture(scope="session")
-def modular_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def modular_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modular") / "tiny-flux"
-    modular_flux().save_pretrained(str(folder), overwrite_modular_index=True)
-    (folder / "chipsparse.yaml").write_text(IMAGE_PROFILE)
-    return folder
+    return saved(modular_flux(), folder, IMAGE_PROFILE, overwrite_modular_index=True)
+
+
+@pytest.fixture(scope="session")
+def image_to_video_folder(tmp_path_factory):
+    pipe = image_to_video(expand_timesteps=True)
+    return saved(pipe, tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture
-def broken_model(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def broken_model(model_folder, tmp_path_factory):
     return Path(shutil.copytree(model_folder, tmp_path_factory.mktemp("broken") / "tiny"))
 
 
 @pytest.fixture
-def workdir(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def workdir(tmp_path, tmp_path_factory, monkeypatch):
     """The current folder, empty; wide enough a terminal that no line of a table is folded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
@@ -192,7 +190,7 @@ def workdir(
 
 
 @pytest.fixture
-def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def loads_nothing(monkeypatch):
     """`chipsparse generate` must end before it loads a model."""
     monkeypatch.setattr(
         "chipsparse.cli.request.load_pipeline", lambda *_, **__: pytest.fail("loaded")
@@ -200,12 +198,12 @@ def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def breaks_at(monkeypatch: pytest.MonkeyPatch):
+def breaks_at(monkeypatch):
     """Lets the generation of one seed fail with an error."""
     make = clips.generate
 
-    def arrange(seed: int | None, error: BaseException | None) -> None:
-        def generate(*arguments: Any, **options: Any) -> Any:
+    def arrange(seed, error):
+        def generate(*arguments, **options):
             if options["seed"] == seed:
                 raise error
             return make(*arguments, **options)
@@ -216,12 +214,10 @@ def breaks_at(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def generate(model_folder: Path, workdir: Path):
+def generate(model_folder, workdir):
     """Runs `chipsparse generate` on the tiny model in this process."""
 
-    def run(
-        *arguments: str, model: Path | str | None = model_folder, prompt: str | None = PROMPT
-    ) -> Ran:
+    def run(*arguments, model=model_folder, prompt=PROMPT):
         given = ["generate", *([] if prompt is None else [prompt]), *arguments]
         if model is not None:
             given += ["--model", str(model)]

@@ -63,18 +63,15 @@ def test_which_process_this_is(placed):
             placed(gpus, guidance, **({**LAUNCHED, "RANK": environment} if environment else {}))
 
 
-@pytest.mark.parametrize(
-    ("rank", "device", "said"),
-    [
+def test_gpus_that_are_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank, device, said in (
         (Rank(ranks=4, starts=True), "cuda", "--gpus 4 is more than the 2 GPUs that this machine"),
         (Rank(ranks=2, starts=True), "cuda:1", "--device cuda:1 is one; use --device cuda"),
         (Rank(3, 4, 3), "cuda", "process 4 of this machine, which has 2 GPUs; start one"),
-    ],
-)
-def test_gpus_that_are_not_there(monkeypatch, rank, device, said):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match=said):
-        rank.device(torch.device(device))
+    ):
+        with pytest.raises(UserError, match=said):
+            rank.device(torch.device(device))
     assert Rank(ranks=2, starts=True).device(CUDA) == CUDA
     assert Rank(1, 2, 1).device(CUDA) == torch.device("cuda", 1)
 

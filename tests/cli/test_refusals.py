@@ -1,6 +1,5 @@
 """What a command cannot do: one sentence, exit code 2, nothing written and no model loaded."""
 
-import json
 import shutil
 import sys
 
@@ -9,8 +8,7 @@ import pytest
 from PIL import Image
 
 from chipsparse.cli.media import write as media
-from tests.cli.conftest import PROFILE, command, nothing_written
-from tests.pipelines.families.wan import image_to_video
+from tests.cli.conftest import PROFILE, change_json, command, nothing_written
 from tests.tiny_models import PROMPT
 
 PROMPTS = f"{PROMPT}\na blue square moves up\na white triangle grows\n"
@@ -118,13 +116,10 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(model_folder, flux_folder, tmp_path_factory):
+@pytest.fixture
+def models(model_folder, flux_folder, image_to_video_folder):
     """The folders of the models by the words that stand for them."""
-    starts = tmp_path_factory.mktemp("models") / "tiny"
-    image_to_video(expand_timesteps=True).save_pretrained(starts)
-    (starts / "chipsparse.yaml").write_text(PROFILE)
-    return {"VIDEO": model_folder, "FLUX": flux_folder, "IMAGE_TO_VIDEO": starts}
+    return {"VIDEO": model_folder, "FLUX": flux_folder, "IMAGE_TO_VIDEO": image_to_video_folder}
 
 
 @pytest.fixture
@@ -161,6 +156,14 @@ def test_what_a_command_cannot_do(line, models, workdir, elsewhere, loads_nothin
     start, *others = MISTAKES[line].split("*")
     assert said.startswith(start)
     assert all(part in said for part in others), said
+
+
+@pytest.mark.parametrize(("line", "extra"), [(f"{BATCH} -o out --gpus 2", "ray"), ("studio",) * 2])
+def test_packages_that_are_not_installed(line, extra, models, workdir, monkeypatch):
+    (workdir / "prompts.csv").write_text(FILES["prompts.csv"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = command(*(models.get(word, word) for word in line.split())).sentence()
+    assert said.endswith(f"not installed: pip install 'chipsparse[{extra}]'")
 
 
 # Folders of models: the file that is spoilt, its text or what is changed in its JSON, the sentence.
@@ -204,9 +207,7 @@ def test_folders_that_are_no_whole_model(
     elif isinstance(change, str):
         (folder / file).write_text(change)
     else:
-        content = json.loads((folder / file).read_text()) | change
-        kept = {name: value for name, value in content.items() if value is not None}
-        (folder / file).write_text(json.dumps(kept))
+        change_json(folder / file, **change)
     with nothing_written(workdir):
         said = command("generate", "x", "-o", "o.gif", "--model", folder).sentence()
     assert sentence in said

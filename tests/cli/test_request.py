@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import diffusers
 import numpy as np
@@ -29,15 +28,15 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model, load_profile
 from chipsparse.profiles.tuned_range import TunedFor
-from tests.cli.conftest import PROFILE, by_hand, change_index, command, names, pictures
-from tests.pipelines.families.wan import image_to_video
+from tests.cli.conftest import by_hand, change_json, command, names, pictures
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")
 
+INDEX = "model_index.json"
 PLACE = {"location": "model", "experts": 1}
-MODEL: Any = SimpleNamespace(**PLACE, transformer_class="WanTransformer3DModel")
-OTHER: Any = SimpleNamespace(**PLACE, transformer_class="NewTransformer3DModel")
+MODEL = SimpleNamespace(**PLACE, transformer_class="WanTransformer3DModel")
+OTHER = SimpleNamespace(**PLACE, transformer_class="NewTransformer3DModel")
 
 
 @pytest.fixture
@@ -235,38 +234,30 @@ def picture(width=48, height=32):
     return Image.fromarray(pixels)
 
 
-@pytest.fixture(scope="module")
-def wan_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    image_to_video(expand_timesteps=True).save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(PROFILE)
-    return folder
-
-
-def test_image_to_video(generate, wan_folder, workdir, monkeypatch):
+def test_image_to_video(generate, image_to_video_folder, workdir, monkeypatch):
     from diffusers.pipelines.wan import pipeline_wan_i2v
 
     picture(96, 64).save("in.png")
     given = ("-o", "out.png", "--image", "in.png", "--seed", "3")
-    missing = generate(*given, model=wan_folder)
+    missing = generate(*given, model=image_to_video_folder)
     if missing.exit_code:  # where ftfy is not installed
         said = "WanImageToVideoPipeline needs the Python package ftfy; install it with pip install"
-        assert f"chipsparse: error: {said} ftfy\n" in missing.refused()
+        assert missing.sentence() == f"{said} ftfy"
     fake = SimpleNamespace(fix_text=lambda text: text)
     monkeypatch.setattr(pipeline_wan_i2v, "ftfy", fake, raising=False)
-    result = generate(*given, "--json", model=wan_folder).json()
+    result = generate(*given, "--json", model=image_to_video_folder).json()
     assert result["request"]["image"] == "in.png"
     assert (result["sparse"]["frames"], result["sparse"]["height"]) == (5, 32)
     actions = [step["action"] for step in result["sparse"]["steps"]]
     assert actions == ["dense", "refresh", "sparse", "sparse"]
-    generate(*given, "--dense", model=wan_folder).fine()
-    pipe = diffusers.WanImageToVideoPipeline.from_pretrained(wan_folder)
+    generate(*given, "--dense", model=image_to_video_folder).fine()
+    pipe = diffusers.WanImageToVideoPipeline.from_pretrained(image_to_video_folder)
     image = picture(96, 64).resize((48, 32), Image.Resampling.LANCZOS)
     expected = by_hand(pipe, seed=3, image=image, num_frames=5, guidance_scale=3.0)
     np.testing.assert_array_equal(pictures("out-*.png"), expected)
 
 
-def test_what_does_not_fit_is_cut_alike_on_both_sides(workdir, wan_folder):
+def test_what_does_not_fit_is_cut_alike_on_both_sides(workdir, image_to_video_folder):
     image = Image.new("RGB", (90, 30), "red")
     image.paste("blue", (30, 0, 60, 30))
     image.save("in.png")
@@ -274,7 +265,7 @@ def test_what_does_not_fit_is_cut_alike_on_both_sides(workdir, wan_folder):
         prompt="", output=Path("o.png"), image=Path("in.png"), height=32, width=32, frames=5
     )
     request = resolve(
-        options, model=describe_model(str(wan_folder)), device=CPU, dtype=torch.float32
+        options, model=describe_model(str(image_to_video_folder)), device=CPU, dtype=torch.float32
     )
     assert request.image.size == (32, 32)
     assert np.asarray(request.image)[:, 1:-1, 2].min() > 240
@@ -298,7 +289,7 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     call = {"image": picture(), "strength": 0.6, "negative_prompt": "", "true_cfg_scale": 3.0}
     expected = by_hand(pipe, seed=0, num_inference_steps=5, **call)
     np.testing.assert_array_equal(pictures("out.png"), expected)
-    few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).refused()
+    few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).sentence()
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
 
 
@@ -347,7 +338,7 @@ def test_the_command_warns_of_too_few_steps_before_loading(generate, workdir):
     assert f"warning {warning}" in lines
     assert generate(*few, "--dense", "--json").json()["request"]["warnings"] == []
     refused = generate(*few, "--strict")
-    assert "it takes --steps 3 or more" in refused.refused()
+    assert "it takes --steps 3 or more" in refused.sentence()
     assert "loading" not in refused.stderr
 
 
@@ -396,7 +387,7 @@ def test_the_scheduler_is_made_or_refused_before_anything_is_loaded(
     broken_model, scheduler, asked, made
 ):
     scheduler.save_pretrained(broken_model / "scheduler")
-    change_index(broken_model, scheduler=["diffusers", type(scheduler).__name__])
+    change_json(broken_model / INDEX, scheduler=["diffusers", type(scheduler).__name__])
     options = GenerateOptions(prompt="", output=Path("o.png"), flow_shift=6.0, scheduler=asked)
     given = {"model": describe_model(str(broken_model)), "device": CPU, "dtype": torch.float32}
     if " " in made:

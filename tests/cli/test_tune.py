@@ -19,7 +19,7 @@ from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedTarget
-from tests.cli.conftest import command
+from tests.cli.conftest import command, saved
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_flux_transformer
 from tests.variants import slow
@@ -39,10 +39,7 @@ FEW = ("--calibration-prompts", "1", "--held-out-prompts", "2")
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tiny_flux_pipeline().save_pretrained(folder)
-    (folder / "chipsparse.yaml").write_text(PROFILE)
-    return folder
+    return saved(tiny_flux_pipeline(), tmp_path_factory.mktemp("models") / "tiny", PROFILE)
 
 
 @pytest.fixture
@@ -172,8 +169,7 @@ def test_the_page_of_a_results_file(measured, workdir):
 
 def test_generate_and_compare_warn_outside_the_range(measured, model_folder, workdir):
     pipe = tiny_flux_pipeline(transformer=tiny_flux_transformer(num_single_layers=4))
-    pipe.save_pretrained("deeper")
-    Path("deeper/chipsparse.yaml").write_text(PROFILE)
+    saved(pipe, workdir / "deeper", PROFILE)
     given = ("--model", "deeper", "--config", measured[0] / "p.yaml", "--dtype", "bfloat16")
     result = command("generate", PROMPT, "-o", "o.png", *given, "--flow-shift", "6").fine()
     (warning,) = [line for line in result.stderr.splitlines() if "warning:" in line]

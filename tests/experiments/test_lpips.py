@@ -48,13 +48,10 @@ def test_a_package_that_cannot_be_imported(hub, monkeypatch):
     assert find_lpips(64, 64).why_not.startswith("torchvision cannot be imported: no operator")
 
 
-def test_weights_are_missing_or_frames_too_small(hub):
+def test_weights_are_missing_or_frames_too_small_or_everything_is_there(hub):
     assert find_lpips(64, 64) == Lpips(None, f"the weights of AlexNet are not in {hub}")
     assert Metric.made == []  # it would download them
     assert find_lpips(31, 640).why_not == "frames are smaller than 32x32"
-
-
-def test_everything_is_there(hub):
     (hub / "alexnet-owt-7be5be79.pth").touch()
     lpips = find_lpips(32, 32)
     assert lpips.why_not is None

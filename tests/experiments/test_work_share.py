@@ -54,12 +54,9 @@ def test_a_section_of_another_size_counts_by_its_own():
     assert work_share(report(*computed)) == work_share(report(*reversed(computed))) == 0.25
 
 
-def test_without_a_plan_nothing_is_known():
+def test_the_steps_of_a_plan_without_which_nothing_is_known():
     assert work_share(report(record(Action.DENSE, plan=None))) is None
     assert work_share(GenerationReport()) is None
-
-
-def test_the_steps_of_a_plan():
     dense, refresh, *sparse = step_costs(PLAN)
     assert dense == refresh > sparse[0] == sparse[1] > 0
     assert len(step_costs(PLAN, first=1)) == 3

@@ -140,17 +140,14 @@ CODE = """
 """
 
 
-def test_instructions_of_the_listing():
+def test_the_hot_loop_of_a_listing_is_the_innermost_that_multiplies():
+    """The wait stands behind the code: its way back into the loop is no loop of its own."""
     code = instructions(CODE)
     assert len(code) == 14
     assert code[2] == Instruction(0x20, "SYNCS", None, False)
     assert code[3] == Instruction(0x30, "BRA", 0xA0, True)
     assert code[12] == Instruction(0xC0, "BRA", 0x40, False)
-
-
-def test_hot_loop_is_the_innermost_that_multiplies():
-    """The wait stands behind the code: its way back into the loop is no loop of its own."""
-    (loop,) = hot_loops(instructions(CODE))
+    (loop,) = hot_loops(code)
     assert [line.address for line in loop] == [0x20, 0x30, 0x40, 0x50, 0x60]
 
 

@@ -45,19 +45,17 @@ def test_forced_backend_runs_even_if_a_faster_one_could():
     assert add(PLAIN, SLOW)(X, backend="slow").tolist() == [3.0, 3.0]
 
 
-def test_forced_backend_that_cannot_run_says_why():
-    with pytest.raises(ValueError, match=r"add: backend 'fast' cannot run here: no cpu"):
-        add(FAST, PLAIN)(X, backend="fast")
-
-
-def test_unknown_backend_names_the_allowed_ones():
-    with pytest.raises(ValueError, match=r"add: unknown backend 'cuda'; it has fast, plain"):
-        add(FAST, PLAIN)(X, backend="cuda")
-
-
-def test_none_that_runs_names_every_reason():
-    with pytest.raises(ValueError, match=r"fast: no cpu; picky: never"):
-        add(FAST, PICKY)(X)
+@pytest.mark.parametrize(
+    ("operation", "options", "said"),
+    [
+        (add(FAST, PLAIN), {"backend": "fast"}, "add: backend 'fast' cannot run here: no cpu"),
+        (add(FAST, PLAIN), {"backend": "cuda"}, "add: unknown backend 'cuda'; it has fast, plain"),
+        (add(FAST, PICKY), {}, "fast: no cpu; picky: never"),
+    ],
+)
+def test_what_cannot_run_says_why(operation, options, said):
+    with pytest.raises(ValueError, match=said):
+        operation(X, **options)
 
 
 def test_calls_are_checked_and_kept_choices_are_not():

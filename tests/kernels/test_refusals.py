@@ -75,6 +75,17 @@ GOOD = {
 }
 OUTSIDE = r"is not within dimension 1 of \[1, 4, 2, 8\]"
 NEEDS_BOTH = "belongs to a residual in torch.float8_e4m3fn; .*"
+# Of both operations that sum columns, and of both that have the first layer of an MLP.
+OF_SUMS = [
+    ({"lse_previous": zeros(1, 2, 9)}, r"lse_previous must be \[1, 2, 7\], got \[1, 2, 9\]"),
+    ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
+]
+OF_LAYERS = [
+    ({"weight": zeros(24, 50)}, r"weight must be \[24, 24\], got \[24, 50\]"),
+    ({"bias": zeros(3)}, r"bias must be \[50\], got \[3\]"),
+    ({"gate_weight": zeros(3, 24)}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),
+    ({"gate_bias": zeros(50)}, "gate_bias needs gate_weight, which is None"),
+]
 # Other arguments, and what is said of them.
 REFUSED = {
     attention_residual: [
@@ -138,14 +149,8 @@ REFUSED = {
         ({"key": COLUMNS.to("meta")}, "key is on meta, query on cpu"),
         ({"backend": "triton"}, "unknown backend 'triton'; it has gluon, library, reference"),
     ],
-    dense_attention_column_sums: [
-        ({"lse_previous": zeros(1, 2, 9)}, r"lse_previous must be \[1, 2, 7\], got \[1, 2, 9\]"),
-        ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
-    ],
-    fp8_dense_attention: [
-        ({"lse_previous": zeros(1, 2, 9)}, r"lse_previous must be \[1, 2, 7\], got \[1, 2, 9\]"),
-        ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
-    ],
+    dense_attention_column_sums: OF_SUMS,
+    fp8_dense_attention: OF_SUMS,
     fp8_dequantization: [
         ({"data": zeros(4, 8)}, "data must be torch.float8_e4m3fn"),
         ({"data": zeros(8, 4).to(FP8).t()}, r"with strides \[1, 4\]"),
@@ -187,14 +192,11 @@ REFUSED = {
     neuron_selection: [
         ({"keep_count": -1}, "keep_count must not be negative, got -1"),
         ({"hidden": zeros(1, 0, 24)}, r"hidden must be \[B, N, C\], got \[1, 0, 24\]"),
-        ({"weight": zeros(24, 50)}, r"weight must be \[24, 24\], got \[24, 50\]"),
-        ({"bias": zeros(3)}, r"bias must be \[50\], got \[3\]"),
+        *OF_LAYERS,
         ({"mean_cache": zeros(1, 3, 50)}, r"mean_cache must be \[1, 2, 50\]"),
         ({"mean_cache": zeros(1, 2, 50).half()}, "got torch.float16"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"gate_weight": zeros(3, 24)}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),
         (GATE, "activation must be gelu-tanh, gelu or silu, got None"),
-        ({"gate_bias": zeros(50)}, "gate_bias needs gate_weight, which is None"),
     ],
     pack_pieces: [
         *(
@@ -227,17 +229,14 @@ REFUSED = {
     sparse_mlp_up: [
         ({"activation": "relu"}, "got 'relu'"),
         ({"hidden": zeros(200, 24)}, r"hidden must be \[B, N, C\], got \[200, 24\]"),
-        ({"weight": zeros(24, 50)}, r"weight must be \[24, 24\], got \[24, 50\]"),
+        *OF_LAYERS,
         ({"weight": zeros(50, 24).half()}, "weight must be torch.float32, got torch.float16"),
-        ({"bias": zeros(3)}, r"bias must be \[50\], got \[3\]"),
         ({"neuron_indices": ints(1, 2, 20).long()}, "must be torch.int32, got torch.int64"),
         ({"block_size": 64}, r"neuron_indices must be \[1, 4, 20\], got \[1, 2, 20\]"),
         ({"activation_cache": zeros(1, 200, 51)}, r"activation_cache must be \[1, 200, 50\]"),
         ({"counts": ints(1, 3)}, r"counts must be \[1, 2\]"),
-        ({"gate_weight": zeros(3, 24)}, r"gate_weight must be \[50, 24\], got \[3, 24\]"),
         ({"gate_weight": zeros(50, 24).half()}, "gate_weight must be torch.float32"),
         ({**GATE, "gate_bias": zeros(3)}, r"gate_bias must be \[50\], got \[3\]"),
-        ({"gate_bias": zeros(50)}, "gate_bias needs gate_weight, which is None"),
         ({"activation_cache": CACHE8}, "must be a floating point tensor, got torch.float8_e4m3fn"),
         (
             {"cache_scale": zeros(1, 200, 1)},

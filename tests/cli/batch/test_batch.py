@@ -175,28 +175,32 @@ def test_bad_lines_are_named_before_anything_is_loaded(
     assert names(workdir) == ["prompts.csv"]
 
 
-def test_ray_that_is_not_installed(batch, workdir, monkeypatch):
-    (workdir / "prompts.csv").write_text("prompt\na\n")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert batch("--gpus", "2").sentence().endswith("not installed: pip install 'chipsparse[ray]'")
-
-
-def test_a_prompt_that_fails(batch, workdir, breaks_at, loads):
+def test_after_an_interruption_and_a_failure_it_goes_on(batch, workdir, breaks_at, loads):
     (workdir / "prompts.csv").write_text("prompt\na red circle\n")
+    given = (*SMALL, "--num", "3")
+    breaks_at(1, KeyboardInterrupt())
+    ran = batch(*given)
+    assert ran.exit_code == 130
+    kept = "what was finished is in the folder; the same command goes on"
+    assert ran.stderr.splitlines()[-1] == f"chipsparse: interrupted, {kept}"
+    assert len(names("out", "*.mp4")) == 1
+    page = PageReader((workdir / "out/index.html").read_text())
+    assert "1 of 3 files" in page.headings
+    assert page.sections["Not made"].count("not yet come to") == 2
     breaks_at(1, ValueError("no such token"))
-    ran = batch(*SMALL, "--num", "2")
+    ran = batch(*given)
     assert ran.exit_code == 1
-    assert loads()[0] == 1
-    assert "1 made, 1 failed of 2" in ran.stdout
+    assert loads()[0] == 2
+    assert "1 made, 1 already there, 1 failed of 3" in ran.stdout
     sentence = "ValueError: no such token"
-    assert f"chipsparse: error: line 2, seed 1: {sentence} (2 of 2, " in ran.stderr
+    assert f"chipsparse: error: line 2, seed 1: {sentence} (1 of 2, " in ran.stderr
     clips = read_manifest(workdir / "out").values()
     (failed,) = [clip for clip in clips if clip.state == "failed"]
     assert (failed.error, failed.tries, failed.request.seed) == (sentence, 1, 1)
     page = PageReader((workdir / "out/index.html").read_text())
     assert sentence in page.sections["Not made"]
     breaks_at(None, None)  # another run tries it again
-    assert "1 made, 1 already there of 2" in batch(*SMALL, "--num", "2").stdout
+    assert "1 made, 2 already there of 3" in batch(*given).stdout
     assert "Not made" not in PageReader((workdir / "out/index.html").read_text()).sections
 
 
@@ -218,19 +222,6 @@ def test_what_may_come_from_the_state_of_the_pipeline_is_tried_again(
     (clip,) = json.loads(ran.stdout)["clips"]
     assert (clip["state"], clip["tries"], loads()[0]) == (state, tries, tries)
     assert ("(tried 2 times)" in ran.stderr) == (state == "failed" and tries == 2)
-
-
-def test_an_interruption_keeps_what_was_made(batch, workdir, breaks_at):
-    (workdir / "prompts.csv").write_text("prompt\na red circle\n")
-    breaks_at(1, KeyboardInterrupt())
-    ran = batch(*SMALL, "--num", "3")
-    assert ran.exit_code == 130
-    kept = "what was finished is in the folder; the same command goes on"
-    assert ran.stderr.splitlines()[-1] == f"chipsparse: interrupted, {kept}"
-    assert len(names("out", "*.mp4")) == 1
-    page = PageReader((workdir / "out/index.html").read_text())
-    assert "1 of 3 files" in page.headings
-    assert page.sections["Not made"].count("not yet come to") == 2
 
 
 def test_images_also_from_an_image(batch, flux_folder, workdir, loads):

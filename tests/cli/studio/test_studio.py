@@ -1,6 +1,5 @@
 """The work behind the page: the same bits as `generate`, previews, stops that hold, refusals."""
 
-import importlib.util
 import json
 import time
 from contextlib import closing
@@ -18,7 +17,6 @@ from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview, arrange
 from chipsparse.cli.studio.run import KEPT, STOPPED, Live, Studio
 from chipsparse.experiments import clips
-from tests.cli.conftest import command
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT
 
@@ -173,11 +171,6 @@ def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
     evil = Live("<b>x</b>")
     evil.doing = "<b>y</b>"
     assert PageReader(evil.html()).text.count("<b>") == 2
-
-
-def test_gradio_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'chipsparse[studio]'" in command("studio").sentence()
 
 
 CHANNELS, GRID = 4, (3, 2, 5)
