@@ -14,13 +14,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from diffusers.models import attention_dispatch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.cache.memory_plan import MemoryDemand
 from chipsparse.conditioning import Conditioning
@@ -28,7 +27,7 @@ from chipsparse.config import PARTS, Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layers.state import StepState
-from chipsparse.layout import Grid, ModelLayout
+from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
     attention_backend,
@@ -36,19 +35,15 @@ from chipsparse.pipelines.bridge import (
     is_claimed,
     make_tag,
     register_runner,
-    tagging_hook,
 )
 from chipsparse.pipelines.denoising_loop import (
     DenoisingLoop,
     check_scheduler,
-    largest,
     scheduler_step,
-    value_passed_as,
 )
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
-from chipsparse.pipelines.family import ModelFamily
-from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
+from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
     has_contiguous_channels,
@@ -60,6 +55,7 @@ from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
 from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
 from chipsparse.pipelines.parallel.team import Team
+from chipsparse.pipelines.patched_family import PatchedFamily
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.plan import Action
@@ -147,7 +143,7 @@ class PatchedTransformer(WholePatched):
             super().reset_attention_backend()  # type: ignore[misc]
 
 
-class ModelAdapter(ModelFamily):
+class ModelAdapter(PatchedFamily):
     """Patches one transformer and serves its layers; `remove` restores it bit for bit.
 
     Args:
@@ -247,115 +243,6 @@ class ModelAdapter(ModelFamily):
 
         self._patches.add_undo(restore)
 
-    @property
-    def _model(self) -> Any:
-        return cast(Any, self.transformer)
-
-    # What a model's adapter says of a model that is there.
-
-    def blocks(self) -> list[Any]:
-        """The transformer blocks with self-attention, in layer order."""
-        return list(getattr(self._model, self.block_list))
-
-    def self_attentions(self) -> list[Any]:
-        """The self-attention modules, in layer order, each with a ``processor``."""
-        return [getattr(block, self.attention_name) for block in self.blocks()]
-
-    def dispatching_processor(self, module: Any) -> Any | None:
-        """A processor in place of a self-attention module's own, or None: see `own_processors`."""
-        make = self.own_processors.get(type(module.processor))
-        return None if make is None else make(module.processor)
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        """The feed-forward layers, in layer order."""
-        return [FeedForwardModule(block, self.mlp_name, self.mlp_parts) for block in self.blocks()]
-
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """The sizes of a call with these arguments of the transformer's ``forward``."""
-        return self.sizes(
-            self._model.config,
-            grids=self.called_grids(arguments),
-            text_tokens=self.text_tokens(arguments),
-            batch=len(self.latents(arguments)),
-        )
-
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of tokens of a call, here of a video or image ``[B, C, (F,) H, W]``."""
-        _, _, *frames, rows, columns = self.latents(arguments).shape
-        return self.grids(self._model.config, (frames[0] if frames else 1, rows, columns))
-
-    def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """The number of text tokens that a call has in the sequence."""
-        if self.text_place == "cross-attention":
-            return 0
-        text: torch.Tensor = arguments["encoder_hidden_states"]
-        return text.shape[1]
-
-    def install_tile_order(self) -> None:
-        """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        model, add = self._model, self._patches.add_hook
-        if type(self).order_inputs is not ModelAdapter.order_inputs:
-            self.hook_inputs(self.order_inputs)
-        if self.embedding_name:
-            add(getattr(model, self.embedding_name).register_forward_hook(self.order_embedded))
-        if self.rotary_name:
-            add(getattr(model, self.rotary_name).register_forward_hook(self.ordered_rotary))
-        if self.last_name:
-            add(getattr(model, self.last_name).register_forward_pre_hook(self.restore_order))
-
-    def hook_attention(self, module: Any) -> None:
-        """Lets a self-attention module be called with its tag as the attention mask."""
-        hook = tagging_hook(forward_arguments(module), over_masks=self.tags_over_masks)
-        self._patches.add_hook(module.register_forward_pre_hook(hook, with_kwargs=True))
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's own value of the timestep that the transformer is called with.
-
-        Only asked for where the scheduler does not tell its step; may wait for the device.
-        """
-        value = value_passed_as(timestep, schedule, lambda values: values / self.timestep_scale)
-        return largest(timestep) * self.timestep_scale if value is None else value
-
-    def row_of_loop(self) -> tuple[int | None, int | None]:
-        """Step and number of steps of a loop whose steps are not the scheduler's, else None."""
-        return None, None
-
-    def own_timestep(self, arguments: dict[str, Any]) -> Any:
-        """The timestep of what a call denoises, where it has others besides; see above."""
-        return arguments[self.timestep_argument]
-
-    def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """The argument that the transformer is to denoise, as one tensor of any shape."""
-        hidden: torch.Tensor = arguments["hidden_states"]
-        return hidden
-
-    def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """Notes for the report on a call with these arguments, besides what runs dense."""
-        return []
-
-    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Return why no attention of a call with these arguments can run sparse, or None."""
-        reasons = self.dense_arguments.items()
-        return next((why for name, why in reasons if arguments.get(name) is not None), None)
-
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        """Return whether attention of such a call runs with a mask of the model's own."""
-        return self.why_attention_is_dense(arguments) is not None
-
-    def masks_text(self, arguments: dict[str, Any]) -> bool:
-        """Return whether the model masks padded text in a call for which ours is cut instead."""
-        return False
-
-    def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
-        """Return whether `layout` can tell the sizes of a call; otherwise `observe` runs it."""
-        return True
-
-    def observe(
-        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
-    ) -> Any:
-        """Runs a call outside of the session, and learns from it."""
-        raise NotImplementedError
-
     @contextlib.contextmanager
     def outside_of_session(self, context: StepContext) -> Iterator[None]:
         """Around a call that runs as without chipsparse, and stands in the report as dense.
@@ -370,19 +257,6 @@ class ModelAdapter(ModelFamily):
         record.timer.stop()
 
     # One transformer call.
-
-    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call of the transformer, by name.
-
-        Raises:
-            ValueError: if a ``forward`` that was put in place of its class's does not name them.
-        """
-        if len(args) > len(self._argument_names):
-            raise ValueError(
-                f"this {type(self.transformer).__name__} has a forward() that does not name all "
-                f"{len(args)} positional arguments it is called with; pass them by keyword"
-            )
-        return {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -774,103 +648,6 @@ class ModelAdapter(ModelFamily):
     def _guides_in_batch(self) -> bool:
         """True if the pipeline makes both branches halves of a batch: guiders never do."""
         return self.guides_in_batch and self._loop.branches() is None
-
-    def held_output(self, result: Any) -> torch.Tensor:
-        """All of the transformer's output in one tensor, of which skipped calls are made."""
-        output: torch.Tensor = result[0]
-        return output
-
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """The transformer's output from what is held of it.
-
-        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
-        """
-        if not arguments.get("return_dict", True):
-            return (output,)
-        return Transformer2DModelOutput(sample=output)
-
-    # Tile order, for the hooks that `install_tile_order` installs.
-
-    def hook_inputs(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Lets the transformer's arguments be changed, in calls whose layers are ours.
-
-        Args:
-            change: gets them by name, and changes what they are.
-        """
-
-        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not (self.session.attends or self.split is not None):
-                return None
-            arguments = self.named(args, kwargs)
-            change(arguments)
-            return (), arguments
-
-        add = self._model.register_forward_pre_hook
-        self._patches.add_hook(add(hook, with_kwargs=True))
-
-    def replace_method(self, name: str, method: Callable[..., Any]) -> None:
-        """Puts a method in the place of the model's own, which it gets before the arguments."""
-        stock = getattr(self._model, name)
-        replaced = functools.wraps(stock)(functools.partial(method, stock))
-        self._patches.set_attribute(self._model, name, replaced)
-
-    @property
-    def moves_tokens(self) -> bool:
-        """True if the tokens of the open call are put in order, or cut for several processes."""
-        return self.session.tile_order is not None or self.split is not None
-
-    def ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """This process's share of the grid's tokens along a dimension, in the session's order."""
-        if self.session.tile_order is not None:
-            order, _ = self.session.tile_order
-            tensor = tensor.index_select(dim, order.to(tensor.device))
-        return tensor if self.split is None else self.split.own_grid(tensor, dim)
-
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts what the transformer is given for each token in order, by argument."""
-
-    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        """Forward hook of the module that makes tokens of latents."""
-        return self.ordered(output, 1)
-
-    def ordered_rotary(self, _module: Any, _args: Any, output: Any) -> Any:
-        """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
-        return tuple(self.ordered(part, self.rotary_dim) for part in output)
-
-    def order_residuals(self, arguments: dict[str, Any], *names: str) -> None:
-        """Orders the residuals of a ControlNet: lists of tensors ``[B, N, C]``, where given."""
-        for name in names:
-            if arguments.get(name) is not None:
-                arguments[name] = [self.ordered(residual, 1) for residual in arguments[name]]
-
-    def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """This process's share of the text tokens along a dimension."""
-        return tensor if self.split is None else self.split.own_text(tensor, dim)
-
-    def cut_entering(
-        self, hidden: torch.Tensor, text: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This process's share of the grid's and the text's tokens in front of the blocks."""
-        return hidden, self.own_text(text, 1)
-
-    def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
-
-        The model may have dropped the first grids, as of earlier frames, or the last ones
-        (`drops_last_grids`).
-        """
-        if not self.moves_tokens:
-            return None
-        hidden, *rest = args
-        if self.split is not None:
-            hidden = self.split.whole_grid(hidden)
-        if self.session.tile_order is not None:
-            _, inverse = self.session.tile_order
-            dropped = 0 if self.drops_last_grids else inverse.numel() - hidden.shape[1]
-            inverse = inverse[: dropped + hidden.shape[1]]
-            inverse = inverse[dropped:] - dropped
-            hidden = hidden.index_select(1, inverse.to(hidden.device))
-        return (hidden, *rest)
 
     def finish_generation(self) -> None:
         """Frees the caches and starts anew with the next call."""
