@@ -21,7 +21,7 @@ from chipsparse.step import StepContext
 
 
 class PatchedFamily(ModelFamily):
-    """What a family overrides where its model differs from others, and what its hooks call.
+    """The methods that a family overrides where its model differs, and those that its hooks call.
 
     Attributes:
         transformer: the model.
