@@ -27,31 +27,18 @@ Lists = tuple[int, int, int]  # B, H and G: a list for each block
 
 @dataclass(frozen=True)
 class Case:
-    """One layer of a model at one video or image size.
-
-    Attributes:
-        name: how ``--case`` and the records call it.
-        batch: B.
-        heads: H.
-        tokens: N, both the rows and the columns of attention.
-        head_dim: D.
-        channels: C, width of the hidden states.
-        mlp_width: F, neurons of the MLP.
-        density: share of the columns that a query block of sparse attention keeps.
-        mlp_tokens: rows of the MLP per sample; None for all tokens.
-        mlp_density: share of the neurons that a token block of the sparse MLP recomputes.
-    """
+    """One layer of a model at one video or image size."""
 
     name: str
-    batch: int
-    heads: int
-    tokens: int
-    head_dim: int
-    channels: int
-    mlp_width: int
-    density: float
-    mlp_tokens: int | None = None
-    mlp_density: float = 0.3
+    batch: int  # B
+    heads: int  # H
+    tokens: int  # N, both the rows and the columns of attention
+    head_dim: int  # D
+    channels: int  # C, width of the hidden states
+    mlp_width: int  # F, neurons of the MLP
+    density: float  # share of the columns that a query block keeps
+    mlp_tokens: int | None = None  # rows of the MLP per sample; None for all tokens
+    mlp_density: float = 0.3  # share of the neurons that a token block recomputes
 
     @property
     def mlp_rows(self) -> int:
@@ -160,17 +147,11 @@ def check_finite(output: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """One query block of one head, as indices that keep every dimension.
+    """One query block of one head, as indices that keep every dimension."""
 
-    Attributes:
-        head: in ``[B, H, ...]``.
-        rows: of its rows in ``[B, H, N, ...]``.
-        block: of the block in ``[B, H, G, ...]``.
-    """
-
-    head: tuple[slice, slice]
-    rows: tuple[slice, slice, slice]
-    block: tuple[slice, slice, slice]
+    head: tuple[slice, slice]  # in `[B, H, ...]`
+    rows: tuple[slice, slice, slice]  # in `[B, H, N, ...]`
+    block: tuple[slice, slice, slice]  # in `[B, H, G, ...]`
 
     def __str__(self) -> str:
         batch, head, block = (index.start for index in self.block)

@@ -43,15 +43,10 @@ HEADS, TOKENS, KEPT = 3, 1337, 333  # of attention; a multiple of 16 would be co
 
 @dataclass(frozen=True)
 class CompiledCase:
-    """The kernels of one call.
+    """The kernels of one call."""
 
-    Attributes:
-        launch: calls the operation.
-        capability: the compute capability in tenths, 90 for Hopper.
-    """
-
-    launch: partial[Any]
-    capability: int
+    launch: partial[Any]  # calls the operation
+    capability: int  # compute capability in tenths, 90 for Hopper
 
     @property
     def name(self) -> str:

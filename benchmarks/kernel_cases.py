@@ -57,42 +57,26 @@ DRIFT = 0.3
 
 @dataclass(frozen=True)
 class Kernel:
-    """One operation at one shape.
-
-    Attributes:
-        operation: has the backends.
-        call: runs the operation with the named backend.
-        check: errors of the result at a sample; raises `WrongResultError` where they are too large.
-        samples: where the result is compared.
-        fields: of its records besides the measurement.
-        baseline: name of what it replaces; `DENSE` is measured once for a case; None: nothing.
-        replaces: the call of any other baseline.
-        flops: useful ones, or None.
-    """
+    """One operation at one shape."""
 
     operation: Operation[..., Any]
-    call: Callable[[str], Any]
+    call: Callable[[str], Any]  # runs the operation with the named backend
+    # Errors of a result at a sample; raises `WrongResultError` where too large.
     check: Callable[[Any, Any], Errors]
-    samples: Sequence[Any]
-    fields: dict[str, Any]
-    baseline: str | None = DENSE
-    replaces: Callable[[], Any] | None = None
-    flops: int | None = None
+    samples: Sequence[Any]  # where the result is compared
+    fields: dict[str, Any]  # of its records besides the measurement
+    baseline: str | None = DENSE  # what it replaces; `DENSE` is measured once for a case
+    replaces: Callable[[], Any] | None = None  # call of any other baseline
+    flops: int | None = None  # useful ones
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the command line.
+    """The settings of the command line."""
 
-    Attributes:
-        block_size: R, query rows per block.
-        density: in place of the case's own; None keeps that.
-        delta_rule: of `column_sparse_attention`: none, merge or difference.
-    """
-
-    block_size: int = 128
-    density: float | None = None
-    delta_rule: str = "none"
+    block_size: int = 128  # R, query rows per block
+    density: float | None = None  # in place of the case's own
+    delta_rule: str = "none"  # none, merge or difference
 
     def kept(self, of_case: float, count: int) -> int:
         """The number of kept columns or neurons: one at least."""
@@ -131,11 +115,7 @@ class Inputs:
 
     @cached_property
     def dense(self) -> tuple[str, Timing]:
-        """Name and time of the fastest dense attention of the libraries here, without a mask.
-
-        Raises:
-            RuntimeError: none of them takes these tensors.
-        """
+        """Name and time of the fastest dense attention of the libraries here, without a mask."""
 
         def attention() -> torch.Tensor:
             return F.scaled_dot_product_attention(*self.qkv)
@@ -166,16 +146,11 @@ def attention(
     limits: tuple[float, float, float] | None = None,
     call: Callable[[str], Any] | None = None,
 ) -> Kernel:
-    """The case of an operation of attention.
+    """The case of an operation of attention, which computes so many columns of each row.
 
-    Args:
-        run: the operation of query, key and value, with further tensors and a backend; gives the
-            output, the log-sum-exp and, if any, column sums.
-        tensors: the further ones, ``[B, H, N, ...]`` or ``[B, H, G, ...]``.
-        fields: of the records.
-        columns: that are computed of each row.
-        limits: of the relative error, the log-sum-exp and the sums, where they are not the usual.
-        call: the timed call where it is not ``run``.
+    ``run`` is the operation of query, key and value, with further tensors ``[B, H, N, ...]`` or
+    ``[B, H, G, ...]`` and a backend; ``call`` is the timed call where it is another. Results are
+    the output, the log-sum-exp and, if any, column sums, each with its limit.
     """
     case = inputs.case
     most, most_lse, most_sums = limits or (OUTPUT_LIMIT[inputs.dtype], LSE_LIMIT, SUMS_LIMIT)

@@ -118,11 +118,7 @@ def measure_backends(
 
 
 def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
-    """Checks and times a kernel; returns its record.
-
-    Raises:
-        WrongResultError: its result is wrong.
-    """
+    """Checks and times a kernel; returns its record, or raises `WrongResultError`."""
     result = kernel.call(backend)
     check_finite(result[0] if isinstance(result, tuple) else result)
     errors = [kernel.check(result, sample) for sample in kernel.samples]

@@ -42,16 +42,11 @@ class Tensors:
     """The random tensors that the inputs of a model consist of.
 
     A size is a number, or the name of the config's field that says it.
-
-    Attributes:
-        tiny: few tokens, for a dry run.
-        grid: frames, rows and columns of the latents.
-        config: of the transformer.
     """
 
-    tiny: bool
-    grid: tuple[int, ...]
-    config: Any
+    tiny: bool  # few tokens, for a dry run
+    grid: tuple[int, ...]  # frames, rows and columns of the latents
+    config: Any  # of the transformer
     device: torch.device
     dtype: torch.dtype
 
@@ -170,9 +165,6 @@ def to_fp8(transformer: Any, blocks: Sequence[str]) -> None:
     """Rounds the linears of these lists of blocks in place, weights and inputs to e4m3 by rows.
 
     torchao leaves out linears whose sizes are no multiples of 16.
-
-    Raises:
-        ModuleNotFoundError: torchao is not installed.
     """
     quantization = importlib.import_module("torchao.quantization")
     # Kernels around the products are compiled as everywhere else: torchao would also tune each of

@@ -162,11 +162,7 @@ def _each_case(
 
 
 def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
-    """The configs that are measured of a model, by the name of the schedule.
-
-    Raises:
-        ValueError: a quality that it does not have.
-    """
+    """The configs that are measured of a model, by the name of the schedule."""
     qualities = model.qualities()
     known = {"dense": SparsityConfig.dense(), "sparse": model.nearly_all_sparse(), **qualities}
     names = args.schedules.split(",") if args.schedules else [*qualities]
@@ -197,36 +193,24 @@ def actions_of(config: SparsityConfig, layout: ModelLayout) -> Counter[str]:
 
 @dataclass
 class Timed:
-    """Steps of a patched transformer, timed.
+    """Steps of a patched transformer, timed."""
 
-    Attributes:
-        ms: of all, and of a step of each action.
-        outputs: of each step.
-        layout: of the model.
-        facts: of the session, by the names that they have in records.
-        exposed: milliseconds of exchange that nothing hides, as ``ms``.
-        same_again: whether the first sparse step gave the same bits in the run before.
-    """
-
-    ms: dict[str, float]
-    outputs: list[torch.Tensor]
+    ms: dict[str, float]  # of all, and of a step of each action
+    outputs: list[torch.Tensor]  # of each step
     layout: ModelLayout
-    facts: Record
-    exposed: dict[str, float]
-    same_again: bool
+    facts: Record  # of the session, by their names in records
+    exposed: dict[str, float]  # of these, exchange that nothing hides
+    same_again: bool  # the first sparse step gave the same bits in the run before
 
 
 class Steps:
-    """One model, run stock and patched.
-
-    Attributes:
-        rel_error: the largest one of a dense step so far.
-    """
+    """One model, run stock and patched."""
 
     def __init__(
         self, model: FullModel, args: Namespace, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.model, self.device, self.rel_error = model, device, 0.0
+        self.model, self.device = model, device
+        self.rel_error = 0.0  # the largest one of a dense step so far
         self._changes = TINY if args.tiny else {}
         if args.tiny and dist.is_initialized():
             heads = {"num_attention_heads": 2 * dist.get_world_size()}

@@ -42,15 +42,11 @@ def attention_of(block: Any) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class DenseWork:
-    """Multiply-adds of a dense transformer call and of its parts.
+    """Multiply-adds of a dense transformer call and of its parts."""
 
-    Attributes:
-        call: all of it.
-        parts: of each block without its self-attention, of each self-attention, and of the last
-            linear: what caches pass over.
-    """
-
-    call: float
+    call: float  # all of it
+    # Of each block without its self-attention, of each self-attention, and of the last linear: what
+    # caches pass over.
     parts: dict[torch.nn.Module, float]
 
     @classmethod

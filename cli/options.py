@@ -60,13 +60,10 @@ SHOWING = frozenset({"json", "debug", "verbose"})
 
 @dataclass(frozen=True)
 class Check:
-    """A check of an option's value for pydantic.
+    """A check of an option's value for pydantic."""
 
-    Attributes:
-        function: returns the value; raises `ValueError` with the words that follow the option and
-            its value in the error, or `UserError` with a whole sentence.
-    """
-
+    # Returns the value; raises `ValueError` with the words that follow the option and its value in
+    # the error, or `UserError` with a whole sentence.
     function: Callable[[Any], Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -93,12 +90,8 @@ def option(
 ) -> Any:
     """Return a field that is an option, called as the field is with dashes for underscores.
 
-    Args:
-        also: further names, such as ``-o``.
-        panel: the part of the help that has it.
-        shown: the default in words; True shows the value, False nothing.
-        metavar: stands for its value in the help.
-        make: makes typer's declaration.
+    ``also`` are further names, such as ``-o``, and ``panel`` is the part of the help that has it.
+    ``shown`` is the default in words; True shows the value, False nothing.
     """
     words = {"help": help, "rich_help_panel": panel, "show_default": shown, "metavar": metavar}
     return dataclasses.field(default=default, metadata={"declared": _Declared(make, also, words)})
@@ -323,15 +316,10 @@ class GenerationOptions(PrintOptions):
 
 @dataclass(frozen=True)
 class Item(Sample):
-    """One clip of a command; sparse, dense or both. Its label is empty where it is the only one.
+    """One clip of a command; sparse, dense or both. Its label is empty where it is the only one."""
 
-    Attributes:
-        output: the file that ``--output`` names, with the item's number in a series.
-        report: the same of ``--report``; None without it.
-    """
-
-    output: Path = dataclasses.field(kw_only=True)
-    report: Path | None = None
+    output: Path = dataclasses.field(kw_only=True)  # of a series, with the item's number
+    report: Path | None = None  # likewise; None without --report
 
     @property
     def name(self) -> str:
@@ -486,11 +474,7 @@ class GenerateOptions(GenerationOptions):
 
 
 def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
-    """Return the function that typer makes a command of: ``run`` gets the checked options.
-
-    Args:
-        run: takes ``options``, whose annotation says which.
-    """
+    """Return the function that typer makes a command of: ``run`` gets the checked options."""
     kind = get_type_hints(run)["options"]
 
     @functools.wraps(run)
@@ -552,8 +536,7 @@ def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
 def command_words(command: str, options: PrintOptions, resolved: dict[str, Any]) -> list[str]:
     """Return the words of the command that does the same again, for `shlex.join`.
 
-    Args:
-        resolved: values in place of those that were typed, by the names of the fields.
+    ``resolved`` has values in place of those that were typed, by the names of the fields.
     """
     names = [field.name for field in dataclasses.fields(options)]
     values = {**{name: getattr(options, name) for name in names}, **resolved}

@@ -40,18 +40,12 @@ FP8_CONFIGS: Mapping[str, Fp8Form] = {
 
 @dataclass(frozen=True)
 class PlannedGeneration:
-    """The plan of a generation, known without its model.
-
-    Attributes:
-        pixels: height and width of a frame.
-        branches: transformer calls per step.
-        never: parts that run dense in every layer, and why.
-    """
+    """The plan of a generation, known without its model."""
 
     plan: SparsityPlan
-    pixels: tuple[int, int]
-    branches: int
-    never: dict[Part, str]
+    pixels: tuple[int, int]  # height and width of a frame
+    branches: int  # transformer calls per step
+    never: dict[Part, str]  # what runs dense in every layer, and why
 
 
 def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
@@ -115,9 +109,7 @@ def fp8_weights(model: ModelDescription) -> Fp8Form | None:
 def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda _: 0) -> str | None:
     """Return one sentence where a plan that wants to be sparse has too few steps, else None.
 
-    Args:
-        first_step: the step that the pipeline begins with, of so many; more than 0 where it starts
-            from an image.
+    ``first_step`` gives the first of so many, which is more than 0 where it starts from an image.
     """
 
     def saves(steps: int) -> bool:
@@ -176,9 +168,7 @@ def check_sharing(
 ) -> None:
     """Raise `UserError` where so many processes cannot share the generation.
 
-    Args:
-        planned: what the configs tell of it; None where the model's own code decides.
-        parallel: the processes; None for one.
+    ``planned`` is None where the model's own code decides.
     """
     if parallel is None:
         return

@@ -82,11 +82,7 @@ class ProgressDisplay(experiments.Progress):
 
     @contextmanager
     def working(self, name: str, *, step_costs: Sequence[float] = ()) -> Iterator[None]:
-        """Count a planned work as done at the end; other work does not count.
-
-        Args:
-            step_costs: the relative times of its denoising steps; none: all alike.
-        """
+        """Count a planned work as done at the end; other work does not count."""
         cost = self._planned.pop(name, None)
         if cost is None:
             yield

@@ -21,17 +21,10 @@ def shapes(*, video: bool) -> str:
 def first_prompts(
     path: Path | None, *, bundled: str, usual: int, count: int | None, seed: int
 ) -> list[Sample]:
-    """Return the first prompts of a file; the seed of each is one more than that before.
+    """Return the first prompts of a file, else of a bundled one; seeds ascend by one.
 
-    Args:
-        path: of ``--prompts``; None for bundled ones.
-        bundled: which of these.
-        usual: how many of these.
-        count: how many of either; None for all of the file's, or the usual number.
-        seed: of the first.
-
-    Raises:
-        UserError: the file cannot be read, or has too few.
+    Without a count all of the file's, or the usual number of bundled ones. Raises `UserError` where
+    the file cannot be read, or has too few.
     """
     file = path or ASSETS / "prompts" / bundled
     texts = read_prompts(file)
@@ -65,10 +58,7 @@ def read_text(path: Path, name: str) -> str:
 
 
 def typed_prompt(text: str) -> str:
-    """Return the prompt that a user typed, also where the locale takes UTF-8 for ASCII.
-
-    Raises `UserError` where its bytes are no UTF-8.
-    """
+    """Return the prompt that a user typed, also where the locale takes UTF-8 for ASCII."""
     with suppress(UnicodeEncodeError):  # else it has bytes that Python could not decode
         text.encode("utf-8")
         return text

@@ -41,22 +41,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Rank(Ranks):
-    """A process of a launch; by default one that is alone.
+    """A process of a launch; by default one that is alone."""
 
-    Attributes:
-        rank: its number; the first one writes and tells.
-        ranks: how many there are.
-        local_rank: its number on this machine, which is also its GPU's.
-        guidance: how many guidance branches are on processes of their own.
-        starts: whether it is none of them, and starts them.
-        peers: all of them, as soon as they have met.
-    """
-
-    rank: int = 0
-    ranks: int = 1
-    local_rank: int = 0
-    guidance: int = 1
-    starts: bool = False
+    rank: int = 0  # the first one writes and tells
+    ranks: int = 1  # how many there are
+    local_rank: int = 0  # on this machine, also its GPU's number
+    guidance: int = 1  # guidance branches on processes of their own
+    starts: bool = False  # this process is none of them, and starts them
+    # All of them, as soon as they have met.
     peers: Peers | None = field(default=None, compare=False)
 
     @property
@@ -118,10 +110,7 @@ class Rank(Ranks):
 
 
 def launched() -> Rank:
-    """Return the process of a launcher, or one that is alone.
-
-    Raises `UserError` for variables of a launcher that are no numbers.
-    """
+    """Return the process of a launcher, or one that is alone; raise `UserError`."""
     values = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
     if len(values) < len(LAUNCHED):
         return Rank()
@@ -142,10 +131,7 @@ def check_alone(what: str) -> None:
 
 
 def shared_by(processes: int, guidance: int | None) -> Parallel:
-    """Return what so many processes share, with guidance branches on so many of them.
-
-    Raises `UserError` where the one is no multiple of the other.
-    """
+    """Return what so many processes share; raise `UserError` for no multiple of ``guidance``."""
     guidance = guidance or 1
     if processes % guidance:
         raise UserError(
@@ -156,11 +142,7 @@ def shared_by(processes: int, guidance: int | None) -> Parallel:
 
 
 def this_rank(options: GenerationOptions) -> Rank:
-    """Return this process's place, which may be to start the others.
-
-    Raises:
-        UserError: a launcher started another number of processes, or they cannot share guidance.
-    """
+    """Return this process's place, which may be to start the others; raise `UserError`."""
     rank, gpus, guidance = launched(), options.gpus or 1, options.guidance_parallel or 1
     if rank.ranks == 1:
         shared_by(gpus, guidance)
@@ -180,9 +162,7 @@ def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
     """Run the command again in so many processes on this machine, by torchrun.
 
     The first one's output is this one's; what the others say shows only where one of them fails.
-
-    Raises:
-        typer.Exit: with the status of the process that failed first.
+    Raises `typer.Exit` with the status of the process that failed first.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -212,11 +192,7 @@ def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
 def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any]) -> Rank:
     """Return the process with its peers, for the rest of its life; as it is where it is alone.
 
-    Args:
-        facts: what must be equal on all of them, by its name in words.
-
-    Raises:
-        UserError: they cannot meet, or differ in something.
+    Raises `UserError` where they cannot meet, or differ in one of the facts (by name in words).
     """
     if rank.ranks == 1:
         return rank

@@ -67,36 +67,23 @@ Work = tuple[ModelDescription, torch.device, torch.dtype, ProgressDisplay]
 
 @dataclass(frozen=True)
 class Request:
-    """A generation that was resolved.
-
-    Attributes:
-        here: whether this machine has the device.
-        profile: what is computed when; None where the unpatched model runs, and has none.
-        image: that it starts from, in the size that is made; None without ``--image``.
-        scheduler: that replaces the model's own; None: it stays.
-        first: the step of the schedule that is computed first, more than 0 from an image.
-        steps: that are computed.
-        planned: what the configs tell of it; None where the model's own code decides.
-        too_few_steps: why nothing will run sparse, if that is known by now.
-        out_of_range: what the profile was not tuned for; nothing where it is not used.
-        warnings: what to know before the generation begins, one sentence each.
-    """
+    """A generation that was resolved."""
 
     options: GenerationOptions
     model: ModelDescription
     device: torch.device
-    here: bool
+    here: bool  # this machine has the device
     dtype: torch.dtype
-    profile: Profile | None
+    profile: Profile | None  # None where the unpatched model runs without one
     settings: GenerationSettings
-    image: Image | None
-    scheduler: Any | None
-    first: int
-    steps: int
-    planned: PlannedGeneration | None
-    too_few_steps: str | None
-    out_of_range: list[str]
-    warnings: list[str]
+    image: Image | None  # that it starts from, in the size that is made
+    scheduler: Any | None  # that replaces the model's own
+    first: int  # step that is computed first, more than 0 from an image
+    steps: int  # that are computed
+    planned: PlannedGeneration | None  # None where the model's own code decides
+    too_few_steps: str | None  # why nothing will run sparse, if that is known by now
+    out_of_range: list[str]  # what the profile was not tuned for
+    warnings: list[str]  # one sentence each
 
     @property
     def generate_options(self) -> GenerateOptions:
@@ -141,8 +128,7 @@ class Request:
 def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
     """Look the model up; keep libraries quiet and the standard output free while a command works.
 
-    Raises:
-        UserError: the device or the model is not here.
+    Raises `UserError` where the device or the model is not here.
     """
     with (
         results_alone(),
@@ -183,11 +169,8 @@ def resolve(
 ) -> Request:
     """Return the generation that the options ask for; raise `UserError`.
 
-    Args:
-        here: whether this machine has the device.
-        parallel: the processes that share it; None for one.
-        instead: the way out where the pipeline cannot run on a prompt; None: that is not checked.
-        optional: whether there may be no profile; None: where the unpatched model runs.
+    ``instead`` is the way out where the pipeline cannot run on a prompt; None leaves that
+    unchecked. ``optional``: there may be no profile; None: where the unpatched model runs.
     """
     if options.image is not None:
         model = model.from_image()
@@ -287,8 +270,7 @@ def choose_profile(
 ) -> Profile | None:
     """Return the profile of ``--config`` or of the model: its ``--quality``, with memory budgets.
 
-    Args:
-        optional: None, not `UserError`, where there is no profile.
+    Where there is none: None if that is ``optional``, else `UserError`.
     """
     kind = model.transformer_class
     own = Path(model.location) / MODEL_PROFILE_NAME
@@ -339,12 +321,7 @@ def range_of(
     device: torch.device | None,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Return a generation's part of a profile's range.
-
-    Args:
-        flow_shift: None is the scheduler's own.
-        device: None for one that is not here, which has no name.
-    """
+    """Return a generation's part of a profile's range; a device that is not here has no name."""
     values = settings.model_dump(exclude={"max_sequence_length"})
     values |= {"flow_shift": flow_shift, "dtype": str(dtype).removeprefix("torch.")}
     return values if device is None else {**values, "device": device_name(device)}

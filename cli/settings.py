@@ -53,11 +53,8 @@ def resolve_settings(
 ) -> GenerationSettings:
     """Return each value from the options, else the profile, else the pipeline's own default.
 
-    Args:
-        image: that it starts from, whose shape decides the size as far as the options do not.
-
-    Raises:
-        UserError: the pipeline has no such argument, or the model cannot make such a size.
+    The shape of an image to start from decides the size as far as the options do not. Raises
+    `UserError` where the pipeline has no such argument, or the model cannot make such a size.
     """
     asked = {
         "height": options.height,
@@ -155,11 +152,8 @@ def size_like(
 ) -> tuple[int, int]:
     """Return the height and width to make of an image: its shape, unless others are asked for.
 
-    Args:
-        asked: height and width that the user typed; one alone fixes the other by the shape.
-        usual: height and width of the profile or the pipeline, which fix the number of pixels
-            where neither is asked for.
-        multiples: of which height and width must be.
+    One alone of the ``asked`` fixes the other by the shape. The ``usual`` fix the number of pixels
+    where neither is asked for. Rounds to multiples of ``multiples``.
     """
 
     def rounded(length: float, multiple: int) -> int:
@@ -246,19 +240,12 @@ def latent_sizes(
 
 @dataclass(frozen=True)
 class FrameChunks:
-    """The way of a VAE from frames to latent frames: some first ones, then chunk by chunk.
+    """The way of a VAE from frames to latent frames: some first ones, then chunk by chunk."""
 
-    Attributes:
-        first: the first frames.
-        frames: of every chunk behind them.
-        latent_first: latent frames of the first ones.
-        latents: latent frames of a chunk.
-    """
-
-    first: int
-    frames: int
-    latent_first: int = 1
-    latents: int = 1
+    first: int  # the first frames
+    frames: int  # of every chunk behind them
+    latent_first: int = 1  # latent frames of the first ones
+    latents: int = 1  # latent frames of a chunk
 
     def latents_of(self, frames: int) -> int:
         """Return the latent frames of a video."""

@@ -47,57 +47,33 @@ IN_FULL = SparsityConfig().override(
 
 @dataclass(frozen=True)
 class StepResult:
-    """One denoising step, all its guidance branches together.
+    """One denoising step, all its guidance branches together."""
 
-    Attributes:
-        step: from 0; of a pipeline that denoises in sections, from 0 in each of them.
-        action: "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
-        seconds: from the end of the step before to the end of this one, without the time of the
-            display.
-        attention_kept: mean share of attention columns computed; None where nothing ran sparse.
-        mlp_kept: the same of MLP neurons.
-        section: from 0.
-    """
-
-    step: int
-    action: str
-    seconds: float
-    attention_kept: float | None
-    mlp_kept: float | None
-    section: int = 0
+    step: int  # from 0, in each section of a pipeline that denoises in sections
+    action: str  # "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ
+    seconds: float  # from the end of the step before, without the time of the display
+    attention_kept: float | None  # mean share of columns computed; None where nothing ran sparse
+    mlp_kept: float | None  # the same of MLP neurons
+    section: int = 0  # from 0
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished generation.
+    """A finished generation."""
 
-    Attributes:
-        frames: `[F, H, W, 3]` uint8.
-        denoising_seconds: from just before the first transformer call to the end of the last step.
-        total_seconds: with text encoding and decoding.
-        peak_gpu_bytes: largest amount of memory allocated on the GPU; None on a CPU.
-        cache_bytes: largest size of the caches; 0 when dense.
-        host_bytes: the part of the caches that was in host memory beside a GPU.
-        backends: the kernel backend of each op.
-        backend_reasons: one line for every set of backends passed over, and why.
-        fallbacks: one sentence for everything that ran dense although the profile asks otherwise.
-        notes: one sentence for whatever else is worth knowing.
-        nothing_sparse: why nothing ran sparse although the profile wants it, and what would help.
-        work_share: estimated operations over those of a dense generation; None where not known.
-    """
-
-    frames: np.ndarray
+    frames: np.ndarray  # uint8 `[F, H, W, 3]`
     steps: list[StepResult]
-    denoising_seconds: float
-    total_seconds: float
-    peak_gpu_bytes: int | None
-    cache_bytes: int
-    host_bytes: int
-    backends: dict[str, str]
-    backend_reasons: list[str]
-    fallbacks: list[str]
-    notes: list[str]
-    nothing_sparse: str | None = None
+    denoising_seconds: float  # from the first transformer call to the end of the last step
+    total_seconds: float  # with text encoding and decoding
+    peak_gpu_bytes: int | None  # None on a CPU
+    cache_bytes: int  # at most; 0 when dense
+    host_bytes: int  # of the caches, in host memory beside a GPU
+    backends: dict[str, str]  # by op
+    backend_reasons: list[str]  # a line for each set of backends passed over, and why
+    fallbacks: list[str]  # a sentence for what ran dense although the profile asks otherwise
+    notes: list[str]  # a sentence for whatever else is worth knowing
+    nothing_sparse: str | None = None  # why not, although the profile wants it, and what would help
+    # Operations over those of a dense generation; None where not known.
     work_share: float | None = None
 
     @property
@@ -113,21 +89,13 @@ class Generation:
 
 @dataclass
 class ClipMaker:
-    """Makes clips of one pipeline, dense or patched, whose times can be compared.
+    """Makes clips of one pipeline, dense or patched, whose times can be compared."""
 
-    Attributes:
-        load: loads the pipeline; called once, when the pipeline is needed first.
-        arguments: the arguments of the pipeline's call for a prompt.
-        steps: denoising steps of a clip.
-        progress: shows the work.
-        plain_lines: lines for each clip where the progress has no bar.
-    """
-
-    load: Callable[[], Any]
-    arguments: Callable[[str], dict[str, Any]]
-    steps: int
+    load: Callable[[], Any]  # loads the pipeline; called once, when it is needed first
+    arguments: Callable[[str], dict[str, Any]]  # of the pipeline's call for a prompt
+    steps: int  # of a clip
     progress: Progress = field(default_factory=Progress)
-    plain_lines: int = 5
+    plain_lines: int = 5  # of a clip, where the progress has no bar
     _warm: set[str] = field(default_factory=set, init=False)
 
     @functools.cached_property
@@ -147,14 +115,10 @@ class ClipMaker:
         work: str = "",
         step_costs: Sequence[float] = (),
     ) -> Generation:
-        """Makes one clip.
+        """Makes one clip; ``report``: of the patched pipeline.
 
-        Args:
-            report: of the patched pipeline; None where it is not patched.
-            way: the name of how it generates; each way is warmed up before its first clip. None:
-                without a warm-up.
-            work: its name in the plan of the progress.
-            step_costs: the relative times of the denoising steps; none: all alike.
+        Each named ``way`` to generate is warmed up before its first clip. ``work`` is the name in
+        the plan of the progress, and ``step_costs`` are relative times (none: all alike).
         """
         pipe, arguments = self.pipe, self.arguments(prompt)
         if way is not None and way not in self._warm:
@@ -179,11 +143,7 @@ def patched(
     layer_times: bool = False,
     parallel: Parallel | None = None,
 ) -> Iterator[GenerationReport]:
-    """Patches a pipeline, yields its report, and restores the pipeline at the end.
-
-    Raises:
-        UserError: the pipeline cannot run with this config.
-    """
+    """Patches a pipeline for the time being; raises `UserError` where it cannot run so."""
     with user_errors(ValueError):
         handle = chipsparse.enable(
             pipe, config, strict=strict, layer_times=layer_times, parallel=parallel
@@ -205,13 +165,9 @@ def generate(
     display: StepsShown,
     report: GenerationReport | None,
 ) -> Generation:
-    """Makes one clip with one call of the pipeline.
+    """Makes one clip with one call of the pipeline; the display's own time is not counted.
 
-    Args:
-        arguments: of the call, without generator, callback and output type.
-        seed: of the noise, drawn on the CPU so that it is the same on every device.
-        display: gets each finished step; its own time is not counted.
-        report: of the patched pipeline; None where it is not patched.
+    The noise of a seed is drawn on the CPU, so that it is the same on every device.
     """
     device: torch.device = pipe._execution_device
     if device.type == "cuda":

@@ -21,17 +21,11 @@ from chipsparse.pipelines.diffusers_hooks import hooked_modules, hooks_of, hooks
 
 @dataclass(frozen=True)
 class CacheRun:
-    """The run that a cache's config is made for.
-
-    Attributes:
-        pipe: the pipeline.
-        steps: denoising steps.
-        ratios: MagCache's, measured on this model (see `calibrated_ratios`).
-    """
+    """The run that a cache's config is made for."""
 
     pipe: Any
-    steps: int
-    ratios: tuple[float, ...] = ()
+    steps: int  # denoising steps
+    ratios: tuple[float, ...] = ()  # MagCache's of this model, see `calibrated_ratios`
 
     def timestep(self) -> float:
         """The timestep in progress."""
@@ -40,20 +34,13 @@ class CacheRun:
 
 @dataclass(frozen=True)
 class Cache:
-    """One cache at one setting.
+    """One cache at one setting."""
 
-    Attributes:
-        method: its name, as of a curve.
-        setting: what tells it from the others of its name.
-        make: makes diffusers' config.
-        per_branch: gives its hooks one state for each guidance branch. As diffusers has them,
-            those of pyramid attention broadcast and FasterCache have one for both, although its
-            pipelines call the branches in turn.
-    """
-
-    method: str
+    method: str  # as of a curve
     setting: str
-    make: Callable[[CacheRun], Any]
+    make: Callable[[CacheRun], Any]  # makes diffusers' config
+    # Its hooks get one state for each guidance branch. diffusers' own of pyramid attention
+    # broadcast and FasterCache have one for both, although its pipelines call the branches in turn.
     per_branch: bool = False
 
 
@@ -109,9 +96,7 @@ def calibrated_ratios(pipe: Any, steps: int, generate: Callable[[], object]) -> 
     """MagCache's ratios of this model, from one generation with guidance's first branch.
 
     MagCache prints them, to be copied into its config; those of the other branch are not used.
-
-    Raises:
-        ValueError: it printed none, as where two transformers share the steps.
+    Raises `ValueError` where it printed none, as where two transformers share the steps.
     """
     calibration = Cache(
         "MagCache",

@@ -25,81 +25,53 @@ from chipsparse.report.generation import GenerationReport
 
 @dataclass(frozen=True)
 class Applied:
-    """A pipeline that generates in some way.
+    """A pipeline that generates in some way."""
 
-    Attributes:
-        report: of the patched pipeline; None where it is not patched.
-        notes: sentences about the clip, asked after it was made.
-        facts: further JSON values to keep of the clip, asked likewise.
-    """
-
-    report: GenerationReport | None = None
-    notes: Callable[[], Sequence[str]] = list
+    report: GenerationReport | None = None  # None where the pipeline is not patched
+    notes: Callable[[], Sequence[str]] = list  # sentences about the clip, asked after it was made
+    # JSON values to keep of the clip, asked likewise.
     facts: Callable[[Generation], Mapping[str, Any]] = lambda _: {}
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to generate.
+    """One way to generate."""
 
-    Attributes:
-        name: for people; also the name of its warm-up.
-        apply: makes the pipeline generate so while the context lasts.
-        key: all that decides what is computed, as text; by default the name.
-        cost: the time of a clip in dense ones, until it is known better.
-        step_costs: the relative times of its denoising steps; none: all alike.
-        warm: whether it is warmed up before its first clip.
-        method: the family of ways that one curve joins.
-        setting: of the method.
-    """
-
-    name: str
+    name: str  # for people, and of its warm-up
+    # Makes the pipeline generate so while the context lasts.
     apply: Callable[[Any], AbstractContextManager[Applied]]
-    key: str = ""
-    cost: float = 1.0
-    step_costs: Sequence[float] = ()
-    warm: bool = True
-    method: str = ""
-    setting: str = ""
+    key: str = ""  # all that decides what is computed; by default the name
+    cost: float = 1.0  # of a clip in dense ones, until it is known better
+    step_costs: Sequence[float] = ()  # relative times of its steps; none: all alike
+    warm: bool = True  # it is warmed up before its first clip
+    method: str = ""  # the family of ways that one curve joins
+    setting: str = ""  # of the method
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip of a way, made now or before.
-
-    Attributes:
-        generation: its frames and times; None where it was made before, or refused.
-    """
+    """A clip of a way, made now or before."""
 
     way: Way
     sample: Sample
     record: ClipRecord
-    generation: Generation | None = None
+    generation: Generation | None = None  # None where it was made before, or refused
 
 
 @dataclass
 class Experiment:
-    """Makes the clips of ways that the store does not have, and compares them with dense.
+    """Makes the clips of ways that the store does not have, and compares them with dense."""
 
-    Attributes:
-        maker: has the pipeline, not patched.
-        samples: all prompts.
-        store: keeps the records.
-        dense: the stock model.
-        lpips: finds LPIPS for frames of a height and a width.
-        per_frame: whether records keep the quality of each frame.
-        describe: one sentence about the error of a way that cannot run, which then is a result;
-            None lets the error end the experiment.
-        write: writes the frames of a clip, before its record is kept.
-    """
-
-    maker: ClipMaker
+    maker: ClipMaker  # its pipeline is not patched
     samples: Sequence[Sample]
     store: Store = field(default_factory=Store)
-    dense: Way | None = None
-    lpips: Callable[[int, int], Lpips] = find_lpips
-    per_frame: bool = False
+    dense: Way | None = None  # by default the stock model
+    lpips: Callable[[int, int], Lpips] = find_lpips  # for frames of a height and a width
+    per_frame: bool = False  # records keep the quality of each frame
+    # One sentence about the error of a way that cannot run, which then is a result; None lets the
+    # error end the experiment.
     describe: Callable[[Exception], str] | None = None
+    # Gets the frames of a clip before its record is kept.
     write: Callable[[Way, Sample, np.ndarray], None] | None = None
     _refused: dict[str, str] = field(default_factory=dict, init=False)
     _frames: tuple[Sample, np.ndarray] | None = field(default=None, init=False)
@@ -114,10 +86,6 @@ class Experiment:
         """Yields the clips prompt by prompt, those of the store too: dense, then the ways.
 
         A way that was refused once is passed over from then on.
-
-        Args:
-            ways: without the dense one.
-            samples: by default all.
         """
         for sample in self.samples if samples is None else samples:
             # Another way begins each time: a machine that slows down then favours none.
@@ -274,12 +242,7 @@ def sparse_way(
     facts: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Way:
-    """A config of ours.
-
-    Args:
-        facts: that records of its clips keep.
-        fields: further ones of `Way`.
-    """
+    """A config of ours, whose clips keep ``facts``; ``fields``: further ones of `Way`."""
     sparsity = config.sparsity if isinstance(config, Profile) else config
 
     @contextmanager

@@ -23,15 +23,10 @@ LEAST_SIDE = 32  # of a frame: AlexNet leaves nothing of smaller ones
 
 @dataclass(frozen=True)
 class Lpips:
-    """The metric, or why there is none.
+    """The metric, or why there is none."""
 
-    Attributes:
-        measure: of two frames; None where it is not available.
-        why_not: the reason, in a few words; None where it is available.
-    """
-
-    measure: PerceptualDistance | None
-    why_not: str | None
+    measure: PerceptualDistance | None  # of two frames; None where it is not available
+    why_not: str | None  # in a few words; None where it is available
 
 
 def find_lpips(height: int, width: int) -> Lpips:

@@ -30,10 +30,7 @@ def other_attention(transformers: Sequence[torch.nn.Module]) -> Iterator[Callabl
 
     Not the one that PyTorch takes for those tensors, but the next that can run: cuDNN's, flash or
     memory-efficient attention, and the plain formula (math) where there is no other, as on a CPU.
-
-    Yields:
-        What says which kernel stood in for which in most calls, or None where there was none to
-        replace: the models call another library's attention.
+    Yields a function that tells the kernels, see `_Swaps.sentence`.
     """
     swaps = _Swaps()
     handles = []
@@ -72,7 +69,7 @@ class _Swaps(TorchFunctionMode):
             self.end()
 
     def sentence(self) -> str | None:
-        """The other kernel and the stock one, in words; None where none was exchanged."""
+        """The pair of most calls, in words; None where the models call another library."""
         if not self._made:
             return None
         (stock, other), _ = self._made.most_common(1)[0]

@@ -67,15 +67,10 @@ def flicker(a: Video) -> float:
 def compare_clips(
     a: np.ndarray, b: np.ndarray, *, perceptual: PerceptualDistance | None = None
 ) -> ClipQuality:
-    """Compares clip B with clip A, a few frames at a time in memory.
+    """Compares clip B with clip A, both uint8 ``[F, H, W, 3]``, a few frames at a time in memory.
 
-    Args:
-        a: uint8 ``[F, H, W, 3]``.
-        b: the same shape.
-        perceptual: measures LPIPS, where it is available.
-
-    Raises:
-        ValueError: shapes or dtypes are others, or there is no frame.
+    ``perceptual`` measures LPIPS, where it is available. Raises `ValueError` where shapes or dtypes
+    are others, or there is no frame.
     """
     if a.shape != b.shape or a.ndim != 4 or 0 in a.shape:
         raise ValueError(f"clips must have one shape [F, H, W, 3], got {a.shape} and {b.shape}")

@@ -57,11 +57,7 @@ def floor() -> Way:
 
 
 def suite_rivals(maker: ClipMaker, store: Store, sample: Sample) -> list[Way]:
-    """The floor, MagCache and SeaCache.
-
-    Args:
-        sample: its prompt is that of MagCache's calibration.
-    """
+    """The floor, MagCache, which is calibrated with the sample's prompt, and SeaCache."""
     ratios = MagRatios(maker, store, sample)
 
     def cache_way(name: str, cache: Cache, cost: float) -> Way:

@@ -10,16 +10,12 @@ DENSE = "dense"
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt with its seed and its number, from 0.
-
-    Attributes:
-        label: the clip in messages; None for its number among the others.
-    """
+    """A prompt with its seed and its number, from 0."""
 
     index: int
     prompt: str
     seed: int
-    label: str | None = None
+    label: str | None = None  # in messages; None for its number among the others
 
     @property
     def name(self) -> str:

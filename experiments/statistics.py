@@ -62,13 +62,8 @@ def interval(
     Its bounds are the smallest values of the statistic with at least ``(1 - level) / 2`` and
     ``(1 + level) / 2`` of the resamples at or below them; nothing is interpolated.
 
-    Args:
-        values: ``[n]``; may be infinite, but not NaN or -inf.
-        drawn: int ``[resamples, n]``, from `draws`.
-        level: share of the resamples between the bounds.
-
-    Raises:
-        ValueError: a value is NaN or -inf, or the shapes differ.
+    Takes values ``[n]`` and `draws` int ``[resamples, n]``. Raises `ValueError` for other shapes,
+    NaN and -inf.
     """
     series = np.asarray(values, dtype=np.float64)
     if series.ndim != 1 or drawn.ndim != 2 or drawn.shape[1] != len(series):

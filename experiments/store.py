@@ -21,17 +21,11 @@ FORMAT = 3
 
 
 class Store:
-    """Measurements by name, all of one kind of experiment on one model.
+    """Measurements by name, all of one kind of experiment on one model, with facts ``about`` all.
 
-    Args:
-        path: of the file, which is written with the first measurement; None keeps all in memory.
-        about: the facts that all measurements have in common, as JSON values.
-        kind: of the experiment.
-        dense: the folder for dense clips; by default beside the file.
-        ranks: the processes that measure together. The first one has the file.
-
-    Raises:
-        UserError: the file exists and cannot be read, or is about something else.
+    The first process writes the file with the first measurement; without a path all is kept in
+    memory. ``dense`` is the folder for dense clips, by default beside the file. Raises `UserError`
+    where the file cannot be read, or is about something else.
     """
 
     def __init__(
@@ -80,11 +74,8 @@ class Store:
     def keep(self, name: str, make: Callable[[], Any]) -> Any:
         """The measurement of this name, made now by the first process if it is not there.
 
-        Args:
-            make: makes it, as JSON values with finite numbers.
-
-        Raises:
-            UserError: the file could not be written.
+        ``make`` gives JSON values with finite numbers. Raises `UserError` where the file could not
+        be written.
         """
         if name not in self.measured:
             value = self.ranks.first(lambda: json.loads(json.dumps(make(), allow_nan=False)))

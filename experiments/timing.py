@@ -40,15 +40,10 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Timing:
-    """The median time of one call.
-
-    Attributes:
-        latency_ms: in milliseconds.
-        method: how it was taken: "events", "graph" or "clock".
-    """
+    """The median time of one call."""
 
     latency_ms: float
-    method: str
+    method: str  # "events", "graph" or "clock"
 
 
 def time_call(call: Call, device: torch.device) -> Timing:

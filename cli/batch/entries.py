@@ -35,20 +35,14 @@ THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
 
 @dataclass(frozen=True)
 class Entry:
-    """A file to make.
-
-    Attributes:
-        lines: numbers of those that ask for it.
-        request: the same one for all prompts with the same settings.
-        folder: of the batch.
-    """
+    """A file to make."""
 
     name: str
-    lines: Sequence[int]
+    lines: Sequence[int]  # numbers of those that ask for it
     prompt: str
     seed: int
-    request: Request
-    folder: Path
+    request: Request  # shared by all prompts with the same settings
+    folder: Path  # of the batch
 
     def item(self, folder: Path) -> Item:
         """Return the clip as `generate` makes it."""
@@ -74,8 +68,7 @@ def find_entries(
 ) -> list[Entry]:
     """Return the files that the lines ask for, in their order, without loading weights.
 
-    Raises:
-        UserError: lines that cannot be made; all of them are named.
+    Raises one `UserError` for all lines that cannot be made.
     """
     video = model.accepts("num_frames")
     if options.format not in (None, "png") and not video:
@@ -155,10 +148,7 @@ class Maker(KeptPipeline):
         """Write a file and its thumbnail into a folder, each whole or not at all.
 
         After an error that may come from the pipeline's state it is loaded anew, and the file is
-        tried again, ``tries`` times in all.
-
-        Raises:
-            UserError: the pipeline cannot be loaded.
+        tried again, ``tries`` times in all. Raises `UserError` where it cannot be loaded.
         """
         for number in range(1, tries + 1):
             self.load(entry.request, self._progress)

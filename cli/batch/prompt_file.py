@@ -34,13 +34,8 @@ class Line(NamedTuple):
 def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dict[int, str]]:
     """Return the prompts of a file, and by number of the line what is wrong with the others.
 
-    The suffix tells a table, JSON lines, or a prompt a line.
-
-    Args:
-        warn: gets a sentence about columns of a table that are no settings.
-
-    Raises:
-        UserError: the file cannot be read, or has no prompt.
+    The suffix tells a table, JSON lines, or a prompt a line. ``warn`` gets a sentence about columns
+    of a table that are no settings. Raises `UserError` where the file has no prompt.
     """
     text, suffix = read_text(path, str(path)), path.suffix.lower()
     if suffix == ".json":

@@ -29,12 +29,7 @@ STORE_BYTES = 1 << 28  # of a Ray of our own: nothing passes through but finishe
 class RayActors:
     """Actors on Ray, each with a GPU of its own, to be closed.
 
-    Attributes:
-        device: that all of them compute on.
-        count: how many actors there are at most.
-
-    Raises:
-        UserError: there is no cluster at the address, or it lacks the GPUs.
+    Raises `UserError` where there is no cluster at the address, or it lacks the GPUs.
     """
 
     def __init__(self, options: BatchOptions) -> None:
@@ -61,8 +56,7 @@ class RayActors:
     def make(self, entries: Sequence[Entry], display: ProgressDisplay) -> Iterator[BatchClip]:
         """Make files on all actors; one whose actor ends is tried again on a new actor.
 
-        Raises:
-            UserError: the model cannot be loaded, or a machine has another version.
+        Raises `UserError` where the model cannot be loaded, or a machine has another version.
         """
         count, most = min(self.count, len(entries)), self._options.tries
         waiting = [(entry, 0) for entry in reversed(entries)]  # with the tries that were made

@@ -33,25 +33,17 @@ State = Literal["made", "already there", "failed", "missing"]
 
 
 class BatchClip(Record):
-    """A file of a batch; in the manifest it was made, or failed.
+    """A file of a batch; in the manifest it was made, or failed."""
 
-    Attributes:
-        file: its name in the folder; ``thumbnail`` is a path there.
-        lines: of the file of prompts, that ask for it.
-        seconds: that the generation took, with text and decoding; None where that is not known.
-        remarks: what ran otherwise than the profile asks, and what else is worth knowing.
-        time: when it was made or given up, in UTC.
-    """
-
-    file: String
+    file: String  # name in the folder
     state: State
-    lines: Sequence[Count]
+    lines: Sequence[Count]  # that ask for it
     request: RequestRecord
-    seconds: Number | None = None
+    seconds: Number | None = None  # with text and decoding; None where not known
     tries: Count | None = None
     error: String | None = None
-    remarks: Sequence[String] = ()
-    time: String = ""
+    remarks: Sequence[String] = ()  # fallbacks, and what else is worth knowing
+    time: String = ""  # when it was made or given up, in UTC
     thumbnail: String | None = None
 
     @property
@@ -96,22 +88,15 @@ def note(folder: Path, clip: BatchClip) -> None:
 
 
 class BatchResult(Result):
-    """A batch, finished or broken off.
-
-    Attributes:
-        manifest: the file that says what each file is.
-        page: the file that shows them.
-        seconds: that the command took.
-        clips: in the order of the lines.
-    """
+    """A batch, finished or broken off."""
 
     kind: Literal["batch"] = "batch"
     folder: String
     manifest: String
     page: String
     model: String
-    seconds: Number
-    clips: Sequence[BatchClip]
+    seconds: Number  # of the command
+    clips: Sequence[BatchClip]  # in the order of the lines
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -18,11 +18,7 @@ from chipsparse.experiments.quality import compare_clips
 
 
 def compare_files(options: CompareOptions) -> None:
-    """Read both, compare them, write their clip, and print.
-
-    Raises:
-        UserError: a file cannot be read or written, or the two do not fit together.
-    """
+    """Read both, compare them, write their clip, and print."""
     shown, output = None, options.output
     with results_alone(), ProgressDisplay() as display:
         with display.stage(f"reading {options.a} and {options.b}"):

@@ -290,11 +290,9 @@ def _result(
     remarks: Mapping[str, Sequence[str]] | None = None,
     hidden: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Return the numbers of the clips that were made so far.
+    """Return the numbers of the clips that were made so far, with further remarks of ways.
 
-    Args:
-        remarks: further ones of each way.
-        hidden: of a result to send, which has no folders: values in place of those of the clips.
+    A result to send has values in place of what is ``hidden`` of the clips, and no folders.
     """
     rows, missing = [], None
     plain = str if hidden is None else without_folders

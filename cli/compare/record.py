@@ -64,19 +64,7 @@ class ShownClip(Record):
 
 
 class Comparison(Result):
-    """Ways to generate over the same prompts: two configs, or a suite.
-
-    Attributes:
-        sharing: how several processes made each clip together; empty for one process.
-        asked: how many prompts there are to be.
-        rows: the stock model, then the other ways; clips of a suite have no prompts where these
-            are not to be sent.
-        sides: the rows that are A and B; none in a suite.
-        difference: of B - A, by metric.
-        seed: of the prompt whose clips are shown, the one that is farthest from dense.
-        files: of a suite, its clips by row.
-        clip: of two configs, its clips side by side.
-    """
+    """Ways to generate over the same prompts: two configs, or a suite."""
 
     kind: Literal["comparison"] = "comparison"
     model: String
@@ -88,15 +76,16 @@ class Comparison(Result):
     device: String
     dtype: String
     versions: Mapping[str, String | None] = {}
-    sharing: String = ""
+    sharing: String = ""  # how several processes made each clip together; empty for one
     lpips_missing: String | None = None
-    asked: Index
+    asked: Index  # number of prompts
+    # The stock model, then the other ways. A suite to send may leave the prompts of clips out.
     rows: Sequence[Row]
-    sides: Sequence[String] = ()
-    difference: Mapping[str, Estimate] = {}
-    seed: Count | None = None
-    files: Mapping[String, String] = {}
-    clip: ShownClip | None = None
+    sides: Sequence[String] = ()  # rows that are A and B; none in a suite
+    difference: Mapping[str, Estimate] = {}  # B - A, by metric
+    seed: Count | None = None  # of the prompt farthest from dense, whose clips are shown
+    files: Mapping[String, String] = {}  # clips of a suite, by row
+    clip: ShownClip | None = None  # of two configs, side by side
 
     @property
     def title(self) -> str:
@@ -252,11 +241,7 @@ class Comparison(Result):
 
 
 class FilesComparison(Result, ClipQuality):
-    """The quality of file B against file A, whose flicker is ``flicker_dense`` in `per_frame`.
-
-    Attributes:
-        lossy: the files whose format changed the pixels.
-    """
+    """The quality of file B against file A, whose flicker is ``flicker_dense`` in `per_frame`."""
 
     kind: Literal["files"] = "files"
     a: String
@@ -264,7 +249,7 @@ class FilesComparison(Result, ClipQuality):
     frames: Count
     height: Count
     width: Count
-    lossy: Sequence[String] = ()
+    lossy: Sequence[String] = ()  # files whose format changed the pixels
     lpips_missing: String | None = None
     clip: ShownClip | None = None
 

@@ -50,23 +50,14 @@ Curves = Mapping[str, Sequence[Number | None]]  # the values of each frame, by m
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of each clip.
+    """A number of each clip."""
 
-    Attributes:
-        title: its name with the unit.
-        form: its format.
-        scale: a factor for people.
-        statistic: of many clips.
-        worst: the function that finds the worst of several values.
-        bound: the worst value with which a clip passes in serving stacks.
-    """
-
-    title: str
+    title: str  # name with the unit
     form: str
-    scale: float = 1.0
-    statistic: Statistic = "mean"
-    worst: Callable[[Sequence[float]], float] = min
-    bound: float = 0.0
+    scale: float = 1.0  # factor for people
+    statistic: Statistic = "mean"  # of many clips
+    worst: Callable[[Sequence[float]], float] = min  # of several values
+    bound: float = 0.0  # worst value with which a clip passes in serving stacks
 
     @property
     def name(self) -> str:
@@ -146,24 +137,15 @@ class Quality(NamedTuple):
 
 
 class Row(Record):
-    """One way to generate.
-
-    Attributes:
-        method: the family of ways that one colour shows.
-        setting: of the method; of a config the profile.
-        refused: why it did not run.
-        remarks: a sentence about each thing to know.
-        clips: its records, one for each prompt.
-        summary: the metrics over all prompts.
-    """
+    """One way to generate."""
 
     name: String
-    method: String = ""
-    setting: String = ""
-    refused: String | None = None
-    remarks: Sequence[String] = ()
-    clips: Sequence[ClipRecord] = ()
-    summary: Mapping[str, Estimate] = {}
+    method: String = ""  # family of ways that one colour shows
+    setting: String = ""  # of the method; of a config the profile
+    refused: String | None = None  # why it did not run
+    remarks: Sequence[String] = ()  # a sentence each
+    clips: Sequence[ClipRecord] = ()  # one for each prompt
+    summary: Mapping[str, Estimate] = {}  # of the metrics, over all prompts
 
     @staticmethod
     def of(
@@ -282,10 +264,8 @@ def quality_chart(
 ) -> Chart | None:
     """Return a metric over the median speed-up, a mark for each row; None where no row has it.
 
-    Args:
-        levels: values of the metric to mark, with texts.
-        limits: speed-ups to mark.
-        worst: shows the worst clip of each row in place of the mean.
+    ``levels`` of the metric, with texts, and ``limits`` of the speed-up are marked. ``worst`` shows
+    the worst clip of each row in place of the mean.
     """
     methods: dict[str, list[tuple[float, float, Row]]] = {}
     for row in rows:

@@ -68,27 +68,17 @@ UNTIMED = "times are not estimated"
 
 @dataclass(frozen=True)
 class Forecast:
-    """A generation as its configs tell it; of several processes, the one with the largest share.
+    """A generation as its configs tell it; of several processes, the one with the largest share."""
 
-    Attributes:
-        planned: its plan, with the layout of that process.
-        working: bytes that a transformer call needs besides weights and caches.
-        memory: where caches live.
-        times: of a step of what the config has sparse; empty where they are not known.
-        dense: layers of each part that never run sparse, and why.
-        estimate: expected times; None where they are not known.
-        why_untimed: why not, one sentence.
-        sharing: how several processes share it; None for one.
-    """
-
-    planned: PlannedGeneration
-    working: int
+    planned: PlannedGeneration  # with the layout of that process
+    working: int  # bytes of a transformer call besides weights and caches
     memory: MemoryPlan
+    # Of a step, of what the config has sparse; empty where not known.
     times: Mapping[tuple[int, Part], PartSeconds]
-    dense: Mapping[Part, dict[int, str]]
-    estimate: RunEstimate | None
+    dense: Mapping[Part, dict[int, str]]  # layers of each part that never run sparse, and why
+    estimate: RunEstimate | None  # None where times are not known
     why_untimed: str | None
-    sharing: Sharing | None
+    sharing: Sharing | None  # None for one process
 
     def quality(self, model: ModelDescription) -> Quality:
         """Return the steps, the work, the caches, the speed-up, and what is published for it."""
@@ -107,12 +97,7 @@ class Forecast:
 
 
 class Forecaster:
-    """Forecasts a request with any quality of its profile.
-
-    Args:
-        request: resolved from the options.
-        weights: bytes of all weights.
-    """
+    """Forecasts a request with any quality of its profile; ``weights``: bytes of all."""
 
     def __init__(self, request: Request, weights: int) -> None:
         self.request, self.weights = request, weights
@@ -130,12 +115,7 @@ class Forecaster:
             self.rates = self.known or measure_rates(device)
 
     def look_ahead(self, profile: Profile, parallel: Parallel | None) -> Forecast:
-        """Return the forecast with a profile.
-
-        Args:
-            profile: what is computed when.
-            parallel: the processes that share it, which can; None for one.
-        """
+        """Return the forecast with a profile, shared by processes that can."""
         request, dtype, rates = self.request, self.request.dtype, self.known
         on_gpu = request.device.type == "cuda"
         planned = plan_generation(request.settings, request.model, profile)
@@ -324,12 +304,7 @@ def _layers(forecast: Forecast) -> list[PartLayers]:
 
 
 def _shared(forecast: Forecast, alone: Forecast) -> Shared:
-    """Return what each process has, and how well they share it.
-
-    Args:
-        forecast: of the process with the largest share.
-        alone: of one that has all.
-    """
+    """Return what each process has, and how well they share it; ``alone``: of one for all."""
     sharing, memory = forecast.sharing, forecast.memory
     assert sharing is not None
     config = with_caches(sharing.plan.config, in_fp8=memory.in_fp8)

@@ -25,28 +25,17 @@ from chipsparse.profiles.published import PublishedPsnr
 
 
 class PartLayers(Record):
-    """The attention or the MLPs of all layers of one kind.
+    """The attention or the MLPs of all layers of one kind."""
 
-    Attributes:
-        kind: the model's name for such layers.
-        sparse: how many run sparse.
-        dense: how many do not, by the reason.
-        blocks: of rows that choose together.
-        block_size: the rows of each.
-        total: columns or neurons of a layer.
-        kept: layers by the columns or neurons that each computes at a sparse step.
-        step: seconds of a sparse and of a dense step, of the layer that keeps most; None where
-            they are not known, or the config has it dense.
-    """
-
-    kind: str
+    kind: str  # the model's name for such layers
     part: LayerPart
-    sparse: int
-    dense: Mapping[str, int]
-    blocks: int
-    block_size: int
-    total: int
-    kept: Mapping[int, Sequence[int]]
+    sparse: int  # layers that run sparse
+    dense: Mapping[str, int]  # layers that do not, by the reason
+    blocks: int  # of rows that choose together
+    block_size: int  # rows of a block
+    total: int  # columns or neurons of a layer
+    kept: Mapping[int, Sequence[int]]  # layers by the columns or neurons that each keeps
+    # Seconds of the layer that keeps most; None where not known, or where the config has it dense.
     step: PartSeconds | None
 
     @property
@@ -68,77 +57,47 @@ class PartLayers(Record):
 
 
 class Memory(Record):
-    """The memory of one process.
+    """The memory of one process."""
 
-    Attributes:
-        weights: as far as they are known.
-        working: of a transformer call, besides weights and caches.
-        caches_wanted: all that the profile asks for.
-        device: of weights, work, caches and slots; on a CPU, where all memory is one, of all.
-        vram: budget of the device, if there is one.
-        ram: budget of host memory, if there is one.
-        precision: in which caches are kept: ``full`` or ``fp8``.
-    """
-
-    weights: int
-    working: int
-    caches_wanted: int
-    device: int
-    vram: int | None
-    ram: int | None
-    precision: str
+    weights: int  # as far as they are known
+    working: int  # of a transformer call, besides weights and caches
+    caches_wanted: int  # all that the profile asks for
+    device: int  # weights, work, caches and slots; on a CPU, where all memory is one, all
+    vram: int | None  # budget of the device
+    ram: int | None  # budget of host memory
+    precision: str  # of caches: "full" or "fp8"
 
 
 class RankForecast(Record):
-    """One of several processes.
-
-    Attributes:
-        branch: the guidance branch that it computes; None where it computes all.
-        heads: that it has in attention.
-        tokens: that it has of a call elsewhere, those of the text included.
-        cache_bytes: its caches, wherever they live.
-        sent_bytes: what it sends to others in a step of each action.
-    """
+    """One of several processes."""
 
     rank: int
-    branch: int | None
-    heads: int
-    tokens: int
-    cache_bytes: int
-    sent_bytes: Mapping[Action, int]
+    branch: int | None  # of guidance; None where it computes all
+    heads: int  # of attention
+    tokens: int  # of a call, outside of attention, with those of the text
+    cache_bytes: int  # wherever they live
+    sent_bytes: Mapping[Action, int]  # to others, in a step of each action
 
 
 class Shared(Record):
-    """The processes of a generation.
-
-    Attributes:
-        parallel: how many there are, by what they share.
-        efficiency: of a step of each action: its time on one device over that of all processes
-            together; None where times are not known.
-        efficiency_run: of all steps; likewise.
-    """
+    """The processes of a generation."""
 
     parallel: Parallel
     ranks: Sequence[RankForecast]
+    # Of a step of each action, the time on one device over that of all processes together; None
+    # where times are not known.
     efficiency: Mapping[Action, float] | None
-    efficiency_run: float | None
+    efficiency_run: float | None  # the same of all steps
 
 
 class Quality(Record):
-    """One quality of the profile.
+    """One quality of the profile."""
 
-    Attributes:
-        counts: steps by action.
-        work: share of a dense generation's operations.
-        speedup_run: of all steps; None where times are not known.
-        published: the PSNR that step caches reach near this speed-up on real weights.
-    """
-
-    counts: Mapping[str, int]
-    work: float
+    counts: Mapping[str, int]  # steps by action
+    work: float  # operations over those of a dense generation
     cache_bytes: int
-    speedup_run: float | None
-    published: PublishedPsnr | None
+    speedup_run: float | None  # None where times are not known
+    published: PublishedPsnr | None  # PSNR of step caches near this speed-up on real weights
 
     @property
     def row(self) -> list[str]:
@@ -152,14 +111,7 @@ class Quality(Record):
 
 
 class Explanation(Result):
-    """The forecast of one generation; of several processes, of the one with the largest share.
-
-    Attributes:
-        grids: frames, rows and columns of the video or image tokens.
-        tokens: of a transformer call, with those of the text.
-        counts: how many steps take each action.
-        full_steps: those computed in full, where the schedule lists them.
-    """
+    """The forecast of one generation; of several processes, of the one with the largest share."""
 
     kind: Literal["explanation"] = "explanation"
     model: str
@@ -174,14 +126,14 @@ class Explanation(Result):
     settings: GenerationSettings
     pixels: tuple[int, int]
     branches: int
-    grids: Sequence[Sequence[int]]
-    tokens: int
+    grids: Sequence[Sequence[int]]  # frames, rows and columns of the video or image tokens
+    tokens: int  # of a transformer call, with those of the text
     text_tokens: int
     attention_precision: str
     layers: Sequence[PartLayers]
     schedule: str
-    counts: Mapping[str, int]
-    full_steps: Sequence[int] | None
+    counts: Mapping[str, int]  # steps by action
+    full_steps: Sequence[int] | None  # where the schedule lists them
     weights: Mapping[str, int | None]
     memory: Memory
     caches: Mapping[str, KindBytes]

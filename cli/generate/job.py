@@ -153,16 +153,11 @@ class Runner:
 
     Where times are compared, each side is warmed up first, and the pipeline is patched for each
     sparse generation anew, because dense ones run between them.
-
-    Attributes:
-        generator: has the pipeline.
-        rank: this process, of those that make the sparse ones together.
-        report: of the latest sparse generation; None where it did not begin.
-        held: the report of a pipeline that is patched all the time.
     """
 
     def __init__(self, request: Request, generator: ClipMaker, rank: Rank) -> None:
         self.request, self.generator, self.rank = request, generator, rank
+        # Of the latest sparse generation, as far as it began; of a pipeline that stays patched.
         self.report: GenerationReport | None = None
         self.held: GenerationReport | None = None
 
@@ -210,9 +205,6 @@ class KeptPipeline:
     """The pipeline of the latest request, patched as long as the settings of requests stay.
 
     A context manager, which restores it at the end.
-
-    Attributes:
-        pipe: the pipeline; None where there is none.
     """
 
     def __init__(self, rank: Rank | None = None) -> None:
@@ -229,10 +221,7 @@ class KeptPipeline:
         self.forget()
 
     def load(self, request: Request, progress: ProgressDisplay) -> bool:
-        """Load the pipeline, in place of another one; return False where it is there already.
-
-        Raises `UserError` where it cannot be loaded.
-        """
+        """Load the pipeline; return False where it is there already; raise `UserError`."""
         wanted = request.model.location, request.model.pipeline_class
         if self._loaded == wanted:
             return False
@@ -301,10 +290,6 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
     """Return one sentence about what is cut from a prompt; None where all of it is read.
 
     Of several text encoders the one that reads most counts.
-
-    Args:
-        pipe: loaded; its tokenizers are asked.
-        max_sequence_length: what the pipeline's call is given, or its default.
     """
     from transformers import PreTrainedTokenizerBase
 

@@ -83,12 +83,7 @@ class LoraRecord(Record):
 
 
 class RequestRecord(Record):
-    """The request of a clip, as far as it decides about the result.
-
-    Attributes:
-        out_of_range: what the profile was not tuned for.
-        command: the words of the command that makes it again.
-    """
+    """The request of a clip, as far as it decides about the result."""
 
     mode: Literal["sparse", "dense", "compare"] = "sparse"
     prompt: String = ""
@@ -103,14 +98,14 @@ class RequestRecord(Record):
     transformer_class: String = ""
     profile: String | None = None
     quality: String | None = None
-    out_of_range: Sequence[String] = ()
+    out_of_range: Sequence[String] = ()  # what the profile was not tuned for
     warnings: Sequence[String] = ()
     device: String = ""
     dtype: String = ""
     seed: Count | None = None
     fps: Number | None = None
     settings: Settings = Settings()
-    command: Sequence[String] = ()
+    command: Sequence[String] = ()  # that makes the clip again
 
     @property
     def settings_text(self) -> str:
@@ -179,17 +174,11 @@ class Run(Record):
 
 
 class Comparison(Record):
-    """Sparse against dense, of the same prompt and seed.
+    """Sparse against dense, of the same prompt and seed."""
 
-    Attributes:
-        speedup: dense over sparse time of the denoising loop.
-        psnr_db: over the 8-bit frames before compression; None where they are the same.
-        ssim: None for frames smaller than its window.
-    """
-
-    speedup: Number
-    psnr_db: Number | None = None
-    ssim: Number | None = None
+    speedup: Number  # of the denoising loop
+    psnr_db: Number | None = None  # of the 8-bit frames before compression; None where identical
+    ssim: Number | None = None  # None for frames smaller than its window
     identical: bool = False
 
     @property
@@ -202,24 +191,17 @@ class Comparison(Record):
 
 
 class GenerationResult(Result):
-    """One clip or image.
-
-    Attributes:
-        files: what was written, by kind: "output", "dense", "compare", "report".
-        peak_process_bytes: the largest resident size of the process.
-        error: why there is nothing, in one sentence.
-        report: what each step and layer of the sparse run did; in the file of ``--report`` only.
-    """
+    """One clip or image."""
 
     kind: Literal["generation"] = "generation"
     request: RequestRecord = RequestRecord()
-    files: Mapping[str, Sequence[String]] = {}
+    files: Mapping[str, Sequence[String]] = {}  # by kind: "output", "dense", "compare", "report"
     sparse: Run | None = None
     dense: Run | None = None
     comparison: Comparison | None = None
-    peak_process_bytes: Count | None = None
-    error: String | None = None
-    report: GenerationReport | None = None
+    peak_process_bytes: Count | None = None  # largest resident size
+    error: String | None = None  # why there is nothing, in one sentence
+    report: GenerationReport | None = None  # in the file of ``--report`` only
 
     @property
     def made(self) -> Run | None:
@@ -361,12 +343,7 @@ class SeriesResult(Result):
 
 
 def published_text(model: str, work_share: float | None) -> str:
-    """Return what to expect of real weights, beside the PSNR of a bundled model; else nothing.
-
-    Args:
-        model: folder or hub name.
-        work_share: operations of the clip over those of a dense one, if known.
-    """
+    """Return what to expect of real weights, beside the PSNR of a bundled model; else nothing."""
     if bundled_name(model) is None or work_share is None or work_share <= 0:
         return ""
     published = published_psnr(ANY_MODEL, 1 / work_share)

@@ -58,15 +58,10 @@ NOTHING_RECORDED = (
 
 @dataclass(frozen=True)
 class Step:
-    """All calls of a denoising step, one for each guidance branch.
+    """All calls of a denoising step, one for each guidance branch."""
 
-    Attributes:
-        number: its place on the charts, from 0; steps of later sections follow.
-        name: its number, with that of its section where there are several.
-    """
-
-    number: int
-    name: str
+    number: int  # place on the charts, from 0; steps of later sections follow
+    name: str  # its number, with that of its section where there are several
     calls: Sequence[StepRecord]
 
     @property

@@ -23,15 +23,10 @@ Panel = tuple[np.ndarray, str]  # the frames of one clip, and the label above th
 def difference_rows(
     reference: Panel, others: Sequence[Panel], *, factor: int | None, in_one_row: bool = False
 ) -> tuple[list[list[Panel | None]], int]:
-    """Return panels of the clips, and of their absolute difference from the reference.
+    """Return panels of clips of one shape, of their absolute difference, and the factor of these.
 
-    Args:
-        others: at least one, of its shape.
-        factor: by how much differences are amplified; None chooses one for all.
-        in_one_row: heat-maps stand behind the clips, not each under its own.
-
-    Returns:
-        The rows, and the factor that was used.
+    Without a factor one is chosen for all. Heat-maps stand under their clips, or ``in_one_row``
+    behind them.
     """
     differences = [difference(reference[0], frames) for frames, _ in others]
     used = factor or choose_factor(differences)

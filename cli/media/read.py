@@ -16,33 +16,21 @@ from chipsparse.cli.options import DEFAULT_FPS, check_readable
 
 @dataclass(frozen=True)
 class Clip:
-    """The pixels of a video or an image.
+    """The pixels of a video or an image."""
 
-    Attributes:
-        path: as it was asked for.
-        frames: uint8 ``[F, H, W, 3]``.
-        fps: frames per second; None where the files do not tell.
-        files: what was read.
-        lossy: whether the file's format changes the pixels that are written to it.
-    """
-
-    path: Path
-    frames: np.ndarray
-    fps: float | None
-    files: list[Path]
-    lossy: bool
+    path: Path  # as it was asked for
+    frames: np.ndarray  # uint8 `[F, H, W, 3]`
+    fps: float | None  # None where the files do not tell
+    files: list[Path]  # that were read
+    lossy: bool  # the format changes pixels that are written to it
 
 
 def read_clip(path: Path) -> Clip:
     """Return the clip of a video, an image, or of images such as `write_media` makes of a clip.
 
-    Args:
-        path: ``.mp4``, ``.webm``, ``.gif``, ``.png``, or a folder of PNG files, which are taken in
-            the order of the numbers in their names. Where ``out.png`` does not exist,
-            ``out-000.png`` and so on are meant; as many as the first one says that there are.
-
-    Raises:
-        UserError: there is no such file, or it cannot be read.
+    PNG files of a folder are taken in the order of the numbers in their names. Where ``out.png``
+    does not exist, ``out-000.png`` and so on are meant; as many as the first one says that there
+    are. Raises `UserError` where there is no such file, or it cannot be read.
     """
     kind = path.suffix.lower()
     # A damaged file makes decoders raise anything.

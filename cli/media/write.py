@@ -49,10 +49,8 @@ def check_output(
 ) -> None:
     """Raise `UserError` where clips could not be written; leave nothing.
 
-    Args:
-        fps: as asked for; None where it is the usual one.
-        crf: the constant rate factor, likewise.
-        also: words of further clips, see `beside`.
+    ``fps`` and ``crf`` are None where they are the usual ones. ``also`` has the words of further
+    clips, see `beside`.
     """
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
@@ -89,8 +87,7 @@ def check_file(option: str, path: Path, *suffixes: str) -> None:
 def check_writable(option: str, path: Path, longest: Path | None = None) -> None:
     """Raise `UserError` where a file could not be written; leave nothing.
 
-    Args:
-        longest: the longest name that is written, where it is not this one.
+    ``longest`` is the longest name that is written, where it is not this one.
     """
     if os.path.isdir(path):  # which takes any length of a name
         raise UserError(f"{option} {path} is a folder; name a file in it")
@@ -105,11 +102,7 @@ def check_writable(option: str, path: Path, longest: Path | None = None) -> None
 
 
 def check_inputs_stay(option: str, output: Path, inputs: Iterable[Path | None]) -> None:
-    """Raise `UserError` where an output would replace a file that the command reads.
-
-    Args:
-        inputs: what is read; None where an option was left out.
-    """
+    """Raise `UserError` where an output would replace a file that the command reads."""
     for file in inputs:
         if file is not None and os.path.realpath(file) == os.path.realpath(output):
             raise UserError(f"{option} {output} would replace {file}, which is read")
@@ -155,15 +148,9 @@ def write_media(
     """Write each clip to its path and return the files of each; all paths share one folder.
 
     A PNG of several frames becomes `stem-000.png`, `stem-001.png`, … A file has its name as soon
-    as all files are finished.
+    as all files are finished. ``metadata`` are facts such as `generation_metadata` gives.
 
-    Args:
-        clips: frames by the path of their clip.
-        crf: the constant rate factor of a video's encoder; None for visually lossless.
-        metadata: facts about the clips, such as `generation_metadata` gives.
-
-    Raises:
-        UserError: a file could not be written.
+    Raises `UserError` where a file could not be written.
     """
     folder = next(iter(clips)).parent
     files = {path: clip_files(path, len(frames)) for path, frames in clips.items()}

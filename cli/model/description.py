@@ -30,23 +30,15 @@ FROM_IMAGES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The facts of a model's own files, read before any weight is loaded.
+    """The facts of a model's own files, read before any weight is loaded."""
 
-    Attributes:
-        location: the folder or hub name.
-        transformer_config: the transformer's config, with the class's defaults.
-        vae_config: the VAE's config, with the class's defaults; empty without a VAE.
-        components: library and class of every component.
-        blocks: of a modular pipeline, which tell its inputs; None for any other.
-    """
-
-    location: str
+    location: str  # folder or hub name
     pipeline_class: type
     transformer_class: str
-    transformer_config: dict[str, Any]
-    vae_config: dict[str, Any]
-    components: dict[str, list[str]] = field(default_factory=dict)
-    blocks: Any = None
+    transformer_config: dict[str, Any]  # with the class's defaults
+    vae_config: dict[str, Any]  # likewise; empty without a VAE
+    components: dict[str, list[str]] = field(default_factory=dict)  # library and class of each
+    blocks: Any = None  # of a modular pipeline, which tell its inputs
 
     @property
     def has_guider(self) -> bool:

@@ -25,11 +25,7 @@ def load_pipeline(
 ) -> Any:
     """Return the pipeline on the device; its own progress bars stay off.
 
-    Args:
-        scheduler: that replaces the model's own; None: it stays.
-
-    Raises:
-        UserError: weights are missing, damaged, or of another config.
+    Raises `UserError` where weights are missing, damaged, or of another config.
     """
     with user_errors(Exception, what=f"the model {model.location} could not be loaded"):
         if is_here(model.location):

@@ -26,8 +26,7 @@ class Lora:
 def read_lora(text: str) -> Lora:
     """Return the LoRA of ``PATH`` or ``PATH:SCALE``, a file or a folder with one; load nothing.
 
-    Raises:
-        UserError: there is no such file, it holds no LoRA, or LoRA needs a package.
+    Raises `UserError` where there is none, or the package for it is missing.
     """
     path, scale = Path(text).expanduser(), 1.0
     before, colon, behind = text.rpartition(":")

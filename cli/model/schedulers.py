@@ -25,15 +25,9 @@ def choose_scheduler(
 ) -> Any | None:
     """Return the scheduler that replaces the model's own, with its config; None: its own stays.
 
-    Args:
-        name: a class of diffusers, or how its name begins, in any letters: ``unipc`` is
-            UniPCMultistepScheduler. None for the model's own.
-        sparse: whether it must call the transformer once per step.
-        flow_shift: another one; None leaves it as it is.
-
-    Raises:
-        UserError: there is no such scheduler, it does not go with the model or with sparsity, or it
-            has no flow shift.
+    The name is a class of diffusers, or how its name begins, in any letters: ``unipc`` is
+    UniPCMultistepScheduler. A sparse run needs one that calls the transformer once per step. Raises
+    `UserError` where there is none, it does not go with this, or has no flow shift.
     """
     if name is None and flow_shift is None and not sparse:
         return None

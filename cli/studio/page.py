@@ -29,10 +29,7 @@ Updates = dict[Any, Any]
 
 
 def serve(options: StudioOptions, folder: Path) -> None:
-    """Open the page, to this machine alone, and wait for a signal that ends it.
-
-    Raises `UserError` where the model or the device is not here, or the port is taken.
-    """
+    """Open the page, to this machine alone, and wait for a signal that ends it."""
     with results_alone(), quiet_libraries(debug=options.debug):
         studio = Studio(options, folder)
         blocks = page(studio)

@@ -78,9 +78,8 @@ class Preview:
 def arrange(latents: torch.Tensor, grid: Grid | None, channels: int | None) -> torch.Tensor | None:
     """Return one sample's latents as ``[T, H, W, C]``; None where their order is not known.
 
-    Args:
-        latents: ``[C, H, W]``, ``[C, T, H, W]``, ``[T, C, H, W]``, or tokens ``[T * H * W, C]``,
-            of which some pipelines pack 2x2 latents into one.
+    They are ``[C, H, W]``, ``[C, T, H, W]``, ``[T, C, H, W]``, or tokens ``[T * H * W, C]``, of
+    which some pipelines pack 2x2 latents into one.
     """
     if latents.ndim == 3:
         return latents.permute(1, 2, 0)[None]

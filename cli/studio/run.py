@@ -56,29 +56,22 @@ class Run:
 
 
 class Live(ProgressDisplay):
-    """One generation for the page: what goes on, what came of it, and the wish to stop it.
+    """One generation for the page: what goes on, what came of it, and the wish to stop it."""
 
-    Attributes:
-        doing: the stage in words; ``clock`` has the elapsed time and the time left.
-        preview: of the latents, uint8 ``[T, H, W, 3]``; ``picture`` makes it after each step.
-        made: what was generated, and as the dense one perhaps before; ``clips`` are the files.
-        command: the words that make the same; ``profile`` is the file for ``--config``.
-        ended: whether nothing follows; without clips there is an error, or it was stopped.
-    """
-
-    picture: Callable[[torch.Tensor | None, int], np.ndarray | None]
-    profile: Path
+    picture: Callable[[torch.Tensor | None, int], np.ndarray | None]  # makes the preview of a step
+    profile: Path  # for ``--config``
 
     def __init__(self, error: str = "") -> None:
         super().__init__(Console(quiet=True, force_terminal=False))
         self.doing, self.clock, self.error = "", "", error
         self.runs: list[Run] = []
-        self.preview: np.ndarray | None = None
-        self.made: dict[Way, Generation] = {}
+        self.preview: np.ndarray | None = None  # of the latents, uint8 ``[T, H, W, 3]``
+        self.made: dict[Way, Generation] = {}  # the dense one perhaps before
         self.clips: dict[Way, Path] = {}
         self.quality: ClipQuality | None = None
         self.notes: list[str] = []
-        self.command: list[str] = []
+        self.command: list[str] = []  # that makes the same
+        # Without clips it ended in an error, or was stopped.
         self.ended = self.stopped = False
 
     @property
@@ -129,15 +122,11 @@ class Live(ProgressDisplay):
 
 
 class Studio:
-    """Makes what the page asks for in a folder; raises `UserError` where the device is not here.
-
-    Attributes:
-        live: the latest generation; before the first one it is as if one had ended.
-    """
+    """Makes what the page asks for in a folder; raises `UserError` where the device is not here."""
 
     def __init__(self, options: StudioOptions, folder: Path) -> None:
         self.options, self._folder, self.live = options, folder, Live()
-        self.live.ended = True
+        self.live.ended = True  # before the first one it is as if one had
         self._device, self._dtype = device_and_dtype(options)
         # All that touches the pipeline is done by one thread.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")

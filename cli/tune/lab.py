@@ -40,20 +40,13 @@ LIKELY_COST = 0.4  # of a candidate, in dense generations, until it is known
 
 @dataclass
 class TuneLab:
-    """Generates and measures for a `Search`; what is in the store is not measured again.
+    """Generates and measures for a `Search`; what is in the store is not measured again."""
 
-    Attributes:
-        experiment: its samples calibrate first; its dense way is `calibrated`.
-        config: the config to tune.
-        options: of the command.
-        uncalled_steps: how many of the pipeline's steps do not call the transformer.
-        cuda_graphs: with which a few sparse steps run as those of a generation do.
-    """
-
-    experiment: Experiment
-    config: SparsityConfig
+    experiment: Experiment  # its samples calibrate first; its dense way is `calibrated`
+    config: SparsityConfig  # to tune
     options: TuneOptions
-    uncalled_steps: int = 0
+    uncalled_steps: int = 0  # steps of the pipeline that do not call the transformer
+    # The mode in which a few sparse steps run as those of a generation do.
     cuda_graphs: CaptureMode = "auto"
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
 

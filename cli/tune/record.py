@@ -55,21 +55,13 @@ def time_text(measured: TunedMeasurement) -> str:
 
 
 class Chosen(Record):
-    """The end of a search.
+    """The end of a search."""
 
-    Attributes:
-        config: its digest.
-        form: the schedule in words.
-        density: the share of columns of its sparse steps.
-        actions: the action of each step.
-        measured: the numbers on held-out prompts.
-    """
-
-    config: String
-    form: String
-    density: Number
-    actions: Sequence[Action]
-    measured: TunedMeasurement
+    config: String  # its digest
+    form: String  # the schedule in words
+    density: Number  # share of columns of its sparse steps
+    actions: Sequence[Action]  # of each step
+    measured: TunedMeasurement  # on held-out prompts
 
     def steps(self, *actions: str) -> str:
         """Return the numbers of the steps with these actions, as a text."""
@@ -87,21 +79,14 @@ class Chosen(Record):
 
 
 class TunedResult(Result):
-    """A finished search.
-
-    Attributes:
-        profile: the file that was written.
-        results: the file with the measurements.
-        sparsity: the whole config.
-        configs_tried: how many configs were generated with, now or before.
-    """
+    """A finished search."""
 
     kind: Literal["tuned"] = "tuned"
-    profile: String
-    results: String
+    profile: String  # file that was written
+    results: String  # file with the measurements
     chosen: Chosen
-    sparsity: Mapping[str, Any]
-    configs_tried: int
+    sparsity: Mapping[str, Any]  # the whole config
+    configs_tried: int  # now or before
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         """Return the summary."""

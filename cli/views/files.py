@@ -24,11 +24,7 @@ KINDS = {
 
 
 def read_result(path: Path) -> Result:
-    """Return the result in a file.
-
-    Raises:
-        UserError: it is no file of chipsparse, or a damaged one.
-    """
+    """Return the result in a file; raise `UserError` for a damaged one, or none of chipsparse."""
     content = read_json(path)
     kind = str(content.get("kind"))
     if kind == "report":  # what `GenerationReport.to_dict` gives in Python

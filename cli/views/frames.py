@@ -88,8 +88,7 @@ def named_samples(source: Path, clips: Clips) -> list[Sample] | str:
 def data_uri(frame: np.ndarray, side: int) -> str:
     """Return a frame, uint8 ``[H, W, 3]``, as a data URI of a PNG or JPEG, whichever is smaller.
 
-    Args:
-        side: the largest side that the image may have, in pixels.
+    It is made smaller where its largest side has more than ``side`` pixels.
     """
     image = Image.fromarray(frame)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)

@@ -66,22 +66,19 @@ def page(
     results: Sequence[tuple[Path, Result]],
     *,
     samples: Sequence[Sample] = (),
-    title: str = "",
     images: str = "data:",
 ) -> str:
     """Return the page of one or several results with the files that they come from.
 
-    Args:
-        samples: frames to show with the first result in place of those that it names.
-        title: of the window; empty: the title of the only result.
-        images: where the browser may load pictures from.
+    ``samples`` are shown with the first result in place of those that it names. ``images`` says
+    where the browser may load pictures from.
     """
     articles = [
         _article(file, result, samples if number == 0 else ())
         for number, (file, result) in enumerate(results)
     ]
     points = [result.points(file.stem) for file, result in results]
-    title = title or (shortened(articles[0].title, LONGEST_TITLE) if len(articles) == 1 else "")
+    title = shortened(articles[0].title, LONGEST_TITLE) if len(articles) == 1 else ""
     return (
         _environment()
         .get_template("page.html")

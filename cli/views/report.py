@@ -14,12 +14,7 @@ from chipsparse.cli.views.page import check_charts, page
 
 
 def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -> int:
-    """Read the files and write the page, all of it or nothing; return its bytes.
-
-    Raises:
-        UserError: a file is none that commands of chipsparse write, is damaged or cannot be read,
-            or the page cannot be made or written.
-    """
+    """Read the files and write the page, all of it or nothing; return its bytes."""
     check_charts()
     check_file("--output", output, ".html", ".htm")
     check_inputs_stay("--output", output, [*sources, *media])

@@ -58,18 +58,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table."""
 
-    Attributes:
-        columns: the headings.
-        texts: how many of the first columns hold texts; the others hold numbers.
-        folded: the summary under which the page folds the table; empty: it is open.
-    """
-
-    columns: Sequence[str]
+    columns: Sequence[str]  # headings
     rows: Sequence[Sequence[str]]
-    texts: int = 1
-    folded: str = ""
+    texts: int = 1  # how many of the first columns hold texts; the others hold numbers
+    folded: str = ""  # the summary under which the page folds it; empty: it is open
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -106,39 +100,24 @@ class Code:
 
 @dataclass(frozen=True)
 class Chart:
-    """A diagram, for the page alone.
+    """A diagram, for the page alone."""
 
-    Attributes:
-        title: what the chart shows, for those who cannot see it.
-        draw: draws it: marks, the labels of both axes, and what the legend says of the marks.
-        height: in pixels, axes included.
-    """
-
-    title: str
-    draw: Callable[[Canvas], object]
+    title: str  # for those who cannot see it
+    draw: Callable[[Canvas], object]  # marks, the labels of both axes, and the legend
     caption: str
-    height: int = 280
+    height: int = 280  # pixels, axes included
 
 
 @dataclass(frozen=True)
 class Clips:
-    """Videos and images to show frames of, for the page alone.
+    """Videos and images to show frames of, for the page alone."""
 
-    Attributes:
-        names: the files' paths by label.
-        reference: the label of the clip from which the other's difference is shown.
-        side_by_side: whether each file shows several clips side by side.
-        beside: whether the paths count from the folder of the record alone.
-        text: which clips these are, where that has to be said.
-        missing: how to get clips, where there are none.
-    """
-
-    names: Mapping[str, str]
-    reference: str | None = None
-    side_by_side: bool = False
-    beside: bool = False
-    text: str = ""
-    missing: str = ""
+    names: Mapping[str, str]  # paths by label
+    reference: str | None = None  # label of the clip that another is subtracted from
+    side_by_side: bool = False  # each file shows several clips
+    beside: bool = False  # the paths count from the folder of the record alone
+    text: str = ""  # which clips these are
+    missing: str = ""  # how to get clips, where there are none
 
 
 @dataclass(frozen=True)
@@ -168,20 +147,13 @@ Part: TypeAlias = Tile | Facts | Table | Alert | Items | Code | Chart | Clips | 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a result.
+    """A part of a result."""
 
-    Attributes:
-        title: empty for the head of the result.
-        text: what the page says below the title.
-        where: on which of both views it is shown.
-        missing: what the page says would fill it where ``parts`` has nothing to show; empty: the
-            section is left out.
-    """
-
-    title: str
+    title: str  # empty for the head of the result
     parts: Sequence[Part | None]
-    text: str = ""
+    text: str = ""  # below the title, on the page
     where: Literal["both", "terminal", "page"] = "both"
+    # What the page says would fill it where no part has anything to show; empty: it is left out.
     missing: str = ""
 
 
@@ -201,12 +173,9 @@ class Record(BaseModel):
 
 
 class Result(Record):
-    """The result of a command.
+    """The result of a command."""
 
-    Subclasses fix ``kind`` as a ``Literal``, which a file is recognized by.
-    """
-
-    kind: str
+    kind: str  # a ``Literal`` of each subclass, by which files are recognized
     chipsparse: String = chipsparse.__version__
 
     @property
