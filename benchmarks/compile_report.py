@@ -29,7 +29,6 @@ SHARED_BYTES = 232_448  # that a block may have on Hopper: 227 KiB
 # Products on Hopper, and on other GPUs; of FP8 those with a Q, of int8 those with an I.
 PRODUCTS = ("HGMMA", "HMMA", "QGMMA", "QMMA", "UTCQMMA", "IGMMA", "IMMA", "UTCIMMA")
 HOT = {*PRODUCTS, "LDGSTS", "UTMALDG"}
-HOT_ELSEWHERE = {"LDG"}
 COUNTED = (*PRODUCTS, "LDGSTS", "UTMALDG", "STL", "LDL")
 COLUMNS = {
     **dict.fromkeys(("operation", "backend", "kernel", "capability", "variant"), ""),
@@ -139,7 +138,7 @@ def hot_loops(code: Sequence[Instruction]) -> list[list[Instruction]]:
     A loop is the code between a branch back and its target, with no end of the function in it:
     rarely executed parts, such as waiting for a barrier again, stand behind the end and jump back.
     """
-    hot = HOT if any(line.opcode in HOT for line in code) else HOT_ELSEWHERE
+    hot = HOT if any(line.opcode in HOT for line in code) else {"LDG"}
     spans = [
         (line.target, line.address)
         for line in code

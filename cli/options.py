@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 REQUIRED: Any = dataclasses.MISSING
 DEFAULT_FPS = 16
 SEEDS = 2**64  # that PyTorch's generator takes
-DIGITS = 3  # at least, of the numbers of a series, so that names sort
 MOST_CLIPS = 1_000_000  # of a command, listed beforehand
 FROM_PROFILE = "from the profile"
 LIMITS = {  # pydantic's errors, in words
@@ -329,7 +328,7 @@ class Item(Sample):
 
 def numbered(path: Path, number: int, count: int) -> Path:
     """Return ``out-000.mp4`` for ``out.mp4`` and the first file of so many."""
-    digits = max(DIGITS, len(str(count - 1)))
+    digits = max(3, len(str(count - 1)))  # so that names sort
     return path.with_name(f"{path.stem}-{number:0{digits}}{path.suffix}")
 
 

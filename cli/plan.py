@@ -12,12 +12,7 @@ from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import count_weights
-from chipsparse.cli.settings import (
-    GenerationSettings,
-    guiding_argument,
-    latent_sizes,
-    vae_factors,
-)
+from chipsparse.cli.settings import GenerationSettings, guiding_argument, latent_sizes, vae_factors
 from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
@@ -134,10 +129,7 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
 
 
 def check_memory(
-    planned: PlannedGeneration,
-    frames: int | None,
-    model: ModelDescription,
-    dtype: torch.dtype,
+    planned: PlannedGeneration, frames: int | None, model: ModelDescription, dtype: torch.dtype
 ) -> None:
     """Raise `UserError` where a CPU's memory cannot hold a generation.
 

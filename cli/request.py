@@ -300,13 +300,6 @@ def choose_profile(
         return profile.override(options.memory_budgets())
 
 
-def required_profile(options: GenerationOptions, model: ModelDescription) -> Profile:
-    """Return the profile, where nothing can be done without one; see `choose_profile`."""
-    profile = choose_profile(options, model)
-    assert profile is not None
-    return profile
-
-
 def out_of_range_text(profile: Profile, differences: list[str]) -> str:
     """Return one sentence about what a profile was not tuned for."""
     return (

@@ -75,14 +75,11 @@ def sea_config(**settings: Any) -> Any:
 
 
 @contextmanager
-def cached(run: CacheRun | None, cache: Cache | None) -> Iterator[list[str]]:
+def cached(run: CacheRun, cache: Cache) -> Iterator[list[str]]:
     """Puts a cache on the pipeline's transformers for the time being.
 
     Yields what diffusers warns of meanwhile, each sentence once.
     """
-    if run is None or cache is None:
-        yield []
-        return
     with _warnings() as warnings, ExitStack() as stack:
         for transformer in transformers_of(run.pipe):
             _enable(transformer, cache.make(run))

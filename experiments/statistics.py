@@ -44,14 +44,14 @@ class Estimate(BaseModel):
         return self.value, self.low, self.high
 
 
-def draws(count: int, *, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Return the indices of ``count`` values in each resample, int64 ``[resamples, count]``.
+def draws(count: int) -> np.ndarray:
+    """Return the indices of ``count`` values in each resample, int64 ``[RESAMPLES, count]``.
 
-    The same numbers for the same arguments. Raises `ValueError` for fewer than two values.
+    The same numbers for the same count. Raises `ValueError` for fewer than two values.
     """
     if count < LEAST_VALUES:
         raise ValueError(f"an interval needs at least {LEAST_VALUES} values, got {count}")
-    return np.random.default_rng(seed).integers(count, size=(resamples, count))
+    return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
 
 
 def interval(

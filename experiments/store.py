@@ -40,7 +40,7 @@ class Store:
         self.path, self.kind = path, kind
         self.about: dict[str, Any] = json.loads(json.dumps(about or {}))
         self.ranks = ranks or Ranks()
-        self._dense = dense or (None if path is None else dense_folder(path))
+        self._dense = dense or (None if path is None else path.with_name(f"{path.stem}-dense"))
         content = self.ranks.first(self._read) or {}
         self.measured: dict[str, Any] = content.get("measured", {})
         self.notes: dict[str, Any] = content.get("notes", {})
@@ -106,11 +106,6 @@ class Store:
     def dense_file(self, name: str) -> Path | None:
         """The file for the frames of a dense clip; None where they are kept in memory."""
         return None if self._dense is None else self._dense / f"{name}.npy"
-
-
-def dense_folder(path: Path) -> Path:
-    """The folder of dense clips beside a results file; it may be deleted at any time."""
-    return path.with_name(f"{path.stem}-dense")
 
 
 def write_frames(file: Path, frames: np.ndarray) -> None:

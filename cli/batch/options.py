@@ -41,8 +41,7 @@ class BatchOptions(GenerateOptions):
         shown=False,
     )
     format: Literal["mp4", "webm", "gif", "png"] | None = output_option(
-        help="mp4, webm or gif for videos; images are png.",
-        shown="mp4, or png of images",
+        help="mp4, webm or gif for videos; images are png.", shown="mp4, or png of images"
     )
     engine: Literal["ray"] | None = worker_option(
         help="ray: actors of the Ray cluster that RAY_ADDRESS names, else of this machine.",

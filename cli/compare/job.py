@@ -27,12 +27,7 @@ from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
-from chipsparse.cli.request import (
-    Request,
-    required_profile,
-    resolve,
-    working,
-)
+from chipsparse.cli.request import Request, choose_profile, resolve, working
 from chipsparse.cli.settings import OPTION_OF
 from chipsparse.cli.views.names import bundled_name, name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
@@ -229,9 +224,10 @@ def _ours(options: CompareOptions, request: Request) -> list[Way]:
         if quality not in profile.qualities:
             continue
         asked = dataclasses.replace(options, quality=quality)
-        profile, setting = required_profile(asked, request.model), f"--quality {quality}"
-        name = f"{OURS} {quality}"
-        ways.append(sparse_way(name, profile, cost=cost, method=OURS, setting=setting))
+        own = choose_profile(asked, request.model)
+        assert own is not None  # as the profile has such a quality
+        name, setting = f"{OURS} {quality}", f"--quality {quality}"
+        ways.append(sparse_way(name, own, cost=cost, method=OURS, setting=setting))
     return ways
 
 

@@ -85,8 +85,7 @@ class CompareOptions(GenerationOptions):
         shown="a power of two up to 64 that fits",
     )
     fps: Fps | None = output_option(
-        help="Frames per second of the output.",
-        shown="that of the files, or 16",
+        help="Frames per second of the output.", shown="that of the files, or 16"
     )
     prompts: Path | None = generation_option(
         help="File with one prompt a line.", shown="bundled ones"

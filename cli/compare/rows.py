@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from chipsparse.cli.views.sections import (
-    FIRST,
-    SECOND,
-    SERIES,
-    THIRD,
-    Chart,
-    Record,
-    String,
-    Table,
-)
+from chipsparse.cli.views.sections import FIRST, SECOND, SERIES, THIRD, Chart, Record, String, Table
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Number
 from chipsparse.experiments.records import ClipRecord

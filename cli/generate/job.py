@@ -341,10 +341,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
         quality = compare_clips(dense.frames, made.frames)
         speedup = dense.denoising_seconds / made.denoising_seconds
         comparison = Comparison(
-            speedup=speedup,
-            psnr_db=quality.psnr_db,
-            ssim=quality.ssim,
-            identical=quality.identical,
+            speedup=speedup, psnr_db=quality.psnr_db, ssim=quality.ssim, identical=quality.identical
         )
         panels = [
             (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")

@@ -20,12 +20,7 @@ from chipsparse.cli.views.sections import (
     String,
     Table,
 )
-from chipsparse.cli.views.units import (
-    counted,
-    percent,
-    seconds_text,
-    shortened,
-)
+from chipsparse.cli.views.units import counted, percent, seconds_text, shortened
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.profiles.published import ANY_MODEL, published_psnr
@@ -247,9 +242,7 @@ class GenerationResult(Result):
         if self.sparse is not None:
             head.append(("steps", f"{self.sparse.letters}\n{LETTERS}"))
         details = [*self.details, *(internals(made) if verbose else [])]
-        return [
-            Section("", [Facts(head), steps_table(made), Facts(details)], where="terminal"),
-        ]
+        return [Section("", [Facts(head), steps_table(made), Facts(details)], where="terminal")]
 
     @property
     def made_with(self) -> list[tuple[str, str]]:

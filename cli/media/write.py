@@ -22,10 +22,10 @@ from PIL.PngImagePlugin import PngInfo
 
 import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.options import Item, numbered
 from chipsparse.common.text_files import readable
 
 if TYPE_CHECKING:
-    from chipsparse.cli.options import Item
     from chipsparse.cli.request import Request
 
 GIF_MAX_FPS = 50
@@ -183,8 +183,7 @@ def clip_files(path: Path, count: int) -> list[Path]:
     """Return the files of a clip of so many frames: one, or a PNG for each frame."""
     if count == 1 or path.suffix.lower() != ".png":
         return [path]
-    digits = max(3, len(str(count - 1)))
-    return [beside(path, f"{index:0{digits}}") for index in range(count)]
+    return [numbered(path, index, count) for index in range(count)]
 
 
 def run_ffmpeg(program: str, words: Sequence[str | Path], content: bytes | None = None) -> bytes:

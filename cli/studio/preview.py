@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from chipsparse.cli.request import Request
+from chipsparse.cli.views.frames import spaced
 from chipsparse.layout import Grid
 
 MOST_FRAMES = 3  # of a video: the first, the middle and the last
@@ -41,7 +42,7 @@ class Preview:
         if arranged is None:
             return None
         before, sigmas = self._latents, getattr(pipe.scheduler, "sigmas", None)
-        after = np.nan_to_num(arranged[_spread(len(arranged), MOST_FRAMES)].float().cpu().numpy())
+        after = np.nan_to_num(arranged[spaced(len(arranged), MOST_FRAMES)].float().cpu().numpy())
         self._latents = after
         if step and before is not None and sigmas is not None and max(sigmas) <= 1:
             rising = float(sigmas[0] < sigmas[-1])  # Mochi's are shares of what is clean
@@ -55,7 +56,7 @@ class Preview:
         if self._latents is None:
             return
         times, rows, columns, _ = self._latents.shape
-        pixels = torch.from_numpy(frames[_spread(len(frames), times)]).permute(0, 3, 1, 2).double()
+        pixels = torch.from_numpy(frames[spaced(len(frames), times)]).permute(0, 3, 1, 2).double()
         small = torch.nn.functional.adaptive_avg_pool2d(pixels, (rows, columns))
         colours = small.permute(0, 2, 3, 1).reshape(-1, 3).numpy()
         self._map = np.linalg.lstsq(_with_one(self._latents), colours, rcond=LEAST)[0]
@@ -93,11 +94,6 @@ def arrange(latents: torch.Tensor, grid: Grid | None, channels: int | None) -> t
     times, rows, columns = grid
     patches = latents.reshape(*grid, channels, 2, 2).permute(0, 1, 4, 2, 5, 3)
     return patches.reshape(times, 2 * rows, 2 * columns, channels)
-
-
-def _spread(count: int, few: int) -> np.ndarray:
-    """Return at most so few places among so many, from the first to the last."""
-    return np.linspace(0, count - 1, min(few, count)).round().astype(int)
 
 
 def _with_one(latents: np.ndarray) -> np.ndarray:

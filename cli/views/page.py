@@ -63,10 +63,7 @@ def check_charts() -> None:
 
 
 def page(
-    results: Sequence[tuple[Path, Result]],
-    *,
-    samples: Sequence[Sample] = (),
-    images: str = "data:",
+    results: Sequence[tuple[Path, Result]], *, samples: Sequence[Sample] = (), images: str = "data:"
 ) -> str:
     """Return the page of one or several results with the files that they come from.
 

@@ -12,16 +12,12 @@ from rich.text import Text
 from chipsparse.cli.views.sections import Alert, Facts, Items, Part, Result, Section, Table, Tile
 
 
-def print_result(
-    result: Result | Sequence[Result], *, as_json: bool, verbose: bool = False
-) -> None:
-    """Print a result, or several as a JSON list, on the standard output."""
+def print_result(result: Result, *, as_json: bool, verbose: bool = False) -> None:
+    """Print a result on the standard output."""
     if as_json:
-        content = result.to_json() if isinstance(result, Result) else [r.to_json() for r in result]
-        print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
-        return
-    for item in [result] if isinstance(result, Result) else result:
-        print_sections(Console(), item.sections(verbose=verbose))
+        print(json.dumps(result.to_json(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print_sections(Console(), result.sections(verbose=verbose))
 
 
 def print_sections(console: Console, sections: Sequence[Section]) -> None:
