@@ -42,7 +42,6 @@ class Case:
 
     @property
     def mlp_rows(self) -> int:
-        """Rows of the MLP in one sample."""
         return min(self.tokens, self.mlp_tokens or self.tokens)
 
     def scaled(self, *, tokens: int, heads: int) -> Case:

@@ -50,7 +50,6 @@ class CompiledCase:
 
     @property
     def name(self) -> str:
-        """The operation and the variant."""
         options = (f"{name}={value}" for name, value in self.launch.keywords.items())
         named = (self.launch.func.__name__, *self.launch.args, *options)
         return " ".join(str(part).removeprefix("torch.") for part in named)
@@ -113,12 +112,10 @@ class _MetaTensors(TorchFunctionMode):
 def case(
     launch: Callable[..., Any], *arguments: Any, capability: int = HOPPER, **options: Any
 ) -> CompiledCase:
-    """The case of a call with these arguments."""
     return CompiledCase(partial(launch, *arguments, **options), capability)
 
 
 def cases() -> Iterator[CompiledCase]:
-    """Every kernel in the forms that the launchers choose from."""
     rules = ((None, False), ("merge", False), ("merge", True), ("difference", True))
     sizes = ((128, BF16), (64, BF16), (192, BF16), (128, FP16))
     for head_dim, (rows, dtype) in product(HEAD_DIMS, sizes):
@@ -206,20 +203,17 @@ def sparse(
 
 
 def dense(head_dim: int) -> None:
-    """`dense_attention`."""
     query = _rows_of(head_dim)
     dense_attention(query, query, query, backend="gluon")
 
 
 def sums(backend: str, head_dim: int, rows: int = 128, dtype: Any = BF16) -> None:
-    """`dense_attention_column_sums`."""
     query, lse = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
     options: dict[str, Any] = {"block_size_q": rows, "backend": backend}
     dense_attention_column_sums(query, query, query, lse, **options)
 
 
 def quantized(head_dim: int, dtype: Any = BF16, *, rotate: bool = False) -> Any:
-    """`fp8_quantization`."""
     query = _rows_of(head_dim, dtype)
     return fp8_quantization(query, query, query, rotate=rotate, backend="triton")
 
@@ -232,20 +226,17 @@ def in_8_bits(backend: str, head_dim: int, sums: bool, rows: int = 128, dtype: A
 
 
 def residual(head_dim: int, dtype: Any, rule: Any, in_fp8: bool) -> None:
-    """`attention_residual`."""
     output, lse = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
     options = {"delta_rule": rule, "fp8": in_fp8, "backend": "triton"}
     attention_residual(output, output, lse, lse, **options)
 
 
 def weight_of_8_bits(*, turned: bool) -> None:
-    """`fp8_dequantization`."""
     data, scale = _tensor(512, 1024, dtype=FP8), _tensor(512, 1, dtype=FP32)
     fp8_dequantization(data, scale, dtype=BF16, turned=turned, backend="triton")
 
 
 def rounded_rows(dtype: Any) -> None:
-    """`fp8_rows`."""
     fp8_rows(_tensor(256, 4096, dtype=dtype), backend="triton")
 
 
@@ -265,7 +256,6 @@ def selected(dtype: Any, columns: int, *, static: bool = False, random: int = 8)
 
 
 def packed(columns: int) -> None:
-    """All of `mask_packing`."""
     bits = pack_mask(_tensor(1, HEADS, 11, columns, dtype=torch.bool), backend="triton")
     unpack_mask(bits, columns, backend="triton")
     packed_to_indices(bits, columns, capacity=KEPT, backend="triton")
@@ -315,7 +305,6 @@ def up(
 
 
 def down(backend: str, *, addend: bool = True, even: bool = True, dtype: Any = BF16) -> None:
-    """`sparse_mlp_down`."""
     hidden, weight, lists = _layer(even, dtype)
     sparse_mlp_down(
         empty_token_contiguous(hidden, 1, hidden.shape[1], lists.shape[2]),
@@ -327,7 +316,6 @@ def down(backend: str, *, addend: bool = True, even: bool = True, dtype: Any = B
 
 
 def activated() -> None:
-    """`dense_activation`."""
     hidden, weight, _ = _layer(True, BF16)
     dense_activation(hidden, weight, weight[:, 0], activation="gelu-tanh", backend="triton")
 

@@ -373,7 +373,6 @@ class Layer:
         return self.sum(self.change(neurons, backend), neurons, backend)
 
     def dense_up(self) -> torch.Tensor:
-        """The first linear and the activation."""
         return F.gelu(F.linear(self.hidden, self.up, self.up_bias), approximate="tanh")
 
     def topk(self) -> torch.Tensor:

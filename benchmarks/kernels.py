@@ -33,7 +33,6 @@ TINY = {"tokens": 300, "heads": 2}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Options of the kernel benchmarks."""
     parser.add_argument("--op", help=f"comma-separated, default all: {', '.join(KERNELS)}")
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(CASES)}")
     parser.add_argument("--backend", help="comma-separated, default all but the reference")

@@ -54,7 +54,6 @@ class Tensors:
         self._generator = torch.Generator(self.device).manual_seed(1)
 
     def normal(self, *sizes: int | str) -> torch.Tensor:
-        """Normal numbers."""
         shape = [self.config[size] if isinstance(size, str) else size for size in sizes]
         options: dict[str, Any] = {"generator": self._generator, "dtype": self.dtype}
         return torch.randn(shape, device=self.device, **options)
@@ -102,7 +101,6 @@ class FullModel:
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """The guidance branches of a step."""
         return ("cond", "uncond") if self.guided else ("cond",)
 
     def qualities(self) -> dict[str, SparsityConfig]:
@@ -297,7 +295,6 @@ def framepack(tensors: Tensors) -> Step:
 
 
 def flux(tensors: Tensors) -> Step:
-    """512 text tokens."""
     _, rows, columns = tensors.grid
     text = tensors.text(512, "joint_attention_dim")
     step = tensors.call(
@@ -313,7 +310,6 @@ def flux(tensors: Tensors) -> Step:
 
 
 def flux3(tensors: Tensors) -> Step:
-    """512 text tokens."""
     _, rows, columns = tensors.grid
     text = tensors.text(512, "joint_attention_dim")
     return tensors.call(
@@ -377,7 +373,6 @@ def ltx2(tensors: Tensors) -> Step:
 
 
 def z_image(tensors: Tensors) -> Step:
-    """256 text tokens."""
     sizes, text = tensors.grid, tensors.text(256, "cap_feat_dim")
     names = ("x", "t")
     return tensors.call("in_channels", *sizes, names=names, first=1, cap_feats=[*text])

@@ -224,7 +224,6 @@ class Steps:
         self._backend = "_native_cudnn" if device.type == "cuda" else "native"
 
     def records(self, configs: dict[str, SparsityConfig]) -> list[Record]:
-        """The records of all qualities."""
         measured: dict[SparsityConfig, Timed] = {}
         with attention_backend(self._transformer, self._backend):
             step_ms, expected = self._stock()
@@ -506,7 +505,6 @@ def _generation(config: SparsityConfig, ms: dict[str, float], layout: ModelLayou
 
 
 def _medians(times: Sequence[float], actions: Sequence[str]) -> dict[str, float]:
-    """The median of the last times of each action."""
     by_action: dict[str, list[float]] = {}
     for time, action in zip(times, actions, strict=False):
         by_action.setdefault(action, []).append(time)

@@ -289,7 +289,6 @@ class GenerationOptions(PrintOptions):
     strict: bool = False
 
     def check_vram(self, device: torch.device) -> None:
-        """Raise `UserError` for a budget of GPU memory on a CPU."""
         if self.vram is not None and device.type != "cuda":
             raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
 
@@ -322,7 +321,6 @@ class Item(Sample):
 
     @property
     def name(self) -> str:
-        """The name in the plan of the progress."""
         return str(self.output)
 
 
@@ -402,7 +400,6 @@ class GenerateOptions(GenerationOptions):
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
-        """The clips that are made: the dense one, the sparse one, or both."""
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
     @property
@@ -412,12 +409,10 @@ class GenerateOptions(GenerationOptions):
 
     @property
     def many(self) -> bool:
-        """True for a series, be it one of a single clip."""
         return self.prompts is not None or self.num is not None
 
     @cached_property
     def items(self) -> list[Item]:
-        """The clips to make; raises `UserError`."""
         if (self.prompt is None) == (self.prompts is None):
             both = "not both" if self.prompt is not None else "got neither"
             raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
@@ -440,7 +435,6 @@ class GenerateOptions(GenerationOptions):
         ]
 
     def check(self) -> None:
-        """Raise `UserError` for what is wrong with any model and on any device."""
         # Imported here so that --help does not wait for numpy and PIL.
         from chipsparse.cli.media.write import check_file, check_inputs_stay, check_output
 

@@ -77,12 +77,10 @@ class ProgressDisplay(experiments.Progress):
             self._bar.stop()
 
     def plan(self, work: Mapping[str, float]) -> None:
-        """Replace the planned work: names with costs in dense generations."""
         self._planned = dict(work)
 
     @contextmanager
     def working(self, name: str, *, step_costs: Sequence[float] = ()) -> Iterator[None]:
-        """Count a planned work as done at the end; other work does not count."""
         cost = self._planned.pop(name, None)
         if cost is None:
             yield
@@ -106,12 +104,10 @@ class ProgressDisplay(experiments.Progress):
         return self.clock_text()
 
     def clock_text(self) -> str:
-        """Return the time of the whole command and, where known, of its rest."""
         return clock_text(self._bar.tasks[0].elapsed or 0.0, self.seconds_left())
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
-        """Show that something of unknown length is going on."""
         if not self._live:
             self.tell(text)
         task = self._bar.add_task(text, total=None, note="")
@@ -124,7 +120,6 @@ class ProgressDisplay(experiments.Progress):
     def denoising(
         self, title: str, steps: int, *, plain_lines: int = 5
     ) -> Iterator[experiments.StepsShown]:
-        """Show the steps of one denoising loop, in at most so many lines where there is no bar."""
         task = self._bar.add_task(title, total=steps, note=f"step 1 of {steps}")
         count = min(plain_lines, steps)
         printed = {round(steps * (line + 1) / count) for line in range(count)}
@@ -146,7 +141,6 @@ class ProgressDisplay(experiments.Progress):
             self._bar.remove_task(task)
 
     def tell(self, text: str) -> None:
-        """Print a line that stays."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -53,12 +53,10 @@ class Rank(Ranks):
 
     @property
     def writes(self) -> bool:
-        """True for the process that writes files and tells what was done."""
         return self.rank == 0 and not self.starts
 
     @property
     def parallel(self) -> Parallel | None:
-        """The degrees that `chipsparse.enable` is given."""
         return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
 
     def device(self, chosen: torch.device) -> torch.device:
@@ -85,7 +83,6 @@ class Rank(Ranks):
         return chosen if self.starts else torch.device("cuda", self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
-        """Return what the first process makes, as JSON values, which decides for all."""
         if self.peers is None:
             return make()
         try:
@@ -97,7 +94,6 @@ class Rank(Ranks):
         return shared
 
     def gather_fallbacks(self, report: GenerationReport | None) -> None:
-        """Note in the first rank's report what ran dense on others alone."""
         if self.peers is None or report is None:
             return
         for rank, sentences in enumerate(self.peers.gather(list(report.fallbacks))):

@@ -87,13 +87,11 @@ class Request:
 
     @property
     def generate_options(self) -> GenerateOptions:
-        """The options, of a request of `generate`."""
         assert isinstance(self.options, GenerateOptions)
         return self.options
 
     @property
     def dtype_name(self) -> str:
-        """The dtype of the weights as ``--dtype`` names it."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
@@ -115,7 +113,6 @@ class Request:
         return {**given, **self.settings.call_arguments()}
 
     def load(self) -> Any:
-        """Return the pipeline, with its scheduler and LoRAs; raise `UserError`."""
         pipe = load_pipeline(
             self.model, device=self.device, dtype=self.dtype, scheduler=self.scheduler
         )

@@ -41,7 +41,6 @@ class GenerationSettings(Settings):
     num_inference_steps: Index
 
     def call_arguments(self) -> dict[str, Any]:
-        """Return the arguments to pass to the pipeline."""
         return self.model_dump(exclude_none=True)
 
 
@@ -248,7 +247,6 @@ class FrameChunks:
     latents: int = 1  # latent frames of a chunk
 
     def latents_of(self, frames: int) -> int:
-        """Return the latent frames of a video."""
         chunks = (frames - self.first) // self.frames
         return max(1, chunks * self.latents + self.latent_first)
 

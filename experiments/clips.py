@@ -78,12 +78,10 @@ class Generation:
 
     @property
     def height(self) -> int:
-        """The height of the frames, in pixels."""
         return int(self.frames.shape[1])
 
     @property
     def width(self) -> int:
-        """The width of the frames, in pixels."""
         return int(self.frames.shape[2])
 
 
@@ -387,7 +385,6 @@ def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
 
 
 def _action_costs(plan: SparsityPlan, dense: DenseParts) -> dict[Action, float]:
-    """Operations of a step of each action."""
     return {
         action: sum(layer.total for layer in _layer_costs(plan, action, dense)) for action in Action
     }

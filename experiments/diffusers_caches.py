@@ -28,7 +28,6 @@ class CacheRun:
     ratios: tuple[float, ...] = ()  # MagCache's of this model, see `calibrated_ratios`
 
     def timestep(self) -> float:
-        """The timestep in progress."""
         return float(self.pipe.current_timestep)
 
 

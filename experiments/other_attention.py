@@ -54,12 +54,10 @@ class _Swaps(TorchFunctionMode):
         self._inside = False
 
     def begin(self, *_: Any) -> None:
-        """Before a model's call."""
         self.__enter__()
         self._inside = True
 
     def end(self, *_: Any) -> None:
-        """Behind it, also where it failed."""
         self._inside = False
         self.__exit__(None, None, None)
 

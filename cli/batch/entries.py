@@ -45,12 +45,10 @@ class Entry:
     folder: Path  # of the batch
 
     def item(self, folder: Path) -> Item:
-        """Return the clip as `generate` makes it."""
         label = f"line {self.lines[0]}, seed {self.seed}"
         return Item(0, self.prompt, self.seed, label, output=folder / self.name)
 
     def thumbnail(self, folder: Path) -> Path:
-        """Return the place of its thumbnail."""
         return folder / THUMBNAILS / f"{Path(self.name).stem}.jpg"
 
     def clip(self, state: State, warnings: Sequence[str] = (), **result: Any) -> BatchClip:
@@ -125,7 +123,6 @@ def find_entries(
 
 
 def _decisive(request: Request) -> dict[str, Any]:
-    """Return what of the settings decides about results."""
     options = request.generate_options
     profile = None if options.dense else request.profile
     image = options.image
@@ -163,7 +160,6 @@ class Maker(KeptPipeline):
         return clip
 
     def make(self, entry: Entry, folder: Path) -> BatchClip:
-        """Try a file once."""
         item, small = entry.item(folder), entry.thumbnail(folder)
         runner = self.runner(entry.request, self._progress)
         runner.generator.plain_lines = 0  # there is one for each file

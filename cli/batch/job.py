@@ -85,7 +85,6 @@ def run(options: BatchOptions) -> None:
 
 
 def _outcome(clip: BatchClip) -> str:
-    """Return what became of a file, in words."""
     if clip.seconds is not None:
         prompt = shortened(clip.request.prompt, ROW_PROMPT)
         return f"{clip.file} in {duration(clip.seconds)}: {prompt}"

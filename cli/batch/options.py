@@ -65,11 +65,9 @@ class BatchOptions(GenerateOptions):
 
     @property
     def on_ray(self) -> bool:
-        """True where actors of Ray make the clips, not this process."""
         return self.engine == "ray" or (self.gpus or 1) > 1
 
     def check(self) -> None:
-        """Raise `UserError` for what is wrong with any model and on any device."""
         # Imported here so that --help does not wait for torch.
         from chipsparse.cli.media.write import check_writable
         from chipsparse.cli.ranks import check_alone
@@ -92,5 +90,4 @@ class BatchOptions(GenerateOptions):
         return read_options(GenerateOptions, {**shared, **fixed, **settings})
 
     def kept(self) -> str:
-        """Return what an interruption leaves, in words."""
         return "what was finished is in the folder; the same command goes on"

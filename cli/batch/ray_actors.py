@@ -50,7 +50,6 @@ class RayActors:
         self._kind = ray.remote(num_gpus=int(on_gpu), num_cpus=cpus, max_restarts=0)(_Actor)
 
     def close(self) -> None:
-        """Let go of the actors."""
         ray.shutdown()
 
     def make(self, entries: Sequence[Entry], display: ProgressDisplay) -> Iterator[BatchClip]:
@@ -115,7 +114,6 @@ class _Actor:
 
 
 def _connect() -> None:
-    """Connect to a cluster, or to a Ray of our own."""
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     given = os.environ.get(ADDRESS)
     if not given:

@@ -48,12 +48,10 @@ class BatchClip(Record):
 
     @property
     def made(self) -> bool:
-        """True where its file is there."""
         return self.state in ("made", "already there")
 
     @property
     def settings(self) -> str:
-        """Size, length, steps and quality in words."""
         settings, quality = self.request.settings, self.request.quality or "sparse"
         steps = counted(settings.num_inference_steps or 0, "step")
         quality = "dense" if self.request.mode == "dense" else quality
@@ -101,13 +99,11 @@ class BatchResult(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def counts(self) -> dict[State, int]:
-        """The number of files in each state."""
         states = [clip.state for clip in self.clips]
         return {state: states.count(state) for state in get_args(State)}
 
     @property
     def title(self) -> str:
-        """The headline of the page."""
         made = sum(clip.made for clip in self.clips)
         return f"{made} of {counted(len(self.clips), 'file')}"
 

@@ -139,7 +139,6 @@ def compare_configs(options: CompareOptions) -> None:
 
 
 def _check_settings(a: Request, b: Request) -> None:
-    """Raise `UserError` where both configs ask for other settings."""
     others = b.settings.model_dump()
     for name, value in a.settings.model_dump().items():
         if value != others[name]:

@@ -126,18 +126,15 @@ class CompareOptions(GenerationOptions):
 
     @property
     def rate(self) -> float:
-        """Frames per second of what is generated."""
         return self.fps or DEFAULT_FPS
 
     @property
     def folder(self) -> Path:
-        """The folder of a suite."""
         assert self.suite is not None
         name = name_of(self.suite.rstrip("/")).replace("/", "-")
         return self.output or Path(f"suite-{name}")
 
     def check(self) -> None:
-        """Raise `UserError` for what is wrong with any model and on any device."""
         if self.output is None and self.suite is None:
             for name in ("--amplify", "--fps"):
                 self.refuse(name, why="is about --output, and there is none")
@@ -170,7 +167,6 @@ class CompareOptions(GenerationOptions):
             check_inputs_stay("--output", self.output, [self.prompts])
 
     def kept(self) -> str:
-        """Return what an interruption leaves, in words."""
         if self.suite is None:
             return super().kept()
         if not (self.folder / MEASURED).is_file():

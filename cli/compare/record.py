@@ -57,7 +57,6 @@ class ShownClip(Record):
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Its place, and the meaning of its colours."""
         white = -(-255 // self.amplified)
         heat = f"difference x{self.amplified}: white is {white} of 255 or more"
         return [("written", files_text(self.files)), ("heat-map", heat)]
@@ -89,7 +88,6 @@ class Comparison(Result):
 
     @property
     def title(self) -> str:
-        """The headline of the page."""
         return ", ".join(self.sides) or f"{self.model}: quality over speed"
 
     @property
@@ -113,7 +111,6 @@ class Comparison(Result):
         ]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the numbers and intervals of all rows, charts, frames, notes, and every clip."""
         pair, rows, dense = bool(self.sides), self.shown, self.rows[0]
         intervals: list[Part] = [
             intervals_table(row.name, row.summary, folded=not pair) for row in rows
@@ -255,11 +252,9 @@ class FilesComparison(Result, ClipQuality):
 
     @property
     def title(self) -> str:
-        """The headline of the page."""
         return f"{name_of(self.b)} against {name_of(self.a)}"
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the metrics with their worst frames, facts, and each frame."""
         curves = self.per_frame
         flicker = {
             f"{side}: {name_of(file)}": [{"flicker": curves.get(name, ())}]
@@ -286,7 +281,6 @@ class FilesComparison(Result, ClipQuality):
         ]
 
     def _table(self) -> Table:
-        """Return each metric of the whole clip, and its worst frame."""
         rows = []
         for name, metric in QUALITY.items():
             whole = math.inf if name == "psnr_db" and self.identical else getattr(self, name)
@@ -321,7 +315,6 @@ class FilesComparison(Result, ClipQuality):
         )
 
     def _frames(self) -> Table:
-        """Return every metric of every frame."""
         metrics = {
             **QUALITY,
             "flicker": Metric("flicker of B, of 255", ".4g", EIGHT_BITS),

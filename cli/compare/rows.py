@@ -52,7 +52,6 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """The title without the unit."""
         return self.title.partition(",")[0]
 
     def text(self, value: float | None, *, sign: bool = False) -> str:
@@ -167,7 +166,6 @@ class Row(Record):
         return f"{text} {PASSED}" if passed == len(self.clips) else text
 
     def median(self, name: Literal["seconds", "speedup"]) -> float:
-        """Return the median of a time over the clips."""
         return statistics.median(getattr(clip, name) for clip in self.clips)
 
     def quality(self, metric: str) -> Quality | None:

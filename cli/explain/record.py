@@ -40,12 +40,10 @@ class PartLayers(Record):
 
     @property
     def name(self) -> str:
-        """The kind and the part."""
         return f"{self.kind} {PART_NAMES[self.part]}"
 
     @property
     def row(self) -> list[str]:
-        """The layers that run sparse, blocks, kept columns or neurons, and times."""
         share, times = ["all", "-"], ["-", "-"]
         if self.kept:
             most = max(self.kept)
@@ -101,7 +99,6 @@ class Quality(Record):
 
     @property
     def row(self) -> list[str]:
-        """The fields as text."""
         counts = Counter(self.counts)
         steps = counts["dense"] + counts["refresh"], counts["sparse"], counts["skip"]
         speedup = "-" if self.speedup_run is None else f"{self.speedup_run:.2f}x"
@@ -143,7 +140,6 @@ class Explanation(Result):
     notes: Sequence[str]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the generation, its layers, its memory, its times, and notes."""
         layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
         qualities = [
             "quality",
@@ -272,7 +268,6 @@ class Explanation(Result):
         return Table(columns, rows), Facts([*facts, ("estimate", basis)])
 
     def _ranks(self, shared: Shared) -> Table:
-        """Return what each process has, and what it sends in a step."""
         step = Action.SPARSE if "sparse" in self.counts else Action.DENSE
         rows = []
         for rank in shared.ranks:

@@ -84,7 +84,6 @@ def run(options: GenerateOptions) -> None:
 
 
 def _kept(results: list[GenerationResult], *, many: bool) -> str:
-    """Return what an interruption leaves, in words."""
     written = sum(result.error is None for result in results)
     if not written:
         return "nothing was written"
@@ -162,7 +161,6 @@ class Runner:
         self.held: GenerationReport | None = None
 
     def patch(self) -> AbstractContextManager[GenerationReport]:
-        """Patch the pipeline while the context lasts."""
         options, profile = self.request.generate_options, self.request.profile
         assert profile is not None
         return patched(

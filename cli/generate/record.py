@@ -53,7 +53,6 @@ class Settings(Record):
         return f"{self.width}x{self.height} pixels{frames}"
 
     def text(self, flow_shift: float | None = None) -> str:
-        """Return size, steps, guidance and flow shift in a line."""
         steps, guidance = self.num_inference_steps, self.true_cfg_scale or self.guidance_scale
         texts = [
             self.size,
@@ -65,7 +64,6 @@ class Settings(Record):
 
     @property
     def guidance(self) -> str:
-        """The scales of guidance."""
         scales = [("scale", self.guidance_scale), ("classifier-free", self.true_cfg_scale)]
         return ", ".join(f"{name} {scale:g}" for name, scale in scales if scale is not None)
 
@@ -104,7 +102,6 @@ class RequestRecord(Record):
 
     @property
     def settings_text(self) -> str:
-        """All settings in a line."""
         texts = [
             self.settings.text(),
             self.scheduler,
@@ -178,7 +175,6 @@ class Comparison(Record):
 
     @property
     def quality(self) -> str:
-        """The quality in words."""
         if self.psnr_db is None:
             return "the same frames as dense"
         ssim = "" if self.ssim is None else f", SSIM {self.ssim:.4f}"
@@ -200,16 +196,13 @@ class GenerationResult(Result):
 
     @property
     def made(self) -> Run | None:
-        """The generation that was asked for."""
         return self.sparse or self.dense
 
     @property
     def title(self) -> str:
-        """The headline of the page."""
         return self.request.prompt or "A generation"
 
     def points(self, name: str) -> list[QualityPoint]:
-        """Return the clip against dense."""
         comparison, request = self.comparison, self.request
         if comparison is None or comparison.psnr_db is None:
             return []
@@ -219,7 +212,6 @@ class GenerationResult(Result):
         return [QualityPoint(label, comparison.speedup, comparison.psnr_db)]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the summary for the terminal and the report's sections for the page."""
         from chipsparse.cli.generate.report_page import report_sections  # which only pages need
 
         return [*self._summary(verbose=verbose), *report_sections(self)]
@@ -246,7 +238,6 @@ class GenerationResult(Result):
 
     @property
     def made_with(self) -> list[tuple[str, str]]:
-        """The settings, the profile and the LoRAs."""
         request = self.request
         rows = [("settings", request.settings_text)]
         if request.mode != "dense" and request.profile is not None:
@@ -255,12 +246,10 @@ class GenerationResult(Result):
 
     @property
     def details(self) -> list[tuple[str, str]]:
-        """The section of facts about how the clip was made."""
         return [*self.made_with, ("memory", self._memory), *self.notes]
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """Warnings, fallbacks and notes."""
         rows = [("warning", sentence) for sentence in self.request.warnings]
         if self.made is not None:
             rows += [("fallback", sentence) for sentence in self.made.fallbacks]
@@ -292,11 +281,9 @@ class SeriesResult(Result):
 
     @property
     def title(self) -> str:
-        """The headline of the page."""
         return f"{len(self.clips)} of {counted(self.asked, 'clip')}"
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return a table of the clips between what they have in common and what went wrong."""
         finished = [clip for clip in self.clips if clip.error is None]
         failed = len(self.clips) - len(finished)
         count = f"{len(finished)} of {self.asked} made" + (f", {failed} failed" if failed else "")

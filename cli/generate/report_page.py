@@ -76,16 +76,13 @@ class Step:
 
     @property
     def finished(self) -> bool:
-        """True where every call came to its end."""
         return all(call.finished for call in self.calls)
 
     def layers(self, part: LayerPart) -> list[LayerRecord]:
-        """Return what the layers' parts did in all calls."""
         return [layer for call in self.calls for layer in call.layers if layer.part == part]
 
     @property
     def row(self) -> list[str]:
-        """Its name, action, time, mean shares over layers, and copies."""
         is_skipped = self.action == "skip"
         how = [name for name in ("forecast", "corrected") if any(map(attrgetter(name), self.calls))]
         done = self.action if self.finished else f"{self.action}, broke off"
@@ -194,7 +191,6 @@ def report_sections(result: GenerationResult) -> list[Section]:
 def _head(
     result: GenerationResult, report: GenerationReport, steps: Sequence[Step], *, asked: int
 ) -> list[Part]:
-    """Return warnings, headline numbers and settings."""
     request, done = result.request, sum(step.finished for step in steps)
     parts: list[Part] = []
     error = report.error or result.error

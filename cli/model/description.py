@@ -51,7 +51,6 @@ class ModelDescription:
         return len({"transformer", "transformer_2"} & set(self.components))
 
     def accepts(self, argument: str) -> bool:
-        """Return whether the pipeline's call takes this argument."""
         return argument in self._inputs
 
     def default(self, argument: str) -> Any:
@@ -69,7 +68,6 @@ class ModelDescription:
         return needed
 
     def lacks_text_encoder(self) -> bool:
-        """Return whether the pipeline has text encoders and the model none of them."""
         parameters = inspect.signature(self.pipeline_class).parameters
         encoders = {name for name in parameters if name.startswith("text_encoder")}
         return bool(encoders) and not encoders & set(self.components)

@@ -42,7 +42,6 @@ class ModelList(Result):
     other_classes: Mapping[str, str]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return a paragraph for each class with an adapter, and a line for each other one."""
         rows = [
             pair
             for model in self.models

@@ -35,7 +35,6 @@ class StudioOptions(GenerationOptions):
     json: bool = False
 
     def check(self) -> None:
-        """Raise `UserError` where Gradio is missing."""
         if importlib.util.find_spec("gradio") is None:
             raise UserError(
                 "the studio needs gradio, which is not installed: pip install 'chipsparse[studio]'"

@@ -89,17 +89,14 @@ class Live(ProgressDisplay):
         return template.render(shown, letters=LETTERS, units=units, picture=picture)
 
     def check(self) -> None:
-        """Raise `Stopped` where that is wished."""
         if self.stopped:
             raise Stopped
 
     def show(self, doing: str = "", clock: str = "", preview: np.ndarray | None = None) -> None:
-        """Show what goes on."""
         self.clock, self.preview, self.doing = clock, preview, doing
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
-        """Show that something of unknown length is going on."""
         self.check()
         self.show(text)
         yield
@@ -107,8 +104,6 @@ class Live(ProgressDisplay):
 
     @contextmanager
     def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Any]:
-        """Show each step of a loop, and stop after it where that is wished."""
-
         def done(step: int, action: str, latents: torch.Tensor | None = None) -> None:
             shown.done(step, action)
             self.runs[-1].actions.append(action)
@@ -134,7 +129,6 @@ class Studio:
         self._dense: dict[Any, Generation] = {}  # the last one, by all that it depends on
 
     def close(self) -> None:
-        """Stop, and let go of the pipeline."""
         self.stop()
         self._worker.submit(self._kept.forget)
         self._worker.shutdown()
@@ -152,7 +146,6 @@ class Studio:
         return resolve(options, model=model, device=self._device, dtype=self._dtype)
 
     def start(self, chosen: dict[str, Any]) -> Live:
-        """Begin a generation, in place of one that still runs."""
         self.stop()
         self.live = live = Live()
         live.show("starting")

@@ -66,7 +66,6 @@ class TuneLab:
         return pipe
 
     def trajectory(self, prompt: int) -> Trajectory:
-        """Return the trajectory of the dense generation of a prompt."""
         made = self._clip(self.experiment.dense_way, prompt)
         if prompt == 0:
             seconds, budget = made.total_seconds, self.options.budget

@@ -71,12 +71,10 @@ class TuneOptions(GenerationOptions):
 
     @property
     def results_file(self) -> Path:
-        """The file that keeps the measurements."""
         return self.results or self.output.with_suffix(".tune.json")
 
     @property
     def target(self) -> dict[str, float | None]:
-        """The fields of a `TunedTarget`."""
         return {
             "min_psnr_db": self.min_psnr,
             "min_ssim": self.min_ssim,
@@ -86,7 +84,6 @@ class TuneOptions(GenerationOptions):
         }
 
     def check(self) -> None:
-        """Raise `UserError` for what is wrong with any model and on any device."""
         # Imported here so that --help does not wait for torch.
         from chipsparse.cli.media.write import check_file, check_inputs_stay
         from chipsparse.tuning.search import least_budget
@@ -106,6 +103,5 @@ class TuneOptions(GenerationOptions):
             check_inputs_stay(name, output, [self.config, self.prompts])
 
     def kept(self) -> str:
-        """Return what an interruption leaves, in words."""
         known = f"what was measured is in {self.results_file}: run it again"
         return known if self.results_file.is_file() else "nothing was measured"

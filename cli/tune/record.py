@@ -89,7 +89,6 @@ class TunedResult(Result):
     configs_tried: int  # now or before
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the summary."""
         chosen, prompts = self.chosen, counted(self.chosen.measured.prompts, "prompt")
         rows = [
             ("profile", self.profile),
@@ -113,7 +112,6 @@ class Search(Record):
 
     @property
     def text(self) -> str:
-        """The target in words."""
         return target_text(self.target)
 
 
@@ -168,12 +166,10 @@ class TuningResult(Result):
 
     @property
     def targets(self) -> str:
-        """The targets of all searches in words."""
         return "; ".join(dict.fromkeys(search.text for search in self.searches.values()))
 
     @property
     def title(self) -> str:
-        """The headline of the page."""
         return f"Tuning of {self.about.model}"
 
     def points(self, name: str) -> list[QualityPoint]:
@@ -185,7 +181,6 @@ class TuningResult(Result):
         ]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return the chosen schedules, and every config that was tried."""
         chosen = [
             Section(f"Chosen schedule, for {search.text}", [own.chart()], own.form)
             for search in self.searches.values()

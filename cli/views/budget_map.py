@@ -26,7 +26,6 @@ class Cell(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The action, with the share where it is sparse."""
         return f"sparse, {percent(self.kept)} computed" if self.action == "sparse" else self.action
 
 

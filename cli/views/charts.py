@@ -89,17 +89,14 @@ class Canvas:
         self.axes.grid(axis="y")
 
     def steps_axis(self, count: int, upwards: str) -> None:
-        """Lay the denoising steps of a generation across."""
         self.whole_axis("denoising step, from 0", count, upwards)
 
     def plane(self, across: str, upwards: str) -> None:
-        """Label both axes of a scatter chart."""
         self.axes.set(xlabel=across, ylabel=upwards)
         self.axes.margins(x=0.06)
         self.axes.grid()
 
     def whole_numbers(self, axis: Axis) -> None:
-        """Write whole numbers alone on an axis."""
         axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
     def dots(
@@ -128,7 +125,6 @@ class Canvas:
             _set_tip(bar, tip)
 
     def box(self, x: float, y: float, width: float, height: float, colour: str, tip: str) -> None:
-        """Draw a rectangle with a tip."""
         box = Rectangle((x, y), width, height, facecolor=colour, edgecolor=BACK)
         _set_tip(self.axes.add_patch(box), tip)
 

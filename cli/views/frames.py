@@ -36,7 +36,6 @@ class Sample:
 
     @property
     def images(self) -> list[tuple[int, str]]:
-        """The number and a data URI of each frame."""
         side = WIDE_LARGEST_SIDE if self.side_by_side else LARGEST_SIDE
         uris = (data_uri(frame, side) for frame in self.frames)
         return list(zip(self.numbers, uris, strict=True))
