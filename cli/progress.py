@@ -6,15 +6,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, RenderableColumn, SpinnerColumn, TextColumn
 
 from chipsparse.experiments import progress as experiments
-
-if TYPE_CHECKING:
-    import torch
 
 
 def clock_text(elapsed: float, left: float | None) -> str:
@@ -124,7 +120,7 @@ class ProgressDisplay(experiments.Progress):
         count = min(plain_lines, steps)
         printed = {round(steps * (line + 1) / count) for line in range(count)}
 
-        def done(step: int, action: str) -> None:
+        def done(step: int, action: str, *_: object) -> None:
             costs = self._step_costs
             cost = costs[step] if step < len(costs) else self._open / max(1, steps - step)
             self._open -= min(cost, self._open)
@@ -136,17 +132,9 @@ class ProgressDisplay(experiments.Progress):
                 self.tell(f"{title}: {note}, {self.clock_text()}")
 
         try:
-            yield _Steps(done)
+            yield experiments.StepsShown(done)
         finally:
             self._bar.remove_task(task)
 
     def tell(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-class _Steps(experiments.StepsShown):
-    def __init__(self, done: Callable[[int, str], None]) -> None:
-        self._done = done
-
-    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
-        self._done(step, action)

@@ -37,10 +37,7 @@ def first_prompts(
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file: a line each, without empty lines and those with ``#`` in front.
-
-    Raises `UserError` for a file that cannot be read, or has no prompt.
-    """
+    """Return the lines of a file but empty ones and those with ``#`` in front, at least one."""
     lines = [line.strip() for line in read_text(path, f"--prompts {path}").splitlines()]
     prompts = [line for line in lines if line and not line.startswith("#")]
     if not prompts:

@@ -123,10 +123,7 @@ class Request:
 
 @contextmanager
 def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
-    """Look the model up; keep libraries quiet and the standard output free while a command works.
-
-    Raises `UserError` where the device or the model is not here.
-    """
+    """Look the model up; keep libraries quiet and the standard output free meanwhile."""
     with (
         results_alone(),
         ProgressDisplay() if rank.writes else silent_display() as display,

@@ -59,18 +59,13 @@ def mag(threshold: float, max_skips: int) -> Cache:
 
 def sea(threshold: float, most: int) -> Cache:
     """SeaCache."""
-    return Cache(
-        "SeaCache",
-        f"threshold {threshold:g}, at most {most}",
-        lambda _: sea_config(threshold=threshold, max_consecutive_cached=most),
-    )
 
+    def make(_: CacheRun) -> Any:
+        from diffusers.hooks import SeaCacheConfig  # not in the oldest diffusers that we support
 
-def sea_config(**settings: Any) -> Any:
-    """diffusers' ``SeaCacheConfig``."""
-    from diffusers.hooks import SeaCacheConfig  # not in the oldest diffusers that we support
+        return SeaCacheConfig(threshold=threshold, max_consecutive_cached=most)
 
-    return SeaCacheConfig(**settings)
+    return Cache("SeaCache", f"threshold {threshold:g}, at most {most}", make)
 
 
 @contextmanager

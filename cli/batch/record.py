@@ -60,10 +60,7 @@ class BatchClip(Record):
 
 
 def read_manifest(folder: Path) -> dict[str, BatchClip]:
-    """Return the last record of each file, by its name; a broken line counts for nothing.
-
-    Raises `UserError` for a manifest that cannot be read.
-    """
+    """Return the last record of each file, by its name; a broken line counts for nothing."""
     path, clips = folder / MANIFEST, {}
     with user_errors(OSError, UnicodeDecodeError, what=f"{path} could not be read"):
         text = path.read_text(encoding="utf-8") if path.exists() else ""

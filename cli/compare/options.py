@@ -102,10 +102,7 @@ class CompareOptions(GenerationOptions):
 
     @cached_property
     def configs(self) -> dict[str, dict[str, Any]]:
-        """The options of A and of B by their titles; none where both are files.
-
-        Raises `UserError` where they are no pair.
-        """
+        """The options of A and B by title, none where both are files; `UserError` for no pair."""
         if self.a is None or self.b is None:
             raise UserError(
                 "give two files or two configs to compare, or a model with --suite; see --help"

@@ -62,11 +62,6 @@ class Settings(Record):
         ]
         return ", ".join(text for text in texts if text)
 
-    @property
-    def guidance(self) -> str:
-        scales = [("scale", self.guidance_scale), ("classifier-free", self.true_cfg_scale)]
-        return ", ".join(f"{name} {scale:g}" for name, scale in scales if scale is not None)
-
 
 class LoraRecord(Record):
     """A LoRA and its strength."""

@@ -149,8 +149,6 @@ def write_media(
 
     A PNG of several frames becomes `stem-000.png`, `stem-001.png`, … A file has its name as soon
     as all files are finished. ``metadata`` are facts such as `generation_metadata` gives.
-
-    Raises `UserError` where a file could not be written.
     """
     folder = next(iter(clips)).parent
     files = {path: clip_files(path, len(frames)) for path, frames in clips.items()}

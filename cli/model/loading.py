@@ -23,10 +23,7 @@ def load_pipeline(
     dtype: torch.dtype,
     scheduler: Any | None = None,
 ) -> Any:
-    """Return the pipeline on the device; its own progress bars stay off.
-
-    Raises `UserError` where weights are missing, damaged, or of another config.
-    """
+    """Return the pipeline on the device; raise `UserError` for missing or damaged weights."""
     with user_errors(Exception, what=f"the model {model.location} could not be loaded"):
         if is_here(model.location):
             _check_files(model)

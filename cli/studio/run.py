@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +32,7 @@ from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views import units
 from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.clips import Generation
+from chipsparse.experiments.progress import StepsShown
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.experiments.records import ClipQuality
 
@@ -103,7 +103,7 @@ class Live(ProgressDisplay):
         self.check()
 
     @contextmanager
-    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Any]:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[StepsShown]:
         def done(step: int, action: str, latents: torch.Tensor | None = None) -> None:
             shown.done(step, action)
             self.runs[-1].actions.append(action)
@@ -113,7 +113,7 @@ class Live(ProgressDisplay):
 
         loop = super().denoising(title, steps, plain_lines=0)
         with self.stage(f"{title}: step 1 of {steps}"), loop as shown:
-            yield SimpleNamespace(done=done)
+            yield StepsShown(done)
 
 
 class Studio:
