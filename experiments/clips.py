@@ -20,6 +20,7 @@ from chipsparse.config import PARTS, ConfigError, SparsityConfig
 from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.experiments.progress import Progress, StepsShown
+from chipsparse.experiments.records import StepResult
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
 from chipsparse.pipelines.diffusers_hooks import transformers_of
@@ -43,18 +44,6 @@ IN_FULL = SparsityConfig().override(
         "tile": None,
     }
 )
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """One denoising step, all its guidance branches together."""
-
-    step: int  # from 0, in each section of a pipeline that denoises in sections
-    action: str  # "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ
-    seconds: float  # from the end of the step before, without the time of the display
-    attention_kept: float | None  # mean share of columns computed; None where nothing ran sparse
-    mlp_kept: float | None  # the same of MLP neurons
-    section: int = 0  # from 0
 
 
 @dataclass(frozen=True)

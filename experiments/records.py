@@ -1,11 +1,31 @@
-"""The records of clips, which results files hold."""
+"""The records of clips and their steps, which results files hold."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from chipsparse.common.bounded import Index, Number
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One denoising step, all its guidance branches together."""
+
+    step: Index  # from 0, in each section of a pipeline that denoises in sections
+    action: str  # "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ
+    seconds: Number  # from the end of the step before, without the time of the display
+    # Mean shares of columns and neurons that were computed; None where nothing ran sparse.
+    attention_kept: Number | None = None
+    mlp_kept: Number | None = None
+    section: Index = 0  # from 0
+
+    def computed(self, kept: float | None) -> float:
+        """The share that it computed: all where nothing ran sparse, none where it was skipped."""
+        return 0.0 if self.action == "skip" else 1.0 if kept is None else kept
 
 
 class ClipQuality(BaseModel):

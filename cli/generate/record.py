@@ -23,6 +23,7 @@ from chipsparse.cli.views.sections import (
 from chipsparse.cli.views.units import counted, percent, seconds_text, shortened
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.experiments.records import StepResult
 from chipsparse.profiles.published import ANY_MODEL, published_psnr
 from chipsparse.report.generation import GenerationReport
 
@@ -109,29 +110,12 @@ class RequestRecord(Record):
         return ", ".join(text for text in texts if text)
 
 
-class RunStep(Record):
-    """A denoising step, all its guidance branches together; see `experiments.clips`."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    step: Index
-    action: String
-    seconds: Number
-    attention_kept: Number | None = None
-    mlp_kept: Number | None = None
-    section: Index = 0
-
-    def computed(self, kept: float | None) -> float:
-        """The share that it computed: all where nothing ran sparse, none where it was skipped."""
-        return 0.0 if self.action == "skip" else 1.0 if kept is None else kept
-
-
 class Run(Record):
     """A generation, dense or sparse, without its frames; see `experiments.clips`."""
 
     model_config = ConfigDict(from_attributes=True)
 
-    steps: Sequence[RunStep]
+    steps: Sequence[StepResult]
     denoising_seconds: Number
     total_seconds: Number
     height: Index
@@ -362,7 +346,7 @@ def _range(ascending: Iterable[str]) -> str:
 
 def steps_table(made: Run) -> Table:
     """Return the steps by action, with their mean time and computed shares."""
-    by_action: dict[str, list[RunStep]] = defaultdict(list)
+    by_action: dict[str, list[StepResult]] = defaultdict(list)
     for step in made.steps:
         by_action[step.action].append(step)
     groups = [*by_action.items(), *([("all", [*made.steps])] if len(by_action) > 1 else [])]

@@ -10,10 +10,11 @@ import pytest
 
 from chipsparse.common.errors import UserError
 from chipsparse.experiments import rivals
-from chipsparse.experiments.clips import Generation, StepResult
+from chipsparse.experiments.clips import Generation
 from chipsparse.experiments.engine import Applied, Experiment, Way, plainly
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.progress import Progress
+from chipsparse.experiments.records import StepResult
 from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
 
