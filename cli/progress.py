@@ -6,11 +6,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, RenderableColumn, SpinnerColumn, TextColumn
 
 from chipsparse.experiments import progress as experiments
+
+if TYPE_CHECKING:
+    import torch
 
 
 def clock_text(elapsed: float, left: float | None) -> str:
@@ -33,6 +37,16 @@ def duration(seconds: float) -> str:
 def silent_display() -> ProgressDisplay:
     """Return a display that shows nothing, such as that of a process beside the first."""
     return ProgressDisplay(Console(quiet=True, force_terminal=False))
+
+
+class Steps(experiments.StepsShown):
+    """The display of a denoising loop by a function of a step, its action and latents."""
+
+    def __init__(self, done: Callable[[int, str, torch.Tensor | None], None]) -> None:
+        self._done = done
+
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        self._done(step, action, latents)
 
 
 class ProgressDisplay(experiments.Progress):
@@ -132,7 +146,7 @@ class ProgressDisplay(experiments.Progress):
                 self.tell(f"{title}: {note}, {self.clock_text()}")
 
         try:
-            yield experiments.StepsShown(done)
+            yield Steps(done)
         finally:
             self._bar.remove_task(task)
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    import torch
+
     from chipsparse.parallel.degrees import Parallel
     from chipsparse.report.generation import GenerationReport
 
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
 class StepsShown:
-    """The display of one denoising loop; by default it shows nothing."""
+    """The display of one denoising loop; this one shows nothing."""
 
-    # Gets the number, from 0, and the action of a finished step, and its latents if they are known.
-    done: Callable[..., object] = lambda *_: None
+    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
+        """Shows that a step, from 0, is finished."""
 
 
 class Progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -11,9 +10,10 @@ from pydantic import BaseModel, ConfigDict
 from chipsparse.common.bounded import Index, Number
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(BaseModel):
     """One denoising step, all its guidance branches together."""
+
+    model_config = ConfigDict(frozen=True)
 
     step: Index  # from 0, in each section of a pipeline that denoises in sections
     action: str  # "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ

@@ -25,14 +25,13 @@ from chipsparse.cli.generate.record import published_text
 from chipsparse.cli.media.write import generation_metadata, write_media
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
-from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.progress import ProgressDisplay, Steps, silent_display
 from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views import units
 from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.clips import Generation
-from chipsparse.experiments.progress import StepsShown
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.experiments.records import ClipQuality
 
@@ -103,8 +102,8 @@ class Live(ProgressDisplay):
         self.check()
 
     @contextmanager
-    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[StepsShown]:
-        def done(step: int, action: str, latents: torch.Tensor | None = None) -> None:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Steps]:
+        def done(step: int, action: str, latents: torch.Tensor | None) -> None:
             shown.done(step, action)
             self.runs[-1].actions.append(action)
             doing = "decoding" if step + 1 >= steps else f"step {step + 2} of {steps}"
@@ -113,7 +112,7 @@ class Live(ProgressDisplay):
 
         loop = super().denoising(title, steps, plain_lines=0)
         with self.stage(f"{title}: step 1 of {steps}"), loop as shown:
-            yield StepsShown(done)
+            yield Steps(done)
 
 
 class Studio:

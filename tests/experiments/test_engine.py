@@ -37,7 +37,7 @@ class Maker:
         self.made.append((title.rpartition(", ")[2], seed))
         frames = np.random.default_rng(seed).integers(0, 200, (3, 16, 16, 3), np.uint8)
         seconds = 8.0 / (1 + self.pipe.brighter)
-        steps = [StepResult(n, "dense", seconds / 4, None, None) for n in range(4)]
+        steps = [StepResult(step=n, action="dense", seconds=seconds / 4) for n in range(4)]
         frames = frames + np.uint8(self.pipe.brighter)
         return Generation(frames, steps, seconds, seconds + 1, None, 0, 0, {}, [], [], [])
 
