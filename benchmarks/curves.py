@@ -22,7 +22,7 @@ DENSE = "dense"
 OURS, SKIPS = "chipsparse, sparse steps", "chipsparse, nothing sparse"
 # Shares of the dense generation's work, or of its time.
 TARGETS = (0.25, 0.33, 0.4, 0.5)
-Axis = Literal["work", "time"]
+Axis = Literal["work", "time", "cost"]
 # What a clip is that equals the dense one bit for bit.
 EQUAL_DB = 100.0
 RESAMPLES = 4000
@@ -94,7 +94,7 @@ def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Qu
             continue
         prompts.add(clip["prompt"])
         if clip["refused"] is None:
-            done = clip["work"] if axis == "work" else clip["seconds"] / clip["dense_seconds"]
+            done = clip["seconds"] / clip["dense_seconds"] if axis == "time" else clip[axis]
             psnr = EQUAL_DB if clip["psnr"] is None else min(EQUAL_DB, clip["psnr"])
             by_prompt = points.setdefault((clip["method"], clip["variant"]), {})
             by_prompt.setdefault(clip["prompt"], []).append((done, psnr))
@@ -127,14 +127,17 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return means[round(0.025 * RESAMPLES)], means[round(0.975 * RESAMPLES) - 1]
 
 
-def quality_rows(clips: Sequence[Record], axis: Axis) -> list[dict[str, str]]:
+def quality_rows(
+    clips: Sequence[Record], axis: Axis, shares: Sequence[float] = TARGETS
+) -> list[dict[str, str]]:
     """Mean and worst PSNR of every method at each share, in its best variant there; our lead.
 
     Args:
         clips: compared ones, of one model, size and number of steps.
         axis: what is equal.
+        shares: of the dense generation's.
     """
-    at_target = {f"{share:.0%}": qualities(clips, axis, share) for share in TARGETS}
+    at_target = {f"{share:.0%}": qualities(clips, axis, share) for share in shares}
     methods = {clip["method"] for clip in clips} - {DENSE}
     rows = []
     for method in sorted(methods, key=lambda name: (name != OURS, name != SKIPS, name)):
