@@ -181,7 +181,7 @@ def write_checkpoint(model: Model, folder: Path) -> int:
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     for number, start in enumerate(range(0, len(packed), PART_BYTES)):
-        (half / f"weights-{number}.bin").write_bytes(packed[start : start + PART_BYTES])
+        (half / f"weights-{number:02d}.bin").write_bytes(packed[start : start + PART_BYTES])
     (half / "about.json").write_text(json.dumps(model.about, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     half.rename(folder)

@@ -232,7 +232,7 @@ class Training:
             torch.optim.AdamW(others, **DIRECT),
         ]
         self._weights = list(named.values())
-        self._averaged = list(self.average.transformer.parameters())
+        self._averaged = list(self.average.transformer.requires_grad_(False).parameters())
 
     def step(self, loss: Tensor, share: float, world: int) -> None:
         """One step at this share of the training; gradients are those of all processes."""
@@ -303,7 +303,6 @@ def started(args: argparse.Namespace, photographs: Photographs) -> tuple[Trainin
     model.transformer.to(device)
     model.latents.to(device)
     average = Model(copy.deepcopy(model.transformer), model.latents, model.about)
-    average.transformer.requires_grad_(False)
     training = Training(model, average, args.rate)
     if (args.out / "state.pt").is_file():
         training.restore(args.out / "state.pt")
@@ -342,19 +341,21 @@ def run(args: argparse.Namespace, begun: float) -> Training:
     torch.manual_seed(seed)
     clips, canvases = Clips(photographs, model, seed), Canvas.parsed(args.plan)
     losses: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
-    earlier, loop_began, saved = training.seconds, time.monotonic(), time.monotonic()
+    earlier, loop_began, saved = training.seconds, time.monotonic(), 0.0
     most = math.inf if args.steps is None else training.steps + args.steps
     while training.steps < most:
         if training.steps % CLOCK_STEPS == 0 or training.fresh == 0:
-            now = torch.tensor(time.monotonic(), dtype=torch.float64, device=device)
+            passed = time.monotonic() - loop_began
+            clock = torch.tensor([passed, time.monotonic() - begun], device=device)
             if world > 1:
-                dist.broadcast(now, 0)
-            training.seconds = earlier + now.item() - loop_began
-            if training.seconds >= args.seconds or now.item() >= begun + args.limit:
+                dist.broadcast(clock, 0)  # so that all processes decide the same
+            in_loop, in_call = clock.tolist()
+            training.seconds = earlier + in_loop
+            if training.seconds >= args.seconds or in_call >= args.limit:
                 break
-            if rank == 0 and now.item() - saved > args.save_every:
+            if rank == 0 and passed - saved > args.save_every:
                 training.save(args.out)
-                saved = time.monotonic()
+                saved = time.monotonic() - loop_began
         share = training.seconds / args.seconds
         ready = [canvas for canvas in canvases if canvas.begin <= share < canvas.end]
         weights = [canvas.weight for canvas in ready]
