@@ -8,6 +8,7 @@ with ``--count 0``, merges them: it prints the tables, and ``--json`` has all re
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import statistics
@@ -15,13 +16,23 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.curves import DENSE, EQUAL_DB, OURS, SKIPS, at_share, quality_rows
+from benchmarks.curves import (
+    DENSE,
+    EQUAL_DB,
+    OURS,
+    SKIPS,
+    at_share,
+    by_workload,
+    generation_of,
+    quality_rows,
+)
 from benchmarks.equal_work import SIZE, Entry, Lab, about_of, rivals
 from benchmarks.records import Record, Run, read, table, write
 from chipsparse.config import SparsityConfig
@@ -62,9 +73,10 @@ PUBLISHED = {
     "fewer steps": {1.95: 20.0},
 }
 PUBLISHED_CHANGE = "MiniMax-H3: mean 0.173, 0.066 to 0.363"
+ACTIONS = {"D": "dense", "R": "refresh", "S": "sparse", "skipped": "skip"}
 COLUMNS = {
     **dict.fromkeys(("method", "variant", "setting"), "s"),
-    **{"cost": ".3f", "speedup": ".2f", "D": ".0f", "R": ".0f", "S": ".0f", "skipped": ".0f"},
+    **{"cost": ".3f", "speedup": ".2f", **dict.fromkeys(ACTIONS, ".0f")},
     **{"psnr": ".1f", "worst": ".1f", "ahead": "+.1f", "worst ahead": "+.1f", "clips": "d"},
 }
 FIRST_SCENE = 1 << 62  # training draws no scene from here on
@@ -105,13 +117,9 @@ def _sparse(steps: int) -> Iterator[Entry]:
 
 
 def mixed(steps: int, computed: int, first: int, every: int) -> list[str]:
-    """The actions of a list of computed steps.
+    """The actions of steps of which so many are computed, the others skipped.
 
-    Args:
-        steps: denoising steps.
-        computed: how many of them are computed; the others are skipped.
-        first: how many of these are in full at the start.
-        every: after those each one of this number is in full, the others are sparse.
+    Of the computed ones the first are in full, and then one of ``every``; the others are sparse.
     """
     actions, last = ["skip"] * steps, 0
     for place, step in enumerate(spread(steps, computed)):
@@ -147,14 +155,12 @@ def density(config: SparsityConfig, layers: int) -> float:
 
 def psnr_alone(a: np.ndarray, b: np.ndarray, **_: Any) -> Any:
     """The quality of clips as far as this benchmark needs it."""
-    from chipsparse.experiments.quality import _finite_decibel
     from chipsparse.experiments.records import ClipQuality
 
-    differences = [np.abs(x.astype(np.int16) - y) for x, y in zip(a, b, strict=True)]
-    error = statistics.fmean(np.square(d, dtype=np.int32).mean() for d in differences) / 255**2
-    largest = int(max(d.max() for d in differences))
+    squares = [np.square(x.astype(np.int32) - y).mean() for x, y in zip(a, b, strict=True)]
+    error = statistics.fmean(squares)
     return ClipQuality(
-        identical=largest == 0, psnr_db=_finite_decibel(error), largest_difference=largest
+        identical=error == 0, psnr_db=10 * math.log10(255**2 / error) if error else None
     )
 
 
@@ -164,23 +170,19 @@ def watched_dense() -> Any:
 
     @contextmanager
     def apply(pipe: Any) -> Iterator[Applied]:
-        step, last = pipe.scheduler.step, None
-        changes: list[torch.Tensor] = []
+        step, last, changes = pipe.scheduler.step, None, list[torch.Tensor]()
 
         def watched(velocity: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             nonlocal last
-            if last is not None and last.shape == velocity.shape:
+            if last is not None:
                 change = velocity - last
-                changes.append(
-                    torch.stack(
-                        [change.abs().mean() / last.abs().mean(), change.norm() / last.norm()]
-                    )
-                )
-            last = velocity.detach().clone()
+                by_norm = [change.norm(p=p) / last.norm(p=p) for p in (1, 2)]
+                changes.append(torch.stack(by_norm))
+            last = velocity.clone()
             return step(velocity, *args, **kwargs)
 
         def facts(generation: Any) -> Mapping[str, Any]:
-            made = torch.stack(changes[1 - len(generation.steps) :]).float().cpu()
+            made = torch.stack(changes[1 - len(generation.steps) :]).cpu()  # no warm-up's
             return {"change_l1": made[:, 0].tolist(), "change_l2": made[:, 1].tolist()}
 
         pipe.scheduler.step = watched
@@ -201,7 +203,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=28, help="how many clips")
     parser.add_argument("--steps", type=int, help="denoising steps, default the model's")
     parser.add_argument("--guidance", type=float, help="default the model's")
-    parser.add_argument("--flow-shift", type=float, help="default the model's")
+    parser.add_argument("--shift", type=float, help="of noise levels, default the model's")
     parser.add_argument("--words", type=float, default=0.8, help="share of words that captions say")
     parser.add_argument("--profiles", type=Path, nargs="*", default=[], help="further ones of ours")
     parser.add_argument("--case", default="", help="only ways whose name holds this expression")
@@ -219,7 +221,7 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
         _make(args, device, dtype, begun + args.limit)
     if world == 1:
         to.add(*read(*sorted(args.out.glob("*.json"))))
-        for name, clips in by_generation(to.records).items():
+        for name, clips in by_workload(to.records).items():
             print(f"## {name}\n\n{report(clips)}\n")
 
 
@@ -227,67 +229,60 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     """Makes the missing clips of this process, up to a time."""
     from benchmarks.moving_photographs.clips import Scene
     from benchmarks.moving_photographs.model import read_checkpoint
-    from chipsparse.experiments.engine import Sample, config_digest
+    from chipsparse.experiments.engine import Sample
     from chipsparse.experiments.lpips import Lpips
     from chipsparse.experiments.store import Store
 
     args.out.mkdir(parents=True, exist_ok=True)
     model = read_checkpoint(args.checkpoint)
-    about = model.about
-    for name, value in (("steps", args.steps), ("guidance", args.guidance)):
-        about[name] = about[name] if value is None else value
-    about["shift"] = args.flow_shift or about["shift"]
+    about = dict(model.about)
+    for name in ("steps", "guidance", "shift"):
+        if (asked := getattr(args, name)) is not None:
+            about[name] = asked
+    model.about = about
     settings: dict[str, Any] = dict(zip(SIZE, map(int, args.size.split("x")), strict=True))
     settings |= {"num_inference_steps": about["steps"], "guidance_scale": about["guidance"]}
     samples = []
     for index in range(args.first, args.first + args.count + 1):
         scene = Scene.drawn(FIRST_SCENE + index, about["photographs"])
         samples.append(Sample(index, scene.caption(args.words, index), index, f"clip {index}"))
-    shared = about_of(OP, "moving photographs", settings, about["shift"])
-    shared |= {"guidance": about["guidance"], "words": args.words}
-    shared["trained_steps"] = about.get("trained_steps")
-    layers = len(model.transformer.blocks)
+    name = f"{args.checkpoint.name}, guidance {about['guidance']:g}, {args.words:.0%} of the words"
+    shared = about_of(OP, name, settings, about["shift"])
     lab = Lab(
         model.pipeline(dtype, device),
         settings,
-        shared,
+        {**shared, "trained_steps": about.get("trained_steps")},
         samples,
         calibrating=samples[-1],  # one more than is compared
         store=Store(),
         dense=watched_dense(),
         lpips=lambda *_: Lpips(None, "not asked for"),
         compare=psnr_alone,
-        write=None if args.pictures is None else lambda *clip: _picture(args.pictures, *clip),
+        write=None if args.pictures is None else partial(_picture, args.pictures),
     )
     entries = {
         str(entry): entry
         for entry in ways(lab.steps, args.profiles)
         if re.search(args.case, str(entry))
     }
+    layers = len(model.transformer.blocks)
+    run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with lab.prepared(compiled=False):
         for sample in samples[rank : args.count : world]:
-            numbers = (args.size, lab.steps, f"{about['shift']:g}", f"{about['guidance']:g}")
-            file = args.out / f"{sample.index:03d}-{'-'.join(map(str, numbers))}.json"
-            made = {_identity(record): record for record in (read(file) if file.is_file() else [])}
-            missing = []
-            for entry in entries.values():
-                digest = config_digest(entry.config) if entry.config is not None else ""
-                if (str(entry), digest) not in made:
-                    missing.append(entry)
-            if not missing:
-                continue
-            for record in lab.records(missing, [sample]):
+            file = args.out / f"{run_name}-{sample.index:03d}.json"
+            made = {_name(record): record for record in (read(file) if file.is_file() else [])}
+            missing = [
+                entry
+                for name, entry in entries.items()
+                if name not in made or made[name]["config"] != _digest(entry)
+            ]
+            for record in lab.records(missing, [sample]) if missing else ():
                 entry = entries.get(_name(record), Entry(DENSE))
-                config = entry.config
-                record["config"] = "" if config is None else config_digest(config)
-                if record["refused"] is None:
-                    calls = record.get("calls")
-                    record["cost"] = record["work"]
-                    if calls and config is not None:
-                        record["cost"] = cost(calls, density(config, layers))
-                made = {key: old for key, old in made.items() if key[0] != _name(record)}
-                made[_identity(record)] = record
+                record["config"], record["cost"] = _digest(entry), record.get("work")
+                if entry.config is not None and record["refused"] is None:
+                    record["cost"] = cost(record["calls"], density(entry.config, layers))
+                made[_name(record)] = record
                 write([*made.values()], file)
                 if time.monotonic() > end:
                     print(f"clip {sample.index}: the time is up", flush=True)
@@ -298,8 +293,10 @@ def _name(record: Record) -> str:
     return str(Entry(record["method"], record["variant"], record["setting"]))
 
 
-def _identity(record: Record) -> tuple[str, str]:
-    return _name(record), record["config"]
+def _digest(entry: Entry) -> str:
+    from chipsparse.experiments.engine import config_digest
+
+    return "" if entry.config is None else config_digest(entry.config)
 
 
 def _picture(folder: Path, way: Any, sample: Any, frames: np.ndarray) -> None:
@@ -311,16 +308,6 @@ def _picture(folder: Path, way: Any, sample: Any, frames: np.ndarray) -> None:
     Image.fromarray(np.concatenate(frames[places], 1)).save(
         folder / f"{sample.index:03d}-{name}.jpg", quality=85
     )
-
-
-def by_generation(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by size, steps, flow shift and guidance."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        size = "x".join(map(str, record["size"]))
-        text = "{steps} steps, flow shift {flow_shift:g}, guidance {guidance:g}".format(**record)
-        groups.setdefault(f"{size}, {text}", []).append(record)
-    return groups
 
 
 def rows_of(clips: Sequence[Record]) -> list[Record]:
@@ -337,11 +324,8 @@ def rows_of(clips: Sequence[Record]) -> list[Record]:
         row |= {"cost": statistics.fmean(clip["cost"] for clip in made), "clips": len(made)}
         row |= {"psnr": statistics.fmean(psnrs), "worst": min(psnrs), "speedup": 1 / row["cost"]}
         calls = sum((Counter(clip.get("calls") or {}) for clip in made), Counter[str]())
-        for name, action in zip(
-            ("D", "R", "S", "skipped"), ("dense", "refresh", "sparse", "skip"), strict=True
-        ):
-            if calls:
-                row[name] = made[0]["steps"] * calls[action] / calls.total()
+        for name, action in ACTIONS.items() if calls else ():
+            row[name] = made[0]["steps"] * calls[action] / calls.total()
         rows.append(row)
     skips = [row for row in rows if row["method"] == SKIPS]
     for row in rows:

@@ -40,7 +40,7 @@ from benchmarks.moving_photographs.model import (
 )
 
 # HEIGHTxWIDTHxFRAMES:clips of a process:weight:from:to, in shares of the training.
-PLAN = "256x256x61:16:3:0:0.5,512x512x61:4:1:0.25:1,512x512x157:1:1:0.8:1"
+PLAN = "256x256x61:16:3:0:0.5,512x512x61:4:1:0.25:1,512x512x157:1:0.4:0.5:1"
 DISTIL_PLAN = "256x256x61:8:1:0:0.5,512x512x61:2:1:0.2:1"
 TINY_PLAN, TINY_FIT = "32x32x5:2:1:0:1,48x32x5:2:1:0:1", ((32, 32, 8),)
 GENERATION = {"steps": 50, "guidance": 6.0, "shift": 7.0}
@@ -51,24 +51,17 @@ WARM_UP = 60  # steps in which the learning rate rises
 DECAY = 0.5  # the share of the training after which it falls
 AVERAGED = 0.997  # weight of the averaged weights at each step, less at first
 FIT_SIZES, FIT_CLIPS = ((256, 256, 8), (512, 512, 8)), 24
-DIRECT, OTHERS = {"betas": (0.9, 0.98), "weight_decay": 0.0}, 0.5  # AdamW's, and its rate's share
+MUON: dict[str, Any] = {"weight_decay": 0.01, "adjust_lr_fn": "match_rms_adamw"}
+ADAMW, ADAMW_RATE = {"betas": (0.9, 0.98), "weight_decay": 0.0}, 0.5  # a share of Muon's
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """A size that is trained on.
+    """A size that is trained on in a part of the training, from one share of it to another."""
 
-    Attributes:
-        size: height, width and frames of clips.
-        clips: of a process at each step.
-        weight: how often it is chosen, beside the others.
-        begin: the share of the training from which on it is.
-        end: and up to which.
-    """
-
-    size: tuple[int, int, int]
-    clips: int
-    weight: float
+    size: tuple[int, int, int]  # height, width and frames
+    clips: int  # of a process at each step
+    weight: float  # beside those of other canvases
     begin: float
     end: float
 
@@ -76,11 +69,9 @@ class Canvas:
     def parsed(cls, plan: str) -> list[Canvas]:
         """The canvases of a plan."""
         canvases = []
-        for text in plan.split(","):
-            size, clips, *shares = text.split(":")
+        for size, clips, *shares in (text.split(":") for text in plan.split(",")):
             height, width, frames = map(int, size.split("x"))
-            weight, begin, end = map(float, shares)
-            canvases.append(cls((height, width, frames), int(clips), weight, begin, end))
+            canvases.append(cls((height, width, frames), int(clips), *map(float, shares)))
         return canvases
 
     @property
@@ -140,11 +131,6 @@ def clip_wise(values: Tensor) -> Tensor:
     return values.view(-1, 1, 1, 1, 1)
 
 
-def noised(clean: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-    """Latents at noise levels ``[n]``."""
-    return torch.lerp(clean, noise, clip_wise(levels))
-
-
 class Flow:
     """The loss of flow matching."""
 
@@ -160,7 +146,8 @@ class Flow:
         shift = SMALL_SHIFT if canvas.tokens < SMALL_TOKENS else self._shift
         levels = shift * levels / (1 + (shift - 1) * levels)
         noise = torch.randn_like(clean)
-        predicted = velocity(transformer, noised(clean, levels, noise), levels, words)
+        latents = torch.lerp(clean, noise, clip_wise(levels))
+        predicted = velocity(transformer, latents, levels, words)
         return (predicted - (noise - clean)).square().mean()
 
 
@@ -180,7 +167,7 @@ class Distillation:
         grid = self._levels.to(clean.device)
         step = torch.randint(len(grid) - 1, (len(clean),), device=clean.device)
         start, end = grid[step], grid[step + 1]
-        latents = noised(clean, start, torch.randn_like(clean))
+        latents = torch.lerp(clean, torch.randn_like(clean), clip_wise(start))
         with torch.no_grad():
             target = (self._walked(latents, start, end, words) - latents) / clip_wise(end - start)
         return (velocity(transformer, latents, start, words) - target).square().mean()
@@ -223,13 +210,12 @@ class Training:
         self.steps = self.model.about.get("trained_steps", 0)
         named = dict(self.model.transformer.named_parameters())
         matrices = [
-            weights for name, weights in named.items() if "blocks." in name and weights.ndim == 2
+            name for name, weights in named.items() if "blocks." in name and weights.ndim == 2
         ]
-        known = set(map(id, matrices))
-        others = [weights for weights in named.values() if id(weights) not in known]
+        others = [weights for name, weights in named.items() if name not in matrices]
         self.optimizers: list[Any] = [
-            torch.optim.Muon(matrices, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, **DIRECT),
+            torch.optim.Muon([named[name] for name in matrices], **MUON),
+            torch.optim.AdamW(others, **ADAMW),
         ]
         self._weights = list(named.values())
         self._averaged = list(self.average.transformer.requires_grad_(False).parameters())
@@ -247,7 +233,7 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
         falling = 1.0 if share < DECAY else max(0.02, (1 - share) / (1 - DECAY))
         rate = self.rate * falling * min(1.0, (self.fresh + 1) / WARM_UP)
-        for optimizer, part in zip(self.optimizers, (1.0, OTHERS), strict=True):
+        for optimizer, part in zip(self.optimizers, (1.0, ADAMW_RATE), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * part
             optimizer.step()
@@ -259,8 +245,8 @@ class Training:
 
     def save(self, out: Path) -> None:
         """Writes the state and the checkpoint of the average."""
-        about = {"trained_seconds": round(self.seconds), "trained_steps": self.steps}
-        self.average.about |= about
+        done = {"trained_seconds": round(self.seconds), "trained_steps": self.steps}
+        self.average.about |= done
         size = write_checkpoint(self.average, out / "checkpoint")
         state = {
             "raw": self.model.transformer.state_dict(),
@@ -330,9 +316,8 @@ def run(args: argparse.Namespace, begun: float) -> Training:
     if world > 1:
         for buffer in model.latents.buffers():  # each process has fitted its own
             dist.broadcast(buffer, 0)
-    loss: Any = Flow(model.about["shift"])
-    if teacher is not None:
-        loss = Distillation(teacher, args.distil)
+    flow = Flow(model.about["shift"])
+    loss: Any = flow if teacher is None else Distillation(teacher, args.distil)
     if device.type == "cuda":
         torch._dynamo.config.recompile_limit = 64  # one for each size and mode
         for compiled in filter(None, (model, teacher)):
@@ -359,18 +344,15 @@ def run(args: argparse.Namespace, begun: float) -> Training:
         share = training.seconds / args.seconds
         ready = [canvas for canvas in canvases if canvas.begin <= share < canvas.end]
         weights = [canvas.weight for canvas in ready]
-        (canvas,) = random.Random(training.steps).choices(ready, weights)
-        clean, words = clips.batch(canvas)
-        value = loss(model.transformer, clean, words, canvas)
+        (canvas,) = random.Random(training.steps).choices(ready, weights)  # the same in all
+        value = loss(model.transformer, *clips.batch(canvas), canvas)
         training.step(value, share, world)
         losses[canvas.size].append(value.detach())
         if rank == 0 and training.steps % args.print_every == 0:
-            parts = [
-                f"{'x'.join(map(str, size))}: {torch.stack(values).mean():.4f}"
-                for size, values in sorted(losses.items())
-            ]
+            means = {size: torch.stack(values).mean() for size, values in sorted(losses.items())}
+            text = ", ".join(f"{'x'.join(map(str, size))}: {m:.4f}" for size, m in means.items())
             passed = time.monotonic() - loop_began
-            print(f"step {training.steps}, {passed:.0f} s, loss {', '.join(parts)}", flush=True)
+            print(f"step {training.steps}, {passed:.0f} s, loss {text}", flush=True)
             losses.clear()
     if rank == 0:
         training.save(args.out)
