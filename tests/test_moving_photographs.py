@@ -211,6 +211,7 @@ def test_steps_lower_the_loss_of_their_batch():
     assert losses[-1] < 0.7 * losses[0]
     assert (training.steps, training.optimizers[1].param_groups[0]["lr"]) == (15, 1e-3)
     weights = made.transformer.proj_out.weight, average.transformer.proj_out.weight
+    assert not weights[1].requires_grad
     assert 0 < weights[1].norm() < weights[0].norm()  # it lags behind
 
 

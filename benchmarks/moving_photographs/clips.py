@@ -94,12 +94,10 @@ class Captions:
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(1)
-
-        def vectors(count: int, dim: int) -> torch.Tensor:
-            return F.normalize(torch.randn(count, dim, generator=draw), dim=-1) * math.sqrt(dim)
-
-        self._layers = vectors(LAYERS, LAYER_DIM)
-        self._values = {word: vectors(values, VALUE_DIM) for word, values in WORDS.items()}
+        self._layers = torch.randn(LAYERS, LAYER_DIM, generator=draw)
+        self._values = {
+            word: torch.randn(values, VALUE_DIM, generator=draw) for word, values in WORDS.items()
+        }
 
     def __call__(self, caption: str) -> torch.Tensor:
         """``[ROWS, TEXT_DIM]``, zero where nothing is said; raises `ValueError` for other words."""
@@ -185,8 +183,10 @@ def draw(scene: Scene, photographs: Photographs, size: tuple[int, int, int]) -> 
 
     for cover in covers:
         number, radius = cover.words["photograph"], cover.size * side
-        near = zip(cover.place, cover.shift, (width, height), strict=True)
-        middle = [(place + shift / 3) * length / 3.5 for place, shift, length in near]
+        middle = [
+            (place + shift / 3) * length / 3.5
+            for place, shift, length in zip(cover.place, cover.shift, (width, height), strict=True)
+        ]
         way = _way(cover, time, SPEEDS[1] * side) + torch.tensor(middle, device=device)
         seen = _seen(canvas - way, cover, time, turned=3 * TURNED)
         rows, columns = photographs.size(number)

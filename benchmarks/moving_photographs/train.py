@@ -52,7 +52,8 @@ DECAY = 0.5  # the share of the training after which it falls
 AVERAGED = 0.997  # weight of the averaged weights at each step, less at first
 FIT_SIZES, FIT_CLIPS = ((256, 256, 8), (512, 512, 8)), 24
 MUON: dict[str, Any] = {"weight_decay": 0.01, "adjust_lr_fn": "match_rms_adamw"}
-ADAMW, ADAMW_RATE = {"betas": (0.9, 0.98), "weight_decay": 0.0}, 0.5  # a share of Muon's
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.0}
+ADAMW_RATE = 0.5  # of Muon's
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class Clips:
             pixels = draw(scene, self._photographs, (height, width, frames + BLOCK[0] - 1))
             words = self._captions(scene.caption()).to(device)
             pool.append((self._latents.encode(pixels).bfloat16(), words))
-        latents, words = zip(*self._draw.sample(list(pool), clips), strict=True)
-        return torch.stack(latents).float(), torch.stack(words)
+        chosen = self._draw.sample(list(pool), clips)
+        return torch.stack([z for z, _ in chosen]).float(), torch.stack([w for _, w in chosen])
 
 
 def fitted(model: Model, photographs: Photographs, sizes: Sequence[tuple[int, int, int]]) -> float:
@@ -220,6 +221,7 @@ class Training:
         self._weights = list(named.values())
         self._averaged = list(self.average.transformer.requires_grad_(False).parameters())
 
+    @torch.no_grad()
     def step(self, loss: Tensor, share: float, world: int) -> None:
         """One step at this share of the training; gradients are those of all processes."""
         loss.backward()
@@ -282,8 +284,8 @@ def started(args: argparse.Namespace, photographs: Photographs) -> tuple[Trainin
         model = copy.deepcopy(teacher)
         model.about |= {"trained_seconds": 0, "trained_steps": 0}
     else:
-        sizes = TINY if args.tiny else {}
-        model = Model.new({"transformer": sizes, "photographs": len(photographs), **GENERATION})
+        about = {"transformer": TINY if args.tiny else {}, "photographs": len(photographs)}
+        model = Model.new({**about, **GENERATION})
     if teacher is not None:
         model.about |= {"steps": args.distil, "guidance": 1.0}
     model.transformer.to(device)
