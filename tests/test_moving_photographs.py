@@ -244,6 +244,35 @@ def test_a_student_learns_the_guided_mean_velocity(trained, folder, tmp_path):
 # Evaluation.
 
 
+def test_tables_compare_on_the_same_clips():
+    """Ours was made of the first clip alone, on which skipped steps are at 30 dB at its cost."""
+
+    def clip(method, setting, prompt, cost, psnr, **values):
+        fixed = {"method": method, "variant": "", "setting": setting, "prompt": prompt, "steps": 50}
+        return {**fixed, "refused": None, "cost": cost, "psnr": psnr, **values}
+
+    changes = {"change_l1": [0.1, 0.3], "change_l2": [0.2, 0.2]}
+    clips = [
+        clip("dense", "", "x", 1.0, None, **changes),
+        *(clip(SKIPS, "low", p, 0.2, v, calls={"dense": 10}) for p, v in (("x", 20), ("y", 5))),
+        *(clip(SKIPS, "high", p, 0.4, v, calls={"dense": 20}) for p, v in (("x", 40), ("y", 9))),
+        clip(OURS, "one", "x", 0.3, 33.5, calls={"dense": 2, "sparse": 1, "skip": 2}),
+        *(clip("MagCache", "a", p, 0.4, v) for p, v in (("x", 31.0), ("y", 33.0))),
+        clip("SeaCache", "a", "x", 0.6, None, refused="IndexError: no"),
+    ]
+    rows = {(row["method"], row["setting"]): row for row in evaluate.rows_of(clips)}
+    assert list(rows) == [(SKIPS, "low"), (OURS, "one"), (SKIPS, "high"), ("MagCache", "a")]
+    ours, mag = rows[OURS, "one"], rows["MagCache", "a"]
+    assert (ours["ahead"], ours["worst ahead"]) == (pytest.approx(3.5), pytest.approx(3.5))
+    assert (ours["D"], ours["S"], ours["skipped"], ours["clips"]) == (20, 10, 20, 1)
+    assert (mag["psnr"], mag["worst"], mag["ahead"]) == (32.0, 31.0, 32.0 - 24.5)
+    assert mag["worst ahead"] == 31 - 9
+    text = evaluate.report(clips)
+    assert "MagCache at 2.25x: 32.0 dB; published for HunyuanVideo: 34.5" in text
+    assert "Relative L1 between successive velocities: mean 0.200, median 0.200, 0.100 to" in text
+    assert "SeaCache, a refused: IndexError: no" in text
+
+
 def test_costs_are_those_of_a_large_model():
     """Those of the rows of benchmarks/notes/moving_photographs.md."""
     calls = {"dense": 8, "refresh": 4, "sparse": 4, "skip": 34}
