@@ -298,7 +298,7 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
         "--out",
         str(tmp_path / "clips"),
     ]
-    options += ["--size", "64x64x5", "--steps", "12", "--count", "2", "--device", "cpu"]
+    options += ["--tiny", "--device", "cpu"]
     options += ["--case", case, "--pictures", str(tmp_path / "pictures")]
     assert (
         main([*options, "--limit", "0", "--json", str(tmp_path / "first.json")]) == 0

@@ -87,6 +87,7 @@ COLUMNS = {
 }
 FIRST_SCENE = 1 << 62  # training draws no scene from here on
 PICTURE_FRAMES = 4
+TINY = {"size": "64x64x5", "steps": 12, "count": 2}
 
 
 def ways(steps: int, profiles: Sequence[Path] = ()) -> list[Entry]:
@@ -202,7 +203,9 @@ def watched_dense() -> Any:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
-    parser.add_argument("--checkpoint", type=Path, help="folder of the model")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="folder of the model; with --tiny that of a tiny training"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the clips' records")
     parser.add_argument("--size", default="512x512x61", help="HEIGHTxWIDTHxFRAMES")
     parser.add_argument("--first", type=int, default=0, help="number of the first clip, from 0")
@@ -220,6 +223,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Makes the clips that are missing, paired with dense; merges them in one process."""
     begun, world = time.monotonic(), int(os.environ.get("WORLD_SIZE", 1))
+    if args.tiny:
+        vars(args).update(TINY)
     if args.count:
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -241,25 +246,26 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
 
     args.out.mkdir(parents=True, exist_ok=True)
     model = read_checkpoint(args.checkpoint)
-    about = dict(model.about)
-    for name in ("steps", "guidance", "shift"):
-        if (asked := getattr(args, name)) is not None:
-            about[name] = asked
-    model.about = about
+    about = model.about
+    asked = {name: getattr(args, name) for name in ("steps", "guidance", "shift")}
+    about |= {name: value for name, value in asked.items() if value is not None}
     settings: dict[str, Any] = dict(zip(SIZE, map(int, args.size.split("x")), strict=True))
     settings |= {"num_inference_steps": about["steps"], "guidance_scale": about["guidance"]}
-    samples = []
-    for index in range(args.first, args.first + args.count + 1):
+
+    def sample(index: int) -> Sample:
         scene = Scene.drawn(FIRST_SCENE + index, about["photographs"])
-        samples.append(Sample(index, scene.caption(args.words, index), index, f"clip {index}"))
-    name = f"{args.checkpoint.name}, guidance {about['guidance']:g}, {args.words:.0%} of the words"
+        return Sample(index, scene.caption(args.words, index), max(0, index), f"clip {index}")
+
+    samples = [sample(index) for index in range(args.first, args.first + args.count)]
+    name = "photographs after {trained_steps} steps, guidance {guidance:g}, ".format(**about)
+    name += f"{args.words:.0%} of the words"
     shared = about_of(OP, name, settings, about["shift"])
     lab = Lab(
         model.pipeline(dtype, device),
         settings,
-        {**shared, "trained_steps": about.get("trained_steps")},
+        shared,
         samples,
-        calibrating=samples[-1],  # one more than is compared
+        calibrating=sample(-1),  # one that is not compared
         store=Store(),
         dense=watched_dense(),
         lpips=lambda *_: Lpips(None, "not asked for"),
@@ -275,15 +281,15 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with lab.prepared(compiled=False):
-        for sample in samples[rank : args.count : world]:
-            file = args.out / f"{run_name}-{sample.index:03d}.json"
+        for clip in samples[rank::world]:
+            file = args.out / f"{run_name}-{clip.index:03d}.json"
             made = {_name(record): record for record in (read(file) if file.is_file() else [])}
             missing = [
                 entry
-                for name, entry in entries.items()
-                if name not in made or made[name]["config"] != _digest(entry)
+                for way, entry in entries.items()
+                if way not in made or made[way]["config"] != _digest(entry)
             ]
-            for record in lab.records(missing, [sample]) if missing else ():
+            for record in lab.records(missing, [clip]) if missing else ():
                 entry = entries.get(_name(record), Entry(DENSE))
                 record["config"], record["cost"] = _digest(entry), record.get("work")
                 if entry.config is not None and record["refused"] is None:
@@ -291,7 +297,7 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
                 made[_name(record)] = record
                 write([*made.values()], file)
                 if time.monotonic() > end:
-                    print(f"clip {sample.index}: the time is up", flush=True)
+                    print(f"clip {clip.index}: the time is up", flush=True)
                     return
 
 
