@@ -68,6 +68,11 @@ class Lead:
     interval: tuple[float, float]
 
 
+def decibels(clip: Record) -> float:
+    """The PSNR of a clip that was made; at most `EQUAL_DB`."""
+    return EQUAL_DB if clip["psnr"] is None else min(EQUAL_DB, clip["psnr"])
+
+
 def at_share(points: Iterable[tuple[float, float]], share: float) -> float | None:
     """PSNR at a share, from the points (share, PSNR) of one prompt's curve; None left of it."""
     curve = sorted(points)
@@ -95,9 +100,8 @@ def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Qu
         prompts.add(clip["prompt"])
         if clip["refused"] is None:
             done = clip["seconds"] / clip["dense_seconds"] if axis == "time" else clip[axis]
-            psnr = EQUAL_DB if clip["psnr"] is None else min(EQUAL_DB, clip["psnr"])
             by_prompt = points.setdefault((clip["method"], clip["variant"]), {})
-            by_prompt.setdefault(clip["prompt"], []).append((done, psnr))
+            by_prompt.setdefault(clip["prompt"], []).append((done, decibels(clip)))
     best: dict[str, Quality] = {}
     for (method, variant), by_prompt in points.items():
         psnrs = {prompt: at_share(by_prompt.get(prompt, []), share) for prompt in sorted(prompts)}

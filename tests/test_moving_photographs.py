@@ -290,7 +290,7 @@ def test_costs_are_those_of_a_large_model():
 
 
 def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
-    case = "sparse, 6 in full|middle, 20% of the columns, 4|MagCache.*0.12|fewer steps, 6"
+    case = "sparse, 6 in full|middle, 20% of the columns, 4|MagCache.*0.12|fewer steps, 6 "
     options = [
         "photographs",
         "--checkpoint",

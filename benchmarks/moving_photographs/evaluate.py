@@ -25,18 +25,17 @@ import torch
 
 from benchmarks.curves import (
     DENSE,
-    EQUAL_DB,
     OURS,
     SKIPS,
     at_share,
     by_workload,
+    decibels,
     generation_of,
     quality_rows,
 )
-from benchmarks.equal_work import SIZE, Entry, Lab, about_of, rivals
+from benchmarks.equal_work import SIZE, Entry, Lab, about_of, entries
 from benchmarks.records import Record, Run, read, table, write
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles.profile import load_profile
 from chipsparse.schedule.schedule import spread
 
 OP = "moving_photographs"
@@ -60,10 +59,10 @@ SKIP_SHARES = (0.16, 0.2, 0.24, 0.3, 0.36, 0.4, 0.5, 0.6)
 SPARSE_SHARES = (0.16, 0.2, 0.24, 0.32)
 # Lists of computed steps: shares of all, first ones in full, every which of the others in full.
 MIXED = ((0.3, 5, 3), (0.4, 8, 3), (0.5, 10, 3))
-FEWER = (0.14, 0.2, 0.24, 0.34, 0.5)
-# Which settings of diffusers' caches: those about their published speed-ups, and faster ones.
+# Which of the other methods' settings: those about their published speed-ups, and faster ones.
 RIVALS = "|".join(
     (
+        r"fewer steps",
         r"MagCache, first 20%, at most 4 skipped, threshold 0.(06|12|25)$",
         r"MagCache, first 10%, at most 12 skipped, threshold (0.25|0.5|1)$",
         r"SeaCache, order 0.* threshold 0.(2|35)$",
@@ -92,12 +91,10 @@ TINY = {"size": "64x64x5", "steps": 12, "count": 2}
 
 def ways(steps: int, profiles: Sequence[Path] = ()) -> list[Entry]:
     """All ways but dense: ours, those of profiles, fewer steps, and diffusers' caches."""
-    found = [*_skips(steps), *_sparse(steps)]
-    for path in profiles:
-        found.append(Entry(OURS, path.parent.name, path.stem, load_profile(path).sparsity))
-    for count in sorted({max(2, round(share * steps)) for share in FEWER}):
-        found.append(Entry("fewer steps", "", f"{count} steps", steps=count))
-    return [*found, *(entry for entry in rivals(steps) if re.match(RIVALS, str(entry)))]
+    own = (OURS, SKIPS)
+    others = entries(steps, profiles)
+    chosen = [one for one in others if one.method in own or re.match(RIVALS, str(one))]
+    return [*_skips(steps), *_sparse(steps), *chosen]
 
 
 def _skips(steps: int) -> Iterator[Entry]:
@@ -272,11 +269,8 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
         compare=psnr_alone,
         write=None if args.pictures is None else partial(_picture, args.pictures),
     )
-    entries = {
-        str(entry): entry
-        for entry in ways(lab.steps, args.profiles)
-        if re.search(args.case, str(entry))
-    }
+    known = {str(entry): entry for entry in ways(lab.steps, args.profiles)}
+    known = {way: entry for way, entry in known.items() if re.search(args.case, way)}
     layers = len(model.transformer.blocks)
     run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -286,11 +280,11 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
             made = {_name(record): record for record in (read(file) if file.is_file() else [])}
             missing = [
                 entry
-                for way, entry in entries.items()
+                for way, entry in known.items()
                 if way not in made or made[way]["config"] != _digest(entry)
             ]
             for record in lab.records(missing, [clip]) if missing else ():
-                entry = entries.get(_name(record), Entry(DENSE))
+                entry = known.get(_name(record), Entry(DENSE))
                 record["config"], record["cost"] = _digest(entry), record.get("work")
                 if entry.config is not None and record["refused"] is None:
                     record["cost"] = cost(record["calls"], density(entry.config, layers))
@@ -331,11 +325,11 @@ def rows_of(clips: Sequence[Record]) -> list[Record]:
             by_way.setdefault(key, []).append(clip)
     skips: dict[str, list[tuple[float, float]]] = {}
     for clip in clips:
-        if clip["method"] == SKIPS and clip["refused"] is None:
-            skips.setdefault(clip["prompt"], []).append((clip["cost"], _psnr(clip)))
+        if (clip["method"], clip["variant"], clip["refused"]) == (SKIPS, "", None):
+            skips.setdefault(clip["prompt"], []).append((clip["cost"], decibels(clip)))
     rows = []
     for (method, variant, setting), made in by_way.items():
-        psnrs = [_psnr(clip) for clip in made]
+        psnrs = [decibels(clip) for clip in made]
         row: Record = {"method": method, "variant": variant, "setting": setting}
         row |= {"cost": statistics.fmean(clip["cost"] for clip in made), "clips": len(made)}
         row |= {"psnr": statistics.fmean(psnrs), "worst": min(psnrs), "speedup": 1 / row["cost"]}
@@ -349,10 +343,6 @@ def rows_of(clips: Sequence[Record]) -> list[Record]:
             row["worst ahead"] = row["worst"] - min(known)
         rows.append(row)
     return sorted(rows, key=lambda row: row["cost"])
-
-
-def _psnr(clip: Record) -> float:
-    return EQUAL_DB if clip["psnr"] is None else clip["psnr"]
 
 
 def report(clips: Sequence[Record]) -> str:
