@@ -242,14 +242,14 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
     if args.size:
         asked |= zip(SIZE, map(int, args.size.split("x")), strict=False)
     settings = {"num_inference_steps": 50, **usual, **tiny, **asked}
-    about = about_of(OP, args.model.name, settings, args.flow_shift)
+    shared = run_fields(OP, args.model.name, settings, args.flow_shift)
     lab = Lab(
         pipe,
         settings,
-        about,
+        shared,
         samples,
         calibrating=samples[args.first - 1],  # by default the last, which is not compared
-        store=Store(args.store, about, kind="equal-work"),
+        store=Store(args.store, shared, kind="equal-work"),
     )
     with lab.prepared(compiled=True):
         known = entries(lab.steps, args.profiles)
@@ -263,7 +263,7 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
             print(f"{name}: PSNR in dB at equal {axis}, mean (worst)\n\n{table(rows, columns)}\n")
 
 
-def about_of(op: str, model: str, settings: Mapping[str, Any], shift: float | None) -> Record:
+def run_fields(op: str, model: str, settings: Mapping[str, Any], shift: float | None) -> Record:
     """The fields that all records of a run have."""
     size = [settings[name] for name in SIZE if name in settings]
     steps = settings["num_inference_steps"]
@@ -276,7 +276,7 @@ class Lab:
     Args:
         pipe: on its device.
         settings: of its call, the number of steps among them.
-        about: fields of all records.
+        shared: fields of all records.
         samples: all prompts.
         calibrating: the one of MagCache's calibration.
         store: keeps the records of the experiments.
@@ -287,7 +287,7 @@ class Lab:
         self,
         pipe: Any,
         settings: Mapping[str, Any],
-        about: Record,
+        shared: Record,
         samples: Sequence[Any],
         *,
         calibrating: Any,
@@ -297,7 +297,7 @@ class Lab:
         from chipsparse.experiments.clips import ClipMaker
         from chipsparse.experiments.engine import Experiment, plainly
 
-        self.pipe, self._settings, self._run = pipe, dict(settings), about
+        self.pipe, self._settings, self._run = pipe, dict(settings), shared
         self._device: torch.device = pipe._execution_device
         self.steps: int = settings["num_inference_steps"]
         self._samples, self._calibrating, self._store = samples, calibrating, store

@@ -26,7 +26,7 @@ from benchmarks.records import read
 from chipsparse.config import SparsityConfig
 
 CPU = torch.device("cpu")
-ABOUT = {"transformer": TINY, "photographs": 4, **train.GENERATION}
+FACTS = {"transformer": TINY, "photographs": 4, **train.GENERATION}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_latents_invert_and_keep_what_they_say(images):
 
 def test_a_checkpoint_is_small_and_close(tmp_path, monkeypatch):
     torch.manual_seed(0)
-    made = Model.new(ABOUT)
+    made = Model.new(FACTS)
     with torch.no_grad():
         made.transformer.proj_out.weight.normal_()
         made.transformer.proj_out.weight[0, 0] = 50.0
@@ -160,7 +160,7 @@ def test_a_checkpoint_is_small_and_close(tmp_path, monkeypatch):
     weights = dict(made.transformer.named_parameters())
     assert size < 1.15 * sum(tensor.numel() for tensor in weights.values())
     again = model.read_checkpoint(tmp_path / "c")
-    assert again.about == ABOUT
+    assert again.facts == FACTS
     for name, tensor in again.transformer.named_parameters():
         error = (tensor - weights[name]).norm() / (weights[name].norm() + 1e-9)
         large = tensor.ndim > 1 and tensor.numel() >= model.LEAST_ROUNDED
@@ -170,9 +170,9 @@ def test_a_checkpoint_is_small_and_close(tmp_path, monkeypatch):
 
 def test_ten_or_more_parts_are_read_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(model, "PART_BYTES", 20_000)
-    model.write_checkpoint(Model.new(ABOUT), tmp_path / "c")
+    model.write_checkpoint(Model.new(FACTS), tmp_path / "c")
     assert len([*tmp_path.glob("c/weights-*.bin")]) > 10
-    assert model.read_checkpoint(tmp_path / "c").about == ABOUT
+    assert model.read_checkpoint(tmp_path / "c").facts == FACTS
 
 
 # Training.
@@ -183,7 +183,7 @@ def test_training_goes_on_where_it_ended(trained, folder, tmp_path, capsys):
     assert state["numbers"][1:] == (5, 5)
     assert state["optimizers"][1]["state"][0]["step"] == 5
     kept = model.read_checkpoint(trained / "checkpoint")
-    assert (kept.about["trained_steps"], kept.about["photographs"]) == (5, 4)
+    assert (kept.facts["trained_steps"], kept.facts["photographs"]) == (5, 4)
     for name, tensor in kept.transformer.named_parameters():
         assert torch.allclose(tensor, state["average"][name], atol=0.02), name
     assert kept.latents.basis.numpy() == pytest.approx(state["latents"]["basis"].numpy())
@@ -198,7 +198,7 @@ def test_training_goes_on_where_it_ended(trained, folder, tmp_path, capsys):
 
 def test_steps_lower_the_loss_of_their_batch():
     torch.manual_seed(0)
-    made, average = Model.new(ABOUT), Model.new(ABOUT)
+    made, average = Model.new(FACTS), Model.new(FACTS)
     training = train.Training(made, average, rate=2e-3, fresh=train.WARM_UP)
     flow, clean = train.Flow(7.0), torch.randn(2, 32, 2, 4, 4)
     words = torch.randn(2, ROWS, TEXT_DIM)
@@ -228,8 +228,8 @@ class Constant(torch.nn.Module):
 
 
 def test_a_student_learns_the_guided_mean_velocity(trained, folder, tmp_path):
-    about = {"steps": 50, "guidance": 6.0, "shift": 7.0}
-    loss = train.Distillation(SimpleNamespace(transformer=Constant(), about=about), 8)
+    facts = {"steps": 50, "guidance": 6.0, "shift": 7.0}
+    loss = train.Distillation(SimpleNamespace(transformer=Constant(), facts=facts), 8)
     clean, words = torch.zeros(4, 32, 2, 4, 4), torch.ones(4, ROWS, TEXT_DIM)
     (canvas,) = train.Canvas.parsed("32x32x5:4:1:0:1")
     assert loss(Constant(6.0), clean, words, canvas).item() == pytest.approx(0, abs=1e-6)
@@ -237,7 +237,7 @@ def test_a_student_learns_the_guided_mean_velocity(trained, folder, tmp_path):
 
     options = [str(folder), str(tmp_path), "--tiny", "--steps", "1", "--distil", "8"]
     assert train.main([*options, "--teacher", str(trained / "checkpoint")]) == 0
-    student = model.read_checkpoint(tmp_path / "checkpoint").about
+    student = model.read_checkpoint(tmp_path / "checkpoint").facts
     assert (student["steps"], student["guidance"], student["trained_steps"]) == (8, 1.0, 1)
 
 

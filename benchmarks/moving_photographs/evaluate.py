@@ -33,7 +33,7 @@ from benchmarks.curves import (
     generation_of,
     quality_rows,
 )
-from benchmarks.equal_work import SIZE, Entry, Lab, about_of, entries
+from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
 from benchmarks.records import Record, Run, read, table, write
 from chipsparse.config import SparsityConfig
 from chipsparse.schedule.schedule import spread
@@ -243,20 +243,20 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
 
     args.out.mkdir(parents=True, exist_ok=True)
     model = read_checkpoint(args.checkpoint)
-    about = model.about
+    facts = model.facts
     asked = {name: getattr(args, name) for name in ("steps", "guidance", "shift")}
-    about |= {name: value for name, value in asked.items() if value is not None}
+    facts |= {name: value for name, value in asked.items() if value is not None}
     settings: dict[str, Any] = dict(zip(SIZE, map(int, args.size.split("x")), strict=True))
-    settings |= {"num_inference_steps": about["steps"], "guidance_scale": about["guidance"]}
+    settings |= {"num_inference_steps": facts["steps"], "guidance_scale": facts["guidance"]}
 
     def sample(index: int) -> Sample:
-        scene = Scene.drawn(FIRST_SCENE + index, about["photographs"])
+        scene = Scene.drawn(FIRST_SCENE + index, facts["photographs"])
         return Sample(index, scene.caption(args.words, index), max(0, index), f"clip {index}")
 
     samples = [sample(index) for index in range(args.first, args.first + args.count)]
-    name = "photographs after {trained_steps} steps, guidance {guidance:g}, ".format(**about)
+    name = "photographs after {trained_steps} steps, guidance {guidance:g}, ".format(**facts)
     name += f"{args.words:.0%} of the words"
-    shared = about_of(OP, name, settings, about["shift"])
+    shared = run_fields(OP, name, settings, facts["shift"])
     lab = Lab(
         model.pipeline(dtype, device),
         settings,
@@ -372,7 +372,7 @@ def report(clips: Sequence[Record]) -> str:
 def _changes(clips: Sequence[Record]) -> Iterator[str]:
     for norm in ("l1", "l2"):
         lists = [clip[f"change_{norm}"] for clip in clips if clip["method"] == DENSE]
-        values = [value for each in lists for value in each]
+        values = [value for changes in lists for value in changes]
         if values:
             middle = statistics.median(values)
             yield (

@@ -1,6 +1,6 @@
 """The model of moving photographs: linear latents, a stock `WanPipeline` over them, checkpoints.
 
-A checkpoint is a folder: ``about.json``, and the weights in files of at most 15 MB. Matrices are
+A checkpoint is a folder: ``facts.json``, and the weights in files of at most 15 MB. Matrices are
 int8 with a scale for each row, everything else is float32; all of it is compressed.
 """
 
@@ -119,24 +119,24 @@ class Model:
 
     Attributes:
         transformer: float32.
-        about: JSON values: ``transformer``, the fields of its config besides `TRANSFORMER`'s;
+        facts: JSON values: ``transformer``, the fields of its config besides `TRANSFORMER`'s;
             ``photographs``, how many captions may name; ``steps``, ``guidance`` and ``shift`` of
             generations; and how it was trained.
     """
 
     transformer: WanTransformer3DModel
     latents: LinearLatents
-    about: dict[str, Any]
+    facts: dict[str, Any]
 
     @classmethod
-    def new(cls, about: Mapping[str, Any]) -> Model:
+    def new(cls, facts: Mapping[str, Any]) -> Model:
         """An untrained one; its transformer gives zeros at first."""
-        transformer = WanTransformer3DModel(**{**TRANSFORMER, **about["transformer"]})
+        transformer = WanTransformer3DModel(**{**TRANSFORMER, **facts["transformer"]})
         for block in transformer.blocks:
             for linear in (block.attn1.to_out[0], block.attn2.to_out[0], block.ffn.net[2]):
                 torch.nn.init.zeros_(linear.weight)
         torch.nn.init.zeros_(transformer.proj_out.weight)
-        return cls(transformer, LinearLatents(), dict(about))
+        return cls(transformer, LinearLatents(), dict(facts))
 
     def pipeline(self, dtype: torch.dtype, device: torch.device) -> PhotographsPipeline:
         """The pipeline; its transformer is this one, cast as diffusers casts what it loads."""
@@ -148,7 +148,7 @@ class Model:
             tokenizer=None,
             text_encoder=None,
             vae=self.latents,
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=self.about["shift"]),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=self.facts["shift"]),
             transformer=self.transformer.eval().requires_grad_(False),
         )
         pipe.set_progress_bar_config(disable=True)
@@ -182,7 +182,7 @@ def write_checkpoint(model: Model, folder: Path) -> int:
     half.mkdir(parents=True)
     for number, start in enumerate(range(0, len(packed), PART_BYTES)):
         (half / f"weights-{number:02d}.bin").write_bytes(packed[start : start + PART_BYTES])
-    (half / "about.json").write_text(json.dumps(model.about, indent=1) + "\n", encoding="utf-8")
+    (half / "facts.json").write_text(json.dumps(model.facts, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     half.rename(folder)
     return len(packed)
@@ -190,10 +190,10 @@ def write_checkpoint(model: Model, folder: Path) -> int:
 
 def read_checkpoint(folder: Path) -> Model:
     """The model of a checkpoint, on the CPU."""
-    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     packed = b"".join(file.read_bytes() for file in sorted(folder.glob("weights-*.bin")))
     content = load(zlib.decompress(packed))
-    model = Model.new(about)
+    model = Model.new(facts)
     for part, module in (("transformer", model.transformer), ("latents", model.latents)):
         state = {}
         for name in module.state_dict():

@@ -156,10 +156,10 @@ class Distillation:
     """The loss of a student of fewer steps, whose teacher makes several within each of them."""
 
     def __init__(self, teacher: Model, steps: int) -> None:
-        about = teacher.about
+        facts = teacher.facts
         self._transformer = teacher.transformer.eval().requires_grad_(False)
-        self._guidance, self._shift = about["guidance"], about["shift"]
-        self._substeps = math.ceil(about["steps"] / steps)
+        self._guidance, self._shift = facts["guidance"], facts["shift"]
+        self._substeps = math.ceil(facts["steps"] / steps)
         scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
         scheduler.set_timesteps(steps)
         self._levels = scheduler.sigmas
@@ -181,11 +181,11 @@ class Distillation:
             even = torch.lerp(first, last, part / self._substeps)
             levels.append(self._shift * even / (1 + (self._shift - 1) * even))
         for level, following in pairwise(levels):
-            said = velocity(self._transformer, latents, level, words)
+            guided = velocity(self._transformer, latents, level, words)
             if self._guidance != 1:
-                unsaid = velocity(self._transformer, latents, level, torch.zeros_like(words))
-                said = unsaid + self._guidance * (said - unsaid)
-            latents = latents + clip_wise(following - level) * said
+                unconditional = velocity(self._transformer, latents, level, torch.zeros_like(words))
+                guided = unconditional + self._guidance * (guided - unconditional)
+            latents = latents + clip_wise(following - level) * guided
         return latents
 
 
@@ -207,8 +207,8 @@ class Training:
     fresh: int = 0
 
     def __post_init__(self) -> None:
-        self.seconds = float(self.model.about.get("trained_seconds", 0))
-        self.steps = self.model.about.get("trained_steps", 0)
+        self.seconds = float(self.model.facts.get("trained_seconds", 0))
+        self.steps = self.model.facts.get("trained_steps", 0)
         named = dict(self.model.transformer.named_parameters())
         matrices = [
             name for name, weights in named.items() if "blocks." in name and weights.ndim == 2
@@ -248,7 +248,7 @@ class Training:
     def save(self, out: Path) -> None:
         """Writes the state and the checkpoint of the average."""
         done = {"trained_seconds": round(self.seconds), "trained_steps": self.steps}
-        self.average.about |= done
+        self.average.facts |= done
         size = write_checkpoint(self.average, out / "checkpoint")
         state = {
             "raw": self.model.transformer.state_dict(),
@@ -282,15 +282,15 @@ def started(args: argparse.Namespace, photographs: Photographs) -> tuple[Trainin
         model = read_checkpoint(args.checkpoint)
     elif teacher is not None:
         model = copy.deepcopy(teacher)
-        model.about |= {"trained_seconds": 0, "trained_steps": 0}
+        model.facts |= {"trained_seconds": 0, "trained_steps": 0}
     else:
-        about = {"transformer": TINY if args.tiny else {}, "photographs": len(photographs)}
-        model = Model.new({**about, **GENERATION})
+        facts = {"transformer": TINY if args.tiny else {}, "photographs": len(photographs)}
+        model = Model.new({**facts, **GENERATION})
     if teacher is not None:
-        model.about |= {"steps": args.distil, "guidance": 1.0}
+        model.facts |= {"steps": args.distil, "guidance": 1.0}
     model.transformer.to(device)
     model.latents.to(device)
-    average = Model(copy.deepcopy(model.transformer), model.latents, model.about)
+    average = Model(copy.deepcopy(model.transformer), model.latents, model.facts)
     training = Training(model, average, args.rate)
     if (args.out / "state.pt").is_file():
         training.restore(args.out / "state.pt")
@@ -318,7 +318,7 @@ def run(args: argparse.Namespace, begun: float) -> Training:
     if world > 1:
         for buffer in model.latents.buffers():  # each process has fitted its own
             dist.broadcast(buffer, 0)
-    flow = Flow(model.about["shift"])
+    flow = Flow(model.facts["shift"])
     loss: Any = flow if teacher is None else Distillation(teacher, args.distil)
     if device.type == "cuda":
         torch._dynamo.config.recompile_limit = 64  # one for each size and mode
