@@ -191,6 +191,7 @@ def test_training_goes_on_where_it_ended(trained, folder, tmp_path, capsys):
     options = [str(folder), str(tmp_path), "--tiny", "--steps", "1", "--print-every", "1"]
     assert train.main([*options, "--checkpoint", str(trained / "checkpoint")]) == 0
     assert "step 6, " in capsys.readouterr().out  # from the average alone
+    assert train.main([*options, "--seconds", "0"]) == 0  # nothing is left to do
     begun = torch.load(tmp_path / "state.pt", weights_only=True)
     assert begun["numbers"][1:] == (6, 1)
     assert torch.equal(begun["latents"]["mean"], state["latents"]["mean"])

@@ -329,9 +329,9 @@ def run(args: argparse.Namespace, begun: float) -> Training:
     clips, canvases = Clips(photographs, model, seed), Canvas.parsed(args.plan)
     losses: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     earlier, loop_began, saved = training.seconds, time.monotonic(), 0.0
-    most = math.inf if args.steps is None else training.steps + args.steps
-    while training.steps < most:
-        if training.steps % CLOCK_STEPS == 0 or training.fresh == 0:
+    first = training.steps
+    while args.steps is None or training.steps < first + args.steps:
+        if (training.steps - first) % CLOCK_STEPS == 0:
             passed = time.monotonic() - loop_began
             clock = torch.tensor([passed, time.monotonic() - begun], device=device)
             if world > 1:
