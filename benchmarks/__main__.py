@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks import equal_work, kernels, steps
+from benchmarks.moving_photographs import evaluate
 from benchmarks.records import Run, table
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,6 +38,7 @@ COMMANDS = {
     "offload": Command(steps.run_offload, steps, steps.OFFLOAD_COLUMNS),
     "parallel": Command(steps.run_parallel, steps, dtypes=("bfloat16", "float32")),
     "equal-work": Command(equal_work.run, equal_work, dtypes=("float16", "float32")),
+    "photographs": Command(evaluate.run, evaluate, dtypes=("bfloat16", "float32")),
 }
 
 

@@ -22,7 +22,7 @@ DENSE = "dense"
 OURS, SKIPS = "chipsparse, sparse steps", "chipsparse, nothing sparse"
 # Shares of the dense generation's work, or of its time.
 TARGETS = (0.25, 0.33, 0.4, 0.5)
-Axis = Literal["work", "time"]
+Axis = Literal["work", "time", "cost"]
 # What a clip is that equals the dense one bit for bit.
 EQUAL_DB = 100.0
 RESAMPLES = 4000
@@ -68,6 +68,11 @@ class Lead:
     interval: tuple[float, float]
 
 
+def decibels(clip: Record) -> float:
+    """The PSNR of a clip that was made; at most `EQUAL_DB`."""
+    return EQUAL_DB if clip["psnr"] is None else min(EQUAL_DB, clip["psnr"])
+
+
 def at_share(points: Iterable[tuple[float, float]], share: float) -> float | None:
     """PSNR at a share, from the points (share, PSNR) of one prompt's curve; None left of it."""
     curve = sorted(points)
@@ -94,10 +99,9 @@ def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Qu
             continue
         prompts.add(clip["prompt"])
         if clip["refused"] is None:
-            done = clip["work"] if axis == "work" else clip["seconds"] / clip["dense_seconds"]
-            psnr = EQUAL_DB if clip["psnr"] is None else min(EQUAL_DB, clip["psnr"])
+            done = clip["seconds"] / clip["dense_seconds"] if axis == "time" else clip[axis]
             by_prompt = points.setdefault((clip["method"], clip["variant"]), {})
-            by_prompt.setdefault(clip["prompt"], []).append((done, psnr))
+            by_prompt.setdefault(clip["prompt"], []).append((done, decibels(clip)))
     best: dict[str, Quality] = {}
     for (method, variant), by_prompt in points.items():
         psnrs = {prompt: at_share(by_prompt.get(prompt, []), share) for prompt in sorted(prompts)}
@@ -127,14 +131,17 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return means[round(0.025 * RESAMPLES)], means[round(0.975 * RESAMPLES) - 1]
 
 
-def quality_rows(clips: Sequence[Record], axis: Axis) -> list[dict[str, str]]:
+def quality_rows(
+    clips: Sequence[Record], axis: Axis, shares: Sequence[float] = TARGETS
+) -> list[dict[str, str]]:
     """Mean and worst PSNR of every method at each share, in its best variant there; our lead.
 
     Args:
         clips: compared ones, of one model, size and number of steps.
         axis: what is equal.
+        shares: of the dense generation's.
     """
-    at_target = {f"{share:.0%}": qualities(clips, axis, share) for share in TARGETS}
+    at_target = {f"{share:.0%}": qualities(clips, axis, share) for share in shares}
     methods = {clip["method"] for clip in clips} - {DENSE}
     rows = []
     for method in sorted(methods, key=lambda name: (name != OURS, name != SKIPS, name)):

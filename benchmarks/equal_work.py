@@ -38,6 +38,7 @@ PYRAMID_TIMESTEPS = ((800, 100), (950, -1))
 FASTER_TIMESTEPS = ((681, -1), (950, -1))
 # Blocks that a config or a cache changes are compiled apart.
 COMPILATIONS: dict[str, Any] = {"recompile_limit": 256, "accumulated_recompile_limit": 1 << 20}
+SIZE = ("height", "width", "num_frames")
 TINY = {"height": 64, "width": 64, "num_frames": 9, "num_inference_steps": 8}
 # The class of each cache's config in diffusers.
 CACHES = {
@@ -219,15 +220,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Generates every way with every prompt, paired with dense; adds a record of each clip."""
+    from diffusers import DiffusionPipeline
+
     from chipsparse.experiments.engine import Sample
+    from chipsparse.experiments.store import Store
+    from chipsparse.pipelines.flow_shift import with_flow_shift
 
     lines = args.prompts.read_text(encoding="utf-8").splitlines()
     samples = [Sample(index, prompt, index) for index, prompt in enumerate(lines)]
-    lab = _Lab(args, device, dtype, samples, to)
-    with lab.prepared():
+    pipe: Any = DiffusionPipeline.from_pretrained(str(args.model), dtype=dtype)
+    if args.flow_shift is not None:
+        pipe.scheduler = with_flow_shift(pipe.scheduler, args.flow_shift)
+    pipe.to(device).set_progress_bar_config(disable=True)
+    if device.type == "cuda" and hasattr(pipe, "video_processor"):
+        pipe.vae.to(torch.float32)  # rounding there is no method's fault
+        pipe.text_encoder.to(torch.float32)
+    profile = find_profile(args.model, type(pipe.transformer).__name__)
+    usual = {name: v for name, v in vars(profile.generation).items() if v is not None}
+    tiny = {name: value for name, value in TINY.items() if args.tiny and name in usual}
+    asked: dict[str, Any] = {"num_inference_steps": args.steps} if args.steps else {}
+    if args.size:
+        asked |= zip(SIZE, map(int, args.size.split("x")), strict=False)
+    settings = {"num_inference_steps": 50, **usual, **tiny, **asked}
+    shared = run_fields(OP, args.model.name, settings, args.flow_shift)
+    lab = Lab(
+        pipe,
+        settings,
+        shared,
+        samples,
+        calibrating=samples[args.first - 1],  # by default the last, which is not compared
+        store=Store(args.store, shared, kind="equal-work"),
+    )
+    with lab.prepared(compiled=True):
         known = entries(lab.steps, args.profiles)
         known = [entry for entry in known if re.search(args.case, str(entry))]
-        lab.measure(known, samples[args.first : args.first + args.count])
+        for record in lab.records(known, samples[args.first : args.first + args.count]):
+            to.add(record)
     for name, clips in by_workload(to.records).items():
         for axis in ("work", "time"):
             rows = quality_rows(clips, axis)
@@ -235,47 +263,47 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
             print(f"{name}: PSNR in dB at equal {axis}, mean (worst)\n\n{table(rows, columns)}\n")
 
 
-class _Lab:
-    """A model that generates in all ways, through `chipsparse.experiments`."""
+def run_fields(op: str, model: str, settings: Mapping[str, Any], shift: float | None) -> Record:
+    """The fields that all records of a run have."""
+    size = [settings[name] for name in SIZE if name in settings]
+    steps = settings["num_inference_steps"]
+    return {"op": op, "model": model, "size": size, "steps": steps, "flow_shift": shift}
+
+
+class Lab:
+    """A pipeline that generates in all ways, through `chipsparse.experiments`.
+
+    Args:
+        pipe: on its device.
+        settings: of its call, the number of steps among them.
+        shared: fields of all records.
+        samples: all prompts.
+        calibrating: the one of MagCache's calibration.
+        store: keeps the records of the experiments.
+        experiment: further fields of `Experiment`.
+    """
 
     def __init__(
         self,
-        args: argparse.Namespace,
-        device: torch.device,
-        dtype: torch.dtype,
+        pipe: Any,
+        settings: Mapping[str, Any],
+        shared: Record,
         samples: Sequence[Any],
-        to: Run,
+        *,
+        calibrating: Any,
+        store: Any,
+        **experiment: Any,
     ) -> None:
-        from diffusers import DiffusionPipeline
-
         from chipsparse.experiments.clips import ClipMaker
-        from chipsparse.experiments.engine import Experiment, dense_way, plainly
-        from chipsparse.experiments.store import Store
-        from chipsparse.pipelines.flow_shift import with_flow_shift
+        from chipsparse.experiments.engine import Experiment, plainly
 
-        self._device, self._samples, self._to = device, samples, to
-        self.pipe: Any = DiffusionPipeline.from_pretrained(str(args.model), dtype=dtype)
-        if args.flow_shift is not None:
-            self.pipe.scheduler = with_flow_shift(self.pipe.scheduler, args.flow_shift)
-        self.pipe.to(device).set_progress_bar_config(disable=True)
-        profile = find_profile(args.model, type(self.pipe.transformer).__name__)
-        usual = {name: v for name, v in vars(profile.generation).items() if v is not None}
-        names = ("height", "width", "num_frames")
-        asked: dict[str, Any] = {"num_inference_steps": args.steps} if args.steps else {}
-        if args.size:
-            asked |= zip(names, map(int, args.size.split("x")), strict=False)
-        tiny = {name: value for name, value in TINY.items() if args.tiny and name in usual}
-        self._settings = usual | tiny | asked
-        self.steps: int = self._settings.get("num_inference_steps", 50)
-        size = [self._settings[name] for name in names if name in self._settings]
-        self._run = {"op": OP, "model": args.model.name, "size": size, "steps": self.steps}
-        self._run["flow_shift"] = args.flow_shift
+        self.pipe, self._settings, self._run = pipe, dict(settings), shared
+        self._device: torch.device = pipe._execution_device
+        self.steps: int = settings["num_inference_steps"]
+        self._samples, self._calibrating, self._store = samples, calibrating, store
         self._maker = ClipMaker(lambda: self.pipe, self._arguments, self.steps)
-        self._store = Store(args.store, self._run, kind="equal-work")
-        self._experiment = Experiment(
-            self._maker, samples, self._store, dense=dense_way(), describe=plainly
-        )
-        self._calibrating = samples[args.first - 1]  # by default the last, which is not compared
+        self._compiles = False  # see `prepared`
+        self._experiment = Experiment(self._maker, samples, store, describe=plainly, **experiment)
 
     def _arguments(self, prompt: str) -> dict[str, Any]:
         guided = self._settings.get("true_cfg_scale", 1) > 1
@@ -283,28 +311,26 @@ class _Lab:
         return {**self._settings, "prompt": prompt, **negative}
 
     @contextmanager
-    def prepared(self) -> Iterator[None]:
-        """Counts the dense work; compiles blocks and takes the fastest attention where asked."""
+    def prepared(self, *, compiled: bool) -> Iterator[None]:
+        """Counts the dense work; on a GPU takes the fastest attention and may compile blocks."""
         pipe, transformer = self.pipe, self.pipe.transformer
         with ExitStack() as stack:
             if self._device.type == "cuda":
                 stack.enter_context(attention_backend(transformer, "_native_cudnn"))
-                if hasattr(pipe, "video_processor"):  # rounding there is no method's fault
-                    pipe.vae.to(torch.float32)
-                    pipe.text_encoder.to(torch.float32)
             arguments = self._arguments(self._samples[0].prompt) | {"num_inference_steps": 2}
             arguments["output_type"] = "latent"
             calls: list[int] = []
             with transformer.register_forward_pre_hook(lambda *_: calls.append(1)):
                 self._work = DenseWork.measured(transformer, lambda: pipe(**arguments))
             self._dense = self.steps * len(calls) / 2 * self._work.call
-            if self._device.type == "cuda":
+            self._compiles = compiled and self._device.type == "cuda"
+            if self._compiles:
                 stack.enter_context(torch._dynamo.config.patch(**COMPILATIONS))
                 transformer.compile_repeated_blocks(**COMPILE_OPTIONS)
             yield
 
-    def measure(self, known: Sequence[Entry], samples: Sequence[Any]) -> None:
-        """Adds the records of all clips."""
+    def records(self, known: Sequence[Entry], samples: Sequence[Any]) -> Iterator[Record]:
+        """Yields the record of each clip as it is made, the dense one of each sample first."""
         ways = {self._way(entry): entry for entry in known}
         for clip in self._experiment.run(list(ways), samples):
             entry = ways.get(clip.way, Entry(DENSE))
@@ -320,9 +346,9 @@ class _Lab:
                 values = {"psnr": clip.record.psnr_db, "ssim": clip.record.ssim, "work": 1.0}
                 values |= {"seconds": clip.record.seconds, "dense_seconds": dense.seconds}
                 record |= {**values, **clip.record.facts, "remarks": clip.record.notes}
-            self._to.add(record)
             text = clip.record.refused or "{work:.1%} of the work, {psnr} dB".format(**record)
             print(f"{clip.sample.seed} {entry}: {text}", flush=True)
+            yield record
 
     def _way(self, entry: Entry) -> Any:
         """The way of an entry; its facts are the share of the work and the calls of each action."""
@@ -375,5 +401,4 @@ class _Lab:
         return Way(str(entry), apply, key=f"{entry} {config}".strip(), method=entry.method)
 
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        on_gpu = self._device.type == "cuda"
-        return torch.compile(forward, **COMPILE_OPTIONS) if on_gpu else forward
+        return torch.compile(forward, **COMPILE_OPTIONS) if self._compiles else forward

@@ -14,7 +14,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.experiments.clips import ClipMaker, Generation, patched, stock
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import compare_clips
-from chipsparse.experiments.records import ClipRecord
+from chipsparse.experiments.records import ClipQuality, ClipRecord
 from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.store import Store, write_frames
 from chipsparse.parallel.degrees import Parallel
@@ -67,6 +67,7 @@ class Experiment:
     store: Store = field(default_factory=Store)
     dense: Way | None = None  # by default the stock model
     lpips: Callable[[int, int], Lpips] = find_lpips  # for frames of a height and a width
+    compare: Callable[..., ClipQuality] = compare_clips  # a clip with the dense one
     per_frame: bool = False  # records keep the quality of each frame
     # One sentence about the error of a way that cannot run, which then is a result; None lets the
     # error end the experiment.
@@ -192,7 +193,7 @@ class Experiment:
             return {"identical": True}
         if self._lpips is None:
             self._lpips = self.lpips(*dense.shape[1:3])
-        quality = compare_clips(dense, made, perceptual=self._lpips.measure)
+        quality = self.compare(dense, made, perceptual=self._lpips.measure)
         values = quality.model_dump(exclude=set() if self.per_frame else {"per_frame"})
         return {**values, "lpips_missing": self._lpips.why_not}
 

@@ -62,7 +62,7 @@ def corrected(handle):
         ("ltx-2", None, 2),
         ("ltx conditions", None, 1),
         ("wan 2.2 two experts", None, 1),
-        ("cosmos 3", "sound", 2),
+        ("cosmos 3", "sound, prompts of two lengths", 2),
     ],
 )
 def test_skipped_steps_before_the_last_full_one_are_corrected(

@@ -66,7 +66,8 @@ def streams(output):
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [("ltx-2", ""), ("minimax h3", ""), slow("cosmos 3", "sound")]
+    ("name", "variant"),
+    [("ltx-2", ""), ("minimax h3", ""), slow("cosmos 3", "sound, prompts of two lengths")],
 )
 @pytest.mark.parametrize("return_dict", [False, True])
 def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):

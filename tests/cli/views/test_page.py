@@ -26,6 +26,7 @@ from chipsparse.cli.views.frames import (
 )
 from chipsparse.cli.views.names import command_text, name_of
 from chipsparse.cli.views.page import best_points, overview_section, page
+from chipsparse.cli.views.report import write_report
 from chipsparse.cli.views.sections import QualityPoint, Result, Section, Table
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import TIMES, bytes_unit, percent, seconds_text, seconds_unit
@@ -363,6 +364,14 @@ def test_files_that_are_no_results_or_damaged(text, sentence):
     Path("f.json").write_text(text if isinstance(text, str) else json.dumps(text))
     with pytest.raises(UserError, match=sentence):
         read_result(Path("f.json"))
+
+
+def test_values_that_do_not_fit_each_other_end_with_a_sentence(workdir, monkeypatch):
+    monkeypatch.setattr("chipsparse.cli.views.report.page", lambda *_, **__: [][1])
+    Path("f.json").write_text(json.dumps({"kind": "series", "asked": 0, "clips": []}))
+    with pytest.raises(UserError, match="the values in the files do not fit each other"):
+        write_report([Path("f.json")], [], Path("r.html"))
+    assert not Path("r.html").exists()
 
 
 def test_infinite_numbers_are_null_in_json():

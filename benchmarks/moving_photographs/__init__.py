@@ -1,0 +1,1 @@
+"""A video model of moving photographs, on which methods of skipping and sparsity differ."""

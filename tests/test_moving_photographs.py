@@ -1,0 +1,329 @@
+"""The benchmark of moving photographs: data, drawing, model, training and tables, all tiny."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.__main__ import main
+from benchmarks.curves import OURS, SKIPS
+from benchmarks.moving_photographs import evaluate, model, photographs, train
+from benchmarks.moving_photographs.clips import (
+    ROWS,
+    SPEEDS,
+    TEXT_DIM,
+    Captions,
+    Layer,
+    Photographs,
+    Scene,
+    draw,
+)
+from benchmarks.moving_photographs.model import BLOCK, TINY, VALUES, LinearLatents, Model
+from benchmarks.records import read
+from chipsparse.config import SparsityConfig
+
+CPU = torch.device("cpu")
+FACTS = {"transformer": TINY, "photographs": 4, **train.GENERATION}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two photographs of noise of different coarseness, a black and a white one."""
+    folder = tmp_path_factory.mktemp("photographs")
+    draw = np.random.default_rng(0)
+    for number, cells in enumerate((6, 24)):
+        image = Image.fromarray(draw.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        image.resize((160, 120)).save(folder / f"{number:03d}.jpg", quality=95)
+    Image.new("RGB", (160, 120), "black").save(folder / "002.jpg")
+    Image.new("RGB", (160, 120), "white").save(folder / "003.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(folder):
+    return Photographs(folder, CPU)
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """A training of two calls."""
+    out = tmp_path_factory.mktemp("training")
+    options = [str(folder), str(out), "--tiny", "--print-every", "2", "--steps"]
+    assert train.main([*options, "3"]) == 0
+    assert train.main([*options, "2"]) == 0
+    return out
+
+
+def test_photographs_are_prepared_by_name(tmp_path):
+    names = [name for _, name in photographs.listed()]
+    assert len(names) == len(set(names)) == 40
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "a.png")
+    Image.new("RGB", (90, 270), "blue").save(tmp_path / "b.webp")
+    with pytest.raises(FileNotFoundError, match=r"c\.jpg"):
+        photographs.prepare(tmp_path, tmp_path / "out", ["a.png", "c.jpg"])
+    assert not (tmp_path / "out").exists()
+    size = photographs.prepare(tmp_path, tmp_path / "out", ["a.png", "b.webp"])
+    made = sorted((tmp_path / "out").iterdir())
+    assert size == sum(file.stat().st_size for file in made)
+    assert [Image.open(file).size for file in made] == [(1350, 900), (900, 1600)]
+
+
+# Drawing.
+
+
+def layer(**changes):
+    """A layer that stands still in the middle."""
+    words = {"photograph": 2, "shape": 0, "place": 4, "drift": 8, "bend": 1, "zoom": 1, "turn": 1}
+    return Layer({**words, **changes}, size=0.2, speed=1.0, shift=(0.0, 0.0), sway=0.0)
+
+
+def test_clips_depend_on_their_seed_alone(images):
+    scenes = [Scene.drawn(seed, 3) for seed in range(20)]
+    assert {len(scene.layers) for scene in scenes} == {3, 4, 5}
+    assert Scene.drawn(3, 3) == scenes[3] != scenes[4]
+    clips = [draw(scene, images, (32, 48, 4)) for scene in (scenes[3], scenes[3], scenes[4])]
+    assert clips[0].shape == (3, 4, 32, 48)
+    assert torch.equal(clips[0], clips[1])
+    assert (clips[0] - clips[2]).abs().mean() > 0.1
+    assert max(clip.abs().max() for clip in clips) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("shape", "area"), [(0, math.pi), (1, 4 * 0.9**2), (2, 2 * (1.4 * 0.85) ** 2)]
+)
+def test_a_cover_has_its_area_and_moves_its_way(images, shape, area):
+    still = Scene((layer(), layer(photograph=3, shape=shape)))  # white over black
+    moving = Scene((layer(), layer(photograph=3, shape=shape, drift=0)))
+    size, radius = (96, 96, 64), 0.2 * 96
+    masks = [(draw(scene, images, size).mean(0) > 0).float() for scene in (still, moving)]
+    assert torch.equal(masks[0][0], masks[0][63])
+    assert masks[0][0].sum() == pytest.approx(area * radius**2, rel=0.05)
+    places = torch.arange(96).float()
+    middle = [(mask.sum(1) * places).sum(-1) / mask.sum((1, 2)) for mask in masks]
+    assert middle[0].std() < 0.01
+    passed = 96 * SPEEDS[1] / 64  # pixels a frame
+    assert (middle[1][36] - middle[1][28]).item() == pytest.approx(8 * passed, rel=0.1)
+
+
+def test_captions_say_words_of_layers():
+    scene = Scene((layer(photograph=1), layer(shape=3, drift=5)))
+    text = scene.caption()
+    assert text.split("; ")[0] == "photograph1 place4 drift8 bend1 zoom1 turn1"
+    assert text.split("; ")[1] == "photograph2 shape3 place4 drift5 bend1 zoom1 turn1"
+    captions = Captions()
+    vectors, fewer = captions(text), captions(scene.caption(0.5))
+    assert vectors.shape == (ROWS, TEXT_DIM)
+    said = vectors.abs().sum(1) > 0
+    assert (said.sum(), (fewer.abs().sum(1) > 0).sum() < said.sum()) == (13, True)
+    assert torch.equal(fewer[fewer.abs().sum(1) > 0], vectors[fewer.abs().sum(1) > 0])
+    assert not captions(scene.caption(0.0)).any()
+    with pytest.raises(ValueError, match="shape4"):
+        captions("photograph1; shape4")
+
+
+# The model.
+
+
+def test_latents_invert_and_keep_what_they_say(images):
+    latents = LinearLatents()
+    blocks = torch.cat(
+        [model.blocks_of(draw(Scene.drawn(i, 3), images, (64, 64, 8))) for i in range(8)]
+    ).flatten(0, 2)
+    kept = latents.fit(blocks)
+    coded = (blocks - latents.mean) @ latents.basis
+    assert coded.std(0) == pytest.approx(latents.deviation, rel=0.01)
+    error = (coded @ latents.basis.T + latents.mean - blocks).square().mean()
+    assert kept == pytest.approx(-10 * math.log10(error / 4), abs=0.01)
+    made = torch.randn(1, 32, 2, 3, 4, generator=torch.Generator().manual_seed(0))
+    (frames,) = latents.decode(made)
+    assert frames.shape == (1, 3, 5, 24, 32)
+    cut = torch.cat([torch.zeros(3, BLOCK[0] - 1, 24, 32), frames[0]], 1)
+    assert latents.encode(cut)[:, 1].numpy() == pytest.approx(made[0, :, 1].numpy(), abs=1e-3)
+    assert VALUES == 768
+
+
+def test_a_checkpoint_is_small_and_close(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    made = Model.new(FACTS)
+    with torch.no_grad():
+        made.transformer.proj_out.weight.normal_()
+        made.transformer.proj_out.weight[0, 0] = 50.0
+    monkeypatch.setattr(model, "PART_BYTES", 100_000)
+    size = model.write_checkpoint(made, tmp_path / "c")
+    size = model.write_checkpoint(made, tmp_path / "c")  # in place of the first
+    files = sorted(tmp_path.glob("c/weights-*.bin"))
+    assert [file.stat().st_size for file in files[:-1]] == [100_000] * (len(files) - 1)
+    assert sum(file.stat().st_size for file in files) == size
+    weights = dict(made.transformer.named_parameters())
+    assert size < 1.15 * sum(tensor.numel() for tensor in weights.values())
+    again = model.read_checkpoint(tmp_path / "c")
+    assert again.facts == FACTS
+    for name, tensor in again.transformer.named_parameters():
+        error = (tensor - weights[name]).norm() / (weights[name].norm() + 1e-9)
+        large = tensor.ndim > 1 and tensor.numel() >= model.LEAST_ROUNDED
+        assert error < (0.02 if large else 1e-7), name
+    assert again.transformer.proj_out.weight[0, 0].item() == pytest.approx(50, rel=0.01)
+
+
+def test_ten_or_more_parts_are_read_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "PART_BYTES", 20_000)
+    model.write_checkpoint(Model.new(FACTS), tmp_path / "c")
+    assert len([*tmp_path.glob("c/weights-*.bin")]) > 10
+    assert model.read_checkpoint(tmp_path / "c").facts == FACTS
+
+
+# Training.
+
+
+def test_training_goes_on_where_it_ended(trained, folder, tmp_path, capsys):
+    state = torch.load(trained / "state.pt", weights_only=True)
+    assert state["numbers"][1:] == (5, 5)
+    assert state["optimizers"][1]["state"][0]["step"] == 5
+    kept = model.read_checkpoint(trained / "checkpoint")
+    assert (kept.facts["trained_steps"], kept.facts["photographs"]) == (5, 4)
+    for name, tensor in kept.transformer.named_parameters():
+        assert torch.allclose(tensor, state["average"][name], atol=0.02), name
+    assert kept.latents.basis.numpy() == pytest.approx(state["latents"]["basis"].numpy())
+
+    options = [str(folder), str(tmp_path), "--tiny", "--steps", "1", "--print-every", "1"]
+    assert train.main([*options, "--checkpoint", str(trained / "checkpoint")]) == 0
+    assert "step 6, " in capsys.readouterr().out  # from the average alone
+    assert train.main([*options, "--seconds", "0"]) == 0  # nothing is left to do
+    begun = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert begun["numbers"][1:] == (6, 1)
+    assert torch.equal(begun["latents"]["mean"], state["latents"]["mean"])
+
+
+def test_steps_lower_the_loss_of_their_batch():
+    torch.manual_seed(0)
+    made, average = Model.new(FACTS), Model.new(FACTS)
+    training = train.Training(made, average, rate=2e-3, fresh=train.WARM_UP)
+    flow, clean = train.Flow(7.0), torch.randn(2, 32, 2, 4, 4)
+    words = torch.randn(2, ROWS, TEXT_DIM)
+    (canvas,) = train.Canvas.parsed("32x32x5:2:1:0:1")
+    losses = []
+    for _ in range(15):
+        torch.manual_seed(1)  # the same noise at the same levels
+        losses.append(flow(made.transformer, clean, words, canvas))
+        training.step(losses[-1], share=0.0, world=1)
+    assert losses[-1] < 0.7 * losses[0]
+    assert (training.steps, training.optimizers[1].param_groups[0]["lr"]) == (15, 1e-3)
+    weights = made.transformer.proj_out.weight, average.transformer.proj_out.weight
+    assert not weights[1].requires_grad
+    assert 0 < weights[1].norm() < weights[0].norm()  # it lags behind
+
+
+class Constant(torch.nn.Module):
+    """A transformer that says the mean of its words everywhere, or twice that."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(factor))
+
+    def forward(self, hidden_states, encoder_hidden_states, **_):
+        means = encoder_hidden_states.mean((1, 2)).view(-1, 1, 1, 1, 1)
+        return (self.factor * means.expand_as(hidden_states),)
+
+
+def test_a_student_learns_the_guided_mean_velocity(trained, folder, tmp_path):
+    facts = {"steps": 50, "guidance": 6.0, "shift": 7.0}
+    loss = train.Distillation(SimpleNamespace(transformer=Constant(), facts=facts), 8)
+    clean, words = torch.zeros(4, 32, 2, 4, 4), torch.ones(4, ROWS, TEXT_DIM)
+    (canvas,) = train.Canvas.parsed("32x32x5:4:1:0:1")
+    assert loss(Constant(6.0), clean, words, canvas).item() == pytest.approx(0, abs=1e-6)
+    assert loss(Constant(5.0), clean, words, canvas).item() == pytest.approx(1, rel=1e-3)
+
+    options = [str(folder), str(tmp_path), "--tiny", "--steps", "1", "--distil", "8"]
+    assert train.main([*options, "--teacher", str(trained / "checkpoint")]) == 0
+    student = model.read_checkpoint(tmp_path / "checkpoint").facts
+    assert (student["steps"], student["guidance"], student["trained_steps"]) == (8, 1.0, 1)
+
+
+# Evaluation.
+
+
+def test_tables_compare_on_the_same_clips():
+    """Ours was made of the first clip alone, on which skipped steps are at 30 dB at its cost."""
+
+    def clip(method, setting, prompt, cost, psnr, **values):
+        fixed = {"method": method, "variant": "", "setting": setting, "prompt": prompt, "steps": 50}
+        return {**fixed, "refused": None, "cost": cost, "psnr": psnr, **values}
+
+    changes = {"change_l1": [0.1, 0.3], "change_l2": [0.2, 0.2]}
+    clips = [
+        clip("dense", "", "x", 1.0, None, **changes),
+        *(clip(SKIPS, "low", p, 0.2, v, calls={"dense": 10}) for p, v in (("x", 20), ("y", 5))),
+        *(clip(SKIPS, "high", p, 0.4, v, calls={"dense": 20}) for p, v in (("x", 40), ("y", 9))),
+        clip(OURS, "one", "x", 0.3, 33.5, calls={"dense": 2, "sparse": 1, "skip": 2}),
+        *(clip("MagCache", "a", p, 0.4, v) for p, v in (("x", 31.0), ("y", 33.0))),
+        clip("SeaCache", "a", "x", 0.6, None, refused="IndexError: no"),
+    ]
+    rows = {(row["method"], row["setting"]): row for row in evaluate.rows_of(clips)}
+    assert list(rows) == [(SKIPS, "low"), (OURS, "one"), (SKIPS, "high"), ("MagCache", "a")]
+    ours, mag = rows[OURS, "one"], rows["MagCache", "a"]
+    assert (ours["ahead"], ours["worst ahead"]) == (pytest.approx(3.5), pytest.approx(3.5))
+    assert (ours["D"], ours["S"], ours["skipped"], ours["clips"]) == (20, 10, 20, 1)
+    assert (mag["psnr"], mag["worst"], mag["ahead"]) == (32.0, 31.0, 32.0 - 24.5)
+    assert mag["worst ahead"] == 31 - 9
+    text = evaluate.report(clips)
+    assert "MagCache at 2.25x: 32.0 dB; published for HunyuanVideo: 34.5" in text
+    assert "Relative L1 between successive velocities: mean 0.200, median 0.200, 0.100 to" in text
+    assert "SeaCache, a refused: IndexError: no" in text
+
+
+def test_costs_are_those_of_a_large_model():
+    """Those of the rows of benchmarks/notes/moving_photographs.md."""
+    calls = {"dense": 8, "refresh": 4, "sparse": 4, "skip": 34}
+    assert evaluate.cost(calls, 0.2) == pytest.approx(0.274, abs=5e-4)
+    assert evaluate.cost({"dense": 1, "refresh": 5, "sparse": 44}, 0.1) == pytest.approx(0.310)
+    assert evaluate.cost({"dense": 12, "skip": 38}, 0.1) == 0.24
+    config = SparsityConfig().override({"attention.density": 0.2, "schedule.first_dense_layers": 1})
+    assert evaluate.density(config, 12) == pytest.approx(0.2)
+    config = config.override({"layers": ({"layers": "10-11", "attention": "dense"},)})
+    assert evaluate.density(config, 12) == pytest.approx((9 * 0.2 + 2) / 11)
+    actions = evaluate.mixed(50, 15, 5, 3)
+    counted = {action: actions.count(action) for action in set(actions)}
+    assert counted == {"dense": 4, "refresh": 4, "sparse": 7, "skip": 35}
+    assert actions[0] == "dense"
+
+
+def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
+    case = "sparse, 6 in full|middle, 20% of the columns, 4|MagCache.*0.12|fewer steps, 6 "
+    options = [
+        "photographs",
+        "--checkpoint",
+        str(trained / "checkpoint"),
+        "--out",
+        str(tmp_path / "clips"),
+    ]
+    options += ["--tiny", "--device", "cpu"]
+    options += ["--case", case, "--pictures", str(tmp_path / "pictures")]
+    assert (
+        main([*options, "--limit", "0", "--json", str(tmp_path / "first.json")]) == 0
+    )  # ends after the first clip
+    assert len(read(*tmp_path.glob("clips/*.json"))) == 1
+    assert main([*options, "--json", str(tmp_path / "all.json")]) == 0
+    made = read(tmp_path / "all.json")
+    assert len(made) == 2 * 5
+    by_method = {record["method"]: record for record in made}
+    assert by_method[SKIPS]["cost"] == by_method["fewer steps"]["cost"] == 0.5
+    assert by_method[OURS]["calls"] == {"dense": 6, "refresh": 2, "skip": 14, "sparse": 2}
+    assert by_method[OURS]["cost"] == pytest.approx((3 + 1.14 + 0.29) / 12, rel=1e-4)
+    assert by_method["MagCache"]["cost"] == by_method["MagCache"]["work"] < 1
+    changes = by_method["dense"]["change_l1"]
+    assert len(changes) == 11
+    assert all(0 < change < 1 for change in changes)
+    text = capsys.readouterr().out
+    assert "MagCache at 2.25x: " in text
+    assert "mean 0.173" in text
+    row = next(line for line in text.splitlines() if "| 6 in full |" in line)
+    assert "| 0.500 | 2.00 | 6 | 0 | 0 | 6 |" in row
+    picture = Image.open(tmp_path / "pictures" / "000-dense.jpg")
+    assert picture.size == (4 * 64, 64)
+
+    assert main(options) == 0  # nothing is made twice
+    assert " dense: " not in capsys.readouterr().out
+    assert read(tmp_path / "all.json") == read(*sorted(tmp_path.glob("clips/*.json")))
