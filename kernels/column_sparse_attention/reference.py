@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from chipsparse.kernels.checks import (
-    compute_dtype,
-    ranges,
-    tile_bytes,
-)
+from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.softmax import softmax_with_lse
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from chipsparse.kernels.checks import (
-    compute_dtype,
-    ranges,
-    tile_bytes,
-)
+from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.dense_attention import DenseAttention
 from chipsparse.kernels.softmax import softmax_with_lse
 

@@ -6,12 +6,7 @@ from itertools import product
 
 import torch
 
-from chipsparse.kernels.checks import (
-    block_chunks,
-    block_count,
-    compute_dtype,
-    tile_bytes,
-)
+from chipsparse.kernels.checks import block_chunks, block_count, compute_dtype, tile_bytes
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.softmax import softmax_with_lse
 
