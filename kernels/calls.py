@@ -15,7 +15,14 @@ Activation = Literal["gelu-tanh", "gelu", "silu"]
 
 @dataclass(slots=True, eq=False)
 class AttentionCall(Call[R_co]):
-    """Query ``[B, H, N, D]``, key and value ``[B, H, M, D]``, and the factor of the scores."""
+    """The arguments of every attention.
+
+    Args:
+        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides, such as a view of
+            ``[B, N, H, D]``.
+        key: ``[B, H, M, D]``, dtype and device of query, as is value.
+        scale: factor of the scores; None for ``D ** -0.5``.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
@@ -49,9 +56,16 @@ class AttentionCall(Call[R_co]):
 
 @dataclass(slots=True, eq=False)
 class FirstLayerCall(Call[R_co]):
-    """Hidden ``[B, N, C]`` and the first layer of an MLP, with a gate or without.
+    """Hidden tokens and the first layer of an MLP, with a gate or without.
 
-    Shapes: weight and gate_weight ``[F, C]``, bias and gate_bias ``[F]``.
+    Args:
+        hidden: ``[B, N, C]`` fp16, bf16, fp32 or fp64.
+        weight: ``[F, C]``, dtype of hidden; read in place and never kept.
+        bias: ``[F]`` or None.
+        activation: activation function, as diffusers names it; with a gate, the gate's.
+        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
+        gate_bias: ``[F]`` or None.
+        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
     """
 
     hidden: torch.Tensor

@@ -33,7 +33,8 @@ class Call(Generic[R_co]):
     """The arguments of one call of an operation whose result is an R; each has a record of its own.
 
     Attributes:
-        backend: the one that must run; None takes the first that can.
+        backend: forces one of those that the operation has (``gluon`` on Hopper, ``triton``,
+            ``reference``); None takes the first that can run.
     """
 
     backend: str | None = field(default=None, kw_only=True)

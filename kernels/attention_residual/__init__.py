@@ -48,11 +48,6 @@ class AttentionResidual(Call[Residual]):
         lse: (merge) that of all columns, likewise.
         delta_rule: the rule that the residual is for.
         fp8: True rounds it to e4m3, with a scale for each row.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, the rule is unknown or lacks a tensor, or the
-            forced backend cannot run.
     """
 
     output: torch.Tensor

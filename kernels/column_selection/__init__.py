@@ -41,14 +41,9 @@ class ColumnSelection(Call[torch.Tensor]):
         seed: seed of the random columns, any integer; its lower 64 bits count.
         first_head: position of the first head for that hash, where these are not all of a layer's.
         first_block: the same of the first query block.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         uint8 ``[B, H, G, ceil(M / 8)]``, packed as by `mask_packing.pack_mask`.
-
-    Raises:
-        ValueError: a negative count, shapes or dtypes that do not fit, or the forced backend
-            cannot run.
     """
 
     column_sums: torch.Tensor

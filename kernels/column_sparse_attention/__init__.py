@@ -44,17 +44,13 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     NaN in a query, or in a key or value that a list names, comes out as NaN in the rows that it
     enters, an infinite score as NaN too; no other row of key and value is read.
 
-    Args:
-        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
-        key: ``[B, H, M, D]``, dtype and device of query.
-        value: ``[B, H, M, D]``, likewise.
+    Args (and those of `AttentionCall`):
         indices: int32 ``[B, H, G, K]``, columns below M; a list must not repeat a column. Entries
             past a block's count must be valid columns too (0 will do); they are ignored. No values
             are looked at, which would make the host wait for the device.
         counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A block with
             none has A = 0 and lse = -inf.
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
-        scale: factor of the scores; None for ``D ** -0.5``.
         delta_rule: how A joins the residual, None for not at all.
         residual: ``[B, H, N, D]`` floating point, for either rule; or e4m3 of finite numbers.
         residual_scale: float32 ``[B, H, N]``, by which the rows of a residual in e4m3 are
@@ -64,16 +60,10 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         shares_device: whether other kernels run beside, which exchange tensors with other GPUs.
             Then no program of this one waits for the multiprocessors that those occupy, with work
             of its own that others could do.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
-            run.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept
         columns ``[B, H, N]`` in float32 (float64 for float64 inputs).
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit, the rule is unknown or lacks a tensor, or
-            the forced backend cannot run.
     """
 
     indices: torch.Tensor

@@ -25,13 +25,9 @@ class Fp8Dequantization(Call[torch.Tensor]):
         scale: float32 ``[R, 1]``, one for each row (output channel), or ``[1, 1]``, one for all.
         dtype: the dtype of the result: fp16, bf16, fp32 or fp64.
         turned: True makes the columns of the result contiguous instead of its rows.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         ``[R, K]``, a new tensor; where it is turned, the transpose of a contiguous ``[K, R]``.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
     """
 
     data: torch.Tensor

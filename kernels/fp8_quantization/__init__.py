@@ -93,16 +93,8 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
     A query row with NaN or an infinity gets NaN as its factor, a head with such a key in all rows.
     In values both become NaN in their own place, and count in no mean or scale.
 
-    Args:
-        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
-        key: ``[B, H, M, D]``, dtype and device of query.
-        value: ``[B, H, M, D]``, likewise.
+    Args (and those of `AttentionCall`):
         rotate: True rotates queries and keys; D must be a power of two.
-        scale: factor of the scores; None for ``D ** -0.5``.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
 
     _: KW_ONLY

@@ -43,10 +43,6 @@ class Fp8RowRounding(Call[Fp8Rows]):
             exceed the row's largest before it saturates. Each doubling costs one of the fifteen
             exponents at the small end.
         turned: True makes ``data[b, :, k]`` contiguous, as `token_layout` says, instead of rows.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shape, dtype or headroom does not fit, or the forced backend cannot run.
     """
 
     rows: torch.Tensor

@@ -18,13 +18,9 @@ class PackMask(Call[torch.Tensor]):
 
     Args:
         mask: bool ``[..., M]``.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         uint8 ``[..., ceil(M / 8)]``.
-
-    Raises:
-        ValueError: the mask is not bool or has no dimension, or the forced backend cannot run.
     """
 
     mask: torch.Tensor
@@ -42,14 +38,9 @@ class UnpackMask(Call[torch.Tensor]):
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         bool ``[..., columns]``.
-
-    Raises:
-        ValueError: the tensor is not packed bits of that many columns, or the forced backend
-            cannot run.
     """
 
     packed: torch.Tensor
@@ -70,18 +61,13 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        capacity: K, length of the lists; None for the largest count. On a GPU the caller guarantees
-            that no row keeps more: further columns are cut off, and the counts with them.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+        capacity: K, length of the lists; None for the largest count. Where a row keeps more, the
+            reference on a CPU raises ``ValueError``; on a GPU further columns are cut off, and the
+            counts with them.
 
     Returns:
         indices, int32 ``[..., K]``, and counts, int32 ``[...]``. Entries past a row's count are 0,
         a valid address.
-
-    Raises:
-        ValueError: the tensor is not packed bits of that many columns, the capacity is negative,
-            the reference on a CPU finds more columns than ``capacity``, or the forced backend
-            cannot run.
     """
 
     packed: torch.Tensor
@@ -90,7 +76,7 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
     capacity: int | None = None
 
     def check(self) -> None:
-        """Raises ``ValueError`` for other than packed bits of that many columns, and a capacity."""
+        """Raises ``ValueError`` where the bits are of other columns or the capacity is negative."""
         _check_packed("packed_to_indices", self.packed, self.columns)
         if self.capacity is not None and self.capacity < 0:
             raise ValueError(

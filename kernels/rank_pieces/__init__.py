@@ -43,14 +43,10 @@ class PackPieces(Call[torch.Tensor]):
         tensors: one to three of one shape ``[B, N, H, D]`` and dtype, of any strides.
         pieces: the beginning and end of each.
         dim: 1 to cut tokens, 2 to cut heads.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         ``[n]`` with the elements of all tensors: of each piece ``[K, B, N, H, D]`` for K tensors,
         cut, in order.
-
-    Raises:
-        ValueError: shapes, dtypes or pieces do not fit, or the forced backend cannot run.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -74,10 +70,6 @@ class UnpackPieces(Call[None]):
         pieces: the place of each in the tensors.
         dim: 1 for tokens, 2 for heads.
         capacity: tokens or heads that the buffer holds for each piece; None for its own.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shapes, dtypes or pieces do not fit, or the forced backend cannot run.
     """
 
     buffer: torch.Tensor

@@ -38,14 +38,10 @@ class SparseMLPDown(Call[torch.Tensor]):
         counts: int32 ``[B, G]``, how many entries of each list count; None for all. Entries of
             delta past the count are ignored.
         block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
 
     Returns:
         A new contiguous ``[B, N, C]`` in delta's dtype: the updated ``output_cache`` as stored,
         plus ``addend`` where given, rounded once.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
     """
 
     delta: torch.Tensor

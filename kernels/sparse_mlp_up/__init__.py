@@ -33,10 +33,7 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
     activations, after the old ones were read; all others stay bit for bit. The change is the one
     between the stored values, so rounding does not add up over the steps.
 
-    Args:
-        hidden: ``[B, N, C]`` fp16, bf16, fp32 or fp64.
-        weight: ``[F, C]``, dtype of hidden; read in place and never kept.
-        bias: ``[F]`` or None.
+    Args (and those of `FirstLayerCall`):
         neuron_indices: int32 ``[B, G, K]``, below F; a list must not repeat a neuron. Entries past
             a block's count must be valid neurons too (0 will do); they are ignored.
         activation_cache: ``[B, N, F]`` floating point, last written activations, of any strides.
@@ -45,19 +42,10 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
             in e4m3, turned, from `fp8_rows`: new activations saturate at 448 times their scale.
         cache_scale: float32 ``[B, N, 1]``, that of each token of a cache in e4m3; else None.
         counts: int32 ``[B, G]``, how many entries of each list count; None for all.
-        activation: activation function, as diffusers names it.
-        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
-        gate_bias: ``[F]`` or None.
-        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
 
     Returns:
         New minus old activation of the listed neurons, ``[B, N, K]`` in hidden's dtype; 0 past the
         count. Its tokens are contiguous where those of the cache are, as `token_layout` says.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, the activation is unknown, or the forced backend
-            cannot run.
     """
 
     neuron_indices: torch.Tensor
@@ -90,13 +78,7 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
 class DenseActivation(FirstLayerCall[torch.Tensor]):
     """The activations of all neurons, as a dense step computes and caches them.
 
-    Args:
-        hidden: ``[B, N, C]`` fp16, bf16, fp32 or fp64.
-        weight: ``[F, C]``, dtype of hidden.
-        bias: ``[F]`` or None.
-        activation: activation function, as diffusers names it.
-        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
-        gate_bias: ``[F]`` or None.
+    Args (and those of `FirstLayerCall`):
         block_size: token rows per block of the sparse steps that follow.
         backend: the backend of those steps (``gluon``, ``triton``, ``reference``); None for the one
             that `sparse_mlp_up` would take; ``library`` where none follow, for what PyTorch does
@@ -105,10 +87,6 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
     Returns:
         ``[B, N, F]`` in hidden's dtype, in the strides which that backend wants: contiguous for the
         reference and the library, else with contiguous tokens, as `token_layout` says.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, the activation is unknown, or the forced backend
-            cannot run.
     """
 
     def check(self) -> None:
