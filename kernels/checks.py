@@ -40,17 +40,11 @@ def ranges(count: int, bytes_each: int, limit_bytes: int) -> Iterator[tuple[int,
 
 @dataclass(frozen=True)
 class BlockChunk:
-    """Consecutive blocks of equally many rows.
+    """Consecutive blocks of equally many rows."""
 
-    Attributes:
-        blocks: the numbers of the blocks.
-        rows: their rows.
-        shape: ``(number of blocks, rows of each)``, to unflatten a row dimension.
-    """
-
-    blocks: slice
+    blocks: slice  # the numbers of the blocks
     rows: slice
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # number of blocks, and rows of each: to unflatten a row dimension
 
 
 def block_chunks(

@@ -53,17 +53,12 @@ ELEMENTS = {
 
 
 def unsupported_reason(device: torch.device) -> str | None:
-    """Return why the installed Triton cannot compile the Gluon kernels, or None; tried once.
-
-    Args:
-        device: a GPU to compile for, where kernels are tried.
-    """
+    """Return why the installed Triton cannot compile the Gluon kernels for a GPU; tried once."""
     return _unsupported_reason(triton.__version__, device)
 
 
 @functools.cache
 def _unsupported_reason(version: str, device: torch.device) -> str | None:
-    """Return the same for this version of the installed package."""
     if _missing is not None:
         return f"Triton {version} lacks what the Gluon kernels need: {_missing}"
     if ".".join(version.split(".")[:2]) in TESTED_RELEASES:

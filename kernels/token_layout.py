@@ -29,10 +29,7 @@ def empty_token_contiguous(
 
 
 def aligned_rows(rows: int) -> int:
-    """The most that are a multiple of 8.
-
-    Of so many contiguous tokens cuBLAS computes a matrix product on Hopper's units, of others not.
-    """
+    """The most of so many contiguous tokens that cuBLAS multiplies on Hopper's units."""
     return rows // ALIGNMENT * ALIGNMENT
 
 

@@ -1,4 +1,4 @@
-"""Definition of `column_sparse_attention` and of the two delta rules of attention."""
+"""Definition of `column_sparse_attention` and of the two delta rules."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ LSE_ROUNDING = 64
 
 
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run a checked `ColumnSparseAttention`.
-
-    Holds fp32 keys, values, scores and weights of so many bytes at a time; one block of one head is
-    the least.
-    """
+    """Run a checked `ColumnSparseAttention`, as many blocks of heads at a time as fit a tile."""
     query, key, value, indices, counts = call.query, call.key, call.value, call.indices, call.counts
     block_size_q = call.block_size_q
     batch, heads, rows, head_dim = query.shape
@@ -64,7 +60,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     if call.residual_scale is not None:
         residual = residual.to(dtype) * call.residual_scale.unsqueeze(-1)
     if call.delta_rule == "difference":
-        output = apply_difference(output, residual)
+        output = output + residual
     else:
         assert call.lse_dense is not None
         assert call.kept_mass is not None
@@ -79,19 +75,6 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     return output.to(query.dtype), lse
 
 
-def apply_difference(kept: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """The ``difference`` rule: the cached rest of the output plus the attention over kept columns.
-
-    Args:
-        kept: A, ``[..., D]`` float32.
-        residual: ``o - A`` of the refresh, ``[..., D]``.
-
-    Returns:
-        ``[..., D]`` float32.
-    """
-    return kept + residual
-
-
 def apply_merge(
     kept: torch.Tensor,
     kept_lse: torch.Tensor,
@@ -99,7 +82,7 @@ def apply_merge(
     lse_dense: torch.Tensor,
     kept_mass: torch.Tensor,
     *,
-    rounding: float | None = None,
+    rounding: float,
 ) -> torch.Tensor:
     """The ``merge`` rule: kept and dropped columns, weighed by their softmax mass.
 
@@ -114,15 +97,10 @@ def apply_merge(
         residual: u = ``o - w A`` of the refresh, ``[..., D]``.
         lse_dense: log-sum-exp over all columns at the refresh, ``[...]`` float32.
         kept_mass: w, share of the softmax mass on the kept columns at the refresh, ``[...]``.
-        rounding: up to here ``1 - w`` is a rounding error; None for `merge_rounding` of the dtypes.
-
-    Returns:
-        ``[..., D]`` float32.
+        rounding: up to here ``1 - w`` is a rounding error.
     """
     shift = (kept_lse - lse_dense).unsqueeze(-1)
     dropped_mass = (1 - kept_mass.to(kept.dtype)).unsqueeze(-1)
-    if rounding is None:
-        rounding = merge_rounding(residual.dtype, kept.dtype)
     nothing_dropped = dropped_mass <= rounding
     kept_weight = shift.clamp(max=0).exp_()
     dropped_weight = (-shift).clamp_(max=0).exp_()
@@ -148,16 +126,10 @@ def _attend(
     value: torch.Tensor,
     counts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention within each block; a block whose count is 0 gets 0 and a log-sum-exp of -inf.
+    """Output ``[G, R, D]`` and log-sum-exp ``[G, R]`` of each block; 0 and -inf without an entry.
 
-    Args:
-        query: ``[G, R, D]``, scaled.
-        key: ``[G, K, D]``, as is value.
-        value: as key.
-        counts: ``[G]``, or None where all K entries count.
-
-    Returns:
-        The output ``[G, R, D]`` and the log-sum-exp ``[G, R]``.
+    The query ``[G, R, D]`` is scaled, key and value are ``[G, K, D]``; without counts all K
+    entries count.
     """
     if key.shape[1] == 0:
         return torch.zeros_like(query), query.new_full(query.shape[:2], -torch.inf)

@@ -309,15 +309,8 @@ def _launch(
 
     Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
 
-    Args:
-        query: ``[B, H, N, D]``, 16-bit or int8.
-        key: ``[B, H, M, D]``, likewise.
-        value: ``[B, H, M, D]``, or e4m3 ``[B, H, D, M']``.
-        lse_previous: ``[B, H, N]``, or None.
-        block_size_q: query rows of a block.
-        scale: positive factor of 16-bit scores.
-        factors: those of numbers in 8 bits; see `Fp8Attention.factors`.
-        dtype: of the output; None for the query's.
+    Numbers in 16 bits have a positive ``scale`` of the scores, those in 8 bits the ``factors`` of
+    `Fp8Attention`, and the ``dtype`` of their output.
     """
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device

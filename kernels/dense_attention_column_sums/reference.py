@@ -17,11 +17,7 @@ LARGEST_EXPONENT = 80.0
 def dense_attention_column_sums(
     call: DenseAttentionColumnSums,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run a checked `DenseAttentionColumnSums`.
-
-    Holds scores and weights of so many bytes at a time, one block of one head at least, and a copy
-    of one head's keys and values where they are not fp32.
-    """
+    """Run a checked `DenseAttentionColumnSums`."""
     query, key, value, block_size_q = call.query, call.key, call.value, call.block_size_q
     batch, heads, rows, _ = query.shape
     columns, blocks = key.shape[2], block_count(rows, block_size_q)
