@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from chipsparse.kernels.checks import check_block_size, check_dtype, check_floating, check_shape
+from chipsparse.kernels.checks import check_block_size, check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, R_co
 
 Activation = Literal["gelu-tanh", "gelu", "silu"]
@@ -46,10 +46,9 @@ class AttentionCall(Call[R_co]):
         batch, heads, _, head_dim = query.shape
         if key.dim() != 4 or key.shape[2] == 0:
             raise ValueError(f"{op}: key must be a non-empty [B, H, M, D], got {list(key.shape)}")
-        check_shape(op, "key", key, (batch, heads, key.shape[2], head_dim))
-        check_shape(op, "value", value, tuple(key.shape))
+        shape = batch, heads, key.shape[2], head_dim
         for name, tensor in (("key", key), ("value", value)):
-            check_dtype(op, name, tensor, query.dtype)
+            check_shape(op, name, tensor, shape, query.dtype)
             if tensor.device != query.device:
                 raise ValueError(f"{op}: {name} is on {tensor.device}, query on {query.device}")
 
@@ -84,8 +83,8 @@ class FirstLayerCall(Call[R_co]):
         check_floating(op, hidden=hidden)
         if hidden.dim() != 3:
             raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")
-        check_shape(op, "weight", weight, (*weight.shape[:1], hidden.shape[2]))
-        check_dtype(op, "weight", weight, hidden.dtype)
+        shape = *weight.shape[:1], hidden.shape[2]
+        check_shape(op, "weight", weight, shape, hidden.dtype)
         if bias is not None:
             check_shape(op, "bias", bias, (weight.shape[0],))
         self._check_gate(op)
@@ -99,7 +98,7 @@ class FirstLayerCall(Call[R_co]):
             if self.gate_bias is not None:
                 raise ValueError(f"{op}: gate_bias needs gate_weight, which is None")
             return
-        check_dtype(op, "gate_weight", self.gate_weight, self.weight.dtype)
-        check_shape(op, "gate_weight", self.gate_weight, tuple(self.weight.shape))
+        shape = tuple(self.weight.shape)
+        check_shape(op, "gate_weight", self.gate_weight, shape, self.weight.dtype)
         if self.gate_bias is not None:
             check_shape(op, "gate_bias", self.gate_bias, (self.weight.shape[0],))

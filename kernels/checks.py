@@ -80,7 +80,15 @@ def check_dtype(op: str, name: str, tensor: torch.Tensor, dtype: torch.dtype) ->
         raise ValueError(f"{op}: {name} must be {dtype}, got {tensor.dtype}")
 
 
-def check_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raises ``ValueError`` where a tensor is not of this shape."""
+def check_shape(
+    op: str,
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Raises ``ValueError`` where a tensor is not of this shape, and of this dtype if given."""
+    if dtype is not None:
+        check_dtype(op, name, tensor, dtype)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{op}: {name} must be {list(shape)}, got {list(tensor.shape)}")

@@ -1,7 +1,5 @@
 """Thread blocks, work items and stages, shared by the Gluon kernels of the sparse MLP."""
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from triton.experimental import gluon

@@ -65,11 +65,6 @@ def with_padding(tensor: torch.Tensor) -> torch.Tensor:
     return empty_token_contiguous(tensor, *tensor.shape).copy_(tensor)
 
 
-def rows_are_evenly_spaced(tensor: torch.Tensor) -> bool:
-    """Return True where the rows of ``[B, N, C]`` have one stride over all batches."""
-    return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
-
-
 def empty_laid_out_as(
     cache: torch.Tensor, columns: int, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:

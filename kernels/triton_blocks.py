@@ -1,7 +1,5 @@
 """Rows of a program, order of programs and products of tiles, shared by the Triton kernels."""
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import triton

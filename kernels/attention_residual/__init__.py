@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
+from chipsparse.kernels.checks import check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
 from chipsparse.kernels.triton_support import float64_reason
 
@@ -61,8 +61,7 @@ class AttentionResidual(Call[Residual]):
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the rule do not fit."""
         check_floating(OP, output=self.output, kept=self.kept)
-        check_shape(OP, "kept", self.kept, tuple(self.output.shape))
-        check_dtype(OP, "kept", self.kept, self.output.dtype)
+        check_shape(OP, "kept", self.kept, tuple(self.output.shape), self.output.dtype)
         if self.delta_rule not in ("merge", "difference"):
             raise ValueError(
                 f"{OP}: delta_rule must be merge or difference, got {self.delta_rule!r}"

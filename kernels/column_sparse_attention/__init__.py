@@ -94,11 +94,10 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         indices = self.indices
         lists = (*self.query.shape[:2], block_count(self.query.shape[2], self.block_size_q))
         check_dtype(OP, "indices", indices, torch.int32)
-        check_dtype(OP, "counts", self.counts, torch.int32)
         if indices.dim() != 4:
             raise ValueError(f"{OP}: indices must be [B, H, G, K], got {list(indices.shape)}")
         check_shape(OP, "indices", indices, (*lists, indices.shape[3]))
-        check_shape(OP, "counts", self.counts, lists)
+        check_shape(OP, "counts", self.counts, lists, torch.int32)
         rule = self.delta_rule
         if rule not in CACHED:
             raise ValueError(f"{OP}: delta_rule must be merge, difference or None, got {rule!r}")
@@ -122,8 +121,7 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
                 f"{self.residual.dtype} {'without' if scale is None else 'with'} it"
             )
         if scale is not None:
-            check_shape(OP, "residual_scale", scale, self.query.shape[:3])
-            check_dtype(OP, "residual_scale", scale, torch.float32)
+            check_shape(OP, "residual_scale", scale, self.query.shape[:3], torch.float32)
 
     @property
     def residual_rounding(self) -> torch.dtype:

@@ -10,8 +10,6 @@ both to the reference.
 The tile that the count leaves partly filled comes first: it is the only one that needs a mask.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from dataclasses import dataclass

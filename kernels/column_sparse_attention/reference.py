@@ -6,7 +6,7 @@ import torch
 
 from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.softmax import softmax_with_lse
+from chipsparse.kernels.dense_attention.reference import softmax_with_lse
 
 # A log-sum-exp of some tens is exact to that many units of its dtype, and so is the kept mass.
 LSE_ROUNDING = 64

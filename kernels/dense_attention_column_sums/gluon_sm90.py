@@ -12,8 +12,6 @@ that load and attend in 8 bits.
 The last tile of keys, which may be ragged, comes first: it is the only one that needs a mask.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

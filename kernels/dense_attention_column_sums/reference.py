@@ -7,8 +7,8 @@ from itertools import product
 import torch
 
 from chipsparse.kernels.checks import block_chunks, block_count, compute_dtype, tile_bytes
+from chipsparse.kernels.dense_attention.reference import softmax_with_lse
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
-from chipsparse.kernels.softmax import softmax_with_lse
 
 # exp(80) times the rows of a block stays within float32.
 LARGEST_EXPONENT = 80.0

@@ -12,8 +12,6 @@ explains the levels that its weights are relative to, and why no product is adde
 cores. The keys of a tile are then read in the order in which the values are stored.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import math

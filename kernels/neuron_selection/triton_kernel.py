@@ -7,8 +7,6 @@ one parts the highest from the others; scores compare as their bits do, since no
 few blocks several programs search the same threshold, and each lists its own part of the neurons.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from typing import Any

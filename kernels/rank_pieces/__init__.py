@@ -28,8 +28,7 @@ def _check_pieces(
     if first.dim() != 4:
         raise ValueError(f"{op}: tensors must be [B, N, H, D], got {list(first.shape)}")
     for tensor in tensors[1:]:
-        check_shape(op, "tensors", tensor, tuple(first.shape))
-        check_dtype(op, "tensors", tensor, first.dtype)
+        check_shape(op, "tensors", tensor, tuple(first.shape), first.dtype)
     for piece in pieces:
         if not 0 <= piece.start <= piece.stop <= first.shape[dim] or piece.step != 1:
             raise ValueError(f"{op}: {piece} is not within dimension {dim} of {list(first.shape)}")

@@ -66,15 +66,14 @@ class SparseMLPDown(Call[torch.Tensor]):
             raise ValueError(f"{OP}: weight must be [C, F], got {list(weight.shape)}")
         output_shape = (batch, rows, weight.shape[0])
         check_dtype(OP, "weight", weight, delta.dtype)
-        check_dtype(OP, "neuron_indices", self.neuron_indices, torch.int32)
-        check_shape(OP, "neuron_indices", self.neuron_indices, (batch, blocks, capacity))
+        lists = batch, blocks, capacity
+        check_shape(OP, "neuron_indices", self.neuron_indices, lists, torch.int32)
         check_shape(OP, "output_cache", self.output_cache, output_shape)
         if self.addend is not None:
             check_floating(OP, addend=self.addend)
             check_shape(OP, "addend", self.addend, output_shape)
         if counts is not None:
-            check_dtype(OP, "counts", counts, torch.int32)
-            check_shape(OP, "counts", counts, (batch, blocks))
+            check_shape(OP, "counts", counts, (batch, blocks), torch.int32)
 
 
 def _not_for_kernels(delta: torch.Tensor, weight: torch.Tensor, block_size: int) -> str | None:

@@ -5,8 +5,6 @@ neuron, and the weights of the listed neurons gathered, as rows of contiguous ch
 cache holds is read once, after the products.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

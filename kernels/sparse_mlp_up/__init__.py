@@ -11,7 +11,7 @@ from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count, check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Backend, Operation, gluon, imported, triton_or_reference
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.token_layout import is_token_contiguous, rows_are_evenly_spaced
+from chipsparse.kernels.token_layout import is_token_contiguous
 from chipsparse.kernels.triton_support import mlp_unsupported_reason
 
 # How many times the largest activation of its token a later one may be before a cache in FP8
@@ -63,15 +63,12 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
             check_floating(op, activation_cache=cache)
         else:
             check_dtype(op, "activation_cache", cache, FP8)
-            check_dtype(op, "cache_scale", self.cache_scale, torch.float32)
-            check_shape(op, "cache_scale", self.cache_scale, (batch, rows, 1))
+            check_shape(op, "cache_scale", self.cache_scale, (batch, rows, 1), torch.float32)
         lists = (batch, block_count(rows, self.block_size))
-        check_dtype(op, "neuron_indices", indices, torch.int32)
-        check_shape(op, "neuron_indices", indices, (*lists, *indices.shape[-1:]))
+        check_shape(op, "neuron_indices", indices, (*lists, *indices.shape[-1:]), torch.int32)
         check_shape(op, "activation_cache", cache, (batch, rows, self.weight.shape[0]))
         if self.counts is not None:
-            check_dtype(op, "counts", self.counts, torch.int32)
-            check_shape(op, "counts", self.counts, lists)
+            check_shape(op, "counts", self.counts, lists, torch.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +115,8 @@ def _not_for_gluon(
         return "written for caches in 16 or 32 bits, got e4m3"
     if block_size != 128:
         return f"needs blocks of 128 rows, got {block_size}"
-    if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not rows_are_evenly_spaced(hidden)):
+    one_distance = hidden.stride(0) == hidden.shape[1] * hidden.stride(1)
+    if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not one_distance):
         return "needs hidden at a multiple of 16 bytes and its rows at one distance over the batch"
     return None
 

@@ -5,8 +5,6 @@ the tile are gathered straight from the layer's weight. In the cache the tokens 
 contiguous, so the tile meets it with neurons as its rows: the product is taken that way, or turned.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch
