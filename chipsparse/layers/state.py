@@ -26,11 +26,8 @@ def split_exact_rows(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the rows that may run sparse and those before them that never do, as views.
 
-    Args:
-        tensor: has the rows of the sequence along ``dim``; of those that never run sparse, the ones
-            farthest from the others may be missing.
-        layout: of the call.
-        dim: not negative.
+    The tensor has the rows of the sequence along ``dim``, which is not negative. Of those that
+    never run sparse, the ones farthest from the others may be missing.
     """
     rows = len(layout.query_rows) if layout.exact_rows else tensor.shape[dim]
     exact = tensor.shape[dim] - rows

@@ -307,8 +307,8 @@ def _launch(
 
     Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
 
-    Numbers in 16 bits have a positive ``scale`` of the scores, those in 8 bits the ``factors`` of
-    `Fp8Attention`, and the ``dtype`` of their output.
+    Numbers in 16 bits have a positive ``scale`` of the scores. Those in 8 bits, with the value
+    ``[B, H, D, M']``, have the ``factors`` of `Fp8Attention` and the ``dtype`` of their output.
     """
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device

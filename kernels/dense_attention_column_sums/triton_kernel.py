@@ -114,8 +114,8 @@ def _launch(
     A block of more rows than a tile gets sums per tile in float32, added in a fixed order; as
     many blocks are done at a time as `TRANSIENT_BYTES` has room for.
 
-    Numbers in 16 bits have a positive ``scale`` of the scores, those in 8 bits the ``factors`` of
-    `Fp8Attention`, and the ``dtype`` of their output.
+    Numbers in 16 bits have a positive ``scale`` of the scores. Those in 8 bits, with the value
+    ``[B, H, D, M']``, have the ``factors`` of `Fp8Attention` and the ``dtype`` of their output.
     """
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device

@@ -118,13 +118,11 @@ def stored_order(device: torch.device) -> torch.Tensor:
     return tokens.view(2, 4, 2).transpose(0, 1).flatten()
 
 
-def _no_fp8(query: torch.Tensor, *_: object) -> str | None:
-    return no_fp8_reason(query.device)
-
-
 fp8_quantization = Operation(
     OP,
     Fp8Quantization,
     lambda call: (call.query, call.key, call.value),
-    *triton_or_reference(__name__, OP, attention_unsupported_reason, _no_fp8),
+    *triton_or_reference(
+        __name__, OP, attention_unsupported_reason, lambda query, *_: no_fp8_reason(query.device)
+    ),
 )
