@@ -40,7 +40,7 @@ class Call(Generic[R_co]):
     backend: str | None = field(default=None, kw_only=True)
 
     def check(self) -> None:
-        """Raises ``ValueError`` where shapes, dtypes, devices or options do not fit."""
+        """Raises ``ValueError`` of what does not fit; the operation puts its name before it."""
         raise NotImplementedError
 
 
@@ -152,7 +152,10 @@ class Operation(Generic[P, R]):
 
     def run(self, call: Call[R]) -> R:
         """Checks the call, chooses its backend, and runs it."""
-        call.check()
+        try:
+            call.check()
+        except ValueError as error:
+            raise ValueError(f"{self.__name__}: {error}") from None
         backend = self.choose(*self._facts(call), backend=call.backend).backend
         result: R = backend.launch(call)
         return result

@@ -58,21 +58,21 @@ class ColumnSelection(Call[torch.Tensor]):
     def check(self) -> None:
         """Raises ``ValueError`` for a negative count, and where shapes or dtypes do not fit."""
         sums = self.column_sums
-        check_floating(OP, column_sums=sums)
+        check_floating(column_sums=sums)
         if sums.dim() != 4:
-            raise ValueError(f"{OP}: column_sums must be [B, H, G, M], got {list(sums.shape)}")
+            raise ValueError(f"column_sums must be [B, H, G, M], got {list(sums.shape)}")
         if self.keep_count < 0 or self.random_count < 0:
             raise ValueError(
-                f"{OP}: counts must not be negative, got keep_count={self.keep_count}, "
+                f"counts must not be negative, got keep_count={self.keep_count}, "
                 f"random_count={self.random_count}"
             )
         if self.static_columns is not None:
-            check_dtype(OP, "static_columns", self.static_columns, torch.bool)
+            check_dtype("static_columns", self.static_columns, torch.bool)
             try:
                 self.every_static_column()
             except RuntimeError:
                 raise ValueError(
-                    f"{OP}: static_columns {list(self.static_columns.shape)} do not broadcast to "
+                    f"static_columns {list(self.static_columns.shape)} do not broadcast to "
                     f"{list(sums.shape)}"
                 ) from None
 

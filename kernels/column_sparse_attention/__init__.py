@@ -89,26 +89,26 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rule do not fit."""
-        self.check_attention(OP)
-        check_block_size(OP, block_size_q=self.block_size_q)
+        self.check_attention()
+        check_block_size(block_size_q=self.block_size_q)
         indices = self.indices
         lists = (*self.query.shape[:2], block_count(self.query.shape[2], self.block_size_q))
-        check_dtype(OP, "indices", indices, torch.int32)
+        check_dtype("indices", indices, torch.int32)
         if indices.dim() != 4:
-            raise ValueError(f"{OP}: indices must be [B, H, G, K], got {list(indices.shape)}")
-        check_shape(OP, "indices", indices, (*lists, indices.shape[3]))
-        check_shape(OP, "counts", self.counts, lists, torch.int32)
+            raise ValueError(f"indices must be [B, H, G, K], got {list(indices.shape)}")
+        check_shape("indices", indices, (*lists, indices.shape[3]))
+        check_shape("counts", self.counts, lists, torch.int32)
         rule = self.delta_rule
         if rule not in CACHED:
-            raise ValueError(f"{OP}: delta_rule must be merge, difference or None, got {rule!r}")
+            raise ValueError(f"delta_rule must be merge, difference or None, got {rule!r}")
         for name in CACHED[rule]:
             tensor = getattr(self, name)
             if tensor is None:
                 needed = ", ".join(CACHED[rule])
-                raise ValueError(f"{OP}: delta_rule {rule!r} needs {needed}; {name} is None")
+                raise ValueError(f"delta_rule {rule!r} needs {needed}; {name} is None")
             if not (name == "residual" and tensor.dtype == FP8):
-                check_floating(OP, **{name: tensor})
-            check_shape(OP, name, tensor, self.query.shape[: 4 if name == "residual" else 3])
+                check_floating(**{name: tensor})
+            check_shape(name, tensor, self.query.shape[: 4 if name == "residual" else 3])
         if rule is not None:
             self._check_scale()
 
@@ -117,11 +117,11 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         scale = self.residual_scale
         if (scale is not None) != (self.residual.dtype == FP8):
             raise ValueError(
-                f"{OP}: residual_scale belongs to a residual in {FP8}; got one of "
+                f"residual_scale belongs to a residual in {FP8}; got one of "
                 f"{self.residual.dtype} {'without' if scale is None else 'with'} it"
             )
         if scale is not None:
-            check_shape(OP, "residual_scale", scale, self.query.shape[:3], torch.float32)
+            check_shape("residual_scale", scale, self.query.shape[:3], torch.float32)
 
     @property
     def residual_rounding(self) -> torch.dtype:

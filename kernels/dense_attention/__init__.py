@@ -45,7 +45,7 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
-        self.check_attention(OP)
+        self.check_attention()
 
 
 def faster_than_the_library(

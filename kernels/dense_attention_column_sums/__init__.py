@@ -42,9 +42,9 @@ class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, t
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
-        self.check_attention(OP)
-        check_block_size(OP, block_size_q=self.block_size_q)
-        check_shape(OP, "lse_previous", self.lse_previous, tuple(self.query.shape[:3]))
+        self.check_attention()
+        check_block_size(block_size_q=self.block_size_q)
+        check_shape("lse_previous", self.lse_previous, tuple(self.query.shape[:3]))
 
 
 dense_attention_column_sums = Operation(

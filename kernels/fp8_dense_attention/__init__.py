@@ -48,10 +48,10 @@ class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | No
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes do not fit."""
-        check_block_size(OP, block_size_q=self.block_size_q)
+        check_block_size(block_size_q=self.block_size_q)
         if self.lse_previous is not None:
             rows = tuple(self.tensors.query.shape[:3])
-            check_shape(OP, "lse_previous", self.lse_previous, rows)
+            check_shape("lse_previous", self.lse_previous, rows)
 
 
 fp8_dense_attention = Operation(

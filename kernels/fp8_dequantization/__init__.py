@@ -41,16 +41,16 @@ class Fp8Dequantization(Call[torch.Tensor]):
         data, scale = self.data, self.scale
         if data.dtype != FP8 or data.dim() != 2 or (data.shape[1] > 1 and data.stride(1) != 1):
             raise ValueError(
-                f"{OP}: data must be {FP8} [R, K] with contiguous rows, got {data.dtype} "
+                f"data must be {FP8} [R, K] with contiguous rows, got {data.dtype} "
                 f"{list(data.shape)} with strides {list(data.stride())}"
             )
         if scale.dtype != torch.float32 or scale.shape not in ((data.shape[0], 1), (1, 1)):
             raise ValueError(
-                f"{OP}: scale must be float32 [{data.shape[0]}, 1] or [1, 1], got {scale.dtype} "
+                f"scale must be float32 [{data.shape[0]}, 1] or [1, 1], got {scale.dtype} "
                 f"{list(scale.shape)}"
             )
         if self.dtype not in FLOATING:
-            raise ValueError(f"{OP}: dtype must be a floating point type, got {self.dtype}")
+            raise ValueError(f"dtype must be a floating point type, got {self.dtype}")
 
 
 def _dtype_reason(data: torch.Tensor, dtype: torch.dtype) -> str | None:

@@ -102,10 +102,10 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rotation do not fit."""
-        self.check_attention(OP)
+        self.check_attention()
         head_dim = self.query.shape[-1]
         if self.rotate and head_dim & (head_dim - 1):
-            raise ValueError(f"{OP}: rotate needs a head size of a power of two, got {head_dim}")
+            raise ValueError(f"rotate needs a head size of a power of two, got {head_dim}")
 
 
 def stored_order(device: torch.device) -> torch.Tensor:

@@ -27,8 +27,8 @@ class PackMask(Call[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where the mask is not bool or has no dimension."""
-        check_dtype("pack_mask", "mask", self.mask, torch.bool)
-        _check_dimensions("pack_mask", "mask", self.mask)
+        check_dtype("mask", self.mask, torch.bool)
+        _check_dimensions("mask", self.mask)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class UnpackMask(Call[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where the tensor is not packed bits of that many columns."""
-        _check_packed("unpack_mask", self.packed, self.columns)
+        _check_packed(self.packed, self.columns)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +77,9 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where the bits are of other columns or the capacity is negative."""
-        _check_packed("packed_to_indices", self.packed, self.columns)
+        _check_packed(self.packed, self.columns)
         if self.capacity is not None and self.capacity < 0:
-            raise ValueError(
-                f"packed_to_indices: capacity must not be negative, got {self.capacity}"
-            )
+            raise ValueError(f"capacity must not be negative, got {self.capacity}")
 
 
 pack_mask = Operation(
@@ -104,16 +102,15 @@ packed_to_indices = Operation(
 )
 
 
-def _check_packed(op: str, packed: torch.Tensor, columns: int) -> None:
-    check_dtype(op, "packed", packed, torch.uint8)
-    _check_dimensions(op, "packed", packed)
+def _check_packed(packed: torch.Tensor, columns: int) -> None:
+    check_dtype("packed", packed, torch.uint8)
+    _check_dimensions("packed", packed)
     if columns < 0 or packed.shape[-1] != -(-columns // 8):
         raise ValueError(
-            f"{op}: {columns} columns take {-(-columns // 8)} bytes a row, "
-            f"packed is {list(packed.shape)}"
+            f"{columns} columns take {-(-columns // 8)} bytes a row, packed is {list(packed.shape)}"
         )
 
 
-def _check_dimensions(op: str, name: str, tensor: torch.Tensor) -> None:
+def _check_dimensions(name: str, tensor: torch.Tensor) -> None:
     if tensor.dim() == 0:
-        raise ValueError(f"{op}: {name} must have at least one dimension")
+        raise ValueError(f"{name} must have at least one dimension")

@@ -41,15 +41,15 @@ class NeuronSelection(FirstLayerCall[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, the count or the activation do not fit."""
-        op, means = "neuron_selection", self.mean_cache
-        _check_layer(self, op)
+        means = self.mean_cache
+        _check_layer(self)
         if self.keep_count < 0:
-            raise ValueError(f"{op}: keep_count must not be negative, got {self.keep_count}")
+            raise ValueError(f"keep_count must not be negative, got {self.keep_count}")
         if means.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{op}: mean_cache must be float32 or float64, got {means.dtype}")
+            raise ValueError(f"mean_cache must be float32 or float64, got {means.dtype}")
         batch, rows, _ = self.hidden.shape
         blocks = block_count(rows, self.block_size)
-        check_shape(op, "mean_cache", means, (batch, blocks, self.weight.shape[0]))
+        check_shape("mean_cache", means, (batch, blocks, self.weight.shape[0]))
 
 
 @dataclass(slots=True, eq=False)
@@ -67,13 +67,13 @@ class MeanPreactivations(FirstLayerCall[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
-        _check_layer(self, "mean_preactivations")
+        _check_layer(self)
 
 
-def _check_layer(call: FirstLayerCall[Any], op: str) -> None:
-    call.check_first_layer(op, activated=call.gate_weight is not None)
+def _check_layer(call: FirstLayerCall[Any]) -> None:
+    call.check_first_layer(activated=call.gate_weight is not None)
     if call.hidden.shape[1] == 0:
-        raise ValueError(f"{op}: hidden must be [B, N, C], got {list(call.hidden.shape)}")
+        raise ValueError(f"hidden must be [B, N, C], got {list(call.hidden.shape)}")
 
 
 def _not_for_triton(

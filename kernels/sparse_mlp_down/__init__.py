@@ -56,24 +56,24 @@ class SparseMLPDown(Call[torch.Tensor]):
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
         delta, weight, counts = self.delta, self.weight, self.counts
-        check_floating(OP, delta=delta, output_cache=self.output_cache)
-        check_block_size(OP, block_size=self.block_size)
+        check_floating(delta=delta, output_cache=self.output_cache)
+        check_block_size(block_size=self.block_size)
         if delta.dim() != 3:
-            raise ValueError(f"{OP}: delta must be [B, N, K], got {list(delta.shape)}")
+            raise ValueError(f"delta must be [B, N, K], got {list(delta.shape)}")
         batch, rows, capacity = delta.shape
         blocks = block_count(rows, self.block_size)
         if weight.dim() != 2:
-            raise ValueError(f"{OP}: weight must be [C, F], got {list(weight.shape)}")
+            raise ValueError(f"weight must be [C, F], got {list(weight.shape)}")
         output_shape = (batch, rows, weight.shape[0])
-        check_dtype(OP, "weight", weight, delta.dtype)
+        check_dtype("weight", weight, delta.dtype)
         lists = batch, blocks, capacity
-        check_shape(OP, "neuron_indices", self.neuron_indices, lists, torch.int32)
-        check_shape(OP, "output_cache", self.output_cache, output_shape)
+        check_shape("neuron_indices", self.neuron_indices, lists, torch.int32)
+        check_shape("output_cache", self.output_cache, output_shape)
         if self.addend is not None:
-            check_floating(OP, addend=self.addend)
-            check_shape(OP, "addend", self.addend, output_shape)
+            check_floating(addend=self.addend)
+            check_shape("addend", self.addend, output_shape)
         if counts is not None:
-            check_shape(OP, "counts", counts, (batch, blocks), torch.int32)
+            check_shape("counts", counts, (batch, blocks), torch.int32)
 
 
 def _not_for_kernels(delta: torch.Tensor, weight: torch.Tensor, block_size: int) -> str | None:

@@ -56,19 +56,19 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
-        op, indices, cache = "sparse_mlp_up", self.neuron_indices, self.activation_cache
-        self.check_first_layer(op, activated=True)
+        indices, cache = self.neuron_indices, self.activation_cache
+        self.check_first_layer(activated=True)
         batch, rows, _ = self.hidden.shape
         if self.cache_scale is None:
-            check_floating(op, activation_cache=cache)
+            check_floating(activation_cache=cache)
         else:
-            check_dtype(op, "activation_cache", cache, FP8)
-            check_shape(op, "cache_scale", self.cache_scale, (batch, rows, 1), torch.float32)
+            check_dtype("activation_cache", cache, FP8)
+            check_shape("cache_scale", self.cache_scale, (batch, rows, 1), torch.float32)
         lists = (batch, block_count(rows, self.block_size))
-        check_shape(op, "neuron_indices", indices, (*lists, *indices.shape[-1:]), torch.int32)
-        check_shape(op, "activation_cache", cache, (batch, rows, self.weight.shape[0]))
+        check_shape("neuron_indices", indices, (*lists, *indices.shape[-1:]), torch.int32)
+        check_shape("activation_cache", cache, (batch, rows, self.weight.shape[0]))
         if self.counts is not None:
-            check_shape(op, "counts", self.counts, lists, torch.int32)
+            check_shape("counts", self.counts, lists, torch.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +88,7 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
-        self.check_first_layer("dense_activation", activated=True)
+        self.check_first_layer(activated=True)
 
 
 def _cache_reason(
