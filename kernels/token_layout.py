@@ -63,13 +63,3 @@ def with_padding(tensor: torch.Tensor) -> torch.Tensor:
     if has_padding(tensor):
         return tensor
     return empty_token_contiguous(tensor, *tensor.shape).copy_(tensor)
-
-
-def empty_laid_out_as(
-    cache: torch.Tensor, columns: int, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """An uninitialized ``[B, N, columns]``, token-contiguous where ``cache`` ``[B, N, F]`` is."""
-    batch, rows, _ = cache.shape
-    if is_token_contiguous(cache):
-        return empty_token_contiguous(cache, batch, rows, columns, dtype=dtype)
-    return cache.new_empty(batch, rows, columns, dtype=cache.dtype if dtype is None else dtype)

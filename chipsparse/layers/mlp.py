@@ -151,16 +151,17 @@ def backend_choices(
 ) -> dict[str, Choice]:
     """The backend that each operation of a sparse step runs on, and why not on others."""
     assert cache.activation is not None
-    rows = block_size
     return {
         "neuron_selection": neuron_selection.choose(
             hidden, weights.up, weights.gate, cache.mean, backend=backend
         ),
         "sparse_mlp_up": sparse_mlp_up.choose(
-            hidden, weights.up, weights.gate, rows, cache.activation, backend=backend
+            hidden, weights.up, weights.gate, block_size, cache.activation, backend=backend
         ),
         # Of a delta, dtype and device decide: those of hidden.
-        "sparse_mlp_down": sparse_mlp_down.choose(hidden, weights.down, rows, backend=backend),
+        "sparse_mlp_down": sparse_mlp_down.choose(
+            hidden, weights.down, block_size, backend=backend
+        ),
     }
 
 

@@ -121,10 +121,7 @@ def _pack_rows(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    counts: torch.Tensor | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, counts: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output ``[G, R, D]`` and log-sum-exp ``[G, R]`` of each block; 0 and -inf without an entry.
 
