@@ -119,7 +119,10 @@ def stored_token(place):
 
 @triton.jit
 def order(program, units, tiles, TOGETHER: tl.constexpr):
-    """The unit and the tile of a program: tile by tile over a few units, then the next units."""
+    """The unit and the tile of a program: tile by tile over TOGETHER units, then the next units.
+
+    Their lists are sorted: with the same tile they gather nearly the same weights, from the cache.
+    """
     first = program // (TOGETHER * tiles) * TOGETHER
     together = tl.minimum(units - first, TOGETHER)
     in_part = program % (TOGETHER * tiles)

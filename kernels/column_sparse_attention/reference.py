@@ -84,20 +84,11 @@ def apply_merge(
     *,
     rounding: float,
 ) -> torch.Tensor:
-    """The ``merge`` rule: kept and dropped columns, weighed by their softmax mass.
+    """The ``merge`` rule of `ColumnSparseAttention`, for A ``[..., D]`` and what it names.
 
-    ``(a A + u) / (a + 1 - w)`` with ``a = exp(t)``, ``t = kept_lse - lse_dense``. Where ``t > 0``
-    both parts are divided by ``a``, so no exponential exceeds 1, and the denominator is at least
-    ``min(1, 1 - w)``. Where ``1 - w`` is within the rounding of the residual or of w nothing was
-    dropped: the result is A, not the ratio of two rounding errors.
-
-    Args:
-        kept: A, ``[..., D]`` float32.
-        kept_lse: log-sum-exp over the kept columns now, ``[...]`` float32; -inf for none.
-        residual: u = ``o - w A`` of the refresh, ``[..., D]``.
-        lse_dense: log-sum-exp over all columns at the refresh, ``[...]`` float32.
-        kept_mass: w, share of the softmax mass on the kept columns at the refresh, ``[...]``.
-        rounding: up to here ``1 - w`` is a rounding error.
+    Where ``t = kept_lse - lse_dense`` is above 0 both parts of the ratio are divided by ``exp(t)``,
+    so no exponential exceeds 1, and the denominator is at least ``min(1, 1 - w)``. Where ``1 - w``
+    is at most ``rounding`` the result is A, not the ratio of two rounding errors.
     """
     shift = (kept_lse - lse_dense).unsqueeze(-1)
     dropped_mass = (1 - kept_mass.to(kept.dtype)).unsqueeze(-1)

@@ -36,9 +36,7 @@ def _config(device: torch.device, *, gated: bool, in_fp8: bool) -> dict[str, int
     """Return the tiles for this device.
 
     BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of
-    neurons, BLOCK_K of channels. TOGETHER is how many row tiles run one tile of neurons before the
-    next tile: their lists are sorted, so they gather nearly the same weight rows, from the level 2
-    cache. TURNED products have tokens as their rows.
+    neurons, BLOCK_K of channels. TURNED products have tokens as their rows.
     """
     # A gate has a second tile of weights and sums, and to round to FP8 takes registers.
     config = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "TOGETHER": 32, "TURNED": False}
