@@ -16,7 +16,7 @@ from chipsparse.layers.column_budget import ColumnBudgets
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import BranchColumns
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.generation import GenerationReport, StepRecord
+from chipsparse.report.generation import StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.step import StepContext
 
@@ -80,7 +80,6 @@ class Shared:
     """The state that all layers of a session share."""
 
     config: SparsityConfig  # what to compute
-    report: GenerationReport  # gets what runs denser than asked
     recorder: CallRecorder  # notes what layers do in the open call
     caches: CacheStore  # of all layers
     graphs: CapturedSteps  # captured sparse steps, which read caches where they were
