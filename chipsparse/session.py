@@ -143,7 +143,6 @@ class Session:
         self._static_bits = static_bits
         shared = Shared(
             config,
-            report,
             self.recorder,
             self._caches,
             self.graphs,

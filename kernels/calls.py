@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from chipsparse.kernels.checks import check_block_size, check_dtype, check_floating, check_shape
+from chipsparse.kernels.checks import check_block_size, check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, R_co
 
 Activation = Literal["gelu-tanh", "gelu", "silu"]
@@ -15,7 +15,14 @@ Activation = Literal["gelu-tanh", "gelu", "silu"]
 
 @dataclass(slots=True, eq=False)
 class AttentionCall(Call[R_co]):
-    """Query ``[B, H, N, D]``, key and value ``[B, H, M, D]``, and the factor of the scores."""
+    """The arguments of every attention.
+
+    Args:
+        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides, such as a view of
+            ``[B, N, H, D]``.
+        key: ``[B, H, M, D]``, dtype and device of query, as is value.
+        scale: factor of the scores; None for ``D ** -0.5``.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
@@ -28,30 +35,34 @@ class AttentionCall(Call[R_co]):
         """The factor of the scores: ``D ** -0.5`` where none is given."""
         return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
-    def check_attention(self, op: str) -> None:
+    def check_attention(self) -> None:
         """Raises ``ValueError`` unless query, key and value fit."""
         query, key, value = self.query, self.key, self.value
-        check_floating(op, query=query)
+        check_floating(query=query)
         if query.dim() != 4 or 0 in query.shape:
-            raise ValueError(
-                f"{op}: query must be a non-empty [B, H, N, D], got {list(query.shape)}"
-            )
+            raise ValueError(f"query must be a non-empty [B, H, N, D], got {list(query.shape)}")
         batch, heads, _, head_dim = query.shape
         if key.dim() != 4 or key.shape[2] == 0:
-            raise ValueError(f"{op}: key must be a non-empty [B, H, M, D], got {list(key.shape)}")
-        check_shape(op, "key", key, (batch, heads, key.shape[2], head_dim))
-        check_shape(op, "value", value, tuple(key.shape))
+            raise ValueError(f"key must be a non-empty [B, H, M, D], got {list(key.shape)}")
+        shape = batch, heads, key.shape[2], head_dim
         for name, tensor in (("key", key), ("value", value)):
-            check_dtype(op, name, tensor, query.dtype)
+            check_shape(name, tensor, shape, query.dtype)
             if tensor.device != query.device:
-                raise ValueError(f"{op}: {name} is on {tensor.device}, query on {query.device}")
+                raise ValueError(f"{name} is on {tensor.device}, query on {query.device}")
 
 
 @dataclass(slots=True, eq=False)
 class FirstLayerCall(Call[R_co]):
-    """Hidden ``[B, N, C]`` and the first layer of an MLP, with a gate or without.
+    """Hidden tokens and the first layer of an MLP, with a gate or without.
 
-    Shapes: weight and gate_weight ``[F, C]``, bias and gate_bias ``[F]``.
+    Args:
+        hidden: ``[B, N, C]`` fp16, bf16, fp32 or fp64.
+        weight: ``[F, C]``, dtype of hidden; read in place and never kept.
+        bias: ``[F]`` or None.
+        activation: activation function, as diffusers names it; with a gate, the gate's.
+        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
+        gate_bias: ``[F]`` or None.
+        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
     """
 
     hidden: torch.Tensor
@@ -63,29 +74,27 @@ class FirstLayerCall(Call[R_co]):
     gate_bias: torch.Tensor | None = None
     block_size: int = 128
 
-    def check_first_layer(self, op: str, *, activated: bool) -> None:
+    def check_first_layer(self, *, activated: bool) -> None:
         """Raises ``ValueError`` unless all fit; ``activated`` where the activation is needed."""
         hidden, weight, bias = self.hidden, self.weight, self.bias
-        check_block_size(op, block_size=self.block_size)
-        check_floating(op, hidden=hidden)
+        check_block_size(block_size=self.block_size)
+        check_floating(hidden=hidden)
         if hidden.dim() != 3:
-            raise ValueError(f"{op}: hidden must be [B, N, C], got {list(hidden.shape)}")
-        check_shape(op, "weight", weight, (*weight.shape[:1], hidden.shape[2]))
-        check_dtype(op, "weight", weight, hidden.dtype)
+            raise ValueError(f"hidden must be [B, N, C], got {list(hidden.shape)}")
+        shape = *weight.shape[:1], hidden.shape[2]
+        check_shape("weight", weight, shape, hidden.dtype)
         if bias is not None:
-            check_shape(op, "bias", bias, (weight.shape[0],))
-        self._check_gate(op)
+            check_shape("bias", bias, (weight.shape[0],))
+        self._check_gate()
         if activated and self.activation not in get_args(Activation):
-            raise ValueError(
-                f"{op}: activation must be gelu-tanh, gelu or silu, got {self.activation!r}"
-            )
+            raise ValueError(f"activation must be gelu-tanh, gelu or silu, got {self.activation!r}")
 
-    def _check_gate(self, op: str) -> None:
+    def _check_gate(self) -> None:
         if self.gate_weight is None:
             if self.gate_bias is not None:
-                raise ValueError(f"{op}: gate_bias needs gate_weight, which is None")
+                raise ValueError("gate_bias needs gate_weight, which is None")
             return
-        check_dtype(op, "gate_weight", self.gate_weight, self.weight.dtype)
-        check_shape(op, "gate_weight", self.gate_weight, tuple(self.weight.shape))
+        shape = tuple(self.weight.shape)
+        check_shape("gate_weight", self.gate_weight, shape, self.weight.dtype)
         if self.gate_bias is not None:
-            check_shape(op, "gate_bias", self.gate_bias, (self.weight.shape[0],))
+            check_shape("gate_bias", self.gate_bias, (self.weight.shape[0],))

@@ -40,17 +40,11 @@ def ranges(count: int, bytes_each: int, limit_bytes: int) -> Iterator[tuple[int,
 
 @dataclass(frozen=True)
 class BlockChunk:
-    """Consecutive blocks of equally many rows.
+    """Consecutive blocks of equally many rows."""
 
-    Attributes:
-        blocks: the numbers of the blocks.
-        rows: their rows.
-        shape: ``(number of blocks, rows of each)``, to unflatten a row dimension.
-    """
-
-    blocks: slice
+    blocks: slice  # the numbers of the blocks
     rows: slice
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # number of blocks, and rows of each: to unflatten a row dimension
 
 
 def block_chunks(
@@ -66,27 +60,31 @@ def block_chunks(
         yield BlockChunk(slice(full, full + 1), ragged, (1, rows % block_size))
 
 
-def check_block_size(op: str, **sizes: int) -> None:
+def check_block_size(**sizes: int) -> None:
     """Raises ``ValueError`` where a block has no row."""
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{op}: {name} must be at least 1, got {size}")
+            raise ValueError(f"{name} must be at least 1, got {size}")
 
 
-def check_floating(op: str, **tensors: torch.Tensor) -> None:
+def check_floating(**tensors: torch.Tensor) -> None:
     """Raises ``ValueError`` where a tensor is not fp16, bf16, fp32 or fp64."""
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATING:
-            raise ValueError(f"{op}: {name} must be a floating point tensor, got {tensor.dtype}")
+            raise ValueError(f"{name} must be a floating point tensor, got {tensor.dtype}")
 
 
-def check_dtype(op: str, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     """Raises ``ValueError`` where a tensor is not of this dtype."""
     if tensor.dtype != dtype:
-        raise ValueError(f"{op}: {name} must be {dtype}, got {tensor.dtype}")
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
 
 
-def check_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raises ``ValueError`` where a tensor is not of this shape."""
+def check_shape(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
+) -> None:
+    """Raises ``ValueError`` where a tensor is not of this shape, and of this dtype if given."""
+    if dtype is not None:
+        check_dtype(name, tensor, dtype)
     if tuple(tensor.shape) != shape:
-        raise ValueError(f"{op}: {name} must be {list(shape)}, got {list(tensor.shape)}")
+        raise ValueError(f"{name} must be {list(shape)}, got {list(tensor.shape)}")

@@ -33,13 +33,14 @@ class Call(Generic[R_co]):
     """The arguments of one call of an operation whose result is an R; each has a record of its own.
 
     Attributes:
-        backend: the one that must run; None takes the first that can.
+        backend: forces one of those that the operation has (``gluon`` on Hopper, ``triton``,
+            ``reference``); None takes the first that can run.
     """
 
     backend: str | None = field(default=None, kw_only=True)
 
     def check(self) -> None:
-        """Raises ``ValueError`` where shapes, dtypes, devices or options do not fit."""
+        """Raises ``ValueError`` of what does not fit; the operation puts its name before it."""
         raise NotImplementedError
 
 
@@ -53,20 +54,12 @@ def runs_anywhere(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of an operation.
+    """One implementation of an operation."""
 
-    Attributes:
-        name: the word by which a caller forces it.
-        load: imports what computes the operation from a checked `Call`.
-        unsupported_reason: the reason why it cannot run.
-        not_auto_reason: the reason why it is not chosen although it could run; None where it
-            always is.
-    """
-
-    name: str
-    load: Callable[[], Callable[..., Any]]
-    unsupported_reason: Reason = runs_anywhere
-    not_auto_reason: Reason | None = None
+    name: str  # the word by which a caller forces it
+    load: Callable[[], Callable[..., Any]]  # imports what computes it from a checked `Call`
+    unsupported_reason: Reason = runs_anywhere  # why it cannot run
+    not_auto_reason: Reason | None = None  # why it is not chosen although it could run
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
@@ -89,13 +82,9 @@ def first_reason(*reasons: Reason) -> Reason:
 
 
 def gluon(module: str, function: str, *reasons: Reason, not_auto: Reason | None = None) -> Backend:
-    """Return the backend of a Gluon kernel for Hopper GPUs.
+    """Return the backend of a Gluon kernel for Hopper GPUs, launched by a function of a module.
 
-    Args:
-        module: has the function that launches it.
-        function: its name.
-        reasons: against tensors that are on such a GPU.
-        not_auto: the reason why it is not chosen although it could run.
+    The ``reasons`` speak against tensors that are on such a GPU.
     """
 
     def not_on_hopper(tensor: torch.Tensor, *_: object) -> str | None:
@@ -110,11 +99,9 @@ def triton_or_reference(
 ) -> tuple[Backend, Backend]:
     """Return the backends of most operations: a Triton kernel and the definition.
 
-    Args:
-        package: the package of the operation, with ``triton_kernel`` and ``reference``.
-        function: the name of the function that runs the operation in both.
-        reasons: against tensors on a device that runs Triton.
-        triton_package: the package whose kernel computes this operation, too; None for its own.
+    The function has one name in the package's ``triton_kernel`` and ``reference``. The ``reasons``
+    speak against tensors on a device that runs Triton. A ``triton_package`` is one whose kernel
+    computes this operation, too.
     """
     triton = imported(f"{triton_package or package}.triton_kernel", function)
     reason = first_reason(triton_unsupported_reason, *reasons)
@@ -156,7 +143,7 @@ class Operation(Generic[P, R]):
         self._facts = facts
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the operation; its record documents the arguments.
+        """Run the operation on the arguments of its record.
 
         Raises:
             ValueError: an argument does not fit, or the backend asked for cannot run.
@@ -165,17 +152,16 @@ class Operation(Generic[P, R]):
 
     def run(self, call: Call[R]) -> R:
         """Checks the call, chooses its backend, and runs it."""
-        call.check()
+        try:
+            call.check()
+        except ValueError as error:
+            raise ValueError(f"{self.__name__}: {error}") from None
         backend = self.choose(*self._facts(call), backend=call.backend).backend
         result: R = backend.launch(call)
         return result
 
     def choose(self, *facts: Any, backend: str | None = None) -> Choice:
         """The first backend that can run on calls with these facts, or exactly the one asked for.
-
-        Args:
-            facts: the arguments of a call that decide, as the operation's definition lists them.
-            backend: the one that must run, or None.
 
         Raises:
             ValueError: the backend asked for is unknown or cannot run, or none can.

@@ -1,7 +1,5 @@
 """Thread blocks, work items and stages, shared by the Gluon kernels of the sparse MLP."""
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from triton.experimental import gluon
@@ -35,8 +33,7 @@ CONSTANTS = {
 def lists_at_once(list_bytes: int) -> int:
     """Return the number of lists that run all their tiles before the next lists do.
 
-    Args:
-        list_bytes: the bytes of one list's tokens or changes, which every tile reads.
+    Every tile reads the tokens or changes of its list, which take so many bytes.
     """
     lists = MOST_LISTS
     while lists > 1 and lists * list_bytes > SHARED_BYTES:

@@ -7,8 +7,6 @@ stores and loads that need no barrier), across the eight warps by the warp that 
 Every sum has a fixed order, so results repeat bit for bit.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from triton.experimental import gluon

@@ -17,7 +17,7 @@ TESTED_RELEASES = ("3.6", "3.7", "3.8", "3.9")
 
 _missing: str | None = None
 try:
-    from triton.experimental import gluon
+    from triton.experimental import gluon  # noqa: F401, which all kernels import
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -32,38 +32,14 @@ try:
 except (ImportError, AttributeError) as error:
     _missing = str(error)  # kernels cannot be imported either; `unsupported_reason` says so
 
-__all__ = [
-    "async_load",
-    "descriptor",
-    "gl",
-    "gluon",
-    "mbarrier_arrive_on_copies",
-    "partition_barrier",
-    "tma_load",
-    "unsupported_reason",
-]
-
-# Names of the elements of described tensors.
-ELEMENTS = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.int8: "i8",
-}
-
 
 def unsupported_reason(device: torch.device) -> str | None:
-    """Return why the installed Triton cannot compile the Gluon kernels, or None; tried once.
-
-    Args:
-        device: a GPU to compile for, where kernels are tried.
-    """
+    """Return why the installed Triton cannot compile the Gluon kernels for a GPU; tried once."""
     return _unsupported_reason(triton.__version__, device)
 
 
 @functools.cache
 def _unsupported_reason(version: str, device: torch.device) -> str | None:
-    """Return the same for this version of the installed package."""
     if _missing is not None:
         return f"Triton {version} lacks what the Gluon kernels need: {_missing}"
     if ".".join(version.split(".")[:2]) in TESTED_RELEASES:
@@ -106,13 +82,16 @@ def _compile_kernels(device: torch.device) -> None:
 
 def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
     """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive."""
-    return TensorDescriptor.from_tensor(
-        tensor, block, _block_layout(tuple(block), ELEMENTS[tensor.dtype])
-    )
+    return TensorDescriptor.from_tensor(tensor, block, _block_layout(tuple(block), tensor.dtype))
 
 
 @functools.cache
-def _block_layout(block: tuple[int, ...], element: str) -> Any:
+def _block_layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
     """Return the layout of a loaded block; to ask Gluon takes longer than a launch."""
-    types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp8e4nv": gl.float8e4nv, "i8": gl.int8}
-    return gl.NVMMASharedLayout.get_default_for(list(block), types[element])
+    elements = {
+        torch.bfloat16: gl.bfloat16,
+        torch.float16: gl.float16,
+        torch.float8_e4m3fn: gl.float8e4nv,
+        torch.int8: gl.int8,
+    }
+    return gl.NVMMASharedLayout.get_default_for(list(block), elements[dtype])

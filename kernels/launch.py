@@ -25,10 +25,7 @@ _compiled: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("compiled", def
 
 @contextmanager
 def compile_only() -> Iterator[list[tuple[Any, Any]]]:
-    """A context in which launches compile their kernels for Triton's device and run nothing.
-
-    Yields: the kernel of each launch so far and what Triton compiled of it.
-    """
+    """Launches compile for Triton's device and run nothing; yields kernels and what they became."""
     compiled: list[tuple[Any, Any]] = []
     token = _compiled.set(compiled)
     try:
@@ -40,11 +37,8 @@ def compile_only() -> Iterator[list[tuple[Any, Any]]]:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run ``kernel[grid](*arguments, **constants)`` on the current device and stream.
 
-    Args:
-        kernel: the decorated function; its last parameters are constants.
-        grid: one to three sizes.
-        arguments: tensors, descriptors and numbers, which are the same in most calls.
-        constants: compile-time parameters and options, always in the same order.
+    Numbers must be the same in most calls. Constants, which are the kernel's last parameters and
+    options of the compiler, come always in the same order.
     """
     known_here = isinstance(kernel, JITFunction) and torch.version.hip is None
     if not known_here or _compiled.get() is not None:

@@ -29,10 +29,7 @@ def empty_token_contiguous(
 
 
 def aligned_rows(rows: int) -> int:
-    """The most that are a multiple of 8.
-
-    Of so many contiguous tokens cuBLAS computes a matrix product on Hopper's units, of others not.
-    """
+    """The most of so many contiguous tokens that cuBLAS multiplies on Hopper's units."""
     return rows // ALIGNMENT * ALIGNMENT
 
 
@@ -66,18 +63,3 @@ def with_padding(tensor: torch.Tensor) -> torch.Tensor:
     if has_padding(tensor):
         return tensor
     return empty_token_contiguous(tensor, *tensor.shape).copy_(tensor)
-
-
-def rows_are_evenly_spaced(tensor: torch.Tensor) -> bool:
-    """Return True where the rows of ``[B, N, C]`` have one stride over all batches."""
-    return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)
-
-
-def empty_laid_out_as(
-    cache: torch.Tensor, columns: int, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """An uninitialized ``[B, N, columns]``, token-contiguous where ``cache`` ``[B, N, F]`` is."""
-    batch, rows, _ = cache.shape
-    if is_token_contiguous(cache):
-        return empty_token_contiguous(cache, batch, rows, columns, dtype=dtype)
-    return cache.new_empty(batch, rows, columns, dtype=cache.dtype if dtype is None else dtype)

@@ -1,7 +1,5 @@
 """Rows of a program, order of programs and products of tiles, shared by the Triton kernels."""
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import triton
@@ -121,7 +119,10 @@ def stored_token(place):
 
 @triton.jit
 def order(program, units, tiles, TOGETHER: tl.constexpr):
-    """The unit and the tile of a program: tile by tile over a few units, then the next units."""
+    """The unit and the tile of a program: tile by tile over TOGETHER units, then the next units.
+
+    Their lists are sorted: with the same tile they gather nearly the same weights, from the cache.
+    """
     first = program // (TOGETHER * tiles) * TOGETHER
     together = tl.minimum(units - first, TOGETHER)
     in_part = program % (TOGETHER * tiles)

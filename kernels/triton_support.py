@@ -71,11 +71,9 @@ def attention_unsupported_reason(
 
 
 def fp8_unsupported_reason(query: torch.Tensor, dtype: torch.dtype, *_: object) -> str | None:
-    """Return why attention kernels in FP8 cannot run, or None.
+    """Return why attention in FP8 cannot run on a query's device and head size, or None.
 
-    Args:
-        query: a tensor of the device and head size in question, of any dtype.
-        dtype: the dtype of what is quantized.
+    The dtype is that of what is quantized.
     """
     if dtype not in HALF_PRECISION:
         return f"needs fp16 or bf16, got {dtype}"

@@ -90,12 +90,9 @@ class AttentionLayer:
         Args:
             state: of the open call; None where there is none.
             query: ``[B, H, N, D]``, as are key, value and the result.
-            key: as query.
-            value: as query.
             scale: factor of the scores, None for ``D ** -0.5``.
             unpatched: computes query, key, value and scale as the model would without chipsparse.
-            turns: brings query, key and value, of which only the sizes are known before; None where
-                they are there.
+            turns: brings query, key and value, of which only the sizes are known before.
         """
         shared = self._shared
         if state is None:
@@ -260,11 +257,7 @@ def _receive(turns: HeadTurns | None) -> None:
 def backend_choices(
     inputs: AttentionInputs, *, block_size_q: int, in_fp8: bool = False
 ) -> dict[str, Choice]:
-    """The backend that each operation on these tensors runs on, and why not on others.
-
-    Raises:
-        ConfigError: full attention is to run in 8 bits, and cannot.
-    """
+    """The backend that each operation on these tensors runs on, and why not on others."""
     query, backend = inputs.query, inputs.backend
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
@@ -444,9 +437,8 @@ def sparse_step(
     """Attention over the kept columns only, combined with the residual cache.
 
     The host does not wait for a GPU: the length of the lists is known from the refresh. With the
-    `backend_choices` for tensors of this kind it does not look at them again either.
-
-    Where heads come in ``turns``, they are computed so, and the result is what those make of it.
+    `backend_choices` for tensors of this kind it does not look at them again either. Where heads
+    come in ``turns``, they are computed so, and the result is what those make of it.
     """
     if cache.lists is None:
         assert cache.columns is not None

@@ -49,14 +49,9 @@ class MLPLayer:
     ) -> torch.Tensor:
         """The layer as the open call wants it, plus what is to be added to it.
 
-        Rows that the layout wants exact are computed in full; an addend may not be added to those.
-
-        Args:
-            state: of the open call; None where there is none.
-            hidden: ``[B, N, C]``, as are addend and the result.
-            weights: read in place and never kept.
-            addend: computes another summand of the result, which changes with every step and is not
-                cached; it may be overwritten.
+        Rows that the layout wants exact are computed in full. ``addend`` computes another summand
+        of the result ``[B, N, C]`` where no rows are exact; it is not cached and may be
+        overwritten. Outside a transformer call there is no state.
         """
         if state is None or not state.caching:
             return self._dense(None, hidden, weights, addend)
@@ -156,16 +151,17 @@ def backend_choices(
 ) -> dict[str, Choice]:
     """The backend that each operation of a sparse step runs on, and why not on others."""
     assert cache.activation is not None
-    rows = block_size
     return {
         "neuron_selection": neuron_selection.choose(
             hidden, weights.up, weights.gate, cache.mean, backend=backend
         ),
         "sparse_mlp_up": sparse_mlp_up.choose(
-            hidden, weights.up, weights.gate, rows, cache.activation, backend=backend
+            hidden, weights.up, weights.gate, block_size, cache.activation, backend=backend
         ),
         # Of a delta, dtype and device decide: those of hidden.
-        "sparse_mlp_down": sparse_mlp_down.choose(hidden, weights.down, rows, backend=backend),
+        "sparse_mlp_down": sparse_mlp_down.choose(
+            hidden, weights.down, block_size, backend=backend
+        ),
     }
 
 

@@ -16,7 +16,7 @@ from chipsparse.layers.column_budget import ColumnBudgets
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import BranchColumns
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.report.generation import GenerationReport, StepRecord
+from chipsparse.report.generation import StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.step import StepContext
 
@@ -26,11 +26,8 @@ def split_exact_rows(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the rows that may run sparse and those before them that never do, as views.
 
-    Args:
-        tensor: has the rows of the sequence along ``dim``; of those that never run sparse, the ones
-            farthest from the others may be missing.
-        layout: of the call.
-        dim: not negative.
+    The tensor has the rows of the sequence along ``dim``, which is not negative. Of those that
+    never run sparse, the ones farthest from the others may be missing.
     """
     rows = len(layout.query_rows) if layout.exact_rows else tensor.shape[dim]
     exact = tensor.shape[dim] - rows
@@ -83,7 +80,6 @@ class Shared:
     """The state that all layers of a session share."""
 
     config: SparsityConfig  # what to compute
-    report: GenerationReport  # gets what runs denser than asked
     recorder: CallRecorder  # notes what layers do in the open call
     caches: CacheStore  # of all layers
     graphs: CapturedSteps  # captured sparse steps, which read caches where they were

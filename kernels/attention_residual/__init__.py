@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from chipsparse.kernels.checks import check_dtype, check_floating, check_shape
+from chipsparse.kernels.checks import check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
 from chipsparse.kernels.triton_support import float64_reason
 
@@ -48,11 +48,6 @@ class AttentionResidual(Call[Residual]):
         lse: (merge) that of all columns, likewise.
         delta_rule: the rule that the residual is for.
         fp8: True rounds it to e4m3, with a scale for each row.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, the rule is unknown or lacks a tensor, or the
-            forced backend cannot run.
     """
 
     output: torch.Tensor
@@ -65,19 +60,16 @@ class AttentionResidual(Call[Residual]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the rule do not fit."""
-        check_floating(OP, output=self.output, kept=self.kept)
-        check_shape(OP, "kept", self.kept, tuple(self.output.shape))
-        check_dtype(OP, "kept", self.kept, self.output.dtype)
+        check_floating(output=self.output, kept=self.kept)
+        check_shape("kept", self.kept, tuple(self.output.shape), self.output.dtype)
         if self.delta_rule not in ("merge", "difference"):
-            raise ValueError(
-                f"{OP}: delta_rule must be merge or difference, got {self.delta_rule!r}"
-            )
+            raise ValueError(f"delta_rule must be merge or difference, got {self.delta_rule!r}")
         for name in ("kept_lse", "lse") if self.delta_rule == "merge" else ():
             tensor = getattr(self, name)
             if tensor is None:
-                raise ValueError(f"{OP}: delta_rule 'merge' needs kept_lse, lse; {name} is None")
-            check_shape(OP, name, tensor, tuple(self.output.shape[:3]))
-            check_floating(OP, **{name: tensor})
+                raise ValueError(f"delta_rule 'merge' needs kept_lse, lse; {name} is None")
+            check_shape(name, tensor, tuple(self.output.shape[:3]))
+            check_floating(**{name: tensor})
 
 
 def _strides_reason(output: torch.Tensor, kept: torch.Tensor) -> str | None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.attention_residual import AttentionResidual, Residual
-from chipsparse.kernels.checks import compute_dtype, ranges
+from chipsparse.kernels.checks import TRANSIENT_BYTES, compute_dtype, ranges
 from chipsparse.kernels.fp8_quantization import FP8, LARGEST_FP8
 
-# What it may hold at a time of output, weighed kept part, and their difference.
-TRANSIENT_BYTES = 256 << 20
-TRANSIENT_TENSORS = 3
+TRANSIENT_TENSORS = 3  # parts of the output, the weighed kept part, and their difference
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of rows of zeros, too
 
 

@@ -3,8 +3,6 @@
 FP8 is written as bytes made by integer arithmetic, so that GPUs before Ada can, too.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -41,14 +41,9 @@ class ColumnSelection(Call[torch.Tensor]):
         seed: seed of the random columns, any integer; its lower 64 bits count.
         first_head: position of the first head for that hash, where these are not all of a layer's.
         first_block: the same of the first query block.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         uint8 ``[B, H, G, ceil(M / 8)]``, packed as by `mask_packing.pack_mask`.
-
-    Raises:
-        ValueError: a negative count, shapes or dtypes that do not fit, or the forced backend
-            cannot run.
     """
 
     column_sums: torch.Tensor
@@ -63,21 +58,21 @@ class ColumnSelection(Call[torch.Tensor]):
     def check(self) -> None:
         """Raises ``ValueError`` for a negative count, and where shapes or dtypes do not fit."""
         sums = self.column_sums
-        check_floating(OP, column_sums=sums)
+        check_floating(column_sums=sums)
         if sums.dim() != 4:
-            raise ValueError(f"{OP}: column_sums must be [B, H, G, M], got {list(sums.shape)}")
+            raise ValueError(f"column_sums must be [B, H, G, M], got {list(sums.shape)}")
         if self.keep_count < 0 or self.random_count < 0:
             raise ValueError(
-                f"{OP}: counts must not be negative, got keep_count={self.keep_count}, "
+                f"counts must not be negative, got keep_count={self.keep_count}, "
                 f"random_count={self.random_count}"
             )
         if self.static_columns is not None:
-            check_dtype(OP, "static_columns", self.static_columns, torch.bool)
+            check_dtype("static_columns", self.static_columns, torch.bool)
             try:
                 self.every_static_column()
             except RuntimeError:
                 raise ValueError(
-                    f"{OP}: static_columns {list(self.static_columns.shape)} do not broadcast to "
+                    f"static_columns {list(self.static_columns.shape)} do not broadcast to "
                     f"{list(sums.shape)}"
                 ) from None
 

@@ -47,15 +47,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
 
 
 def largest(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """Marks the ``count`` largest integers of each row, lower columns first among equal ones.
-
-    Args:
-        keys: integers ``[rows, columns]``.
-        count: at most the number of columns takes effect.
-
-    Returns:
-        bool ``[rows, columns]``.
-    """
+    """Marks the ``count`` largest integers of each row, lower columns first among equal ones."""
     count = min(count, keys.shape[-1])
     if count == 0:
         return torch.zeros_like(keys, dtype=torch.bool)
@@ -72,18 +64,7 @@ def drawn_columns(
 
     Stratum i of r is the columns from floor(i M / r) to floor((i + 1) M / r). A hash of the seed,
     the position of the row and i gives a column of it; the first one from there, in a circle
-    within the stratum, that is not kept is drawn.
-
-    Args:
-        kept: bool ``[blocks, M]``, with at least one column.
-        random_count: at most M takes effect.
-        seed: any integer.
-        batch: position of the rows.
-        head: position of the rows.
-        blocks: positions of the rows.
-
-    Returns:
-        bool ``[blocks, M]``, without those kept.
+    within the stratum, that is not kept is drawn. Takes and returns bool ``[blocks, M]``.
     """
     columns, device = kept.shape[-1], kept.device
     strata = min(random_count, columns)

@@ -11,8 +11,6 @@ Where the kernel's own PTX runs, two 16-bit sums are compared and counted by one
 A second kernel draws the random columns from the bits, one stratum a lane.
 """
 
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch

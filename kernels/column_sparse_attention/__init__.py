@@ -44,17 +44,13 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     NaN in a query, or in a key or value that a list names, comes out as NaN in the rows that it
     enters, an infinite score as NaN too; no other row of key and value is read.
 
-    Args:
-        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
-        key: ``[B, H, M, D]``, dtype and device of query.
-        value: ``[B, H, M, D]``, likewise.
+    Args (and those of `AttentionCall`):
         indices: int32 ``[B, H, G, K]``, columns below M; a list must not repeat a column. Entries
             past a block's count must be valid columns too (0 will do); they are ignored. No values
             are looked at, which would make the host wait for the device.
         counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A block with
             none has A = 0 and lse = -inf.
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
-        scale: factor of the scores; None for ``D ** -0.5``.
         delta_rule: how A joins the residual, None for not at all.
         residual: ``[B, H, N, D]`` floating point, for either rule; or e4m3 of finite numbers.
         residual_scale: float32 ``[B, H, N]``, by which the rows of a residual in e4m3 are
@@ -64,16 +60,10 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         shares_device: whether other kernels run beside, which exchange tensors with other GPUs.
             Then no program of this one waits for the multiprocessors that those occupy, with work
             of its own that others could do.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
-            run.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept
         columns ``[B, H, N]`` in float32 (float64 for float64 inputs).
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit, the rule is unknown or lacks a tensor, or
-            the forced backend cannot run.
     """
 
     indices: torch.Tensor
@@ -99,27 +89,26 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rule do not fit."""
-        self.check_attention(OP)
-        check_block_size(OP, block_size_q=self.block_size_q)
+        self.check_attention()
+        check_block_size(block_size_q=self.block_size_q)
         indices = self.indices
         lists = (*self.query.shape[:2], block_count(self.query.shape[2], self.block_size_q))
-        check_dtype(OP, "indices", indices, torch.int32)
-        check_dtype(OP, "counts", self.counts, torch.int32)
+        check_dtype("indices", indices, torch.int32)
         if indices.dim() != 4:
-            raise ValueError(f"{OP}: indices must be [B, H, G, K], got {list(indices.shape)}")
-        check_shape(OP, "indices", indices, (*lists, indices.shape[3]))
-        check_shape(OP, "counts", self.counts, lists)
+            raise ValueError(f"indices must be [B, H, G, K], got {list(indices.shape)}")
+        check_shape("indices", indices, (*lists, indices.shape[3]))
+        check_shape("counts", self.counts, lists, torch.int32)
         rule = self.delta_rule
         if rule not in CACHED:
-            raise ValueError(f"{OP}: delta_rule must be merge, difference or None, got {rule!r}")
+            raise ValueError(f"delta_rule must be merge, difference or None, got {rule!r}")
         for name in CACHED[rule]:
             tensor = getattr(self, name)
             if tensor is None:
                 needed = ", ".join(CACHED[rule])
-                raise ValueError(f"{OP}: delta_rule {rule!r} needs {needed}; {name} is None")
+                raise ValueError(f"delta_rule {rule!r} needs {needed}; {name} is None")
             if not (name == "residual" and tensor.dtype == FP8):
-                check_floating(OP, **{name: tensor})
-            check_shape(OP, name, tensor, self.query.shape[: 4 if name == "residual" else 3])
+                check_floating(**{name: tensor})
+            check_shape(name, tensor, self.query.shape[: 4 if name == "residual" else 3])
         if rule is not None:
             self._check_scale()
 
@@ -128,12 +117,11 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         scale = self.residual_scale
         if (scale is not None) != (self.residual.dtype == FP8):
             raise ValueError(
-                f"{OP}: residual_scale belongs to a residual in {FP8}; got one of "
+                f"residual_scale belongs to a residual in {FP8}; got one of "
                 f"{self.residual.dtype} {'without' if scale is None else 'with'} it"
             )
         if scale is not None:
-            check_shape(OP, "residual_scale", scale, self.query.shape[:3])
-            check_dtype(OP, "residual_scale", scale, torch.float32)
+            check_shape("residual_scale", scale, self.query.shape[:3], torch.float32)
 
     @property
     def residual_rounding(self) -> torch.dtype:

@@ -10,8 +10,6 @@ both to the reference.
 The tile that the count leaves partly filled comes first: it is the only one that needs a mask.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -39,25 +37,15 @@ MERGE = gl.constexpr(RULES["merge"])
 
 @dataclass(frozen=True)
 class Config:
-    """The build of a thread block.
+    """The build of a thread block; registers are those of a thread."""
 
-    Attributes:
-        consumers: warpgroups of 64 query rows.
-        tile: kept columns per tile.
-        stages: tiles of keys, and of values, in flight.
-        consumer_registers: per thread.
-        producer_registers: per thread.
-        producer_warps: warps that gather.
-        blocks_per_sm: resident thread blocks that shared memory and registers allow.
-    """
-
-    consumers: int
-    tile: int
-    stages: int
+    consumers: int  # warpgroups of 64 query rows
+    tile: int  # kept columns per tile
+    stages: int  # tiles of keys, and of values, in flight
     consumer_registers: int
     producer_registers: int
-    producer_warps: int
-    blocks_per_sm: int
+    producer_warps: int  # warps that gather
+    blocks_per_sm: int  # resident thread blocks that shared memory and registers allow
 
 
 # By head size and query rows per item; benchmarks/notes/column_sparse_attention.md has the log.

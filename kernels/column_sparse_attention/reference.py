@@ -1,27 +1,19 @@
-"""Definition of `column_sparse_attention` and of the two delta rules of attention."""
+"""Definition of `column_sparse_attention` and of the two delta rules."""
 
 from __future__ import annotations
 
 import torch
 
-from chipsparse.kernels.checks import (
-    compute_dtype,
-    ranges,
-    tile_bytes,
-)
+from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.softmax import softmax_with_lse
+from chipsparse.kernels.dense_attention.reference import softmax_with_lse
 
 # A log-sum-exp of some tens is exact to that many units of its dtype, and so is the kept mass.
 LSE_ROUNDING = 64
 
 
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run a checked `ColumnSparseAttention`.
-
-    Holds fp32 keys, values, scores and weights of so many bytes at a time; one block of one head is
-    the least.
-    """
+    """Run a checked `ColumnSparseAttention`, as many blocks of heads at a time as fit a tile."""
     query, key, value, indices, counts = call.query, call.key, call.value, call.indices, call.counts
     block_size_q = call.block_size_q
     batch, heads, rows, head_dim = query.shape
@@ -68,7 +60,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     if call.residual_scale is not None:
         residual = residual.to(dtype) * call.residual_scale.unsqueeze(-1)
     if call.delta_rule == "difference":
-        output = apply_difference(output, residual)
+        output = output + residual
     else:
         assert call.lse_dense is not None
         assert call.kept_mass is not None
@@ -83,19 +75,6 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     return output.to(query.dtype), lse
 
 
-def apply_difference(kept: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """The ``difference`` rule: the cached rest of the output plus the attention over kept columns.
-
-    Args:
-        kept: A, ``[..., D]`` float32.
-        residual: ``o - A`` of the refresh, ``[..., D]``.
-
-    Returns:
-        ``[..., D]`` float32.
-    """
-    return kept + residual
-
-
 def apply_merge(
     kept: torch.Tensor,
     kept_lse: torch.Tensor,
@@ -103,30 +82,16 @@ def apply_merge(
     lse_dense: torch.Tensor,
     kept_mass: torch.Tensor,
     *,
-    rounding: float | None = None,
+    rounding: float,
 ) -> torch.Tensor:
-    """The ``merge`` rule: kept and dropped columns, weighed by their softmax mass.
+    """The ``merge`` rule of `ColumnSparseAttention`, for A ``[..., D]`` and what it names.
 
-    ``(a A + u) / (a + 1 - w)`` with ``a = exp(t)``, ``t = kept_lse - lse_dense``. Where ``t > 0``
-    both parts are divided by ``a``, so no exponential exceeds 1, and the denominator is at least
-    ``min(1, 1 - w)``. Where ``1 - w`` is within the rounding of the residual or of w nothing was
-    dropped: the result is A, not the ratio of two rounding errors.
-
-    Args:
-        kept: A, ``[..., D]`` float32.
-        kept_lse: log-sum-exp over the kept columns now, ``[...]`` float32; -inf for none.
-        residual: u = ``o - w A`` of the refresh, ``[..., D]``.
-        lse_dense: log-sum-exp over all columns at the refresh, ``[...]`` float32.
-        kept_mass: w, share of the softmax mass on the kept columns at the refresh, ``[...]``.
-        rounding: up to here ``1 - w`` is a rounding error; None for `merge_rounding` of the dtypes.
-
-    Returns:
-        ``[..., D]`` float32.
+    Where ``t = kept_lse - lse_dense`` is above 0 both parts of the ratio are divided by ``exp(t)``,
+    so no exponential exceeds 1, and the denominator is at least ``min(1, 1 - w)``. Where ``1 - w``
+    is at most ``rounding`` the result is A, not the ratio of two rounding errors.
     """
     shift = (kept_lse - lse_dense).unsqueeze(-1)
     dropped_mass = (1 - kept_mass.to(kept.dtype)).unsqueeze(-1)
-    if rounding is None:
-        rounding = merge_rounding(residual.dtype, kept.dtype)
     nothing_dropped = dropped_mass <= rounding
     kept_weight = shift.clamp(max=0).exp_()
     dropped_weight = (-shift).clamp_(max=0).exp_()
@@ -147,21 +112,12 @@ def _pack_rows(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    counts: torch.Tensor | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, counts: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention within each block; a block whose count is 0 gets 0 and a log-sum-exp of -inf.
+    """Output ``[G, R, D]`` and log-sum-exp ``[G, R]`` of each block; 0 and -inf without an entry.
 
-    Args:
-        query: ``[G, R, D]``, scaled.
-        key: ``[G, K, D]``, as is value.
-        value: as key.
-        counts: ``[G]``, or None where all K entries count.
-
-    Returns:
-        The output ``[G, R, D]`` and the log-sum-exp ``[G, R]``.
+    The query ``[G, R, D]`` is scaled, key and value are ``[G, K, D]``; without counts all K
+    entries count.
     """
     if key.shape[1] == 0:
         return torch.zeros_like(query), query.new_full(query.shape[:2], -torch.inf)

@@ -5,8 +5,6 @@ value rows are gathered straight into tiles; nothing is packed in global memory.
 tile live only in registers, so no memory is needed besides the results.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import math

@@ -28,12 +28,7 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     The log-sum-exp of a row is ``log Σ_j exp(scale · q_i · k_j)``, the softmax constant that
     FlashAttention (Dao et al., 2022) keeps for its backward pass.
 
-    Args:
-        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64; any strides, such as a view of
-            ``[B, N, H, D]``.
-        key: ``[B, H, M, D]``, dtype and device of query.
-        value: ``[B, H, M, D]``, likewise.
-        scale: factor of the scores; None for ``D ** -0.5``.
+    Args (and those of `AttentionCall`):
         kernels: measures which library kernel is fastest for tensors of this kind, once, with the
             host waiting, and remembers it; None takes the first that can run.
         backend: forces ``gluon`` (ours, on Hopper), ``library`` (cuDNN, flash or memory-efficient
@@ -43,9 +38,6 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp ``[B, H, N]`` in
         float32 (float64 for float64 inputs).
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
 
     _: KW_ONLY
@@ -53,7 +45,7 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
-        self.check_attention(OP)
+        self.check_attention()
 
 
 def faster_than_the_library(

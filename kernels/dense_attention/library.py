@@ -34,12 +34,12 @@ def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `DenseAttention`; `unsupported_reason` must be None."""
     query, key, value, kernels = call.query, call.key, call.value, call.kernels
     runs = {
-        name: functools.partial(KERNELS[name], query, key, value, call.softmax_scale)
+        name: functools.partial(KERNELS[name], query, key, value, scale=call.softmax_scale)
         for name in usable_kernels(query, key, value)
     }
     assert runs
     name = next(iter(runs)) if kernels is None else kernels.pick(runs, query, key, value)
-    output, lse = runs[name]()
+    output, lse, *_ = runs[name]()
     # The log-sum-exp comes padded to a multiple of 32 rows (memory-efficient) or with a trailing
     # dimension of one (cuDNN).
     lse = lse.squeeze(-1) if lse.dim() == 4 else lse
@@ -62,38 +62,14 @@ def usable_kernels(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
     return tuple(name for name, can_run in usable.items() if can_run)
 
 
-Attended = tuple[torch.Tensor, torch.Tensor]
-
-
-def _cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Attended:
-    output, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
-    return output, lse
-
-
-def _cudnn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Attended:
-    output, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+# Each gives the output, the log-sum-exp, and more. Two are told: no bias, and keep the log-sum-exp.
+KERNELS: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {
+    "cpu": aten._scaled_dot_product_flash_attention_for_cpu,
+    "cudnn": lambda query, key, value, *, scale: aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, True, scale=scale
-    )
-    return output, lse
-
-
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Attended:
-    output, lse, *_ = aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)
-    return output, lse
-
-
-def _efficient(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> Attended:
-    output, lse, *_ = aten._scaled_dot_product_efficient_attention(
+    ),
+    "flash": aten._scaled_dot_product_flash_attention,
+    "efficient": lambda query, key, value, *, scale: aten._scaled_dot_product_efficient_attention(
         query, key, value, None, True, scale=scale
-    )
-    return output, lse
-
-
-KERNELS: dict[str, Callable[..., Attended]] = {
-    "cpu": _cpu,
-    "cudnn": _cudnn,
-    "flash": _flash,
-    "efficient": _efficient,
+    ),
 }

@@ -35,36 +35,25 @@ def cuda_milliseconds(run: Launch, device: torch.device) -> float:
 
 
 class FastestKernel:
-    """Measures kernels on the tensors themselves and remembers the times of every kind of them.
+    """Measures kernels on the tensors themselves and remembers the ``times`` of every kind of them.
 
     Tensors are of one kind if devices, dtypes, shapes and strides are the same. Whoever runs many
     steps owns one (`chipsparse.session.Session` does), so that all of them use the same kernel: two
     kernels differ in rounding. So that another instance picks the same, near ties go to the one
     that comes first.
-
-    Args:
-        milliseconds: measures a launch on a device.
-
-    Attributes:
-        times: milliseconds of each kernel, by kind of tensors.
     """
 
     def __init__(
         self, milliseconds: Callable[[Launch, torch.device], float] = cuda_milliseconds
     ) -> None:
-        self.times: dict[Hashable, dict[str, float]] = {}
+        self.times: dict[Hashable, dict[str, float]] = {}  # milliseconds, by kind and kernel
         self._milliseconds = milliseconds
 
     def pick(self, kernels: Mapping[str, Launch], *tensors: torch.Tensor) -> str:
         """The name of the fastest kernel for these tensors; the first one of about as fast ones.
 
-        Args:
-            kernels: launches by name, at least one, in order of preference.
-            tensors: what they are launched on.
-
-        Returns:
-            The name. Where nothing was measured yet and nothing may be, as a CUDA graph is being
-            captured, the first one.
+        Kernels are launches by name, at least one, in order of preference. Where nothing was
+        measured yet and nothing may be, as a CUDA graph is being captured, it is the first one.
         """
         device = tensors[0].device
         kind = tuple((t.device, t.dtype, tuple(t.shape), t.stride()) for t in tensors)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from chipsparse.kernels.checks import (
-    compute_dtype,
-    ranges,
-    tile_bytes,
-)
+from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.dense_attention import DenseAttention
-from chipsparse.kernels.softmax import softmax_with_lse
 
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,3 +23,10 @@ def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
         weights, lse[:, :, first:last] = softmax_with_lse(scores)
         output[:, :, first:last] = weights @ value
     return output, lse
+
+
+def softmax_with_lse(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax over the last dimension, and the natural log-sum-exp; a row of -inf gives NaN."""
+    weights = torch.softmax(scores, dim=-1)
+    # The largest weight of a row is exp(max - lse): no second exponential of every score.
+    return weights, scores.amax(-1) - weights.amax(-1).log_()

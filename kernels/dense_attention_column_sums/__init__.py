@@ -23,26 +23,17 @@ class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, t
     ``column_sums[b, h, g, j] = Σ_{i in block g} exp(s_ij - lse_previous_i)``.
     The output and its log-sum-exp never depend on ``lse_previous``.
 
-    Args:
-        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
-        key: ``[B, H, M, D]``, dtype and device of query.
-        value: ``[B, H, M, D]``, likewise.
+    Args (and those of `AttentionCall`):
         lse_previous: ``[B, H, N]`` natural log-sum-exp per row. Where it lies more than 80 below
             the row's log-sum-exp now, weights are limited, and only finite sums are promised: a
             kernel limits them by the largest score that it has seen, tile by tile. NaN gives NaN
             sums in its block alone.
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
-        scale: factor of the scores; None for ``D ** -0.5``.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
-            run.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, the log-sum-exp ``[B, H, N]`` in float32
         (float64 for float64 inputs) and the column sums ``[B, H, G, M]`` in query's dtype, but in
         bf16 for fp16 inputs, whose range is too small: columns are only ranked by them.
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
 
     lse_previous: torch.Tensor
@@ -51,9 +42,9 @@ class DenseAttentionColumnSums(AttentionCall[tuple[torch.Tensor, torch.Tensor, t
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
-        self.check_attention(OP)
-        check_block_size(OP, block_size_q=self.block_size_q)
-        check_shape(OP, "lse_previous", self.lse_previous, tuple(self.query.shape[:3]))
+        self.check_attention()
+        check_block_size(block_size_q=self.block_size_q)
+        check_shape("lse_previous", self.lse_previous, tuple(self.query.shape[:3]))
 
 
 dense_attention_column_sums = Operation(

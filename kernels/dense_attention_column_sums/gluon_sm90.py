@@ -12,8 +12,6 @@ that load and attend in 8 bits.
 The last tile of keys, which may be ragged, comes first: it is the only one that needs a mask.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch
@@ -309,15 +307,8 @@ def _launch(
 
     Blocks of more than 128 rows are summed in parts of 64 or 128 rows, which are added afterwards.
 
-    Args:
-        query: ``[B, H, N, D]``, 16-bit or int8.
-        key: ``[B, H, M, D]``, likewise.
-        value: ``[B, H, M, D]``, or e4m3 ``[B, H, D, M']``.
-        lse_previous: ``[B, H, N]``, or None.
-        block_size_q: query rows of a block.
-        scale: positive factor of 16-bit scores.
-        factors: those of numbers in 8 bits; see `Fp8Attention.factors`.
-        dtype: of the output; None for the query's.
+    Numbers in 16 bits have a positive ``scale`` of the scores. Those in 8 bits, with the value
+    ``[B, H, D, M']``, have the ``factors`` of `Fp8Attention` and the ``dtype`` of their output.
     """
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device

@@ -6,14 +6,9 @@ from itertools import product
 
 import torch
 
-from chipsparse.kernels.checks import (
-    block_chunks,
-    block_count,
-    compute_dtype,
-    tile_bytes,
-)
+from chipsparse.kernels.checks import block_chunks, block_count, compute_dtype, tile_bytes
+from chipsparse.kernels.dense_attention.reference import softmax_with_lse
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
-from chipsparse.kernels.softmax import softmax_with_lse
 
 # exp(80) times the rows of a block stays within float32.
 LARGEST_EXPONENT = 80.0
@@ -22,11 +17,7 @@ LARGEST_EXPONENT = 80.0
 def dense_attention_column_sums(
     call: DenseAttentionColumnSums,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run a checked `DenseAttentionColumnSums`.
-
-    Holds scores and weights of so many bytes at a time, one block of one head at least, and a copy
-    of one head's keys and values where they are not fp32.
-    """
+    """Run a checked `DenseAttentionColumnSums`."""
     query, key, value, block_size_q = call.query, call.key, call.value, call.block_size_q
     batch, heads, rows, _ = query.shape
     columns, blocks = key.shape[2], block_count(rows, block_size_q)

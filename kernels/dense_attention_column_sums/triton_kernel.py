@@ -12,8 +12,6 @@ explains the levels that its weights are relative to, and why no product is adde
 cores. The keys of a tile are then read in the order in which the values are stored.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import math
@@ -62,11 +60,7 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 def dense_attention_column_sums(
     call: DenseAttentionColumnSums, *, config: str | None = None, with_column_sums: bool = True
 ) -> Result:
-    """Run a checked `DenseAttentionColumnSums`; ``config`` names one of `CONFIGS`.
-
-    Without ``with_column_sums`` the kernel is plain attention, to show that the rest stays the
-    same.
-    """
+    """Run a checked `DenseAttentionColumnSums`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
     return _launch(
         query,
@@ -120,16 +114,8 @@ def _launch(
     A block of more rows than a tile gets sums per tile in float32, added in a fixed order; as
     many blocks are done at a time as `TRANSIENT_BYTES` has room for.
 
-    Args:
-        query: ``[B, H, N, D]``, 16-bit or int8.
-        key: ``[B, H, M, D]``, likewise.
-        value: ``[B, H, M, D]``, or e4m3 ``[B, H, D, M']``.
-        lse_previous: ``[B, H, N]``, or None.
-        block_size_q: query rows of a block.
-        options: one of `CONFIGS`.
-        scale: positive factor of 16-bit scores.
-        factors: those of numbers in 8 bits; see `Fp8Attention.factors`.
-        dtype: of the output; None for the query's.
+    Numbers in 16 bits have a positive ``scale`` of the scores. Those in 8 bits, with the value
+    ``[B, H, D, M']``, have the ``factors`` of `Fp8Attention` and the ``dtype`` of their output.
     """
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device

@@ -34,16 +34,11 @@ class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | No
         lse_previous: ``[B, H, N]`` natural log-sum-exp per row, for column sums; see
             `DenseAttentionColumnSums`. None: no sums.
         block_size_q: R, query rows per block of the sums; the last one may be ragged.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that can
-            run.
 
     Returns:
         The output ``[B, H, N, D]`` in the dtype of what was quantized, the log-sum-exp
         ``[B, H, N]`` in float32, and the column sums ``[B, H, G, M]``, G = ceil(N / R), in bf16
         (float32 where no 16-bit tensors were quantized), or None.
-
-    Raises:
-        ValueError: shapes do not fit, or the forced backend cannot run.
     """
 
     tensors: Fp8Attention
@@ -53,10 +48,10 @@ class Fp8DenseAttention(Call[tuple[torch.Tensor, torch.Tensor, torch.Tensor | No
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes do not fit."""
-        check_block_size(OP, block_size_q=self.block_size_q)
+        check_block_size(block_size_q=self.block_size_q)
         if self.lse_previous is not None:
             rows = tuple(self.tensors.query.shape[:3])
-            check_shape(OP, "lse_previous", self.lse_previous, rows)
+            check_shape("lse_previous", self.lse_previous, rows)
 
 
 fp8_dense_attention = Operation(

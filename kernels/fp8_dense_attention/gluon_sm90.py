@@ -15,8 +15,6 @@
   is.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from triton.experimental import gluon

@@ -41,7 +41,9 @@ def fp8_dense_attention(
             largest = scores.amax(-1, keepdim=True)
             weights = (scores - largest).exp_()
             total = weights.sum(-1, keepdim=True)
-            attended = rounded_weights(weights) @ value / total
+            # Rounded as they are multiplied, relative to the largest.
+            rounded = (weights * 2**WEIGHT_BITS).to(FP8).float().mul_(2**-WEIGHT_BITS)
+            attended = rounded @ value / total
             output[some] = attended * tensors.value_scale[head] + tensors.value_mean[head]
             lse[some] = (largest + total.log()).squeeze(-1) + tensors.row_shift[some]
             if sums is not None:
@@ -52,8 +54,3 @@ def fp8_dense_attention(
                 chunk_sums = torch.bmm(by_block, weights.unflatten(0, chunk.shape))
                 sums[(*head, chunk.blocks)] = chunk_sums.squeeze(1)
     return output, lse, sums
-
-
-def rounded_weights(weights: torch.Tensor) -> torch.Tensor:
-    """Weights of at most 1 in float32, rounded as they are multiplied."""
-    return (weights * 2**WEIGHT_BITS).to(FP8).float().mul_(2**-WEIGHT_BITS)

@@ -25,13 +25,9 @@ class Fp8Dequantization(Call[torch.Tensor]):
         scale: float32 ``[R, 1]``, one for each row (output channel), or ``[1, 1]``, one for all.
         dtype: the dtype of the result: fp16, bf16, fp32 or fp64.
         turned: True makes the columns of the result contiguous instead of its rows.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         ``[R, K]``, a new tensor; where it is turned, the transpose of a contiguous ``[K, R]``.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
     """
 
     data: torch.Tensor
@@ -45,16 +41,16 @@ class Fp8Dequantization(Call[torch.Tensor]):
         data, scale = self.data, self.scale
         if data.dtype != FP8 or data.dim() != 2 or (data.shape[1] > 1 and data.stride(1) != 1):
             raise ValueError(
-                f"{OP}: data must be {FP8} [R, K] with contiguous rows, got {data.dtype} "
+                f"data must be {FP8} [R, K] with contiguous rows, got {data.dtype} "
                 f"{list(data.shape)} with strides {list(data.stride())}"
             )
         if scale.dtype != torch.float32 or scale.shape not in ((data.shape[0], 1), (1, 1)):
             raise ValueError(
-                f"{OP}: scale must be float32 [{data.shape[0]}, 1] or [1, 1], got {scale.dtype} "
+                f"scale must be float32 [{data.shape[0]}, 1] or [1, 1], got {scale.dtype} "
                 f"{list(scale.shape)}"
             )
         if self.dtype not in FLOATING:
-            raise ValueError(f"{OP}: dtype must be a floating point type, got {self.dtype}")
+            raise ValueError(f"dtype must be a floating point type, got {self.dtype}")
 
 
 def _dtype_reason(data: torch.Tensor, dtype: torch.dtype) -> str | None:

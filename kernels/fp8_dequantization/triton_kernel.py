@@ -1,7 +1,5 @@
 """`fp8_dequantization` in Triton: every number is read once and written once."""
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -93,16 +93,8 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
     A query row with NaN or an infinity gets NaN as its factor, a head with such a key in all rows.
     In values both become NaN in their own place, and count in no mean or scale.
 
-    Args:
-        query: ``[B, H, N, D]`` fp16, bf16, fp32 or fp64, of any strides.
-        key: ``[B, H, M, D]``, dtype and device of query.
-        value: ``[B, H, M, D]``, likewise.
+    Args (and those of `AttentionCall`):
         rotate: True rotates queries and keys; D must be a power of two.
-        scale: factor of the scores; None for ``D ** -0.5``.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shapes, dtypes or devices do not fit, or the forced backend cannot run.
     """
 
     _: KW_ONLY
@@ -110,10 +102,10 @@ class Fp8Quantization(AttentionCall[Fp8Attention]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, devices or the rotation do not fit."""
-        self.check_attention(OP)
+        self.check_attention()
         head_dim = self.query.shape[-1]
         if self.rotate and head_dim & (head_dim - 1):
-            raise ValueError(f"{OP}: rotate needs a head size of a power of two, got {head_dim}")
+            raise ValueError(f"rotate needs a head size of a power of two, got {head_dim}")
 
 
 def stored_order(device: torch.device) -> torch.Tensor:
@@ -126,13 +118,11 @@ def stored_order(device: torch.device) -> torch.Tensor:
     return tokens.view(2, 4, 2).transpose(0, 1).flatten()
 
 
-def _no_fp8(query: torch.Tensor, *_: object) -> str | None:
-    return no_fp8_reason(query.device)
-
-
 fp8_quantization = Operation(
     OP,
     Fp8Quantization,
     lambda call: (call.query, call.key, call.value),
-    *triton_or_reference(__name__, OP, attention_unsupported_reason, _no_fp8),
+    *triton_or_reference(
+        __name__, OP, attention_unsupported_reason, lambda query, *_: no_fp8_reason(query.device)
+    ),
 )

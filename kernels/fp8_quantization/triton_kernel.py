@@ -9,8 +9,6 @@ at the end of a chunk alone, scales are multiplied with as their reciprocals, an
 of the tensor cores in the order in which a thread can store them.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

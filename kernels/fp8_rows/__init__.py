@@ -43,10 +43,6 @@ class Fp8RowRounding(Call[Fp8Rows]):
             exceed the row's largest before it saturates. Each doubling costs one of the fifteen
             exponents at the small end.
         turned: True makes ``data[b, :, k]`` contiguous, as `token_layout` says, instead of rows.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shape, dtype or headroom does not fit, or the forced backend cannot run.
     """
 
     rows: torch.Tensor
@@ -66,15 +62,15 @@ class Fp8RowRounding(Call[Fp8Rows]):
     def check(self) -> None:
         """Raises ``ValueError`` where shape, dtype or headroom does not fit."""
         rows, shape = self.rows, "[B, M, K]" if self.turned else "[M, K]"
-        check_floating(OP, rows=rows)
+        check_floating(rows=rows)
         if rows.dim() != (3 if self.turned else 2) or not rows.shape[-1]:
-            raise ValueError(f"{OP}: rows must be {shape}, K of 1 or more, got {list(rows.shape)}")
+            raise ValueError(f"rows must be {shape}, K of 1 or more, got {list(rows.shape)}")
         if not self.turned and rows.shape[1] > 1 and rows.stride(1) != 1:
             raise ValueError(
-                f"{OP}: rows must be contiguous, got [M, K] with strides {list(rows.stride())}"
+                f"rows must be contiguous, got [M, K] with strides {list(rows.stride())}"
             )
         if not 1 <= self.headroom <= 448:
-            raise ValueError(f"{OP}: headroom must be within [1, 448], got {self.headroom}")
+            raise ValueError(f"headroom must be within [1, 448], got {self.headroom}")
 
 
 fp8_rows = Operation(

@@ -8,8 +8,6 @@ them included: sizes of which the compiler does not know that eight divides them
 one by one, eight apart.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from typing import Any

@@ -18,21 +18,17 @@ class PackMask(Call[torch.Tensor]):
 
     Args:
         mask: bool ``[..., M]``.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         uint8 ``[..., ceil(M / 8)]``.
-
-    Raises:
-        ValueError: the mask is not bool or has no dimension, or the forced backend cannot run.
     """
 
     mask: torch.Tensor
 
     def check(self) -> None:
         """Raises ``ValueError`` where the mask is not bool or has no dimension."""
-        check_dtype("pack_mask", "mask", self.mask, torch.bool)
-        _check_dimensions("pack_mask", "mask", self.mask)
+        check_dtype("mask", self.mask, torch.bool)
+        _check_dimensions("mask", self.mask)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,14 +38,9 @@ class UnpackMask(Call[torch.Tensor]):
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         bool ``[..., columns]``.
-
-    Raises:
-        ValueError: the tensor is not packed bits of that many columns, or the forced backend
-            cannot run.
     """
 
     packed: torch.Tensor
@@ -57,7 +48,7 @@ class UnpackMask(Call[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where the tensor is not packed bits of that many columns."""
-        _check_packed("unpack_mask", self.packed, self.columns)
+        _check_packed(self.packed, self.columns)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,18 +61,13 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
     Args:
         packed: uint8 ``[..., ceil(columns / 8)]``.
         columns: M; bits past it are ignored.
-        capacity: K, length of the lists; None for the largest count. On a GPU the caller guarantees
-            that no row keeps more: further columns are cut off, and the counts with them.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+        capacity: K, length of the lists; None for the largest count. Where a row keeps more, the
+            reference on a CPU raises ``ValueError``; on a GPU further columns are cut off, and the
+            counts with them.
 
     Returns:
         indices, int32 ``[..., K]``, and counts, int32 ``[...]``. Entries past a row's count are 0,
         a valid address.
-
-    Raises:
-        ValueError: the tensor is not packed bits of that many columns, the capacity is negative,
-            the reference on a CPU finds more columns than ``capacity``, or the forced backend
-            cannot run.
     """
 
     packed: torch.Tensor
@@ -90,12 +76,10 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
     capacity: int | None = None
 
     def check(self) -> None:
-        """Raises ``ValueError`` for other than packed bits of that many columns, and a capacity."""
-        _check_packed("packed_to_indices", self.packed, self.columns)
+        """Raises ``ValueError`` where the bits are of other columns or the capacity is negative."""
+        _check_packed(self.packed, self.columns)
         if self.capacity is not None and self.capacity < 0:
-            raise ValueError(
-                f"packed_to_indices: capacity must not be negative, got {self.capacity}"
-            )
+            raise ValueError(f"capacity must not be negative, got {self.capacity}")
 
 
 pack_mask = Operation(
@@ -118,16 +102,15 @@ packed_to_indices = Operation(
 )
 
 
-def _check_packed(op: str, packed: torch.Tensor, columns: int) -> None:
-    check_dtype(op, "packed", packed, torch.uint8)
-    _check_dimensions(op, "packed", packed)
+def _check_packed(packed: torch.Tensor, columns: int) -> None:
+    check_dtype("packed", packed, torch.uint8)
+    _check_dimensions("packed", packed)
     if columns < 0 or packed.shape[-1] != -(-columns // 8):
         raise ValueError(
-            f"{op}: {columns} columns take {-(-columns // 8)} bytes a row, "
-            f"packed is {list(packed.shape)}"
+            f"{columns} columns take {-(-columns // 8)} bytes a row, packed is {list(packed.shape)}"
         )
 
 
-def _check_dimensions(op: str, name: str, tensor: torch.Tensor) -> None:
+def _check_dimensions(name: str, tensor: torch.Tensor) -> None:
     if tensor.dim() == 0:
-        raise ValueError(f"{op}: {name} must have at least one dimension")
+        raise ValueError(f"{name} must have at least one dimension")

@@ -5,8 +5,6 @@ is the same on every run. Rows of bits are read as aligned 32-bit words wherever
 word at either end of a row may hold bits of its neighbours, which are cut off.
 """
 
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 from typing import Any

@@ -25,25 +25,14 @@ class NeuronSelection(FirstLayerCall[torch.Tensor]):
     that `mean_preactivations` says. ``mean_cache`` is MUTATED: m' is written for the chosen
     neurons, and all other entries stay bit for bit.
 
-    Args:
-        hidden: ``[B, N, C]`` fp16, bf16, fp32 or fp64.
-        weight: ``[F, C]`` of the first layer, dtype of hidden; read in place and never kept.
-        bias: ``[F]`` or None.
+    Args (and those of `FirstLayerCall`):
         mean_cache: m, ``[B, G, F]`` float32 (or float64), first from `mean_preactivations`.
         keep_count: K, neurons per block; more than F means F. Equal scores go to the lower neuron,
             NaN is the highest score.
-        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
-        gate_bias: ``[F]`` or None.
-        activation: activation function of the gate; not used without one.
-        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
+        activation: not used without a gate.
 
     Returns:
         int32 ``[B, G, K]``, ascending.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, ``keep_count`` is negative, a gate has no
-            activation, or the forced backend cannot run.
     """
 
     mean_cache: torch.Tensor
@@ -52,15 +41,15 @@ class NeuronSelection(FirstLayerCall[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes, the count or the activation do not fit."""
-        op, means = "neuron_selection", self.mean_cache
-        _check_layer(self, op)
+        means = self.mean_cache
+        _check_layer(self)
         if self.keep_count < 0:
-            raise ValueError(f"{op}: keep_count must not be negative, got {self.keep_count}")
+            raise ValueError(f"keep_count must not be negative, got {self.keep_count}")
         if means.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{op}: mean_cache must be float32 or float64, got {means.dtype}")
+            raise ValueError(f"mean_cache must be float32 or float64, got {means.dtype}")
         batch, rows, _ = self.hidden.shape
         blocks = block_count(rows, self.block_size)
-        check_shape(op, "mean_cache", means, (batch, blocks, self.weight.shape[0]))
+        check_shape("mean_cache", means, (batch, blocks, self.weight.shape[0]))
 
 
 @dataclass(slots=True, eq=False)
@@ -69,36 +58,22 @@ class MeanPreactivations(FirstLayerCall[torch.Tensor]):
 
     The layer is linear, so this is the layer on the mean token of the block. With a gate it is
     ``activation(mean_gate) * mean_up``: the activation of the mean token, which stands for the mean
-    activation.
-
-    Args:
-        hidden: ``[B, N, C]`` floating point.
-        weight: ``[F, C]``, dtype of hidden.
-        bias: ``[F]`` or None.
-        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
-        gate_bias: ``[F]`` or None.
-        activation: activation function of the gate; not used without one.
-        block_size: token rows per block; the last may be ragged.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run. The
-            last bits are those of `neuron_selection` with the same backend.
+    activation. Without a gate no activation is needed.
 
     Returns:
-        ``[B, G, F]`` float32 (float64 for float64 inputs).
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, a gate has no activation, or the forced backend
-            cannot run.
+        ``[B, G, F]`` float32 (float64 for float64 inputs). The last bits are those of
+        `neuron_selection` with the same backend.
     """
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
-        _check_layer(self, "mean_preactivations")
+        _check_layer(self)
 
 
-def _check_layer(call: FirstLayerCall[Any], op: str) -> None:
-    call.check_first_layer(op, activated=call.gate_weight is not None)
+def _check_layer(call: FirstLayerCall[Any]) -> None:
+    call.check_first_layer(activated=call.gate_weight is not None)
     if call.hidden.shape[1] == 0:
-        raise ValueError(f"{op}: hidden must be [B, N, C], got {list(call.hidden.shape)}")
+        raise ValueError(f"hidden must be [B, N, C], got {list(call.hidden.shape)}")
 
 
 def _not_for_triton(

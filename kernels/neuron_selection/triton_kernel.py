@@ -7,8 +7,6 @@ one parts the highest from the others; scores compare as their bits do, since no
 few blocks several programs search the same threshold, and each lists its own part of the neurons.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from typing import Any
@@ -102,15 +100,7 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
 
 
 def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Mean token of each block, as two numbers whose sum it is.
-
-    Args:
-        hidden: ``[B, N, C]``.
-        block_size: tokens of a block.
-
-    Returns:
-        ``[2, B, G, C]`` in hidden's dtype, contiguous.
-    """
+    """Mean token of each block, as two numbers whose sum it is: ``[2, B, G, C]``, contiguous."""
     batch, rows, channels = hidden.shape
     blocks = block_count(rows, block_size)
     parts = torch.empty(2, batch, blocks, channels, dtype=hidden.dtype, device=hidden.device)
@@ -142,15 +132,9 @@ def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
 def thin_product(
     parts: torch.Tensor, layer: FirstLayerCall[Any], mean_cache: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The first layer on mean tokens, and how far its results are from the cached ones.
+    """The first layer on `mean_tokens`, and how far it is from a ``mean_cache`` if there is one.
 
-    Args:
-        parts: ``[2, B, G, C]`` of `mean_tokens`.
-        layer: has the weights, and the activation of the gate.
-        mean_cache: float32 ``[B, G, F]``, or None.
-
-    Returns:
-        Means and, given a mean_cache, their absolute differences from it; float32 ``[B, G, F]``.
+    Returns the means and their absolute differences, float32 ``[B, G, F]``.
     """
     _, batch, blocks, channels = parts.shape
     weight, gate_weight, gate_bias = layer.weight, layer.gate_weight, layer.gate_bias

@@ -16,23 +16,20 @@ DIMS = (1, 2)  # tokens and heads of ``[B, N, H, D]``
 MOST_TENSORS = 3
 
 
-def _check_pieces(
-    op: str, tensors: tuple[torch.Tensor, ...], pieces: Sequence[range], dim: int
-) -> None:
+def _check_pieces(tensors: tuple[torch.Tensor, ...], pieces: Sequence[range], dim: int) -> None:
     if dim not in DIMS:
-        raise ValueError(f"{op}: dim must be 1 (tokens) or 2 (heads), got {dim}")
+        raise ValueError(f"dim must be 1 (tokens) or 2 (heads), got {dim}")
     if not 1 <= len(tensors) <= MOST_TENSORS:
-        raise ValueError(f"{op}: takes one to three tensors, got {len(tensors)}")
+        raise ValueError(f"takes one to three tensors, got {len(tensors)}")
     first = tensors[0]
-    check_floating(op, tensors=first)
+    check_floating(tensors=first)
     if first.dim() != 4:
-        raise ValueError(f"{op}: tensors must be [B, N, H, D], got {list(first.shape)}")
+        raise ValueError(f"tensors must be [B, N, H, D], got {list(first.shape)}")
     for tensor in tensors[1:]:
-        check_shape(op, "tensors", tensor, tuple(first.shape))
-        check_dtype(op, "tensors", tensor, first.dtype)
+        check_shape("tensors", tensor, tuple(first.shape), first.dtype)
     for piece in pieces:
         if not 0 <= piece.start <= piece.stop <= first.shape[dim] or piece.step != 1:
-            raise ValueError(f"{op}: {piece} is not within dimension {dim} of {list(first.shape)}")
+            raise ValueError(f"{piece} is not within dimension {dim} of {list(first.shape)}")
 
 
 @dataclass(slots=True, eq=False)
@@ -43,14 +40,10 @@ class PackPieces(Call[torch.Tensor]):
         tensors: one to three of one shape ``[B, N, H, D]`` and dtype, of any strides.
         pieces: the beginning and end of each.
         dim: 1 to cut tokens, 2 to cut heads.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
 
     Returns:
         ``[n]`` with the elements of all tensors: of each piece ``[K, B, N, H, D]`` for K tensors,
         cut, in order.
-
-    Raises:
-        ValueError: shapes, dtypes or pieces do not fit, or the forced backend cannot run.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -60,7 +53,7 @@ class PackPieces(Call[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
-        _check_pieces(PACK, self.tensors, self.pieces, self.dim)
+        _check_pieces(self.tensors, self.pieces, self.dim)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,10 +67,6 @@ class UnpackPieces(Call[None]):
         pieces: the place of each in the tensors.
         dim: 1 for tokens, 2 for heads.
         capacity: tokens or heads that the buffer holds for each piece; None for its own.
-        backend: forces one (``triton``, ``reference``); None takes the first that can run.
-
-    Raises:
-        ValueError: shapes, dtypes or pieces do not fit, or the forced backend cannot run.
     """
 
     buffer: torch.Tensor
@@ -89,19 +78,19 @@ class UnpackPieces(Call[None]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or pieces do not fit."""
-        _check_pieces(UNPACK, self.tensors, self.pieces, self.dim)
-        check_dtype(UNPACK, "buffer", self.buffer, self.tensors[0].dtype)
+        _check_pieces(self.tensors, self.pieces, self.dim)
+        check_dtype("buffer", self.buffer, self.tensors[0].dtype)
         longest = max(map(len, self.pieces), default=0)
         if self.capacity is not None and self.capacity < longest:
-            raise ValueError(f"{UNPACK}: capacity must be at least {longest}, got {self.capacity}")
+            raise ValueError(f"capacity must be at least {longest}, got {self.capacity}")
         wanted = sum(self.capacities()) * self.unit()
         if self.buffer.dim() != 1 or self.buffer.numel() != wanted:
             raise ValueError(
-                f"{UNPACK}: buffer must have {wanted} elements for {list(self.pieces)}, got "
+                f"buffer must have {wanted} elements for {list(self.pieces)}, got "
                 f"{list(self.buffer.shape)}"
             )
         if not self.buffer.is_contiguous():
-            raise ValueError(f"{UNPACK}: buffer must be contiguous")
+            raise ValueError("buffer must be contiguous")
 
     def capacities(self) -> list[int]:
         """The number of tokens or heads that the buffer holds for each piece."""

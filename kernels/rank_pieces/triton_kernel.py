@@ -1,7 +1,5 @@
 """The pieces that processes exchange, copied in one pass; one kernel packs and unpacks."""
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import functools

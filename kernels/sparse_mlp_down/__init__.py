@@ -38,14 +38,10 @@ class SparseMLPDown(Call[torch.Tensor]):
         counts: int32 ``[B, G]``, how many entries of each list count; None for all. Entries of
             delta past the count are ignored.
         block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
 
     Returns:
         A new contiguous ``[B, N, C]`` in delta's dtype: the updated ``output_cache`` as stored,
         plus ``addend`` where given, rounded once.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, or the forced backend cannot run.
     """
 
     delta: torch.Tensor
@@ -60,25 +56,24 @@ class SparseMLPDown(Call[torch.Tensor]):
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
         delta, weight, counts = self.delta, self.weight, self.counts
-        check_floating(OP, delta=delta, output_cache=self.output_cache)
-        check_block_size(OP, block_size=self.block_size)
+        check_floating(delta=delta, output_cache=self.output_cache)
+        check_block_size(block_size=self.block_size)
         if delta.dim() != 3:
-            raise ValueError(f"{OP}: delta must be [B, N, K], got {list(delta.shape)}")
+            raise ValueError(f"delta must be [B, N, K], got {list(delta.shape)}")
         batch, rows, capacity = delta.shape
         blocks = block_count(rows, self.block_size)
         if weight.dim() != 2:
-            raise ValueError(f"{OP}: weight must be [C, F], got {list(weight.shape)}")
+            raise ValueError(f"weight must be [C, F], got {list(weight.shape)}")
         output_shape = (batch, rows, weight.shape[0])
-        check_dtype(OP, "weight", weight, delta.dtype)
-        check_dtype(OP, "neuron_indices", self.neuron_indices, torch.int32)
-        check_shape(OP, "neuron_indices", self.neuron_indices, (batch, blocks, capacity))
-        check_shape(OP, "output_cache", self.output_cache, output_shape)
+        check_dtype("weight", weight, delta.dtype)
+        lists = batch, blocks, capacity
+        check_shape("neuron_indices", self.neuron_indices, lists, torch.int32)
+        check_shape("output_cache", self.output_cache, output_shape)
         if self.addend is not None:
-            check_floating(OP, addend=self.addend)
-            check_shape(OP, "addend", self.addend, output_shape)
+            check_floating(addend=self.addend)
+            check_shape("addend", self.addend, output_shape)
         if counts is not None:
-            check_dtype(OP, "counts", counts, torch.int32)
-            check_shape(OP, "counts", counts, (batch, blocks))
+            check_shape("counts", counts, (batch, blocks), torch.int32)
 
 
 def _not_for_kernels(delta: torch.Tensor, weight: torch.Tensor, block_size: int) -> str | None:

@@ -6,8 +6,6 @@ neurons. The producer warps gather the neurons' rows of the transposed weight wi
 warpgroups own 64 tokens each and add the sums to the cached output, 64 channels at a time.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

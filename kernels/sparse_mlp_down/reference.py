@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from chipsparse.kernels.checks import (
-    block_chunks,
-    compute_dtype,
-    tile_bytes,
-)
+from chipsparse.kernels.checks import block_chunks, compute_dtype, tile_bytes
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 
 

@@ -5,8 +5,6 @@ neuron, and the weights of the listed neurons gathered, as rows of contiguous ch
 cache holds is read once, after the products.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch
@@ -21,8 +19,7 @@ from chipsparse.kernels.triton_blocks import dot, order, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, has_large_shared_memory
 
 # BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of
-# channels, BLOCK_K of neurons. TOGETHER is how many row tiles run one tile of channels before the
-# next tile: their lists are sorted, so they gather nearly the same weights at about the same time.
+# channels, BLOCK_K of neurons.
 SHARED: dict[str, int] = {"BLOCK_M": 128, "num_warps": 8, "TOGETHER": 32}
 LARGE_CONFIG = {**SHARED, "BLOCK_N": 256, "BLOCK_K": 64, "STAGES": 3}
 SMALL_CONFIG = {**SHARED, "BLOCK_N": 128, "BLOCK_K": 32, "STAGES": 4}

@@ -11,7 +11,7 @@ from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count, check_dtype, check_floating, check_shape
 from chipsparse.kernels.dispatch import Backend, Operation, gluon, imported, triton_or_reference
 from chipsparse.kernels.fp8_quantization import FP8
-from chipsparse.kernels.token_layout import is_token_contiguous, rows_are_evenly_spaced
+from chipsparse.kernels.token_layout import is_token_contiguous
 from chipsparse.kernels.triton_support import mlp_unsupported_reason
 
 # How many times the largest activation of its token a later one may be before a cache in FP8
@@ -33,10 +33,7 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
     activations, after the old ones were read; all others stay bit for bit. The change is the one
     between the stored values, so rounding does not add up over the steps.
 
-    Args:
-        hidden: ``[B, N, C]`` fp16, bf16, fp32 or fp64.
-        weight: ``[F, C]``, dtype of hidden; read in place and never kept.
-        bias: ``[F]`` or None.
+    Args (and those of `FirstLayerCall`):
         neuron_indices: int32 ``[B, G, K]``, below F; a list must not repeat a neuron. Entries past
             a block's count must be valid neurons too (0 will do); they are ignored.
         activation_cache: ``[B, N, F]`` floating point, last written activations, of any strides.
@@ -45,19 +42,10 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
             in e4m3, turned, from `fp8_rows`: new activations saturate at 448 times their scale.
         cache_scale: float32 ``[B, N, 1]``, that of each token of a cache in e4m3; else None.
         counts: int32 ``[B, G]``, how many entries of each list count; None for all.
-        activation: activation function, as diffusers names it.
-        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
-        gate_bias: ``[F]`` or None.
-        block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
-        backend: forces one (``gluon``, ``triton``, ``reference``); None takes the first that runs.
 
     Returns:
         New minus old activation of the listed neurons, ``[B, N, K]`` in hidden's dtype; 0 past the
         count. Its tokens are contiguous where those of the cache are, as `token_layout` says.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, the activation is unknown, or the forced backend
-            cannot run.
     """
 
     neuron_indices: torch.Tensor
@@ -68,35 +56,26 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
-        op, indices, cache = "sparse_mlp_up", self.neuron_indices, self.activation_cache
-        self.check_first_layer(op, activated=True)
+        indices, cache = self.neuron_indices, self.activation_cache
+        self.check_first_layer(activated=True)
         batch, rows, _ = self.hidden.shape
         if self.cache_scale is None:
-            check_floating(op, activation_cache=cache)
+            check_floating(activation_cache=cache)
         else:
-            check_dtype(op, "activation_cache", cache, FP8)
-            check_dtype(op, "cache_scale", self.cache_scale, torch.float32)
-            check_shape(op, "cache_scale", self.cache_scale, (batch, rows, 1))
+            check_dtype("activation_cache", cache, FP8)
+            check_shape("cache_scale", self.cache_scale, (batch, rows, 1), torch.float32)
         lists = (batch, block_count(rows, self.block_size))
-        check_dtype(op, "neuron_indices", indices, torch.int32)
-        check_shape(op, "neuron_indices", indices, (*lists, *indices.shape[-1:]))
-        check_shape(op, "activation_cache", cache, (batch, rows, self.weight.shape[0]))
+        check_shape("neuron_indices", indices, (*lists, *indices.shape[-1:]), torch.int32)
+        check_shape("activation_cache", cache, (batch, rows, self.weight.shape[0]))
         if self.counts is not None:
-            check_dtype(op, "counts", self.counts, torch.int32)
-            check_shape(op, "counts", self.counts, lists)
+            check_shape("counts", self.counts, lists, torch.int32)
 
 
 @dataclass(slots=True, eq=False)
 class DenseActivation(FirstLayerCall[torch.Tensor]):
     """The activations of all neurons, as a dense step computes and caches them.
 
-    Args:
-        hidden: ``[B, N, C]`` fp16, bf16, fp32 or fp64.
-        weight: ``[F, C]``, dtype of hidden.
-        bias: ``[F]`` or None.
-        activation: activation function, as diffusers names it.
-        gate_weight: ``[F, C]``, dtype of hidden, or None for an MLP without a gate.
-        gate_bias: ``[F]`` or None.
+    Args (and those of `FirstLayerCall`):
         block_size: token rows per block of the sparse steps that follow.
         backend: the backend of those steps (``gluon``, ``triton``, ``reference``); None for the one
             that `sparse_mlp_up` would take; ``library`` where none follow, for what PyTorch does
@@ -105,15 +84,11 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
     Returns:
         ``[B, N, F]`` in hidden's dtype, in the strides which that backend wants: contiguous for the
         reference and the library, else with contiguous tokens, as `token_layout` says.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit, the activation is unknown, or the forced backend
-            cannot run.
     """
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
-        self.check_first_layer("dense_activation", activated=True)
+        self.check_first_layer(activated=True)
 
 
 def _cache_reason(
@@ -140,7 +115,8 @@ def _not_for_gluon(
         return "written for caches in 16 or 32 bits, got e4m3"
     if block_size != 128:
         return f"needs blocks of 128 rows, got {block_size}"
-    if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not rows_are_evenly_spaced(hidden)):
+    one_distance = hidden.stride(0) == hidden.shape[1] * hidden.stride(1)
+    if hidden.data_ptr() % 16 or (hidden.shape[0] > 1 and not one_distance):
         return "needs hidden at a multiple of 16 bytes and its rows at one distance over the batch"
     return None
 

@@ -7,8 +7,6 @@ the activations to the caches' layout, tokens contiguous, 64 neurons at a time, 
 new values and changes move 16 bytes at once.
 """
 
-# Gluon reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -10,7 +10,7 @@ from chipsparse.kernels.checks import block_chunks, compute_dtype, tile_bytes
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.fp8_rows.reference import rounded
 from chipsparse.kernels.sparse_mlp_up import DenseActivation, SparseMLPUp
-from chipsparse.kernels.token_layout import empty_laid_out_as
+from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_contiguous
 
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
@@ -22,7 +22,10 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     dtype = compute_dtype(hidden)
-    delta = empty_laid_out_as(activation_cache, capacity, dtype=hidden.dtype)
+    if is_token_contiguous(activation_cache):
+        delta = empty_token_contiguous(hidden, batch, rows, capacity)
+    else:
+        delta = hidden.new_empty(batch, rows, capacity)
     if capacity == 0:
         return delta
     block_bytes = (channels + 3 * block_size) * capacity * dtype.itemsize

@@ -5,8 +5,6 @@ the tile are gathered straight from the layer's weight. In the cache the tokens 
 contiguous, so the tile meets it with neurons as its rows: the product is taken that way, or turned.
 """
 
-# Triton reads the annotations of a kernel in its own way.
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch
@@ -38,9 +36,7 @@ def _config(device: torch.device, *, gated: bool, in_fp8: bool) -> dict[str, int
     """Return the tiles for this device.
 
     BLOCK_M is the largest tile of token rows (smaller blocks take smaller ones), BLOCK_N of
-    neurons, BLOCK_K of channels. TOGETHER is how many row tiles run one tile of neurons before the
-    next tile: their lists are sorted, so they gather nearly the same weight rows, from the level 2
-    cache. TURNED products have tokens as their rows.
+    neurons, BLOCK_K of channels. TURNED products have tokens as their rows.
     """
     # A gate has a second tile of weights and sums, and to round to FP8 takes registers.
     config = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "TOGETHER": 32, "TURNED": False}
