@@ -13,8 +13,8 @@ PACKAGE = ROOT / "chipsparse"
 FOLDERS = ("kernels", "pipelines", "experiments", "cli")
 MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied often
 # Ceilings: a commit may lower them, none may raise them.
-MOST_SOURCE_LINES = 44_456
-MOST_TEST_SHARE = 0.7024
+MOST_SOURCE_LINES = 43_480
+MOST_TEST_SHARE = 0.6945
 SOURCE_FOLDERS = ("chipsparse", "kernels", "pipelines", "cli", "benchmarks", "experiments")
 
 # Each room may import itself and those before it, at once, in a function or for types alone.
