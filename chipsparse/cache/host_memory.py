@@ -48,17 +48,14 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, in use and spare."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare))
 
     @property
     def pinned_bytes(self) -> int:
-        """The same of the pinned ones."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare) if block.pinned)
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of blocks in use."""
         return sum(block.memory.numel() for block in self._in_use)
 
     @property
@@ -89,7 +86,6 @@ class HostMemory:
         self._spare.append(block)
 
     def free_spare(self) -> None:
-        """Gives spare blocks back to the system."""
         self._spare.clear()
 
     def _pin(self, block: HostBlock, notify: Callable[[str], None]) -> None:

@@ -150,10 +150,7 @@ class OffloadPool:
             ]
 
     def reset(self) -> None:
-        """Forget all tensors and free the slots; wait for copies under way.
-
-        The host memory is kept for the next generation.
-        """
+        """Forget all tensors and free the slots, once copies are done; keep the host memory."""
         opened, self._opened = self._opened, _Opened()
         try:
             if opened.blocks:
@@ -172,7 +169,6 @@ class OffloadPool:
             raise
 
     def close(self) -> None:
-        """Reset the pool, and give the host memory back to the system."""
         self.reset()
         self.host.free_spare()
 
@@ -195,12 +191,10 @@ class OffloadPool:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all stored tensors."""
         places = self._opened.places.values()
         return sum(form.nbytes for place in places for form in place.forms.values())
 
     def drop(self, key: Key) -> None:
-        """Give up the place of a part's tensors, if it has one."""
         self._opened.places.pop(key, None)
 
     def __contains__(self, key: Key) -> bool:
@@ -208,7 +202,6 @@ class OffloadPool:
         return key in self._opened.places
 
     def has(self, key: Key, kind: str) -> bool:
-        """Return True where a tensor was stored."""
         place = self._opened.places.get(key)
         return place is not None and kind in place.forms
 

@@ -127,8 +127,7 @@ class MLPCache(PartCache):
 
     part = "mlp"
 
-    # Mean pre-activation of every token block when its neuron was last computed, float32 `[B, G,
-    # F]`.
+    # Mean pre-activation of a token block when its neuron was last computed, float32 `[B, G, F]`.
     mean: torch.Tensor | None = kept("token blocks", "neurons", rewritten=True)
     # The layer's output, `[B, N, C]`.
     output: torch.Tensor | None = kept("tokens", "channels", numbers="model", rewritten=True)
@@ -148,10 +147,7 @@ class LayerCache:
         self.mlp = MLPCache(in_fp8)
 
     def nbytes(self) -> int:
-        """Return the bytes of all tensors on the device, each storage counted once.
-
-        The lists of columns do not count.
-        """
+        """Return the bytes on the device, each storage once; without the lists of columns."""
         tensors = [*self.attention.on_device().values(), *self.mlp.on_device().values()]
         if isinstance(self.attention.kept_fraction, torch.Tensor):
             tensors.append(self.attention.kept_fraction)

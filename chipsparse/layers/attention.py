@@ -76,24 +76,16 @@ class AttentionLayer:
 
     def __call__(
         self,
-        state: StepState | None,
-        query: torch.Tensor,
+        state: StepState | None,  # of the open call; None where there is none
+        query: torch.Tensor,  # `[B, H, N, D]`, as are key, value and the result
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        scale: float | None,
-        unpatched: Unpatched,
-        turns: HeadTurns | None = None,
+        scale: float | None,  # factor of the scores, None for `D ** -0.5`
+        unpatched: Unpatched,  # attention as the model would compute it without chipsparse
+        turns: HeadTurns | None = None,  # brings query, key and value; only sizes are known before
     ) -> torch.Tensor:
-        """Attention as the open call wants it; rows that the layout wants exact see all columns.
-
-        Args:
-            state: of the open call; None where there is none.
-            query: ``[B, H, N, D]``, as are key, value and the result.
-            scale: factor of the scores, None for ``D ** -0.5``.
-            unpatched: computes query, key, value and scale as the model would without chipsparse.
-            turns: brings query, key and value, of which only the sizes are known before.
-        """
+        """Attention as the open call wants it; rows that the layout wants exact see all columns."""
         shared = self._shared
         if state is None:
             _receive(turns)
@@ -149,7 +141,6 @@ class AttentionLayer:
             return torch.cat([seen, output.transpose(1, 2)], dim=1).transpose(1, 2)
 
     def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
-        """The backends of all operations on tensors of this kind, chosen and reported once."""
         config = self._shared.config
         return self._shared.recorder.choices(
             ("attention", *kind_of(*inputs.tensors)),

@@ -122,13 +122,10 @@ class ColumnBudgets:
 
 
 def static_bits(columns: Any) -> frozenbitarray:
-    """One bit for each column, in order; the packed bits of the kernels, ``endian="little"``.
+    """Return a bit for each column, in order, as the kernels pack them: ``endian="little"``.
 
-    Args:
-        columns: a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools.
-
-    Raises:
-        ValueError: it is something else, or has no column.
+    Takes a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools. Raises
+    `ValueError` for anything else, or where there is no column.
     """
     if isinstance(columns, torch.Tensor):
         columns = columns.detach().cpu().numpy()

@@ -28,11 +28,9 @@ class AttentionInputs:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value."""
         return self.query, self.key, self.value
 
     def of_heads(self, heads: slice) -> AttentionInputs:
-        """The same of some heads."""
         query, key, value = (tensor[:, heads] for tensor in self.tensors)
         return replace(self, query=query, key=key, value=value)
 
@@ -61,8 +59,7 @@ class AttentionInputs:
 def fp8_choices(inputs: AttentionInputs, *, block_size_q: int) -> dict[str, Choice]:
     """The backend of each operation that full attention in 8 bits takes.
 
-    Raises:
-        ConfigError: there is none on this GPU or for these tensors but the references.
+    Raises `ConfigError` where there is none on this GPU or for these tensors but the references.
     """
     query, backend = inputs.query, inputs.backend
     of_blocks = query, query.dtype, block_size_q

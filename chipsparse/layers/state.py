@@ -71,7 +71,6 @@ class StepState:
 
     @property
     def branch(self) -> str:
-        """The guidance branch of the call."""
         return self.context.branch
 
 

@@ -34,11 +34,8 @@ class _BrokenExchangeError(RuntimeError):
 class Peers:
     """The processes of one generation, as one of them sees the others.
 
-    Every process makes these objects in the same order, and the same calls of each.
-
-    Args:
-        ranks: global ranks of all of them, in order; this process is one.
-        timeout_s: how long one waits for the others.
+    They are given as global ranks, in order, this process among them. Every process makes these
+    objects in the same order, and the same calls of each.
     """
 
     def __init__(self, ranks: Sequence[int], *, timeout_s: float = TIMEOUT_SECONDS) -> None:

@@ -87,24 +87,18 @@ class _Gap:
 
 
 class CorrectedSteps:
-    """The ``step`` of a flow-matching scheduler that puts skipped steps right.
-
-    Args:
-        scheduler: of one of `SOLVERS`, or a subclass, whose solver is linear and deterministic. Its
-            ``sigmas`` are the noise levels, which fall to 0 or, inverted, rise to 1, and its
-            ``step_index`` is the number of the next step.
-        step: its own step, whatever that does besides.
-        made: tells how the outputs of the denoising step came about; None where that is not known,
-            or nothing is skipped in the whole generation.
-        corrected: is told each gap that was put right, as numbers of steps.
-    """
+    """The ``step`` of a flow-matching scheduler that puts skipped steps right."""
 
     def __init__(
         self,
+        # Of one of `SOLVERS`, or a subclass, whose solver is linear and deterministic. Its `sigmas`
+        # are the noise levels, which fall to 0 or, inverted, rise to 1, and its `step_index` is the
+        # number of the next step.
         scheduler: Any,
-        step: Callable[..., Any],
+        step: Callable[..., Any],  # its own, whatever that does besides
+        # The origin of the step's outputs; None where it is not known, or nothing is skipped.
         made: Callable[[], Made | None],
-        corrected: Callable[[range], None],
+        corrected: Callable[[range], None],  # is told the numbers of the steps of each gap
     ) -> None:
         self._scheduler, self._step = scheduler, step
         self._made, self._corrected = made, corrected

@@ -34,7 +34,6 @@ class HeldOutputs:
         self._held[branch] = [*(self._held.get(branch, [])[-1:] if both else []), held]
 
     def drop(self, branch: str) -> None:
-        """Forget the outputs of a branch."""
         self._held.pop(branch, None)
 
     def reach(self, branch: str, time: float) -> float:

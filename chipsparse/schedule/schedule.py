@@ -71,7 +71,6 @@ class Schedule:
 
     @property
     def run(self) -> int | None:
-        """The number of steps that run."""
         return None if self.steps is None else self.steps - self.first
 
     @cached_property
@@ -114,7 +113,6 @@ class Schedule:
 
     @property
     def skips_any(self) -> bool:
-        """True where any step is skipped."""
         return Action.SKIP in self.actions[self.first :]
 
     def forecast_share(self, step: int) -> float:
@@ -181,12 +179,9 @@ def around_full(
 ) -> tuple[Action, ...]:
     """Return full steps, refreshes where sparse ones come behind them, and the rest skipped.
 
-    Args:
-        full_steps: in order; the first of them is the first step that runs.
-        end: the number of steps.
-        between: the sparse ones of the steps between, see `ScheduleConfig`.
-        known: False where ``end`` stands for a number that is not known, so that there is no middle
-            behind the last full step.
+    ``full_steps`` are in order, from the first step that runs on; ``between`` is as in
+    `ScheduleConfig`. Where the number of steps is not ``known``, there is no middle behind the last
+    full step.
     """
     actions = [Action.DENSE] * end
     for full, following in itertools.pairwise((*full_steps, end)):
