@@ -71,15 +71,10 @@ class ModelLayout:
 
     @property
     def layers(self) -> int:
-        """Layers of all kinds."""
         return sum(kind.layers for kind in self.kinds)
 
     def kind(self, layer: int) -> LayerKind:
-        """Return the kind of a layer.
-
-        Raises:
-            ValueError: if there is no such layer.
-        """
+        """Return the kind of a layer, or raise `ValueError` if there is no such layer."""
         first = 0
         for kind in self.kinds:
             if first <= layer < first + kind.layers:
@@ -89,7 +84,6 @@ class ModelLayout:
 
     @property
     def channels(self) -> int:
-        """Channels of all heads, side by side."""
         return self.heads * self.head_dim
 
     @property
@@ -126,12 +120,10 @@ class ModelLayout:
 
     @property
     def own_heads(self) -> int:
-        """Heads whose attention this process computes."""
         return self.heads if self.share is None else self.share.heads
 
     @property
     def own_attention_channels(self) -> int:
-        """Channels of those heads."""
         return self.own_heads * self.head_dim
 
     @property
@@ -147,7 +139,6 @@ class ModelLayout:
 
     @cached_property
     def grid_tokens(self) -> int:
-        """Video or image tokens per sample."""
         return sum(math.prod(grid) for grid in self.grids)
 
     @property
@@ -158,5 +149,4 @@ class ModelLayout:
 
     @property
     def tokens(self) -> int:
-        """Tokens per sample in self-attention."""
         return self.grid_tokens + self.text_tokens

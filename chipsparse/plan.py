@@ -23,8 +23,7 @@ CACHED = (Action.SPARSE, Action.SKIP)
 class SparsityPlan:
     """The meaning of a config for one model and number of steps.
 
-    Raises:
-        ConfigError: if the config names a layer that the model does not have.
+    Raises `ConfigError` if the config names a layer that the model does not have.
     """
 
     config: SparsityConfig  # what the user asked for
@@ -44,12 +43,10 @@ class SparsityPlan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The actions of the steps, whatever the layers make of them."""
         return Schedule(self.config.schedule, self.steps, self.first, self.corrects)
 
     @property
     def corrects_any(self) -> bool:
-        """True where skipped steps are put right."""
         return self.corrects and self.config.schedule.correct and self.schedule.skips_any
 
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
@@ -67,12 +64,10 @@ class SparsityPlan:
         return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
 
     def step_action(self, step: int) -> Action:
-        """Return the planned action of a step, from 0."""
         return self.step_actions[min(step, len(self.step_actions) - 1)]
 
     @property
     def sparse_steps(self) -> int:
-        """The number of sparse steps, as far as they are known before."""
         return self.step_actions[self.first :].count(Action.SPARSE)
 
     @cached_property
@@ -148,10 +143,7 @@ class SparsityPlan:
         return next(readers, None) is Action.SPARSE
 
     def actions(self, first: int = 0) -> list[Action]:
-        """Return the actions of a branch from the first step that it is called at.
-
-        The number of steps must be known.
-        """
+        """Return a branch's actions from its first step on; the number of steps must be known."""
         assert self.steps is not None
         actions: list[Action] = []
         recorded = None
@@ -161,7 +153,6 @@ class SparsityPlan:
         return actions
 
     def notes(self, *, on_cpu: bool = False) -> list[str]:
-        """Return a sentence for whatever of the config cannot be done."""
         notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
         if self.steps is not None and self.schedule.full_steps is not None:
             notes += [
@@ -182,7 +173,6 @@ class SparsityPlan:
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
-        """Return the number of further columns that a query block keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:

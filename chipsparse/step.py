@@ -52,28 +52,17 @@ class PositionTracker:
     def locate(
         self,
         *,
-        branch: str | None = None,
+        branch: str | None = None,  # as given by `cache_context`, as are step_index and steps
         step_index: int | None = None,
         steps: int | None = None,
+        # Reads the timestep that the transformer is called with; only called where the step index
+        # is not given, because it may wait for the device.
         timestep: Callable[[], float] | None = None,
+        # The scheduler's timesteps (a tensor or list), whose identity marks one generation.
         schedule: Any = None,
-        unnamed_branch: str = "call0",
+        unnamed_branch: str = "call0",  # of a step's first call where no branch is given
     ) -> StepContext:
-        """Returns the position of the call that is about to run.
-
-        Args:
-            branch: name given by ``cache_context``, or None.
-            step_index: step given by ``cache_context``, or None.
-            steps: number of steps given by ``cache_context``, or None.
-            timestep: reads the timestep that the transformer is called with; only called where
-                the step index is not given, because it may wait for the device.
-            schedule: the scheduler's timesteps (a tensor or list); its identity marks one
-                generation, since every generation sets its own.
-            unnamed_branch: the branch of a step's first call where none is given.
-
-        Raises:
-            ValueError: if neither a step index nor a timestep is known.
-        """
+        """Returns the position of the call about to run; `ValueError` where nothing tells it."""
         if steps is None and schedule is not None:
             steps = len(schedule)
         if self._finished or schedule is not self._schedule or steps != self._steps:

@@ -64,10 +64,7 @@ class HostMemory:
         return sum(block.memory.numel() for block in self._in_use if not block.pinned)
 
     def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
-        """A block of so many bytes, or of up to `WASTE` times as many.
-
-        Raises `MemoryError` if the system gives no more.
-        """
+        """A block of so many bytes, or up to `WASTE` times as many; `MemoryError` without any."""
         fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
         block = min(fitting, key=lambda block: block.memory.numel(), default=None)
         if block is None:

@@ -162,7 +162,6 @@ class _Homes:
     prefer_host: bool
 
     def those_that_fit(self, ranked: list[PartNeed]) -> list[PartNeed]:
-        """Return the parts that fit beside those before them."""
         if self.assign(ranked) is not None:
             return ranked
         kept: list[PartNeed] = []
@@ -191,7 +190,6 @@ class _Homes:
         return Placement(device, host) if fits else None
 
     def _left(self, device: Mapping[LayerPart, Sizes], host: Mapping[LayerPart, Sizes]) -> int:
-        """Return the bytes that stay free on the device."""
         taken = _total(device) + (_total(host) if self.capacity.one_memory else 0)
         present = {(part,): sizes for part, sizes in self.open_slots.items()}
         new_slots = _total(slot_sizes({**present, **host})) - _total(present)

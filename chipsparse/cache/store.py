@@ -185,7 +185,6 @@ class CacheStore:
             self.reset()
 
     def stay_on_device(self, branch: str) -> bool:
-        """Return True where none of the caches of a branch lives in host memory."""
         return not self._branches[branch].memory.placement.host
 
     def dense(self, branch: str) -> Mapping[LayerPart, str]:

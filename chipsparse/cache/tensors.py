@@ -71,7 +71,6 @@ class PartCache:
     @classmethod
     @functools.cache  # every layer asks for it at every step
     def declared(cls) -> dict[str, Kept]:
-        """Return the declarations of the kept tensors by name."""
         return {
             item.name: Kept(item.name, cls.part, **item.metadata)
             for item in fields(cls)
@@ -79,7 +78,6 @@ class PartCache:
         }
 
     def on_device(self) -> dict[str, torch.Tensor]:
-        """Return the kept tensors that are on the device now, by name."""
         tensors = ((name, getattr(self, name)) for name in self.declared())
         return {name: tensor for name, tensor in tensors if tensor is not None}
 

@@ -95,7 +95,6 @@ class Rates:
     multiprocessors: int = 132  # each computes one query block of one head at a time
 
     def link_rate(self, to_device: int, to_host: int) -> float:
-        """Bytes a second each way, where so many are to come and to go."""
         return self.link * (self.both_ways if to_device and to_host else 1.0)
 
 
@@ -123,7 +122,6 @@ class LayerTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.attention + self.mlp + self.rest
 
 
@@ -137,7 +135,6 @@ class PartSeconds:
 
     @property
     def pays(self) -> bool:
-        """True where a sparse step saves enough of a dense one in any case."""
         return self.most <= (1 - LEAST_GAIN) * self.dense
 
 
@@ -153,17 +150,11 @@ def layer_time(
     *,
     plan: SparsityPlan,
     rates: Rates,
-    dtype: torch.dtype,
-    dense_parts: Collection[Part] = (),
-    chooses: bool = True,
+    dtype: torch.dtype,  # of the hidden states
+    dense_parts: Collection[Part] = (),  # that run dense although the plan has them sparse
+    chooses: bool = True,  # False where a refresh keeps another branch's columns: it takes no sums
 ) -> LayerTime:
-    """Return the time of one layer for one guidance branch.
-
-    Args:
-        dtype: of the hidden states.
-        dense_parts: parts that run dense although the plan has them sparse.
-        chooses: False where a refresh keeps the columns of another branch: it takes no sums.
-    """
+    """Return the time of one layer for one guidance branch."""
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
     layout = plan.layout
@@ -251,17 +242,11 @@ def part_times(
     *,
     rates: Rates,
     dtype: torch.dtype,
-    captured: bool,
-    dense: Collection[tuple[int, Part]] = (),
-    fp8_mlps: Mapping[int, Fp8Form] | None = None,
+    captured: bool,  # sparse steps are replays of a CUDA graph, which no host launches
+    dense: Collection[tuple[int, Part]] = (),  # parts that cannot run sparse in any case
+    fp8_mlps: Mapping[int, Fp8Form] | None = None,  # layers with MLP weights in FP8
 ) -> dict[tuple[int, Part], PartSeconds]:
-    """Return the times of all parts that the plan has sparse; none where a backend is forced.
-
-    Args:
-        captured: True where sparse steps are replays of a CUDA graph, which no host launches.
-        dense: parts that cannot run sparse in any case.
-        fp8_mlps: layers whose MLP weights are in FP8, and what their linears round to it.
-    """
+    """Return the times of all parts that the plan has sparse; none where a backend is forced."""
     if plan.config.backend != "auto" or plan.is_dense():
         return {}
     in_fp8 = fp8_mlps or {}

@@ -25,10 +25,7 @@ class CudaCapture:
         self._replayed.record()
 
     def release(self) -> None:
-        """Frees the graph's memory behind its last replay.
-
-        PyTorch may give that memory back to the system at once, so the replay must be over.
-        """
+        """Frees the graph's memory behind its last replay: PyTorch may give it back at once."""
         self._replayed.synchronize()
         self._graph.reset()
 
@@ -104,10 +101,7 @@ def _release_random_numbers(stream: torch.cuda.Stream) -> None:
 
 
 def _end_allocation(device: int, pool: Any) -> None:
-    """Takes the allocator out of the memory pool of a capture that broke off.
-
-    Where PyTorch has done so itself, it refuses.
-    """
+    """Takes the allocator out of a broken capture's memory pool, where PyTorch has not done so."""
     with contextlib.suppress(AttributeError, RuntimeError):
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)

@@ -204,10 +204,7 @@ class StepGraphs:
         # and again after `model_changed`.
         not_captured_reason: Callable[[], str | None],
     ) -> Any:
-        """Return the model's output in the open call, by a CUDA graph where that pays.
-
-        A sparse call runs as usual the first time; later ones are replayed.
-        """
+        """Return the model's output in the open call, by a CUDA graph where that pays."""
         if not self._may_be_captured(state, device, not_captured_reason):
             return call()
         record = state.record
@@ -271,7 +268,6 @@ class StepGraphs:
     def _graph(
         self, call: partial[Any], arguments: Arguments, before: Arguments, record: StepRecord
     ) -> StepGraph | None:
-        """The call as a graph; None where it cannot be captured."""
         branch, copied = record.branch, arguments.others(before)
         self._captures[branch] = self._captures.get(branch, 0) + 1
         try:

@@ -186,10 +186,7 @@ class AttentionLayer:
     def _columns_of_another_branch(
         self, state: StepState, inputs: AttentionInputs, budget: AttentionBudget
     ) -> tuple[torch.Tensor | None, AttentionBudget]:
-        """Return the packed columns that another branch chose at this step, and the budget.
-
-        None where the branch chooses for itself, with its own budget.
-        """
+        """Return the packed columns that another branch chose now, or None; and the budget."""
         query, elsewhere = inputs.query, self._shared.columns
         size = self._shared.config.block_size
         if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
@@ -267,7 +264,6 @@ def backend_choices(
 
 
 def _backend_name(choices: Mapping[str, Choice], action: Action, in_fp8: bool) -> str:
-    """Return the name of the backend of an action's attention for the report."""
     if in_fp8 and action is not Action.SPARSE:
         return f"{choices['fp8_dense_attention'].backend.name} fp8"
     return choices[MAIN_OPS[action]].backend.name

@@ -55,10 +55,7 @@ class AttentionBudget:
 def static_columns(
     layout: ModelLayout, of_user: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the columns that every query block keeps, bool ``[1, N]``, or None.
-
-    They are the text's, and those of the user, bool ``[N]``.
-    """
+    """Return the columns that all query blocks keep, bool ``[1, N]``: the text's and the user's."""
     if layout.text_tokens == 0 and of_user is None:
         return None
     text = torch.ones(layout.tokens, dtype=torch.bool, device=device)

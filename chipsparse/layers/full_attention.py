@@ -57,10 +57,7 @@ class AttentionInputs:
 
 
 def fp8_choices(inputs: AttentionInputs, *, block_size_q: int) -> dict[str, Choice]:
-    """The backend of each operation that full attention in 8 bits takes.
-
-    Raises `ConfigError` where there is none on this GPU or for these tensors but the references.
-    """
+    """The backends of full attention in 8 bits; `ConfigError` where a GPU has only references."""
     query, backend = inputs.query, inputs.backend
     of_blocks = query, query.dtype, block_size_q
     choices = {

@@ -135,7 +135,6 @@ class Fp8MLPWeights:
         )
 
     def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
-        """The backend of what `read` computes."""
         data: Any = self.down
         return {"fp8_dequantization": fp8_dequantization.choose(data.qdata, dtype, backend=backend)}
 

@@ -55,10 +55,7 @@ class Peers:
         return len(self.names)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what all processes say at this point, in order, in types of JSON.
-
-        Raises `PeerError` where another one failed, or did not get here in time.
-        """
+        """Return what all say here, in order, as JSON; `PeerError` if one failed or is late."""
         self._rounds += 1
         self._say("said", value)
         said = []
@@ -106,10 +103,7 @@ class Peers:
             raise _BrokenExchangeError(str(error)) from error
 
     def failed(self, error: BaseException) -> None:
-        """Tell the others that this process failed.
-
-        Raises `PeerError` where it failed because another one did, with its name.
-        """
+        """Tell the others that this one failed; raises `PeerError` where another one did before."""
         if self._warned:
             self._warned = False
             return

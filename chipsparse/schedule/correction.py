@@ -107,7 +107,6 @@ class CorrectedSteps:
         self.is_placed = True  # False where the last step told no number: nothing is put right
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the scheduler's own step, with its arguments and result."""
         names = [*GIVEN[: len(args)], *map(str, range(len(GIVEN), len(args)))]
         given = dict(zip(names, args, strict=True)) | kwargs
         gap, self._gap = self._gap, None
@@ -151,7 +150,6 @@ class CorrectedSteps:
         given: dict[str, Any],
         latents: torch.Tensor,
     ) -> _Gap:
-        """Return the gap behind a full step."""
         clean = given["sample"].float() - distance * given["model_output"].float()
         solver: Any = object.__new__(solver_class(self._scheduler))  # type: ignore[arg-type]
         for name, value in vars(self._scheduler).items():
@@ -214,7 +212,6 @@ def _kept(scheduler: Any) -> list[tuple[Any, Any]]:
 
 
 def _three(latents: torch.Tensor) -> torch.Tensor:
-    """Return three paths from the same latents."""
     latents = latents.float()
     return torch.stack([latents, latents, torch.zeros_like(latents)])
 

@@ -47,13 +47,11 @@ class HeldOutputs:
         return (time - last.time) / (last.time - before[0].time)
 
     def output(self, branch: str, reach: float = 0.0) -> torch.Tensor:
-        """Return the last output of a branch plus a share of its last change, as a new tensor.
-
-        It is computed in fp32 and rounded once, to the dtype of the outputs.
-        """
+        """Return a new tensor: the last output of a branch plus a share of its last change."""
         *before, last = self._held[branch]
         if reach == 0.0:
             return last.tensor.clone()
+        # Rounded once, to the dtype of the outputs.
         exact = torch.promote_types(last.tensor.dtype, torch.float32)
         new, old = last.tensor.to(exact), before[0].tensor.to(exact)
         return (new + reach * (new - old)).to(last.tensor.dtype)

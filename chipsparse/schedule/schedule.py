@@ -123,7 +123,6 @@ class Schedule:
 
     @property
     def forecasts_any(self) -> bool:
-        """True where skipped outputs may be forecast."""
         return self.skips_any and self.forecast_share(self.end - 1) > 0
 
     def why_not_corrected(self, shift: float) -> str | None:
@@ -139,7 +138,6 @@ class Schedule:
         )
 
     def notes(self) -> list[str]:
-        """Return a sentence for what cannot be done with this number of steps."""
         config, run = self.config, self.run
         if not config.lists_full:
             return []

@@ -85,11 +85,7 @@ class Search:
     _seconds: ActionSeconds = field(init=False)
 
     def run(self) -> Tried:
-        """Return the best candidate, on all held-out prompts.
-
-        Raises:
-            Unreachable: none was seen to meet the target.
-        """
+        """Return the best candidate, on all held-out prompts, or raise `Unreachable`."""
         trajectories = [self.lab.trajectory(prompt) for prompt in self.calibrating]
         self._seconds = self.lab.step_seconds()
         self._forms = Forms(self.base, trajectories, self._seconds)

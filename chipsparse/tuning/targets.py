@@ -70,7 +70,6 @@ def limit_seconds(target: TunedTarget, dense_seconds: float) -> float:
 
 
 def _median_seconds(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """Return the time of the median generation, sparse and dense."""
     return (
         statistics.median(pair.seconds for pair in pairs),
         statistics.median(pair.dense_seconds for pair in pairs),
