@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 Grid = tuple[int, int, int]
-# What linears in FP8 round.
-Fp8Form = Literal["weights", "weights and inputs"]
+Fp8Form = Literal["weights", "weights and inputs"]  # that linears in FP8 round
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,8 @@ class LayerKind:
     name: str  # what the model calls them, such as "double" and "single"
     layers: int  # how many there are
     intermediate_size: int  # neurons of their feed-forward layer
-    # Whether text tokens go through that layer as well, and may run sparse in it.
-    mlp_sees_text: bool = True
-    # Linears of that layer with one row or column for each neuron; 3 where it is gated.
-    mlp_linears: int = 2
+    mlp_sees_text: bool = True  # text tokens pass that layer, too, and may run sparse in it
+    mlp_linears: int = 2  # of that layer, with a row or column a neuron; 3 where it is gated
     projections: int = 4  # linears as wide as the hidden states that each token passes besides
 
 
@@ -66,8 +63,7 @@ class ModelLayout:
     # Query rows of zeros before those that may run sparse, so that blocks of them lie in the video
     # or image as another guidance branch's do.
     rows_before: int = 0
-    # Which videos or images a call has, where it is made for some of them; None: all.
-    samples: tuple[int, ...] | None = None
+    samples: tuple[int, ...] | None = None  # videos or images in the call, where not all are
 
     @property
     def layers(self) -> int:

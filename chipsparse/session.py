@@ -75,8 +75,7 @@ class _Generation:
     # Of the video or image tokens and its inverse, int64 [N]; None: unchanged.
     order: tuple[torch.Tensor, torch.Tensor] | None = None
     held: HeldOutputs = field(default_factory=HeldOutputs)  # that skipped calls are made from
-    # Notes on why no layer can run sparse, until that is said; None where some can.
-    all_dense: list[str] | None = None
+    all_dense: list[str] | None = None  # why no layer can run sparse, until it is said
     held_bytes: tuple[int, int] = (0, 0)  # of the caches when last counted: all, and on the host
 
     def aligned(self, layout: ModelLayout, config: SparsityConfig) -> ModelLayout:

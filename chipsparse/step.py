@@ -20,10 +20,8 @@ class StepContext:
     step: int  # denoising step (from 0)
     branch: str  # guidance branch, such as "cond" or "uncond"
     steps: int | None  # number of steps of this generation where known
-    # Of the step, from the scheduler's list where there is one for these steps.
-    timestep: float | None = None
-    # Step of the generation's first call; above 0 where it starts late, from an image.
-    first: int = 0
+    timestep: float | None = None  # from the scheduler's list, where it has one for these steps
+    first: int = 0  # step of the generation's first call; above 0 where it starts from an image
     placed: bool = True  # whether the position is known, or calls are only counted
     corrects: bool = True  # whether skipped steps can be put right by the scheduler of these steps
 
@@ -58,8 +56,7 @@ class PositionTracker:
         # Reads the timestep that the transformer is called with; only called where the step index
         # is not given, because it may wait for the device.
         timestep: Callable[[], float] | None = None,
-        # The scheduler's timesteps (a tensor or list), whose identity marks one generation.
-        schedule: Any = None,
+        schedule: Any = None,  # the scheduler's timesteps, whose identity marks one generation
         unnamed_branch: str = "call0",  # of a step's first call where no branch is given
     ) -> StepContext:
         """Returns the position of the call about to run; `ValueError` where nothing tells it."""

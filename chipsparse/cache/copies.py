@@ -27,7 +27,7 @@ class HostCopies:
         return None
 
     def wait(self, marks: Iterable[Mark]) -> None:
-        """Lets the computation go on only after these marks."""
+        """Nothing that is queued from now on starts before these marks; the host goes on."""
 
     def synchronize(self) -> None:
         """Lets the host wait until every copy is done."""
@@ -51,7 +51,6 @@ class StreamCopies(HostCopies):
         return torch.cuda.current_stream(self._device).record_event()
 
     def wait(self, marks: Iterable[Mark]) -> None:
-        """Nothing that is queued from now on starts before the marks; the host goes on."""
         self._order(torch.cuda.current_stream(self._device), marks)
 
     def synchronize(self) -> None:

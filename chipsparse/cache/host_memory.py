@@ -16,7 +16,7 @@ import torch
 
 from chipsparse.common.byte_sizes import format_bytes
 
-Pin = Callable[[int, int], None]  # address and bytes
+Pin = Callable[[int, int], None]  # address and bytes; may raise `RuntimeError`
 Unpin = Callable[[int], None]
 
 WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to the host
@@ -36,8 +36,6 @@ class HostMemory:
 
     A block that comes back is kept for the next request that it serves without much waste, so that
     a second generation allocates nothing. A request that none serves frees what is spare first.
-
-    ``register`` pins the bytes at an address, or raises ``RuntimeError``; ``unregister`` unpins it.
     """
 
     def __init__(self, register: Pin | None = None, unregister: Unpin | None = None) -> None:

@@ -61,10 +61,8 @@ class MemoryDemand:
 
     dtype: torch.dtype = torch.float32  # of the hidden states
     branches: int = 1  # guidance branches that the generation is known to have
-    # Weights that come to the device during a call, less those that leave it.
-    pending_bytes: int = 0
-    # (layer, part) of what cannot run sparse, so that nothing need be kept for it.
-    dense: frozenset[LayerPart] = frozenset()
+    pending_bytes: int = 0  # of weights that come to the device in a call, less those that leave
+    dense: frozenset[LayerPart] = frozenset()  # parts that cannot run sparse and keep nothing
     # Layers whose feed-forward weights are in FP8, and what their linears round.
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
     # Whether sparse steps may be captured as CUDA graphs, for which there must be room: where the

@@ -92,16 +92,12 @@ class _Opened:
 
 
 class OffloadPool:
-    """The caches of one generation that live in host memory.
-
-    Its host memory may be shared with other pools; ``notify`` gets a sentence about what is slower
-    than planned.
-    """
+    """The caches of one generation that live in host memory."""
 
     def __init__(
         self,
-        host: HostMemory,
-        notify: Callable[[str], None],
+        host: HostMemory,  # may be shared with other pools
+        notify: Callable[[str], None],  # gets a sentence about what is slower than planned
         *,
         copies: Callable[[torch.device], HostCopies] = copies_for,
     ) -> None:

@@ -36,8 +36,7 @@ class Capacity:
 
     device: int  # on the device, slots included
     host: int  # in host memory besides; 0 where nothing may or need go there
-    # True where the host's are the device's own, as on a CPU: they are there once.
-    one_memory: bool = False
+    one_memory: bool = False  # the host's are the device's own, as on a CPU: they are there once
 
     def __str__(self) -> str:
         device = format_bytes(max(0, self.device))

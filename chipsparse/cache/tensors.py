@@ -29,8 +29,7 @@ LISTS_BYTES = 4 << 20
 # The most bytes of column sums that a refresh holds at a time: it goes over as many heads at once
 # as fit, one at least.
 COLUMN_SUMS_BYTES = 2 << 30
-# A list whose length is not read back has a multiple of this many entries: rows stay aligned.
-CAPACITY_MULTIPLE = 16
+CAPACITY_MULTIPLE = 16  # divides a list's entries where they are not read back: rows stay aligned
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class Kept:
     sizes: tuple[str, ...]  # names of its dimensions behind the batch; see `kind_bytes`
     numbers: Numbers  # its dtype
     wanted: Callable[[SparsityConfig], bool]  # returns True for a config that needs it
-    # True where a sparse step changes the tensor in place, so that it moves both ways.
-    rewritten: bool
+    rewritten: bool  # a sparse step changes the tensor in place, so that it moves both ways
 
 
 def kept(
@@ -115,8 +113,7 @@ class AttentionCache(PartCache):
     # Entries of the lists of kept columns, known to the host since the refresh so that no sparse
     # step need wait for it; None before the columns are chosen.
     capacity: int | None = None
-    # Mean share of the columns that is kept, as a number or 0-d tensor.
-    kept_fraction: torch.Tensor | float = 0.0
+    kept_fraction: torch.Tensor | float = 0.0  # mean share of columns, may be 0-d
 
 
 @dataclass(eq=False)

@@ -24,8 +24,7 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
 from chipsparse.plan import Action, SparsityPlan
 
-# Reads and writes of what is exchanged, where it is packed and unpacked.
-PACKING_PASSES = 4
+PACKING_PASSES = 4  # reads and writes of what is exchanged, where it is packed and unpacked
 
 
 @dataclass(frozen=True)

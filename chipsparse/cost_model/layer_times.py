@@ -38,8 +38,9 @@ ELEMENTWISE_PASSES = 66
 # half. That is 6.5, at three quarters of the memory's rate.
 FP8_PASSES = 8.5
 
-# The share of a dense step that a sparse one must save: less is lost to refreshes, or is noise.
-LEAST_GAIN = 0.05
+LEAST_GAIN = (
+    0.05  # of a dense step that a sparse one must save: less goes to refreshes, or is noise
+)
 # Seconds of a sparse step beside its operations: kernels that begin and end, lists, scores.
 SPARSE_SECONDS: Mapping[Part, float] = {"attention": 55e-6, "mlp": 90e-6}
 # A sparse step takes at most this many times its estimate, and so many seconds more: heads of 64
@@ -48,17 +49,13 @@ MOST: Mapping[Part, float] = {"attention": 1.15, "mlp": 1.0}
 MOST_SECONDS = 60e-6
 # Seconds that a slow host takes to launch a sparse step: 5 kernels of attention, 7 of an MLP.
 HOST_SECONDS: Mapping[Part, float] = {"attention": 250e-6, "mlp": 450e-6}
-# Seconds of a sparse step whose weights are in FP8, besides: two kernels that read them.
-READING_SECONDS = 10e-6
-# Bytes in a second in which blocks of rows gather what they keep, mostly from the L2 cache.
-GATHER_RATE = 5e12
+READING_SECONDS = 10e-6  # of a sparse step with weights in FP8, besides: two kernels read them
+GATHER_RATE = 5e12  # bytes a second that blocks of rows gather, mostly from the L2 cache
 # Passes over the kept neurons (old and new activations, changes) and over the layer's output.
 NEURON_PASSES, OUTPUT_PASSES = 4, 3
 
-# Sparse calls of a branch that run as usual before one is captured: the first may compile.
-CALLS_BEFORE = 1
-# What a capture takes of the host, in calls: 119 ms where a step of FLUX.1 takes 85.
-CAPTURE_CALLS = 1.5
+CALLS_BEFORE = 1  # sparse calls of a branch before one is captured: the first may compile
+CAPTURE_CALLS = 1.5  # that a capture takes of the host: 119 ms where a step of FLUX.1 takes 85
 
 
 @dataclass(frozen=True)

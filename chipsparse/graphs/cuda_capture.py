@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-# PyTorch captures one call at a time: its random generators and memory pools know of one.
-_CAPTURING = threading.Lock()
+_CAPTURING = threading.Lock()  # PyTorch's generators and memory pools know one capture at a time
 
 
 class CudaCapture:

@@ -154,10 +154,8 @@ class StepGraphs:
         self._caches, self._report = caches, report
         self._capturer = CudaCapturer() if capturer is None else capturer
         self._graphs: dict[str, StepGraph] = {}
-        # The arguments of the last call of each branch, if it ran as usual.
-        self._last: dict[str, Arguments] = {}
-        # What cannot be captured in one generation cannot in the next.
-        self._attempts = 0
+        self._last: dict[str, Arguments] = {}  # of each branch, if it ran as usual
+        self._attempts = 0  # in all: what cannot be captured in one generation cannot in the next
         self._error = ""
         self.reset()
 

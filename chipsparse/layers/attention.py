@@ -37,8 +37,7 @@ from chipsparse.report.generation import LayerRecord
 if TYPE_CHECKING:
     from chipsparse.parallel.head_turns import HeadTurns
 
-# Where the host need not wait for what it reads.
-READY_DEVICES = ("cpu",)
+READY_DEVICES = ("cpu",)  # the host need not wait for what it reads there
 
 Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
 

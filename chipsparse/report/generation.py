@@ -245,8 +245,7 @@ class GenerationReport:
     host_bytes: Count = 0  # how much of it was in host memory beside the device
     # Those that layers kept when `Handle.kept_columns` was last asked.
     kept_columns: list[KeptColumns] = field(default_factory=list)
-    # Of files alone.
-    versions: Mapping[str, str | None] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # of files alone
     transformers: Mapping[str, PlannedSteps] = field(default_factory=dict)
     _warned: InMemory[bool] = field(default=False, repr=False)
     _begun: InMemory[bool] = field(default=False, repr=False)

@@ -58,8 +58,7 @@ class _Gap:
     # fp32 latents [3, ...]: with the outputs as they were; with `clean` as the prediction; and what
     # a slope of 1 of the predictions over the levels adds to that.
     paths: torch.Tensor
-    # Tokens at the noise level of the step [B, N, 1], which no condition holds; None: all.
-    free: torch.Tensor | None
+    free: torch.Tensor | None  # [B, N, 1], tokens at the step's noise level; None: all
     skips_any: bool = False  # there are steps without a prediction of their own
 
     def go_on(self, level: float, distance: float, given: dict[str, Any]) -> None:

@@ -14,10 +14,8 @@ import numpy as np
 
 from chipsparse.config import ActionName, Between, ScheduleConfig
 
-# The number of steps that is assumed where it is not known.
-MANY_STEPS = 1000
-# Fewer make larger jumps than any share of full steps was made for, unless half of them are full.
-FEW_STEPS = 16
+MANY_STEPS = 1000  # assumed where the number of steps is not known
+FEW_STEPS = 16  # fewer make too large jumps for any share of full steps below a half
 # Above a flow shift, the share of steps in full from which correction gains where all others are
 # skipped: below, it lost 0.5 to 2 dB on tiny-wan (benchmarks/notes/schedules.md).
 LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))

@@ -18,8 +18,7 @@ import numpy as np
 
 from chipsparse.tuning.jump_costs import BEFORE_CORRECTION, Reuse, Trajectory, jump_costs, off_line
 
-# Parts of a dense step's time that are told apart where steps may be sparse.
-PARTS = 20
+PARTS = 20  # of a dense step's time that are told apart where steps may be sparse
 # How fast the share of a sparse step's error falls with the noise level, measured on tiny-wan. The
 # level is the share of all that is to be removed which is still there before the step.
 FALL = 8

@@ -78,8 +78,7 @@ class Search:
     target: TunedTarget
     calibrating: Sequence[int]  # prompts
     held_out: Sequence[int]  # others, that verify
-    # Dense generations whose time all may take, those and the timing of steps included.
-    budget: float
+    budget: float  # dense generations whose time all may take, with those and the timing of steps
     _spent: dict[tuple[SparsityConfig, int], float] = field(default_factory=dict, init=False)
     _forms: Forms = field(init=False)
     _seconds: ActionSeconds = field(init=False)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from chipsparse.profiles.tuned_range import TunedMeasurement, TunedTarget
 
-# The PSNR that stands for outputs that are the same.
-SAME_DB = 100.0
+SAME_DB = 100.0  # stands for outputs that are the same
 
 
 @dataclass(frozen=True)
