@@ -110,10 +110,7 @@ class OffloadPool:
         self._traffic: dict[tuple[int, Part], Traffic] = {}
 
     def open(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
-        """Make room for tensors of at most so many bytes each, beside what is there already.
-
-        Raises `MemoryError` if the host has no room; the pool is then as before.
-        """
+        """Make room for tensors of at most so many bytes; a `MemoryError` leaves all as before."""
         if not sizes:
             return
         if not self._opened.blocks:

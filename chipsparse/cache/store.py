@@ -72,8 +72,7 @@ class CacheStore:
         agree: Callable[[int, int, torch.device], tuple[int, int]],
     ) -> None:
         self._agree = agree
-        # The tensors that a layer's part reads at each action.
-        self.reads = {
+        self.reads = {  # the tensors that a layer's part reads at each action
             (part, action): read_and_written(config, part, action)[0]
             for part in PARTS
             for action in Action

@@ -95,8 +95,7 @@ class Rates:
         return self.link * (self.both_ways if to_device and to_host else 1.0)
 
 
-# An H100 computes as fast as an H200; its memory has 3.35 TB/s for 4.8.
-KNOWN = {
+KNOWN = {  # an H100 computes as fast as an H200; its memory has 3.35 TB/s for 4.8
     rates.device: rates
     for rates in (Rates(), Rates(device="NVIDIA H100 80GB HBM3", memory=2.97e12))
 }

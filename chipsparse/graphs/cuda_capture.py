@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_CAPTURING = threading.Lock()  # PyTorch's generators and memory pools know one capture at a time
+_CAPTURING = threading.Lock()  # as PyTorch can capture one call at a time
 
 
 class CudaCapture:

@@ -113,12 +113,9 @@ def _alike(leaf: Any, other: Any) -> bool:
     if leaf is other:
         return True
     if isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor):
-        return _facts(leaf) == _facts(other)
+        same_type = leaf.dtype == other.dtype and leaf.device == other.device
+        return same_type and leaf.shape == other.shape
     return type(leaf) is type(other) and isinstance(leaf, PLAIN) and bool(leaf == other)
-
-
-def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True)

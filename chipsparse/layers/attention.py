@@ -41,8 +41,7 @@ READY_DEVICES = ("cpu",)  # the host need not wait for what it reads there
 
 Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
 
-# The operation that computes the result of a step.
-MAIN_OPS = {
+MAIN_OPS = {  # that compute the result of a step
     Action.DENSE: "dense_attention",
     Action.REFRESH: "dense_attention_column_sums",
     Action.SPARSE: "column_sparse_attention",
@@ -157,12 +156,10 @@ class AttentionLayer:
         in_fp8: bool,
         entry: LayerRecord | None = None,
     ) -> torch.Tensor:
-        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one.
-
-        The library's kernels are what the model calls itself.
-        """
+        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one."""
         if state.replaces_attention:
             choices = self._choices(inputs)  # which reports them
+            # The library's kernels are what the model calls itself.
             if in_fp8 or choices["dense_attention"].backend.name == "gluon":
                 if entry is not None:
                     entry.backend = _backend_name(choices, Action.DENSE, in_fp8)

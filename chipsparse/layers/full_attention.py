@@ -23,8 +23,7 @@ class AttentionInputs:
     value: torch.Tensor  # as key
     scale: float | None = None  # factor of the scores, None for `D ** -0.5`
     backend: str | None = None  # the kernel backend that is forced, or None
-    # Chooses the fastest library kernel for dense attention; None: PyTorch does.
-    kernels: FastestKernel | None = None
+    kernels: FastestKernel | None = None  # chooses one for dense attention; None: PyTorch does
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -293,10 +293,7 @@ class GenerationReport:
         return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
 
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
-        """Warn at the first call of a transformer where nothing of the generation will be sparse.
-
-        Raises `FallbackError` if that is so and the run is strict.
-        """
+        """Warn at a transformer's first call, or raise if strict, where no step will be sparse."""
         for before in self.steps[:-1]:
             if before.transformer == record.transformer or before.action in CACHED:
                 return

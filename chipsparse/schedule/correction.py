@@ -26,8 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 Kind = Literal["full", "sparse", "reused"]
-# Classes of diffusers that go on in a straight flow.
-SOLVERS = (
+SOLVERS = (  # classes of diffusers that go on in a straight flow
     "FlowMatchEulerDiscreteScheduler",
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from chipsparse.config import ActionName, Between, ScheduleConfig
+from chipsparse.config import Between, ScheduleConfig
 
 MANY_STEPS = 1000  # assumed where the number of steps is not known
 FEW_STEPS = 16  # fewer make too large jumps for any share of full steps below a half
@@ -99,7 +99,8 @@ class Schedule:
         """The action of every step from 0 on; the last one stands for all that may follow."""
         config = self.config
         if config.actions:
-            return listed(config.actions, self.end)
+            count = len(config.actions)
+            return tuple(Action(config.actions[min(step, count - 1)]) for step in range(self.end))
         if self.full_steps is not None:
             return around_full(
                 self.full_steps, self.end, config.between, known=self.steps is not None
@@ -151,11 +152,6 @@ class Schedule:
             "shares are made for some 50 steps; list more with full_steps, a larger full_share or "
             "least_full"
         ]
-
-
-def listed(names: Sequence[ActionName], end: int) -> tuple[Action, ...]:
-    """Return the actions that are named, the last of them for all steps that are left."""
-    return tuple(Action(names[min(step, len(names) - 1)]) for step in range(end))
 
 
 def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
