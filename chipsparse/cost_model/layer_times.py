@@ -38,9 +38,8 @@ ELEMENTWISE_PASSES = 66
 # half. That is 6.5, at three quarters of the memory's rate.
 FP8_PASSES = 8.5
 
-LEAST_GAIN = (
-    0.05  # of a dense step that a sparse one must save: less goes to refreshes, or is noise
-)
+# The share of a dense step that a sparse one must save: less is lost to refreshes, or is noise.
+LEAST_GAIN = 0.05
 # Seconds of a sparse step beside its operations: kernels that begin and end, lists, scores.
 SPARSE_SECONDS: Mapping[Part, float] = {"attention": 55e-6, "mlp": 90e-6}
 # A sparse step takes at most this many times its estimate, and so many seconds more: heads of 64

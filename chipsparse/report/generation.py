@@ -94,8 +94,8 @@ class LayerRecord:
     # Share of the attention columns or neurons that was computed: a number, or a 0-d tensor of the
     # device; 1 unless sparse.
     computed: Share = 1.0
-    # That computed it: the name of a kernel backend, "library" for PyTorch's own operations,
-    # "model" where the model ran as without chipsparse.
+    # The name of a kernel backend, "library" for PyTorch's own operations, or "model" where the
+    # model ran as without chipsparse.
     backend: str = "model"
     reason: str | None = None  # why it was dense whatever the step did
     timer: Time = None  # its time with what it waited for, where that is measured
@@ -228,8 +228,8 @@ class GenerationReport:
     quality: str | None = None  # the name of the config in its profile, where it has one
     generation: Count = 0  # number of the last one, from 1
     steps: list[StepRecord] = field(default_factory=list)  # one per transformer call, in order
-    fallbacks: list[str] = field(default_factory=list)  # a sentence each, as are the notes
-    notes: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)  # what runs denser than asked, in sentences
+    notes: list[str] = field(default_factory=list)  # whatever else is worth knowing, likewise
     # Why no step is sparse or skipped although the config asks for some, and what would help; None
     # where one is, or none is wanted. Known before the first step wherever it can be, else when the
     # pipeline's call ends.

@@ -106,7 +106,7 @@ class CallRecorder:
         return action
 
     def end(self, traffic: Mapping[tuple[int, Part], Traffic], *, finished: bool = True) -> None:
-        """Close the open call, if any; `FallbackError` if strict and a sparse layer is unknown."""
+        """Close an open call; `FallbackError` if strict and a layer of a sparse step was unseen."""
         if self._call is None:
             return
         (record, plan, _), self._call = self._call, None
