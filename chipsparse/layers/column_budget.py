@@ -100,9 +100,14 @@ class ColumnBudgets:
 
     def static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:
         """The user's columns, bool ``[N]`` in the tokens' order; None where there are none."""
-        if self._static_bits is None:
+        bits, order = self._static_bits, self._order
+        if bits is None:
             return None
-        return static_mask(self._static_bits, layout, self._order, device)
+        packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
+        own = unpack_mask(packed, len(bits), backend="reference").to(device)
+        mask = torch.zeros(layout.tokens, dtype=torch.bool, device=device)
+        mask[layout.grid_columns] = own if order is None else own[order]
+        return mask
 
     def kept(
         self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
@@ -161,14 +166,3 @@ def check_static_bits(bits: frozenbitarray, layout: ModelLayout) -> None:
             f"or image tokens (frames x rows x columns: {grids}); text columns are always kept and "
             "not among them"
         )
-
-
-def static_mask(
-    bits: frozenbitarray, layout: ModelLayout, order: torch.Tensor | None, device: torch.device
-) -> torch.Tensor:
-    """Return the columns of attention that these bits mean, bool ``[N]``; False for the text's."""
-    packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
-    own = unpack_mask(packed, len(bits), backend="reference").to(device)
-    mask = torch.zeros(layout.tokens, dtype=torch.bool, device=device)
-    mask[layout.grid_columns] = own if order is None else own[order]
-    return mask
