@@ -116,7 +116,6 @@ def test_the_work_of_caches_is_what_pytorch_computes(name):
         generate(wan, STEPS)
     assert counter.multiply_adds < 0.95 * 2 * STEPS * dense.call
     assert dense.of_calls(made, 2 * STEPS) == pytest.approx(counter.multiply_adds, rel=1e-6)
-
     assert not any("forward" in vars(module) for module in made)
 
 

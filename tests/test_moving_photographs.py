@@ -187,7 +187,6 @@ def test_training_goes_on_where_it_ended(trained, folder, tmp_path, capsys):
     for name, tensor in kept.transformer.named_parameters():
         assert torch.allclose(tensor, state["average"][name], atol=0.02), name
     assert kept.latents.basis.numpy() == pytest.approx(state["latents"]["basis"].numpy())
-
     options = [str(folder), str(tmp_path), "--tiny", "--steps", "1", "--print-every", "1"]
     assert train.main([*options, "--checkpoint", str(trained / "checkpoint")]) == 0
     assert "step 6, " in capsys.readouterr().out  # from the average alone
@@ -235,7 +234,6 @@ def test_a_student_learns_the_guided_mean_velocity(trained, folder, tmp_path):
     (canvas,) = train.Canvas.parsed("32x32x5:4:1:0:1")
     assert loss(Constant(6.0), clean, words, canvas).item() == pytest.approx(0, abs=1e-6)
     assert loss(Constant(5.0), clean, words, canvas).item() == pytest.approx(1, rel=1e-3)
-
     options = [str(folder), str(tmp_path), "--tiny", "--steps", "1", "--distil", "8"]
     assert train.main([*options, "--teacher", str(trained / "checkpoint")]) == 0
     student = model.read_checkpoint(tmp_path / "checkpoint").facts
@@ -292,19 +290,13 @@ def test_costs_are_those_of_a_large_model():
 
 def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     case = "sparse, 6 in full|middle, 20% of the columns, 4|MagCache.*0.12|fewer steps, 6 "
-    options = [
-        "photographs",
-        "--checkpoint",
-        str(trained / "checkpoint"),
-        "--out",
-        str(tmp_path / "clips"),
-    ]
-    options += ["--tiny", "--device", "cpu"]
-    options += ["--case", case, "--pictures", str(tmp_path / "pictures")]
-    assert (
-        main([*options, "--limit", "0", "--json", str(tmp_path / "first.json")]) == 0
-    )  # ends after the first clip
-    assert len(read(*tmp_path.glob("clips/*.json"))) == 1
+    options = ["photographs", "--tiny", "--device", "cpu", "--case", case]
+    folders = {"checkpoint": trained / "checkpoint"}
+    folders |= {name: tmp_path / name for name in ("out", "pictures")}
+    options += [word for name, path in folders.items() for word in (f"--{name}", str(path))]
+    first = ["--limit", "0", "--json", str(tmp_path / "first.json")]
+    assert main([*options, *first]) == 0  # ends after the first clip
+    assert len(read(*tmp_path.glob("out/*.json"))) == 1
     assert main([*options, "--json", str(tmp_path / "all.json")]) == 0
     made = read(tmp_path / "all.json")
     assert len(made) == 2 * 5
@@ -323,7 +315,6 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert "| 0.500 | 2.00 | 6 | 0 | 0 | 6 |" in row
     picture = Image.open(tmp_path / "pictures" / "000-dense.jpg")
     assert picture.size == (4 * 64, 64)
-
     assert main(options) == 0  # nothing is made twice
     assert " dense: " not in capsys.readouterr().out
-    assert read(tmp_path / "all.json") == read(*sorted(tmp_path.glob("clips/*.json")))
+    assert read(tmp_path / "all.json") == read(*sorted(tmp_path.glob("out/*.json")))

@@ -91,11 +91,7 @@ def tiny_wan_transformer(*, seed: int = 0, **overrides: Any) -> WanTransformer3D
 
 
 def tiny_wan_pipeline(*, seed: int = 0, **overrides: Any) -> WanPipeline:
-    """A text-to-video Wan pipeline; `overrides` replace components or add `WanPipeline` arguments.
-
-    Two experts as in Wan 2.2:
-    `tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.5)`.
-    """
+    """A text-to-video Wan pipeline; `overrides` replace components or add its arguments."""
     components: dict[str, Any] = {
         "tokenizer": tiny_tokenizer(),
         "text_encoder": tiny_text_encoder(seed=seed + 1),
@@ -122,7 +118,6 @@ def tiny_wan_vae(*, seed: int = 2) -> AutoencoderKLWan:
 
 
 def tiny_text_encoder(*, seed: int = 1) -> UMT5EncoderModel:
-    """A UMT5 encoder of one layer whose vocabulary is that of `tiny_tokenizer`."""
     return seeded(UMT5EncoderModel, UMT5Config(**T5_CONFIG), seed=seed)
 
 
@@ -211,7 +206,6 @@ def tiny_image_vae(*, seed: int = 3, **overrides: Any) -> AutoencoderKL:
 
 
 def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
-    """A CLIP text encoder of one layer whose vocabulary is that of `tiny_tokenizer`."""
     config = CLIPTextConfig(
         vocab_size=len(SPECIAL_TOKENS) + len(WORDS),
         hidden_size=TEXT_DIM,
@@ -241,7 +235,6 @@ def tiny_clip_image_encoder(*, seed: int = 4) -> CLIPVisionModel:
 
 
 def tiny_t5_encoder(*, seed: int = 2) -> T5EncoderModel:
-    """A T5 encoder of one layer whose vocabulary is that of `tiny_tokenizer`."""
     return seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed)
 
 

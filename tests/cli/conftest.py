@@ -54,8 +54,6 @@ sparsity:
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished command."""
-
     exit_code: int
     stdout: str
     stderr: str
@@ -73,7 +71,6 @@ class Ran:
         return self.stderr.splitlines()[-1].removeprefix("chipsparse: error: ")
 
     def json(self):
-        """Return its result, having succeeded."""
         return json.loads(self.fine().stdout)
 
 

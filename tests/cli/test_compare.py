@@ -65,9 +65,6 @@ def rows_of(content):
     return {name: [ClipRecord.model_validate(clip) for clip in own] for name, own in made.items()}
 
 
-# Configs.
-
-
 def test_it_compares_what_generate_makes_with_the_same_seeds(compared, generate):
     content, _, folder = compared
     own = rows_of(content)
@@ -181,9 +178,6 @@ def test_an_interrupt_keeps_what_gives_intervals(compare, workdir, monkeypatch, 
         assert len(list(workdir.glob("*.png"))) == 5
 
 
-# Rows of clips.
-
-
 def clip(seed=0, psnr_db=30.0, ssim=0.9, lpips=None, **fields):
     values = {"way": "x", "prompt": "p", "seed": seed, "seconds": 2.0, "speedup": 2.0, **fields}
     return ClipRecord(psnr_db=psnr_db, ssim=ssim, lpips=lpips, **values)
@@ -224,9 +218,6 @@ def test_numbers_for_people_and_differences_that_may_be_zero():
     said = rows.zeros_text({"psnr_db": above, "ssim": around, "seconds": around})
     assert said == "may be zero, as the interval includes it: SSIM, seconds"
     assert rows.zeros_text({"ssim": above}) == "no interval includes zero"
-
-
-# The arguments, and mistakes with configs: told before the model is loaded.
 
 
 def test_a_config_is_known_by_its_name_alone():

@@ -40,24 +40,9 @@ def fails(generate, workdir):
     return run
 
 
-# What the model and the machine decide.
-
-
 def test_memory_that_is_not_there(fails, loads_nothing, monkeypatch):
     monkeypatch.setattr("chipsparse.cli.plan.host_free_bytes", lambda: 1 << 20)
     assert re.match(r"48x32 pixels and 5 frames need about .* and 1\.0 MiB are free", fails())
-
-
-def test_a_budget_that_holds_no_cache_ends_with_the_numbers(fails):
-    sentence = fails("--ram", "1K")
-    assert re.match(r"not one layer's caches fit: all of them need \d", sentence)
-    assert "there are 1.0 KiB on the device and 0 B of host memory" in sentence
-
-
-# Model folders and profiles.
-
-
-# Failures on the way.
 
 
 def test_debug_shows_the_traceback(generate):
@@ -120,18 +105,16 @@ def encoding(path, *_):
 def test_nothing_is_left_of_a_generation(
     generate, workdir, monkeypatch, hangup_counts, place, number, code, word
 ):
-    for name in ("o.gif", "r.json"):
-        (workdir / name).write_text("older")
+    older = dict.fromkeys(("o.gif", "r.json"), "older")
+    for name, text in older.items():
+        (workdir / name).write_text(text)
     stop = encoding if place[0] is media else lambda *_, **__: signal.raise_signal(number)
     before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     monkeypatch.setattr(*place, stop)
     ran = generate("-o", "o.gif", "--report", "r.json", "--frames", "1")
     assert ran.exit_code == code, ran.stderr
     assert ran.stderr.splitlines()[-1] == f"chipsparse: {word}, nothing was written"
-    assert {path.name: path.read_text() for path in workdir.iterdir()} == {
-        "o.gif": "older",
-        "r.json": "older",
-    }
+    assert {path.name: path.read_text() for path in workdir.iterdir()} == older
     assert {each: signal.getsignal(each) for each in STOP_SIGNALS} == before
 
 
@@ -182,18 +165,10 @@ C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ("arguments", "options", "said"),
     [
         (("nope",), {}, "no such command 'nope'; chipsparse --help tells more"),
-        (
-            ("generate", PROMPT),
-            {},
-            "missing option '--output' / '-o'; chipsparse generate --help tells",
-        ),
+        (("generate", PROMPT), {}, "missing option '--output' / '-o'; chipsparse generate --help"),
         (("generate", "--stpes", "4"), {}, "no such option: --stpes (Possible options: "),
         # Python decodes arguments as ASCII there, and would print nothing else.
-        (
-            ("generate", "ein Würfel", "-o", "würfel.avi"),
-            C_LOCALE,
-            "--output würfel.avi has the suffix .avi",
-        ),
+        (("generate", "ein Würfel", "-o", "würfel.avi"), C_LOCALE, "--output würfel.avi has the"),
         (("generate", b"caf\xe9", "-o", "a.mp4"), {}, "the prompt holds bytes that are no text"),
         (("--version",), {"flags": ["-OO"]}, "python -OO drops the docstrings"),
     ],

@@ -94,8 +94,6 @@ def total(result, place):
     return sum(sizes[place] for sizes in result["caches"].values())
 
 
-# Against real generations.
-
 REAL = """\
 model_class: {}
 generation: {{{}: {}, height: 32, width: 64, num_inference_steps: 4, max_sequence_length: 16}}
@@ -146,7 +144,7 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
     # Right after a refresh two kinds are one tensor, counted once, and each layer has a count of
     # four bytes.
     once = sum(planned.values()) - planned.get("lse", 0)
-    assert 0 <= handle.report.cache_bytes - once <= 4 * 10
+    assert 0 < handle.report.cache_bytes - once <= 4 * 10
     # Weights are counted as they are loaded: some modules keep float32.
     loaded = DiffusionPipeline.from_pretrained("model", dtype=torch.bfloat16)
     weights = explained("--model", "model", "--dtype", "bfloat16")["weights"]
@@ -155,9 +153,6 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
         assert nbytes == sum(tensor.nbytes for tensor in getattr(loaded, name).parameters())
     mlps = {part["kind"]: part["sparse"] for part in result["layers"] if part["part"] == "mlp"}
     assert mlps == sparse
-
-
-# By hand.
 
 
 def test_a_large_model_without_weights(wan):
@@ -251,9 +246,6 @@ def test_what_pipelines_make_by_default(explained, folder, classes, own, grid, t
         assert result["pixels"] == [1024, 1024]
         sizes = {"double": 4096 * 12288 * 2, "single": 4608 * 12288 * 2}
         assert result["caches"]["activation"]["layer"] == sizes
-
-
-# What runs dense, and when.
 
 
 @pytest.mark.parametrize(
@@ -351,11 +343,7 @@ ALLEGRO = {"pipeline": "AllegroPipeline", "transformer": "AllegroTransformer3DMo
         ({}, "--vram 37G --ram 64M", "not one layer's caches fit: all of them need 292.87 GiB"),
         ({}, "--vram 32G", "--vram 32.00 GiB does not hold the model and its work (weights 26.9"),
         ({}, "--gpus 41", "this model has 40 attention heads, fewer than the 41 processes"),
-        (
-            {},
-            "--gpus 2 --guidance-parallel 2 --guidance-scale 1",
-            "--guidance-parallel 2: this generation has no guidance; raise --guidance-scale",
-        ),
+        ({}, "--gpus 2 --guidance-parallel 2 --guidance-scale 1", "--guidance-parallel 2: this ge"),
         (ALLEGRO, "", "the transformer of wan is a AllegroTransformer3DModel, which chipsparse"),
     ],
 )

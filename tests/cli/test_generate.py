@@ -4,6 +4,7 @@ import json
 import os
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import imageio.v3 as iio
 import numpy as np
@@ -26,30 +27,10 @@ ONE = ("-o", "o.png", "--frames", "1")
 SMALL = ("--frames", "1", "--steps", "3")
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """Lets a function note something of each of its calls in the list that is returned."""
-
-    def arrange(place, name, noted):
-        calls, function = [], getattr(place, name)
-
-        def noting(*arguments, **options):
-            calls.append(noted(*arguments, **options))
-            return function(*arguments, **options)
-
-        monkeypatch.setattr(place, name, noting)
-        return calls
-
-    return arrange
-
-
 def facts_of(ran):
     """Names and texts of the facts of a summary."""
     lines = [line.split(maxsplit=1) for line in ran.stdout.splitlines() if line.strip()]
     return {words[0]: words[1].strip() for words in lines if len(words) > 1}
-
-
-# Files.
 
 
 def test_a_video_has_the_frames_the_rate_and_ordinary_permissions(generate, workdir):
@@ -107,9 +88,6 @@ def test_compare_writes_three_clips_measures_them_and_reports(generate, workdir)
         assert len(step["layers"]) == 6
         assert all(entry["seconds"] > 0 for entry in step["layers"])
     assert chipsparse.SparsityConfig(**report["config"]).schedule.warmup_steps == 2
-
-
-# What is told.
 
 
 def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder):
@@ -194,16 +172,10 @@ def test_a_quality_of_a_profile_is_taken_and_named(generate, model_folder, workd
         facts = json.loads(picture.text["chipsparse"])
         assert str(model_folder.parent) not in str(picture.text)
     expected = {"model": model_folder.name, "size": "48x32", "seed": "0", "dtype": "bfloat16"}
-    assert {
-        "prompt": PROMPT,
-        "profile": "mine.yaml",
-        "mode": "sparse",
-        **expected,
-    }.items() <= facts.items()
+    expected |= {"prompt": PROMPT, "profile": "mine.yaml", "mode": "sparse"}
+    assert expected.items() <= facts.items()
     assert "balanced, from mine.yaml" in generate(*small).stdout
 
-
-# Reports, and runs that must be sparse.
 
 DENSE_MLP = "MLP runs dense in 1 of 3 layers (first: layer 1): its second linear is of class Other"
 
@@ -247,15 +219,18 @@ def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(generate
     assert Image.open("out.png").size == (256, 256)
 
 
-def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, recorded):
-    loads = recorded(request, "load_pipeline", lambda *_, **__: "loaded")
-    patches = recorded(job, "patched", lambda *_, **__: "patched")
-    plans = recorded(job.ProgressDisplay, "plan", lambda _, work: dict(work))
+def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, monkeypatch):
+    loads, patches = Mock(side_effect=request.load_pipeline), Mock(side_effect=job.patched)
+    plans = Mock(side_effect=job.ProgressDisplay.plan)
+    monkeypatch.setattr(request, "load_pipeline", loads)
+    monkeypatch.setattr(job, "patched", patches)
+    monkeypatch.setattr(job.ProgressDisplay, "plan", lambda *given: plans(*given))
     (workdir / "p.txt").write_text("a red circle\na blue square\n")
     given = ("--prompts", "p.txt", "--num", "2", "-o", "o.png", "--report", "r.json", "--json")
     series = generate(*SMALL, *given, "--seed", "7", prompt=None).json()
-    assert (loads, patches) == (["loaded"], ["patched"])
-    assert plans == [{f"sparse, o-00{i}.png": 1.0 for i in range(4)}]
+    assert (loads.call_count, patches.call_count) == (1, 1)
+    ((_, planned),) = (given.args for given in plans.call_args_list)
+    assert planned == {f"sparse, o-00{i}.png": 1.0 for i in range(4)}
     made = series["clips"]
     assert [(clip["request"]["prompt"], clip["request"]["seed"]) for clip in made] == [
         (prompt, seed) for prompt in ("a red circle", "a blue square") for seed in (7, 8)
@@ -279,11 +254,8 @@ def test_neither_a_failure_nor_an_interruption_loses_the_others(generate, workdi
     given = (*SMALL, "--num", "3", "-o", "o.png", "--report", "r.json")
     ran = generate(*given, "--json")
     assert ran.exit_code == 1
-    assert [clip["error"] for clip in json.loads(ran.stdout)["clips"]] == [
-        None,
-        "the model produced values that are not finite",
-        None,
-    ]
+    errors = [clip["error"] for clip in json.loads(ran.stdout)["clips"]]
+    assert errors == [None, "the model produced values that are not finite", None]
     expected = ["o-000.png", "o-002.png", "r-000.json", "r-001.json", "r-002.json"]
     assert names(workdir) == expected
     failed = json.loads((workdir / "r-001.json").read_text())

@@ -42,9 +42,6 @@ def written(name, frames, **options):
     return Path(name)
 
 
-# Writing.
-
-
 @pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
 def test_colours_survive(workdir, name):
     bars = np.repeat(np.array(BARS, dtype=np.uint8), 16, axis=0)
@@ -148,8 +145,6 @@ def test_a_text_file_is_written_whole_or_not_at_all(workdir, name, raised, said,
     assert (names(workdir), Path("a.json").read_text()) == (["a.json"], content)
 
 
-# Facts in the files.
-
 FACTS = {
     "prompt": "a cat = x; #1\nand \\ a dög",
     "negative_prompt": "blur",
@@ -186,8 +181,6 @@ def test_files_say_how_they_were_made(workdir):
     written("a.webm", noise(1), metadata=long)
     assert long["prompt"][: media.LONGEST_TAG - 100] in tags("a.webm")
 
-
-# Reading.
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -239,7 +232,6 @@ def test_files_that_cannot_be_read(workdir, monkeypatch):
     for name, said in {
         "text.png": "--image text.png could not be read: cannot identify image file",
         "float.tif": "--image float.tif could not be read: it has 32 bits per channel",
-        "b.png": "--image b.png does not exist",
         ".": "--image . is a folder; name a file",
         "pipe.png": "--image pipe.png is no regular file",
     }.items():
@@ -257,9 +249,6 @@ def test_files_that_cannot_be_read(workdir, monkeypatch):
         Path(f"cut-{name}").write_bytes(content[: len(content) * 3 // 4])
         with pytest.raises(UserError, match=f"cut-{name} could not be read: "):
             read_clip(Path(f"cut-{name}"))
-
-
-# Panels and heat-maps.
 
 
 def clip(value, frames=2, height=20, width=60):

@@ -27,9 +27,6 @@ LAUNCHED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-# Which process this is.
-
-
 @pytest.fixture
 def placed(monkeypatch):
     """The place of a process with these options, as a launcher has it or without one."""
@@ -103,8 +100,6 @@ def test_the_first_process_makes_and_tells():
     runner.generate(None, "sparse")  # the first one may still compare and write
     assert failed[1:] == [None, "made"]
 
-
-# Before any process is started.
 
 TARGET = ("--min-psnr", "25", "-o", "p.yaml")
 BLOCKS = "sparsity:\n  block_size: 16"

@@ -24,15 +24,14 @@ from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.request import choose_profile, resolve
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments import clips
-from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model, load_profile
 from chipsparse.profiles.tuned_range import TunedFor
+from tests.chipsparse.test_plan import LAYOUT
 from tests.cli.conftest import by_hand, change_json, command, names, pictures
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 CPU = torch.device("cpu")
-
 INDEX = "model_index.json"
 PLACE = {"location": "model", "experts": 1}
 MODEL = SimpleNamespace(**PLACE, transformer_class="WanTransformer3DModel")
@@ -101,9 +100,6 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     profile = load_profile(workdir / "p.yaml")
     assert (profile.sparsity, profile.tuned.flow_shift) == (config, shift)
     assert names(workdir) == ["p.yaml"]
-
-
-# Which settings.
 
 
 def described(pipeline, transformer_config, vae_config, transformer_class=""):
@@ -211,9 +207,6 @@ def test_what_configs_say_of_sizes(measure, config, expected):
     assert getattr(settings, measure)(config) == expected
 
 
-# An image to start from.
-
-
 @pytest.mark.parametrize(
     ("shape", "asked", "expected"),
     [
@@ -291,15 +284,6 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     np.testing.assert_array_equal(pictures("out.png"), expected)
     few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).sentence()
     assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
-
-
-LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", layers=2, intermediate_size=64),),
-    heads=2,
-    head_dim=16,
-    batch=1,
-    grids=((2, 4, 4),),
-)
 
 
 def plan(steps, **changes):

@@ -105,13 +105,16 @@ def test_clips_are_those_of_generate(made, generate, flux_folder, workdir):
     assert np.array_equal(read_clip(workdir / "again.png").frames, live.made["sparse"].frames)
 
 
-def test_a_dense_clip_is_made_once(made, make):
+def test_a_dense_clip_is_made_once_and_none_that_does_not_fit(made, make):
     again = make()
     assert again.made["dense"] is made[0].made["dense"]
     assert [run.way for run in again.runs] == ["sparse"]
     assert KEPT in again.notes
     other = make(seed=4, compare=False)
     assert ([*other.made], other.quality, KEPT in other.notes) == (["sparse"], None, False)
+    sentence, end = "--height 33 does not fit this model", make(height=33)
+    assert sentence in end.error
+    assert sentence in end.html()
 
 
 def test_stopping(made, make, watched, studio, flux_folder, monkeypatch):
@@ -148,12 +151,6 @@ def test_stopping(made, make, watched, studio, flux_folder, monkeypatch):
     monkeypatch.setattr(clips, "warm_up", stop)
     assert make(seed=8, steps=5).doing == "stopped"
     assert asked == [True]
-
-
-def test_what_does_not_fit_is_one_sentence(make):
-    sentence, end = "--height 33 does not fit this model", make(height=33)
-    assert sentence in end.error
-    assert sentence in end.html()
 
 
 def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):

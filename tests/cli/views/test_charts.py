@@ -14,13 +14,6 @@ from chipsparse.cli.views.sections import FIRST, SECOND, Chart
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def axes_of(draw):
-    """Return axes on which a chart was drawn."""
-    axes = Figure((10, 4), dpi=72).add_subplot()
-    draw(Canvas(axes))
-    return axes
-
-
 def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
     def draw(canvas):
         canvas.steps_axis(50, "up")
@@ -62,11 +55,10 @@ def test_labels_cover_no_dot_and_no_other_label_and_stay_on_the_page():
     places = [(1.0, 30.0), (1.01, 30.0), (1.0, 30.1), (1.02, 30.0), (2.0, 35.0)]
     labels = ["1", "2", "3", "4", "wider than the margin"]
 
-    def draw(canvas):
-        canvas.dots([(*place, "") for place in places], FIRST)
-        canvas.labels([(*place, text) for place, text in zip(places, labels, strict=True)])
-
-    axes = axes_of(draw)
+    axes = Figure((10, 4), dpi=72).add_subplot()
+    canvas = Canvas(axes)
+    canvas.dots([(*place, "") for place in places], FIRST)
+    canvas.labels([(*place, text) for place, text in zip(places, labels, strict=True)])
     assert [text.get_text() for text in axes.texts] == labels
     middles = [axes.transData.transform(text.get_position()) for text in axes.texts]
     assert middles[4][0] + 3.75 * len(labels[4]) <= axes.figure.bbox.x1

@@ -34,6 +34,7 @@ from tests.cli.html_reader import PageReader
 
 HOSTILE = "<script>alert(\"1\")</script> & 'x' </h1><img src=http://example.org/a.png>"
 ACTIONS = ("dense", "refresh", "sparse", "skip")
+pytestmark = pytest.mark.usefixtures("workdir")  # an empty folder for each test
 
 
 def call(step, branch, action, **more):
@@ -138,14 +139,6 @@ def write_clip(name, seed=0, frames=5, size=(32, 48)):
     first.save(name, save_all=True, append_images=others)
 
 
-@pytest.fixture(autouse=True)
-def in_a_folder(workdir):
-    """Each test has a folder of its own."""
-
-
-# The page of a generation.
-
-
 def test_the_page_of_a_generation():
     write_clip("o.gif")
     write_clip("o-dense.gif", seed=1)
@@ -238,9 +231,6 @@ def test_the_best_points_are_those_that_nothing_beats():
     assert {row[0].partition(":")[0] for row in table.rows} == {"2", "3.1", "3.2"}
 
 
-# Frames.
-
-
 def test_long_and_large_clips_are_shown_in_small():
     for count, places in ((1, [0]), (2, [0, 1]), (6, [*range(6)]), (33, [0, 6, 13, 19, 26, 32])):
         assert spaced(count, 6) == places
@@ -279,9 +269,6 @@ def test_frames_are_found_beside_a_file_that_was_moved():
     assert "sparse: o.gif" in PageReader(page([(source, read_result(source))])).headings
 
 
-# Names and units.
-
-
 def test_names_of_paths_and_words_of_commands():
     names = {
         "/home/alice/models/my-wan/": "my-wan",
@@ -304,9 +291,6 @@ def test_units_fit_the_value():
     shares = [percent(share) for share in (0.0, 0.1104, 0.999, 1.0)]
     assert shares == ["0%", "11.0%", "100%", "100%"]
     assert [seconds_text(s) for s in (0.0123, 0.5, 61.2)] == ["12.3 ms", "0.50 s", "1 min 1 s"]
-
-
-# The terminal.
 
 
 def test_the_summary_of_a_generation(capsys):
@@ -342,9 +326,6 @@ def test_cells_of_a_wide_table_are_folded_on_a_narrow_terminal():
     wide = Table(["way", *"abcdefgh"], [("chipsparse fast", *["38.22 (31.07)"] * 8)])
     words = text_of([Section("", [wide])], width=80).split()
     assert words[9:] == ["chipsparse", *["38.22"] * 8, "fast", *["(31.07)"] * 8]
-
-
-# Files.
 
 
 STEPS = r"is damaged.*report\.steps\[0\]\.step is"
