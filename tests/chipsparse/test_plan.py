@@ -217,3 +217,12 @@ def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
     plan = listed(8, full_steps=[1, 4], between=[2, 3, 5, 6])
     assert letters(plan.actions(first)) == expected
+
+
+def test_layers_are_numbered_kind_after_kind():
+    kinds = LayerKind("double", 19, 12288), LayerKind("single", 38, 6000)
+    layout = dataclasses.replace(LAYOUT, kinds=kinds)
+    assert [layout.kind(n).name for n in range(57)] == ["double"] * 19 + ["single"] * 38
+    for layer in (-1, 57):
+        with pytest.raises(ValueError, match=f"from 0 to 56, got {layer}"):
+            layout.kind(layer)
