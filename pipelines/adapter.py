@@ -36,11 +36,7 @@ from chipsparse.pipelines.bridge import (
     make_tag,
     register_runner,
 )
-from chipsparse.pipelines.denoising_loop import (
-    DenoisingLoop,
-    check_scheduler,
-    scheduler_step,
-)
+from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
 from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
 from chipsparse.pipelines.feed_forward import FeedForwardSite

@@ -21,11 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
 
 STEPS = 9
 LISTED = small_sparse.SPARSE.override(
-    {
-        "schedule.refresh_every": 10,
-        "schedule.full_steps": [0, 1, 4, 6],
-        "schedule.between": "none",
-    }
+    {"schedule.refresh_every": 10, "schedule.full_steps": [0, 1, 4, 6], "schedule.between": "none"}
 )
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "

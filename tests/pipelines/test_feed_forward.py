@@ -4,9 +4,7 @@ import pytest
 import torch
 from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention import FeedForward
-from diffusers.models.transformers.transformer_flux2 import (
-    Flux2ParallelSelfAttnProcessor,
-)
+from diffusers.models.transformers.transformer_flux2 import Flux2ParallelSelfAttnProcessor
 
 import chipsparse
 from chipsparse import SparsityConfig

@@ -40,11 +40,7 @@ CASES = {
 }
 BEFORE = ("nothing", "a call", "a call of as many steps", "a call that broke off")
 SKIPPED = SPARSE.override(
-    {
-        "schedule.refresh_every": 10,
-        "schedule.full_steps": [0, 1, 4],
-        "schedule.between": "none",
-    }
+    {"schedule.refresh_every": 10, "schedule.full_steps": [0, 1, 4], "schedule.between": "none"}
 )
 
 
@@ -265,9 +261,7 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
     call(pipe, "wan", num_inference_steps=1)
     assert pipe.do_classifier_free_guidance
     parts = SimpleNamespace(
-        components=pipe.components,
-        scheduler=pipe.scheduler,
-        do_classifier_free_guidance=guided,
+        components=pipe.components, scheduler=pipe.scheduler, do_classifier_free_guidance=guided
     )
     for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
         with chipsparse.enable(loop_of, SPARSE) as handle:

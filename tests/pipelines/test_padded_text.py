@@ -141,10 +141,7 @@ def test_each_length_of_mochi_is_a_branch_of_its_own():
 def test_an_unpatched_generation_of_mochi_is_one_call_a_step():
     pipe, calls = mochi.tiny_pipeline(), []
     pipe.transformer.patch_embed.register_forward_hook(lambda *_: calls.append(None))
-    for config, expected in (
-        (SparsityConfig.dense(), 4),
-        (SPARSE.override(listed("DRKS")), 2 * 3),
-    ):
+    for config, expected in ((SparsityConfig.dense(), 4), (SPARSE.override(listed("DRKS")), 2 * 3)):
         calls.clear()
         with chipsparse.enable(pipe, config):
             generate(pipe, GUIDED, num_inference_steps=4)

@@ -25,11 +25,7 @@ from tests.variants import slow
 
 # Timesteps at which attention may be passed over.
 WHEN = {"spatial_attention_timestep_skip_range": (-1, 950)}
-SEER = {
-    "cache_interval": 3,
-    "disable_cache_before_step": 3,
-    "taylor_factors_dtype": torch.float32,
-}
+SEER = {"cache_interval": 3, "disable_cache_before_step": 3, "taylor_factors_dtype": torch.float32}
 
 
 def first_block(pipe):

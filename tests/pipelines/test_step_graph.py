@@ -11,12 +11,7 @@ import torch
 
 import chipsparse
 from chipsparse.cache.tensors import AttentionCache
-from chipsparse.graphs.step_graph import (
-    MOST_ATTEMPTS,
-    MOST_CAPTURES,
-    Arguments,
-    TensorsInPlace,
-)
+from chipsparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, TensorsInPlace
 from tests.devices import DEVICES
 from tests.pipelines.changes import add_lora
 from tests.pipelines.tiny_runs import FLUX

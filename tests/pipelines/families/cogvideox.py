@@ -83,9 +83,7 @@ FAMILIES = [
         VIDEO,
         VARIANTS,
         kinds=KINDS,
-        masked={
-            "a mask of the user's": "attention runs dense: the call has a mask of its own",
-        },
+        masked={"a mask of the user's": "attention runs dense: the call has a mask of its own"},
     ),
     Family(
         "cogvideox video to video",

@@ -15,12 +15,7 @@ from tests.tiny_models import (
 
 KINDS = 3  # double, the first single, further single blocks, whose input has other strides
 WIDTH, HEIGHT = 24, 32
-PICTURE = {
-    "prompt": "a red circle",
-    "height": HEIGHT,
-    "width": WIDTH,
-    "max_sequence_length": 16,
-}
+PICTURE = {"prompt": "a red circle", "height": HEIGHT, "width": WIDTH, "max_sequence_length": 16}
 GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
 BATCH = {"prompt": ["a red circle", "a blue square"]}
 ODD_SIZE = {"height": 40, "width": 36}
@@ -70,12 +65,7 @@ FAMILIES = [
         {"guided": GUIDED},
         kinds=KINDS,
     ),
-    Family(
-        "flux control",
-        beside,
-        {**PICTURE, "control_image": SECOND},
-        kinds=KINDS,
-    ),
+    Family("flux control", beside, {**PICTURE, "control_image": SECOND}, kinds=KINDS),
     Family(
         "flux fill",  # masked latents, and the 16 pixels of a mask that belong to a token
         lambda: beside(diffusers.FluxFillPipeline, more=16),

@@ -102,13 +102,7 @@ def with_gaps(prompt, mask):
     return {**prompt, mask: prompt[mask].roll(1, 1)}
 
 
-VIDEO = {
-    "height": 64,
-    "width": 48,
-    "num_frames": 9,
-    "max_sequence_length": VALID,
-    **prompts(VALID),
-}
+VIDEO = {"height": 64, "width": 48, "num_frames": 9, "max_sequence_length": VALID, **prompts(VALID)}
 VARIANTS = {
     "short prompt": prompts(2),
     "no padding": prompts(PADDED),
@@ -208,11 +202,7 @@ VARIANTS15 = {
     "prompts of two lengths": both15(6, 5, glyphs=[3, 4]),
 }
 MASKED15 = {"prompts of two lengths": LENGTHS.format("5 to 6")}
-IMAGE15 = {
-    "image": picture(3, 60, 90),
-    "num_frames": 9,
-    **both15(VALID, glyphs=[3]),
-}
+IMAGE15 = {"image": picture(3, 60, 90), "num_frames": 9, **both15(VALID, glyphs=[3])}
 
 # Both kinds of blocks (the single ones twice: behind the first, the tokens are a part of a longer
 # tensor), the patch embedding and the token refiner.

@@ -30,13 +30,7 @@ def prompts(batch=1, seed=3, padding=1):
     }
 
 
-VIDEO = {
-    **prompts(),
-    "height": 32,
-    "width": 64,
-    "num_frames": 5,
-    "guidance_scale": 3.0,
-}
+VIDEO = {**prompts(), "height": 32, "width": 64, "num_frames": 5, "guidance_scale": 3.0}
 PICTURE = random(1, 3, 32, 64, seed=1).tanh() / 2 + 0.5
 VARIANTS = {
     "odd size": {"height": 96, "width": 32, "num_frames": 3},

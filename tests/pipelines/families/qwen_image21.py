@@ -103,5 +103,5 @@ FAMILIES = [
         },
         kinds=2,  # the first block gets tokens that are cut from a longer sequence
         unpatched_steps=1,
-    ),
+    )
 ]

@@ -18,12 +18,7 @@ from tests.tiny_models import (
 CLIP_SIZE = {"height": 16, "width": 16}
 CHANNELS = 64  # of the blocks: heads times head size
 TEXT = 512  # what follows the image's tokens, fixed in the code of the model's cross-attention
-VIDEO = {
-    "prompt": PROMPT,
-    **SIZE,
-    "guidance_scale": 4.0,
-    "max_sequence_length": 16,
-}
+VIDEO = {"prompt": PROMPT, **SIZE, "guidance_scale": 4.0, "max_sequence_length": 16}
 VARIANTS = {
     "odd size": ODD,
     "one frame": {"num_frames": 1},
@@ -46,9 +41,7 @@ def with_clip_embeddings():
     """
     return image_to_video(
         transformer=tiny_wan_transformer(
-            in_channels=2 * LATENT_CHANNELS + 4,
-            image_dim=TEXT_DIM,
-            added_kv_proj_dim=CHANNELS,
+            in_channels=2 * LATENT_CHANNELS + 4, image_dim=TEXT_DIM, added_kv_proj_dim=CHANNELS
         ),
         image_encoder=tiny_clip_image_encoder(),
         image_processor=CLIPImageProcessor(size=CLIP_SIZE, crop_size=CLIP_SIZE),

@@ -4,13 +4,7 @@ import diffusers
 import torch
 
 from tests.pipelines.families import family
-from tests.tiny_models import (
-    LATENT_CHANNELS,
-    TEXT_DIM,
-    TRANSFORMER_CONFIG,
-    random,
-    seeded,
-)
+from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
 
 TEXT, FACE = 5, 16  # tokens; pixels of a side
 SHAPE = family.video_latents(LATENT_CHANNELS)

@@ -69,5 +69,5 @@ FAMILIES = [
             },
         },
         kinds=3,  # those that refine images or prompts are other graphs
-    ),
+    )
 ]

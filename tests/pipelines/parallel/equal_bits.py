@@ -72,11 +72,7 @@ OTHERS = {
             "schedule.forecast": 0.5,
         },
     ),
-    "caches in e4m3": (
-        lambda: wan_of(4),
-        BIG,
-        {"memory.cache_precision": "fp8"},
-    ),
+    "caches in e4m3": (lambda: wan_of(4), BIG, {"memory.cache_precision": "fp8"}),
     "attention alone": (lambda: wan_of(4), BIG, {"mlp.density": "dense"}),
     **{
         f"{name}, announced": (partial(announced, name), FAMILIES[name].call, {})
