@@ -111,7 +111,6 @@ class PatchedTransformer(WholePatched):
 
     @contextlib.contextmanager
     def cache_context(self, name: str, **kwargs: Any) -> Iterator[None]:
-        """Remembers the branch and step that the pipeline names."""
         adapter = self.chipsparse_adapter
         outer, adapter.named_position = adapter.named_position, {"name": name, **kwargs}
         named = getattr(super(), "cache_context", None)  # not every model has caches
@@ -134,7 +133,6 @@ class PatchedTransformer(WholePatched):
             super().set_attention_backend(backend)  # type: ignore[misc]
 
     def reset_attention_backend(self) -> None:
-        """Sets the default attention backend again, like `set_attention_backend`."""
         with self.chipsparse_adapter.attention_released():
             super().reset_attention_backend()  # type: ignore[misc]
 
@@ -142,19 +140,9 @@ class PatchedTransformer(WholePatched):
 class ModelAdapter(PatchedFamily):
     """Patches one transformer and serves its layers; `remove` restores it bit for bit.
 
-    Args:
-        transformer: the model, of the class that `transformer_class` names.
-        session: the state of this transformer.
-        tracker: follows the position over all transformers of the pipeline.
-        loop: what the pipeline tells of its denoising loop.
-        team: the processes that run it together; None: this one alone.
-
-    Raises:
-        ValueError: if the transformer is split over several devices, or cannot be shared with other
-            processes as it is asked to be.
-
-    Attributes:
-        execution: how the open call, or the last one, computes.
+    The tracker follows the position over all transformers of the pipeline. A `ValueError` refuses a
+    transformer that is split over several devices, or that cannot be shared with the other
+    processes of the team.
     """
 
     def __init__(
@@ -176,7 +164,7 @@ class ModelAdapter(PatchedFamily):
             self._refuse_split(self.why_not_split(self._model.config))
         if self._shares_guidance:
             self._refuse_sharing(self.why_guidance_stays())
-        self.execution: Execution
+        self.execution: Execution  # of the open call, or the last one
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
         self.other_experts: list[ModelAdapter] = []
@@ -223,7 +211,6 @@ class ModelAdapter(PatchedFamily):
             raise
 
     def remove(self) -> None:
-        """Restores the model and frees the caches."""
         self.release_attention()
         self._layouts.undo()
         self._patches.undo()
@@ -258,10 +245,8 @@ class ModelAdapter(PatchedFamily):
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Runs the transformer's own call between `Session.begin` and `Session.end`.
 
-        Where gradients are recorded the model runs as if it were not patched.
-
-        Raises:
-            ValueError: if the transformer was compiled as a whole in its own place.
+        Where gradients are recorded the model runs as if it were not patched. One that was compiled
+        as a whole in its own place raises `ValueError`.
         """
         with self._calling():
             if torch.is_grad_enabled():
@@ -304,7 +289,6 @@ class ModelAdapter(PatchedFamily):
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """Around a call, which keeps other threads out."""
         with self.turn.only(type(self.transformer).__name__):
             outer, self.is_calling = self.is_calling, True
             try:
@@ -355,11 +339,7 @@ class ModelAdapter(PatchedFamily):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
     def _shared_guidance(self, context: StepContext) -> GuidanceSplit | None:
-        """The other processes that compute guidance branches; None where there are none.
-
-        Raises:
-            ValueError: if the pipeline has one branch only.
-        """
+        """The other processes that compute guidance branches; None where there are none."""
         if not self._shares_guidance:
             return None
         if not self._is_guided():
@@ -431,7 +411,6 @@ class ModelAdapter(PatchedFamily):
 
     @property
     def _shares_guidance(self) -> bool:
-        """True if other processes compute the other guidance branches."""
         return self.team is not None and self.team.guidance is not None
 
     def _refuse_split(self, reason: str | None) -> None:
@@ -447,7 +426,6 @@ class ModelAdapter(PatchedFamily):
             )
 
     def _locate(self, arguments: dict[str, Any]) -> StepContext:
-        """The position of a call with these arguments in the denoising loop."""
         loop, named = self._loop, self.named_position
 
         def read_in(schedule: Any) -> float:
@@ -646,7 +624,6 @@ class ModelAdapter(PatchedFamily):
         return self.guides_in_batch and self._loop.branches() is None
 
     def finish_generation(self) -> None:
-        """Frees the caches and starts anew with the next call."""
         self.session.reset()
         self._tracker.finish()
 
@@ -668,12 +645,10 @@ class ModelAdapter(PatchedFamily):
                 )
 
     def release_attention(self) -> None:
-        """Gives the self-attention modules their own backends back."""
         self._attention_patches.undo()
 
     @contextlib.contextmanager
     def attention_released(self) -> Iterator[None]:
-        """Gives the self-attention modules back for a while."""
         self.release_attention()
         try:
             yield

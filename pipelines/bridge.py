@@ -168,11 +168,9 @@ def parallel_feed_forward(
 ) -> torch.Tensor:
     """Feed-forward layer beside the attention of the tagged block, and their common projection.
 
-    The result is ``[B, N, C]``, with as many channels. Of weights in FP8, the attention's part and
-    the neurons are rounded by themselves where the model rounds them as one row.
-
-    Args:
-        hidden: attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side.
+    From the attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side, it
+    makes ``[B, N, C]``, with as many channels. Of weights in FP8, the attention's part and the
+    neurons are rounded by themselves where the model rounds them as one row.
     """
     runner, layer = _find(tag)
     session = runner.session
@@ -192,11 +190,9 @@ def parallel_feed_forward(
 def attention_backend(other: Any = None) -> Any:
     """The member of diffusers' ``AttentionBackendName`` that leads to `self_attention`.
 
-    Added to the Enum on first use; diffusers looks backends up there and nowhere else.
-
-    Args:
-        other: the backend that it takes the place of, for what our op does not compute; None for
-            the one that is active in diffusers at the time.
+    Added to the Enum on first use; diffusers looks backends up there and nowhere else. What our op
+    does not compute goes to the other backend, or with None to the one that is active in diffusers
+    then.
     """
     names = attention_dispatch.AttentionBackendName
     over = None if other is None else names(other)
@@ -243,11 +239,9 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
 
 @functools.cache  # one hook for all blocks of a kind: compiled ones share one graph
 def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., Any]:
-    """A forward pre-hook of attention modules: passes their tag as the mask.
+    """A forward pre-hook of attention modules with these `forward_arguments`: passes their tag.
 
-    Args:
-        names: the `forward_arguments` of the modules; ``attention_mask`` is among them.
-        over_masks: see `ModelFamily.tags_over_masks`.
+    It is the ``attention_mask``; see `ModelFamily.tags_over_masks` for calls that have one.
     """
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

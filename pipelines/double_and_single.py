@@ -15,22 +15,16 @@ from chipsparse.pipelines.feed_forward import (
 
 
 class DoubleAndSingleBlocks(ModelAdapter):
-    """The part that such models share; comes before another adapter's class.
-
-    Attributes:
-        single_mlp: what a single block runs beside its attention.
-    """
+    """The part that such models share; comes before another adapter's class."""
 
     sparse_attention = "joint attention of double and single blocks"
 
-    single_mlp: ClassVar[Any] = ParallelFeedForward
+    single_mlp: ClassVar[Any] = ParallelFeedForward  # which runs beside a single block's attention
 
     def blocks(self) -> list[Any]:
-        """Double ones first."""
         return [*self._model.transformer_blocks, *self._model.single_transformer_blocks]
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of the double blocks, then what the single blocks run beside their attention."""
         return [
             *(
                 FeedForwardModule(block, "ff", self.mlp_parts)

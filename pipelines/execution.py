@@ -23,7 +23,6 @@ class Execution:
     autocast: bool = False  # then the weights may have another dtype
 
     def __str__(self) -> str:
-        """The wording of messages."""
         how = ", under torch.autocast" if self.autocast else ""
         return f"{str(self.dtype).removeprefix('torch.')} on {self.device}{how}"
 
@@ -36,10 +35,7 @@ class Execution:
 def execution_of(model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor) -> Execution:
     """The device and dtype of a call of a model, which may be offloaded.
 
-    Args:
-        model: the transformer.
-        weight: of its first block.
-        hidden: what the model is called with, wherever that is; hooks move it.
+    The weight is one of its first block. The hidden states may be anywhere: hooks move them.
     """
     check_undivided(model)
     device = _execution_device(model, weight, hidden)

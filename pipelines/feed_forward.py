@@ -63,10 +63,8 @@ class PatchedModule:
 class FeedForwardSite:
     """A place in a model where a feed-forward layer is.
 
-    Args:
-        around: the modules around the linears, whose offloading brings the weights.
-        patched: the modules that do something else where the layer runs as one op, each with its
-            mixin; the last one calls the op.
+    The offloading of the modules around its linears brings the weights. Of the patched modules,
+    each with its mixin, the last one calls the op.
     """
 
     def __init__(self, around: Sequence[Any], patched: Sequence[tuple[Any, type]]) -> None:
@@ -117,7 +115,6 @@ class FeedForwardSite:
         return make(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
-        """The linear of the second weight, without adapters around it."""
         linear: torch.nn.Linear = without_adapters(self.linears().down)
         return linear
 
@@ -170,11 +167,9 @@ class FeedForwardModule(FeedForwardSite):
         super().patch(patches, tag)
 
     def linears(self) -> Linears:
-        """The linears of the module."""
         return linears_of(self._module, self._parts)
 
     def form(self) -> Form | str:
-        """The form of the layer, or the reason why it cannot run sparse now."""
         if getattr(self._block, self._name) is not self._module:
             return "its module was replaced"
         if getattr(self._block, "_chunk_size", None) is not None:
@@ -246,7 +241,6 @@ class ParallelFeedForward(FeedForwardSite):
         return weights, projection, bias
 
     def form(self) -> Form | str:
-        """The form of the layer, or the reason why it cannot run sparse now."""
         for name, module in zip(self.names, self._modules, strict=True):
             if without_adapters(getattr(self._owner, name)) is not module:
                 return f"its {name} was replaced"
@@ -315,7 +309,6 @@ class FusedParallelFeedForward(ParallelFeedForward):
         super().patch(patches, tag)
 
     def form(self) -> Form | str:
-        """The form of the layer; dense if the attention's processor was replaced."""
         if stock_class(self._owner.processor).__name__ not in self.processors:
             return "the attention's processor, which computes it, was replaced"
         return super().form()
@@ -352,6 +345,5 @@ class GatedParallelFeedForward(ParallelFeedForward):
     widths: ClassVar[type | None] = PatchedGatedBlock
 
     def form(self) -> Form | str:
-        """The form of the layer; the gate is the second half."""
         form = super().form()
         return form if isinstance(form, str) else replace(form, gate="second")

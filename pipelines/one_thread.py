@@ -22,8 +22,7 @@ class OneThread:
     def only(self, name: str) -> Iterator[None]:
         """Keeps other threads out of the block; the name of what is called is for the message.
 
-        Raises:
-            RuntimeError: if another thread is inside.
+        Raises `RuntimeError` if another thread is inside.
         """
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
@@ -39,5 +38,4 @@ class OneThread:
             self._lock.release()
 
     def is_inside(self) -> bool:
-        """Return whether this thread is inside."""
         return self._thread == threading.get_ident()

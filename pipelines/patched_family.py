@@ -21,17 +21,11 @@ from chipsparse.step import StepContext
 
 
 class PatchedFamily(ModelFamily):
-    """The methods that a family overrides where its model differs, and those that its hooks call.
-
-    Attributes:
-        transformer: the model.
-        session: its state.
-        split: this process's share of the tokens; None where it has all.
-    """
+    """Methods that a family overrides where its model differs, and those that its hooks call."""
 
     transformer: torch.nn.Module
     session: Session
-    split: SplitSequence | None
+    split: SplitSequence | None  # this process's share of the tokens; None: all of them
     _patches: Patches
     _argument_names: tuple[str, ...]
 
@@ -147,8 +141,8 @@ class PatchedFamily(ModelFamily):
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call of the transformer, by name.
 
-        Raises:
-            ValueError: if a ``forward`` that was put in place of its class's does not name them.
+        Raises `ValueError` where a ``forward`` was put in the class's place that does not name
+        them.
         """
         if len(args) > len(self._argument_names):
             raise ValueError(
@@ -174,11 +168,7 @@ class PatchedFamily(ModelFamily):
     # Tile order, for the hooks that `install_tile_order` installs.
 
     def hook_inputs(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Lets the transformer's arguments be changed, in calls whose layers are ours.
-
-        Args:
-            change: gets them by name, and changes what they are.
-        """
+        """Lets the transformer's arguments be changed, by name, in calls whose layers are ours."""
 
         def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not (self.session.attends or self.split is not None):

@@ -95,9 +95,8 @@ class PipelineCalls:
     def around(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
 
-        Raises:
-            RuntimeError: if another thread is calling it.
-            FallbackError: if the run is strict and a transformer is not the one that was patched.
+        Raises `RuntimeError` where another thread is calling it, and `FallbackError` where the run
+        is strict and a transformer is not the one that was patched.
         """
         with self._generation(self._loop.watched(arguments)):
             yield

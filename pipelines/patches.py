@@ -12,14 +12,10 @@ TAG = "chipsparse_tag"
 
 
 class Patches:
-    """A list of undo steps, taken in reverse.
-
-    Attributes:
-        hook_numbers: PyTorch's numbers of the hooks among the changes.
-    """
+    """A list of undo steps, taken in reverse."""
 
     def __init__(self) -> None:
-        self.hook_numbers: set[int] = set()
+        self.hook_numbers: set[int] = set()  # PyTorch's, of the hooks among the changes
         self._undo: list[Callable[[], None]] = []
 
     def undo(self) -> None:
@@ -28,7 +24,6 @@ class Patches:
             self._undo.pop()()
 
     def set_attribute(self, target: Any, name: str, value: Any) -> None:
-        """Sets an instance attribute."""
         had, old = name in vars(target), vars(target).get(name)
         setattr(target, name, value)
         self.add_undo(lambda: setattr(target, name, old) if had else delattr(target, name))
@@ -40,12 +35,10 @@ class Patches:
         self.add_undo(lambda: setattr(target, "__class__", base))
 
     def add_hook(self, handle: Any) -> None:
-        """Takes over a handle that PyTorch returned for a hook."""
         self.hook_numbers.add(handle.id)
         self.add_undo(handle.remove)
 
     def add_undo(self, step: Callable[[], None]) -> None:
-        """Takes over how to undo a change that was made elsewhere."""
         self._undo.append(step)
 
 
@@ -60,11 +53,9 @@ class WholePatched(metaclass=StockLike):
     chipsparse_base: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """An instance of the stock class."""
         return cls.chipsparse_base(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses `copy` and `pickle`."""
         raise TypeError(
             f"cannot copy or pickle this {type(self).__name__} while chipsparse has it patched; "
             "call chipsparse.disable(pipe) first and enable it again afterwards "

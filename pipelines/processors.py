@@ -50,7 +50,6 @@ class MaskTaggedProcessor(DispatchingProcessor):
     def attend(
         self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tagged call."""
         raise NotImplementedError
 
 
@@ -96,13 +95,8 @@ def joint_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two streams after attention to each other, each with linears of its own.
 
-    Args:
-        processor: whose backend computes it.
-        attention: the module.
-        hidden: video or image tokens ``[B, N, C]``.
-        text: ``[B, T, C']``, which stands behind them.
-        tag: of the layer.
-        turned: applies the rotary embedding to queries and keys of the first stream.
+    Video or image tokens ``[B, N, C]`` stand before text ``[B, T, C']``. `turned` applies the
+    rotary embedding to queries and keys of the first stream.
     """
 
     def stream(states: torch.Tensor, linears: list[Any], norms: list[Any]) -> list[torch.Tensor]:
@@ -146,7 +140,6 @@ class ProcessorTaggingAdapter(ModelAdapter):
         """Leaves the arguments as they are."""
 
     def claim_attention(self) -> None:
-        """Gives each module a processor with its tag, and leads that to our backend."""
         for module in self.self_attentions():
             self._give_tagged_processor(module)
         super().claim_attention()

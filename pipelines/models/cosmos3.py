@@ -158,14 +158,9 @@ def read_order(
 ) -> tuple[int, torch.Tensor, torch.Tensor]:
     """The order of a sequence with its video last; waits for the device.
 
-    Args:
-        video: ``[V]``, where its rows are, in raster order.
-        positions: ``[N]`` or ``[3, N]``, of all rows.
-        tiles: ``[V]``, in which order to put the video's rows; None: theirs.
-
-    Returns:
-        The first row of the video, which row stands at each place, and where each row stands, as
-        int64 ``[N]``.
+    The video's rows ``[V]`` are in raster order; the positions ``[N]`` or ``[3, N]`` are those of
+    all rows. For the tiles see `video_last`. Returned are the first row of the video, the row at
+    each place, and the place of each row, as int64 ``[N]``.
     """
     others = torch.ones(positions.shape[-1], dtype=torch.bool)
     others[video.cpu()] = False

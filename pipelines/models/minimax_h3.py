@@ -109,8 +109,7 @@ class MiniMaxH3Adapter(VideoWithSound):
     def _rows_of(self, arguments: dict[str, Any]) -> PackedRows:
         """The rows of a call; reads each sequence once, which waits for the device.
 
-        Raises:
-            ValueError: if its parts contradict each other, or are in an order that is not known.
+        Raises `ValueError` where its parts contradict each other, or are in an unknown order.
         """
         rows = self._rows(*(arguments[name] for name in ("position_ids", *INDICES)))
         if rows is not self._checked:

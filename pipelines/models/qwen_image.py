@@ -102,22 +102,18 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
 def image_grids(shapes: Any) -> tuple[Grid, ...]:
     """The grids of one sample, from what pipelines pass as ``img_shapes``.
 
-    Args:
-        shapes: for each sample its images, or its one image, as (frames, rows, columns); or
-            one image for all.
+    That is for each sample its images, or its one image, as (frames, rows, columns); or one for
+    all.
     """
     first = shapes[0] if isinstance(shapes, list) else shapes
     return tuple(tuple(shape) for shape in (first if isinstance(first, list) else [first]))
 
 
 def valid_length(mask: torch.Tensor) -> int | None:
-    """The number of leading text tokens that are valid, if no others are, in all samples.
+    """The leading text tokens that are valid in all samples of a mask ``[B, T]``, not 0 for those.
 
-    Args:
-        mask: ``[B, T]``, not 0 where a token is valid. Waits for the device.
-
-    Returns:
-        None where samples have different lengths, a token between others is masked, or all are.
+    Waits for the device. None where samples have different lengths, a token between others is
+    masked, or all are.
     """
     lengths = leading_tokens(mask)
     return lengths[0] or None if lengths and len(set(lengths)) == 1 else None

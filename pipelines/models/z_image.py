@@ -69,11 +69,7 @@ class ZImageAdapter(SeparateLengths):
         return max(map(len, arguments["cap_feats"]))
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """The images as a batch.
-
-        Raises:
-            ValueError: of calls with several images in a sample, or images of several sizes.
-        """
+        """The images as a batch; several images in a sample, or several sizes, are refused."""
         images = arguments["x"]
         if not all(isinstance(image, torch.Tensor) for image in images):
             raise ValueError(

@@ -80,11 +80,8 @@ class GuidanceSplit:
     def computes(self, context: StepContext) -> bool:
         """Count a call, and return True where this process computes it.
 
-        Args:
-            context: position of the call; the calls of a step come one after the other.
-
-        Raises:
-            ValueError: if there are more calls at the step than processes.
+        The calls of a step come one after the other. More of them than processes raise
+        `ValueError`.
         """
         step = context.generation, context.step
         if step != self._step:
@@ -100,8 +97,7 @@ class GuidanceSplit:
     def output(self, own: torch.Tensor | None) -> torch.Tensor:
         """The output of the call that was counted last; the last call of a step fills the others.
 
-        Args:
-            own: what this process computed; None where it computes another call.
+        `own` is what this process computed; None where it computes another call.
         """
         if own is not None:
             self._own = own
@@ -119,7 +115,6 @@ class GuidanceSplit:
         return outputs[self._place]
 
     def _swapped(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """The outputs of all branches, in the order of their calls."""
         outputs = [
             own if rank == self.peers.rank else torch.empty_like(own)
             for rank in range(len(self.peers))

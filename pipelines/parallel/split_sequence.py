@@ -34,12 +34,10 @@ SOME_TEXT = 16
 class SplitSequence:
     """The share of one process in the calls of one transformer.
 
-    Args:
-        exchange: with the processes that share its tokens.
-        rows: tokens that stay together, because they share a list of neurons.
-        query_rows: likewise a list of columns, where processes share the query rows.
-        needs_text: whether the blocks need text tokens; then a process without text passes
-            `SOME_TEXT` of them through, or all where there are fewer. Attention leaves them out.
+    So many tokens stay together as `rows`, which share a list of neurons, and as `query_rows` a
+    list of columns, where processes share the query rows. Where the blocks need text tokens, a
+    process without text passes `SOME_TEXT` of them through, or all where there are fewer; attention
+    leaves them out.
     """
 
     def __init__(
@@ -54,8 +52,7 @@ class SplitSequence:
     def open(self, layout: ModelLayout) -> ModelLayout:
         """Cuts the tokens of a call, and returns its layout with this process's share.
 
-        Raises:
-            ValueError: there are too few tokens or heads.
+        Raises `ValueError` where there are too few tokens or heads.
         """
         ranks, ring = self.exchange.ranks, self.exchange.groups.ring
         check_heads(layout, ranks // ring)
@@ -150,7 +147,6 @@ class CutAtEntry:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The block's own call."""
         cut = vars(self).get(CUT)
         if cut is not None:
             hidden_states, encoder_hidden_states = cut(hidden_states, encoder_hidden_states)
