@@ -160,8 +160,7 @@ class ModelAdapter(PatchedFamily):
         self.split = (
             None if team is None else team.split(session.config, needs_text=self.needs_text)
         )
-        if self.split is not None:
-            self._refuse_split(self.why_not_split(self._model.config))
+        self._refuse_split(self.why_not_split(self._model.config))
         if self._shares_guidance:
             self._refuse_sharing(self.why_guidance_stays())
         self.execution: Execution  # of the open call, or the last one
@@ -340,15 +339,13 @@ class ModelAdapter(PatchedFamily):
 
     def _shared_guidance(self, context: StepContext) -> GuidanceSplit | None:
         """The other processes that compute guidance branches; None where there are none."""
-        if not self._shares_guidance:
-            return None
-        if not self._is_guided():
+        guidance = None if self.team is None else self.team.guidance
+        if guidance is not None and not self._is_guided():
             raise ValueError(
                 "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
                 "above 1, or use Parallel(guidance=1)"
             )
-        assert self.team is not None
-        return self.team.guidance
+        return guidance
 
     def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
@@ -669,7 +666,7 @@ class ModelAdapter(PatchedFamily):
         scale: float | None,
     ) -> torch.Tensor:
         """Self-attention ``[B, H, N, D]`` on the backend that ours took the place of."""
-        output: torch.Tensor = attention_dispatch.dispatch_attention_fn(
+        output = attention_dispatch.dispatch_attention_fn(
             *(states.transpose(1, 2) for states in (query, key, value)),
             scale=scale,
             backend=self._unpatched_backends[layer],
@@ -740,35 +737,30 @@ class ModelAdapter(PatchedFamily):
         if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
             self._layouts.undo()
         for layer, site in enumerate(self.feed_forward_sites):
-            form = self._readable_form(site) if wanted else None
+            form = self._form(site) if wanted else None
             if isinstance(form, str):
                 dense.setdefault(form, []).append(layer)
-            site.run_as(form if isinstance(form, Form) else None)
+                form = None
+            elif form is not None and self._needs_layout(site, form):
+                make_channels_contiguous(site.second_linear(), self._layouts)
+            site.run_as(form)
         self._report("mlp", dense)
-
-    def _readable_form(self, site: FeedForwardSite) -> Form | str:
-        """The form of a layer; the second weight of a sparse one is laid out for the kernels."""
-        form = self._form(site)
-        if isinstance(form, Form) and form.fp8 is None and self._wants_contiguous_channels():
-            linear = site.second_linear()
-            if not has_contiguous_channels(linear):
-                make_channels_contiguous(linear, self._layouts)
-        return form
 
     def _form(self, site: FeedForwardSite) -> Form | str:
         """The form of a layer, or why it is dense."""
         form = site.form()
-        if isinstance(form, Form) and form.fp8 == "weights" and self.execution.autocast:
+        if isinstance(form, str):
+            return form
+        if form.fp8 == "weights" and self.execution.autocast:
             return "torch.autocast casts what its weights in FP8 are multiplied by, and not them"
-        if (
-            isinstance(form, Form)
-            and form.fp8 is None
-            and self._wants_contiguous_channels()
-            and not has_contiguous_channels(site.second_linear())
-            and site.keeps_its_layout()
-        ):
+        if self._needs_layout(site, form) and site.keeps_its_layout():
             return "its weights are offloaded in groups, so they cannot be laid out for the kernels"
         return form
+
+    def _needs_layout(self, site: FeedForwardSite, form: Form) -> bool:
+        """Return whether the kernels want the second weight of a layer in another layout."""
+        wanted = form.fp8 is None and self._wants_contiguous_channels()
+        return wanted and not has_contiguous_channels(site.second_linear())
 
     def _wants_contiguous_channels(self) -> bool:
         """Return whether the kernels on this device want second weights of another layout."""

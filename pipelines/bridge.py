@@ -80,8 +80,7 @@ def _under_autocast(
         ]
         with torch.autocast(device_type, enabled=False):
             op = getattr(torch.ops.chipsparse, function.__name__)
-            result: torch.Tensor = op(*cast, dtype) if fetches else op(*cast)
-        return result
+            return op(*cast, dtype) if fetches else op(*cast)
 
     return call
 
@@ -181,7 +180,7 @@ def parallel_feed_forward(
 
     def project() -> torch.Tensor:
         # As rows of one matrix: for others a linear adds its bias by another pass over the result.
-        projected: torch.Tensor = weights.linear(attention.flatten(0, -2), projection, bias)
+        projected = weights.linear(attention.flatten(0, -2), projection, bias)
         return projected.unflatten(0, hidden.shape[:-1])
 
     return session.mlp[layer](session.state, own, weights, addend=project).contiguous()
@@ -214,7 +213,7 @@ def is_claimed(module: Any) -> bool:
     It does not where gradients are recorded, nor after somebody replaced its processor.
     """
     backend = getattr(module.processor, "_attention_backend", None)
-    ours: bool = getattr(backend, "is_chipsparse", False)  # what compiled code can ask
+    ours = getattr(backend, "is_chipsparse", False)  # as compiled code can ask
     return ours and not torch.is_grad_enabled()
 
 

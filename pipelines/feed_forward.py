@@ -35,8 +35,7 @@ AS_ONE = "chipsparse_as_one"
 
 def runs_as_one(module: Any) -> bool:
     """Return whether a patched module does its part of a layer that runs as one op."""
-    as_one: bool = module.chipsparse_as_one
-    return as_one and not torch.is_grad_enabled()
+    return module.chipsparse_as_one and not torch.is_grad_enabled()
 
 
 class PatchedModule:
@@ -46,14 +45,11 @@ class PatchedModule:
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The output of the module as it was made, or of `chipsparse_forward`."""
-        output: torch.Tensor
         if not isinstance(self, PatchedModule):  # restored, and hooks had kept this method
-            output = type(self).forward(self, hidden_states, *args, **kwargs)
-        elif runs_as_one(self):
-            output = self.chipsparse_forward(hidden_states)
-        else:
-            output = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-        return output
+            return type(self).forward(self, hidden_states, *args, **kwargs)
+        if runs_as_one(self):
+            return self.chipsparse_forward(hidden_states)
+        return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The output of the module where its layer runs as one op: here the input ``[B, N, C]``."""
@@ -115,8 +111,7 @@ class FeedForwardSite:
         return make(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
-        linear: torch.nn.Linear = without_adapters(self.linears().down)
-        return linear
+        return without_adapters(self.linears().down)
 
     def keeps_its_layout(self) -> bool:
         """Return whether the storage of the weights is not ours: diffusers brings it for a call."""
@@ -277,14 +272,12 @@ class PatchedParallelAttention:
     @property
     def mlp_hidden_dim(self) -> int:
         """Neurons; where the input itself comes in their place, its channels."""
-        neurons: int = self.__dict__["mlp_hidden_dim"]
-        return self.query_dim if runs_as_one(self) else neurons
+        return self.query_dim if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
 
     @property
     def mlp_mult_factor(self) -> int:
         """The number of rows of the projection that belong to a neuron."""
-        rows: int = self.__dict__["mlp_mult_factor"]
-        return 1 if runs_as_one(self) else rows
+        return 1 if runs_as_one(self) else self.__dict__["mlp_mult_factor"]
 
 
 class FusedParallelFeedForward(ParallelFeedForward):
@@ -330,8 +323,7 @@ class PatchedGatedBlock:
     @property
     def mlp_hidden_dim(self) -> int:
         """Neurons; where the input itself comes in their place, its channels."""
-        neurons: int = self.__dict__["mlp_hidden_dim"]
-        return self.proj_mlp.in_features if runs_as_one(self) else neurons
+        return self.proj_mlp.in_features if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
 
 
 class GatedParallelFeedForward(ParallelFeedForward):

@@ -70,8 +70,7 @@ class PatchedFamily(ModelFamily):
         """The number of text tokens that a call has in the sequence."""
         if self.text_place == "cross-attention":
             return 0
-        text: torch.Tensor = arguments["encoder_hidden_states"]
-        return text.shape[1]
+        return arguments["encoder_hidden_states"].shape[1]
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
@@ -108,8 +107,7 @@ class PatchedFamily(ModelFamily):
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
         """The argument that the transformer is to denoise, as one tensor of any shape."""
-        hidden: torch.Tensor = arguments["hidden_states"]
-        return hidden
+        return arguments["hidden_states"]
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Notes for the report on a call with these arguments, besides what runs dense."""
@@ -153,8 +151,7 @@ class PatchedFamily(ModelFamily):
 
     def held_output(self, result: Any) -> torch.Tensor:
         """All of the transformer's output in one tensor, of which skipped calls are made."""
-        output: torch.Tensor = result[0]
-        return output
+        return result[0]
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         """The transformer's output from what is held of it.

@@ -91,28 +91,24 @@ class PipelineCalls:
             return
         patches.set_attribute(self._pipe, CALLS, self)
 
-    @contextlib.contextmanager
-    def around(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+    def around(self, arguments: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
 
         Raises `RuntimeError` where another thread is calling it, and `FallbackError` where the run
         is strict and a transformer is not the one that was patched.
         """
-        with self._generation(self._loop.watched(arguments)):
-            yield
+        return self._generation(self._loop.watched(arguments))
 
-    @contextlib.contextmanager
-    def generation(self, scheduler: Any) -> Iterator[None]:
+    def generation(self, scheduler: Any) -> contextlib.AbstractContextManager[None]:
         """Like `around`, for a loop of the user's with a scheduler; None: that of the pipeline."""
-        with self._generation(self._loop.others(scheduler)):
-            yield
+        return self._generation(self._loop.others(scheduler))
 
     @contextlib.contextmanager
     def _generation(self, loop: contextlib.AbstractContextManager[None]) -> Iterator[None]:
         with self._turn.only(type(self._pipe).__name__), loop:
             finished = False
             try:
-                self._check_transformers(self._pipe)
+                self._check_transformers()
                 yield
                 finished = not getattr(self._pipe, "_interrupt", False)
             except BaseException as error:  # also one beside the transformer's calls
@@ -143,11 +139,10 @@ class PipelineCalls:
             for adapter in self._adapters.values():
                 adapter.finish_generation()
 
-    def _check_transformers(self, pipe: Any) -> None:
+    def _check_transformers(self) -> None:
         """Says which transformers were exchanged: those run as without chipsparse."""
-        exchanged = [
-            name for name, adapter in self._adapters.items() if _is_exchanged(pipe, name, adapter)
-        ]
+        adapters = self._adapters.items()
+        exchanged = [name for name, adapter in adapters if _is_exchanged(self._pipe, name, adapter)]
         if not exchanged:
             return
         self._report.begin_call()

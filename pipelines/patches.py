@@ -79,5 +79,4 @@ def _subclass(mixin: type, base: type) -> type:
 
 def stock_class(target: Any) -> type:
     """The class that an object had before `Patches.set_class`."""
-    base: type = getattr(type(target), BASE, type(target))
-    return base
+    return getattr(type(target), BASE, type(target))

@@ -64,7 +64,7 @@ def dispatch(
 
     The tag comes as an argument, or is the processor's ``_parallel_config``.
     """
-    output: torch.Tensor = dispatch_attention_fn(
+    output = dispatch_attention_fn(
         query,
         key,
         value,

@@ -53,7 +53,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block; several query heads share a key's."""
         layers, width = config["num_hidden_layers"], config["intermediate_size"]
         linears = 3 if config["hidden_act"] == "silu" else 2
         shared = config["num_key_value_heads"] / config["num_attention_heads"]
@@ -133,7 +132,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     # Tile order.
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts the video's rows behind all others, in tiles, and says so by the indices."""
         tiles = (self.session.tile_order or ())[:1]
         video, positions = arguments["vision_sequence_indexes"], arguments["position_ids"]
         first, order, place = self._orders(video, positions, *tiles)

@@ -104,7 +104,6 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         return [outer.block for outer in (*model.double_stream_blocks, *model.single_stream_blocks)]
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        """The shared expert of each block; the whole layer where there are no experts."""
         return [
             FeedForwardModule(block.ff_i, "shared_experts", self.mlp_parts)
             if hasattr(block.ff_i, "shared_experts")

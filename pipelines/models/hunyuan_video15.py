@@ -39,10 +39,9 @@ class TagPassing:
         The mask is a tag, or that of the text ``[B, M]``; rotary embeddings are both ``[N, D]``.
         """
         if attention_mask is None or attention_mask.dtype != torch.int64:
-            output: tuple[torch.Tensor, torch.Tensor] = super().__call__(  # type: ignore[misc]
+            return super().__call__(  # type: ignore[misc]
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
-            return output
         assert encoder_hidden_states is not None
         return joint_attention(
             self,

@@ -35,7 +35,6 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
-        """One without the attention of some blocks, and one with separate streams."""
         scales = {
             name: max(argument(name) or 0.0, argument(f"audio_{name}") or 0.0)
             for name in ("stg_scale", "modality_scale")

@@ -81,10 +81,8 @@ class MiniMaxH3Adapter(VideoWithSound):
         ]
 
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """That of the video, 0-d."""
         row = self._rows_of(arguments).video[-1]
-        timestep: torch.Tensor = arguments["timestep"][arguments["timestep_indices"][row]]
-        return timestep
+        return arguments["timestep"][arguments["timestep_indices"][row]]
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's own, which pipelines pass as it is.
@@ -118,7 +116,6 @@ class MiniMaxH3Adapter(VideoWithSound):
         return rows
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts the others first, the video's rows behind them in tiles; says so by the indices."""
         rows, tiles = self._rows_of(arguments), (self.session.tile_order or ())[:1]
         order, place = self._orders(arguments["position_ids"], rows.video, rows.others, *tiles)
         for name in PER_ROW:

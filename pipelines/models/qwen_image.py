@@ -55,7 +55,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Blocks may modulate the tokens of reference images otherwise, by their place."""
         if not config.get("zero_cond_t", False):
             return super().why_not_split(config)
         return "it modulates the tokens of its reference images otherwise (zero_cond_t)"
@@ -76,7 +75,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return ours and self._valid_length(arguments) is not None
 
     def _valid_length(self, arguments: dict[str, Any]) -> int | None:
-        """`valid_length` of the call's mask; None without one."""
         mask = arguments.get(TEXT_MASK)
         return None if mask is None else self._length_of(mask)
 

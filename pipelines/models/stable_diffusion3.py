@@ -86,7 +86,6 @@ class StableDiffusion3Adapter(ModelAdapter):
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """The second attention of dual layers would see this process's image tokens alone."""
         if not config["dual_attention_layers"]:
             return super().why_not_split(config)
         return "its second attention (attn2, in dual layers) is not exchanged between them"

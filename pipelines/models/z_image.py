@@ -47,7 +47,6 @@ class ZImageAdapter(SeparateLengths):
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of one image, in the first of the patches that the model knows."""
         patch = config["all_patch_size"][0]
         return patched(latents, (config["all_f_patch_size"][0], patch, patch))
 
@@ -55,7 +54,6 @@ class ZImageAdapter(SeparateLengths):
     def sizes(
         cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
     ) -> ModelLayout:
-        """The sizes, with the prompt and the image padded as the model pads them."""
         others = -math.prod(*grids) % MULTIPLE + padded(text_tokens)
         return super().sizes(config, grids=grids, text_tokens=others, batch=batch)
 
@@ -91,7 +89,6 @@ class ZImageAdapter(SeparateLengths):
         return len(set(self.prompt_lengths(arguments))) > 1
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value, from which pipelines count down."""
         value = value_passed_as(timestep, schedule, lambda v: (TIMESTEPS - v) / TIMESTEPS)
         if value is None:
             return TIMESTEPS - largest(timestep) * TIMESTEPS
