@@ -242,11 +242,7 @@ class ModelAdapter(PatchedFamily):
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the transformer's own call between `Session.begin` and `Session.end`.
-
-        Where gradients are recorded the model runs as if it were not patched. One that was compiled
-        as a whole in its own place raises `ValueError`.
-        """
+        """Runs the transformer's own call between `Session.begin` and `Session.end`."""
         with self._calling():
             if torch.is_grad_enabled():
                 self._refuse_split("gradients are recorded; call it under torch.no_grad()")
@@ -383,10 +379,7 @@ class ModelAdapter(PatchedFamily):
         return state
 
     def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
-        """Reports layers of a sparse call that others than ours computed, or passed over.
-
-        Hooks and arguments of the model's own may do so, as block caches and skipped layers.
-        """
+        """Reports layers of a sparse call that others than ours computed, or passed over."""
         plan, record = state.plan, state.record
         if not (state.caching and record.action is Action.SPARSE) or record.replayed:
             return
@@ -411,7 +404,6 @@ class ModelAdapter(PatchedFamily):
         return self.team is not None and self.team.guidance is not None
 
     def _refuse_split(self, reason: str | None) -> None:
-        """Raises `ValueError` where other processes have tokens too, and there is a reason."""
         if self.split is not None:
             self._refuse_sharing(reason)
 
@@ -473,10 +465,7 @@ class ModelAdapter(PatchedFamily):
             report.note(f"{OTHER_SCHEDULER}, so forecasts go by steps; {ENABLE_THERE}")
 
     def _guidance_ended(self, generation: int) -> bool:
-        """Return whether the pipeline said that it guides, and now says it does not.
-
-        Then the last call of the other branch has been. Not every pipeline says so.
-        """
+        """Return whether the pipeline guided in this generation, and now says that it does not."""
         if self._guides_in_batch:
             return False
         guided = self._is_guided()
@@ -566,7 +555,6 @@ class ModelAdapter(PatchedFamily):
         return None
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
-        """The memory that a generation of such calls asks for, as things stand now."""
         execution = self.execution
         all_dense = self.why_attention_is_dense(arguments) is not None
         dense: set[tuple[int, Part]] = {
@@ -606,10 +594,7 @@ class ModelAdapter(PatchedFamily):
         return 1 + guided + self.further_branches((self._loop.arguments or {}).get)
 
     def _is_guided(self) -> bool:
-        """Return whether each step also computes the transformer without the prompt, if known.
-
-        Of other loops than the pipeline's own, which remembers its last call, it is not known.
-        """
+        """Return whether each step also computes without the prompt, as far as the loop tells."""
         branches, arguments = self._loop.branches(), self._loop.arguments
         if branches is None:
             return arguments is not None and self.is_guided(self._loop.pipe, arguments)
@@ -627,10 +612,7 @@ class ModelAdapter(PatchedFamily):
     # Attention.
 
     def claim_attention(self) -> None:
-        """Leads the self-attention modules to our backend, remembering theirs.
-
-        Processors that do not dispatch their attention are left alone.
-        """
+        """Leads self-attention that is dispatched to our backend, remembering the modules' own."""
         self._processors = [module.processor for module in self.self_attentions()]
         self._unpatched_backends = [
             getattr(processor, "_attention_backend", None) for processor in self._processors
@@ -674,10 +656,8 @@ class ModelAdapter(PatchedFamily):
         return output.transpose(1, 2)
 
     def _has_faster_attention(self, layout: ModelLayout, arguments: dict[str, Any]) -> bool:
-        """Return whether full attention is faster in our layers: by our kernel, or unmasked.
-
-        Not in the place of a backend that a user chose, which may be faster still.
-        """
+        """Return whether full attention is faster in our layers: by our kernel, or unmasked."""
+        # Not in the place of a backend that a user chose, which may be faster still.
         active = attention_dispatch._AttentionBackendRegistry._active_backend
         if any((other or active) not in PYTORCH_ATTENTION for other in self._unpatched_backends):
             return False

@@ -152,10 +152,7 @@ def _neurons_output(
 def feed_forward(
     hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Feed-forward layer of the tagged block: ``[B, N, C]`` to ``[B, N, channels]``.
-
-    The dtype is that of autocast: see `FeedForwardSite.weights`.
-    """
+    """Feed-forward layer of the tagged block: ``[B, N, C]`` to ``[B, N, channels]``."""
     runner, layer = _find(tag)
     weights = runner.feed_forward_sites[layer].weights(dtype)
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
@@ -208,10 +205,7 @@ def attention_backend(other: Any = None) -> Any:
 
 
 def is_claimed(module: Any) -> bool:
-    """Return whether an attention module leads to our op now.
-
-    It does not where gradients are recorded, nor after somebody replaced its processor.
-    """
+    """Return whether an attention module leads to our op now; not where gradients are recorded."""
     backend = getattr(module.processor, "_attention_backend", None)
     ours = getattr(backend, "is_chipsparse", False)  # as compiled code can ask
     return ours and not torch.is_grad_enabled()
@@ -286,10 +280,7 @@ def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
 def _read_tag(
     mask: torch.Tensor | None, parallel_config: Any, *, other_kind: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The tag of a call and its mask; no tag where the call is not for our op.
-
-    The tag comes as the mask, or as the ``_parallel_config`` of processors that take no mask.
-    """
+    """The tag of a call and its mask; no tag where the call is not for our op."""
     if isinstance(parallel_config, torch.Tensor):
         tag = parallel_config
         ours = mask is None and not torch.is_grad_enabled()

@@ -95,10 +95,7 @@ class DenoisingLoop:
 
     @contextlib.contextmanager
     def others(self, scheduler: Any) -> Iterator[None]:
-        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's.
-
-        Raises `RuntimeError` within another generation, which this one would end.
-        """
+        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's."""
         if self.runs or self._left:
             raise RuntimeError(
                 "a generation is going on, and another one would end it; call "

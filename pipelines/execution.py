@@ -33,10 +33,7 @@ class Execution:
 
 
 def execution_of(model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor) -> Execution:
-    """The device and dtype of a call of a model, which may be offloaded.
-
-    The weight is one of its first block. The hidden states may be anywhere: hooks move them.
-    """
+    """The device and dtype of a call of a model, whose weights and inputs hooks may move."""
     check_undivided(model)
     device = _execution_device(model, weight, hidden)
     kind = device.type

@@ -169,10 +169,7 @@ class ModelFamily:
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
-        """Calls of a step besides the one with the prompt and the one without.
-
-        They follow from the arguments of the pipeline's call, by name; None is one that it has not.
-        """
+        """Calls of a step besides those with and without the prompt, by the pipeline's options."""
         return 0
 
     @classmethod

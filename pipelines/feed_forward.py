@@ -90,10 +90,7 @@ class FeedForwardSite:
             setattr(module, AS_ONE, form is not None)
 
     def weights(self, dtype: torch.dtype | None) -> MLPWeights | Fp8MLPWeights:
-        """The live weights of the layer, cast to the dtype of ``torch.autocast`` where it is on.
-
-        Weights in FP8 stay as they are.
-        """
+        """The live weights, in the dtype of ``torch.autocast`` where it is on, unless in FP8."""
         up, down, gate = self.linears()
         gate_weights = () if gate is None else (gate.weight, gate.bias)
         return self._made((up.weight, up.bias), (down.weight, down.bias), gate_weights, dtype)

@@ -104,10 +104,7 @@ def without_adapters(module: Any) -> Any:
 
 
 def readable_form(form: Form, linears: Mapping[str, Any]) -> Form | str:
-    """The form with what its linears round to FP8, or why their weights cannot be read.
-
-    The linears come by what they are called in a reason.
-    """
+    """The form with what its linears round to FP8, or why the weight of one is unreadable."""
     for name, linear in linears.items():
         if reason := why_unreadable(name, linear):
             return reason

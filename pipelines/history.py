@@ -54,8 +54,7 @@ class HistoryAdapter(ModelAdapter):
         """Not as models without earlier frames, whose rotary embedding is made at once."""
         ModelAdapter.install_tile_order(self)
         self.hook_inputs(self._note_indices)
-        rotary = self._model.rope
-        self._patches.add_hook(rotary.register_forward_hook(self._order_present, with_kwargs=True))
+        self.hook_output("rope", self._order_present, with_kwargs=True)
 
     @classmethod
     def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:

@@ -20,10 +20,7 @@ class OneThread:
 
     @contextlib.contextmanager
     def only(self, name: str) -> Iterator[None]:
-        """Keeps other threads out of the block; the name of what is called is for the message.
-
-        Raises `RuntimeError` if another thread is inside.
-        """
+        """Keeps other threads out of the block: a `RuntimeError` names what they call."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"this {name} is being called in another thread; chipsparse keeps the caches of "

@@ -74,15 +74,20 @@ class PatchedFamily(ModelFamily):
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        model, add = self._model, self._patches.add_hook
         if type(self).order_inputs is not PatchedFamily.order_inputs:
             self.hook_inputs(self.order_inputs)
         if self.embedding_name:
-            add(getattr(model, self.embedding_name).register_forward_hook(self.order_embedded))
+            self.hook_output(self.embedding_name, self.order_embedded)
         if self.rotary_name:
-            add(getattr(model, self.rotary_name).register_forward_hook(self.ordered_rotary))
+            self.hook_output(self.rotary_name, self.ordered_rotary)
         if self.last_name:
-            add(getattr(model, self.last_name).register_forward_pre_hook(self.restore_order))
+            last = getattr(self._model, self.last_name)
+            self._patches.add_hook(last.register_forward_pre_hook(self.restore_order))
+
+    def hook_output(self, name: str, hook: Callable[..., Any], **options: Any) -> None:
+        """Adds a forward hook to one of the transformer's modules."""
+        module = self._model.get_submodule(name)
+        self._patches.add_hook(module.register_forward_hook(hook, **options))
 
     def hook_attention(self, module: Any) -> None:
         """Lets a self-attention module be called with its tag as the attention mask."""
@@ -137,11 +142,7 @@ class PatchedFamily(ModelFamily):
         raise NotImplementedError
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call of the transformer, by name.
-
-        Raises `ValueError` where a ``forward`` was put in the class's place that does not name
-        them.
-        """
+        """The arguments of a call of the transformer, by name."""
         if len(args) > len(self._argument_names):
             raise ValueError(
                 f"this {type(self.transformer).__name__} has a forward() that does not name all "
@@ -154,10 +155,7 @@ class PatchedFamily(ModelFamily):
         return result[0]
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """The transformer's output from what is held of it.
-
-        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
-        """
+        """The transformer's output from what is held of it, as ``return_dict`` asks."""
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)

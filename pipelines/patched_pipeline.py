@@ -92,11 +92,7 @@ class PipelineCalls:
         patches.set_attribute(self._pipe, CALLS, self)
 
     def around(self, arguments: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-        """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
-
-        Raises `RuntimeError` where another thread is calling it, and `FallbackError` where the run
-        is strict and a transformer is not the one that was patched.
-        """
+        """Runs a call of the pipeline, and leaves no caches behind whatever ends it."""
         return self._generation(self._loop.watched(arguments))
 
     def generation(self, scheduler: Any) -> contextlib.AbstractContextManager[None]:

@@ -60,10 +60,7 @@ def dispatch(
     value: torch.Tensor,
     tag: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of ``[B, N, H, D]`` on a processor's backend; its heads stand side by side.
-
-    The tag comes as an argument, or is the processor's ``_parallel_config``.
-    """
+    """Attention of ``[B, N, H, D]`` on a processor's backend, with heads side by side."""
     output = dispatch_attention_fn(
         query,
         key,

@@ -34,10 +34,7 @@ class TagPassing:
         attention_mask: torch.Tensor | None = None,
         image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video ``[B, N, C]`` and text ``[B, M, C]``; of these it returns the same.
-
-        The mask is a tag, or that of the text ``[B, M]``; rotary embeddings are both ``[N, D]``.
-        """
+        """Video ``[B, N, C]`` and text ``[B, M, C]``, of which it returns the same."""
         if attention_mask is None or attention_mask.dtype != torch.int64:
             return super().__call__(  # type: ignore[misc]
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb

@@ -44,7 +44,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
 
     def install_tile_order(self) -> None:
         super().install_tile_order()
-        self._patches.add_hook(self._model.register_forward_hook(self._restore_output))
+        self.hook_output("", self._restore_output)  # of the transformer itself
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         if self._read_grids(arguments) is not None or self.session.tile_order is None:

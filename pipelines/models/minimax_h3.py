@@ -85,11 +85,7 @@ class MiniMaxH3Adapter(VideoWithSound):
         return arguments["timestep"][arguments["timestep_indices"][row]]
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's own, which pipelines pass as it is.
-
-        H3's timesteps rise. One that is in no schedule is given as its negative, because later
-        steps have lower ones elsewhere.
-        """
+        """The scheduler's own; else its negative, as H3's timesteps rise and others fall."""
         value = float(timestep)
         known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())
         return value if known else -value
@@ -105,10 +101,7 @@ class MiniMaxH3Adapter(VideoWithSound):
         return replace(execution, dtype=get_parameter_dtype(self._model.context_embedder))
 
     def _rows_of(self, arguments: dict[str, Any]) -> PackedRows:
-        """The rows of a call; reads each sequence once, which waits for the device.
-
-        Raises `ValueError` where its parts contradict each other, or are in an unknown order.
-        """
+        """The rows of a call; reads each sequence once, which waits for the device."""
         rows = self._rows(*(arguments[name] for name in ("position_ids", *INDICES)))
         if rows is not self._checked:
             check_noise(rows, arguments["timestep"], arguments["timestep_indices"])

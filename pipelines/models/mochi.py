@@ -73,11 +73,7 @@ class MochiAdapter(SeparateLengths):
         return self._padded_length if self.lengths is None else max(self.lengths)
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value, which pipelines round to the latents' dtype.
-
-        Mochi's timesteps rise. One that is in no schedule is given as its negative, because later
-        steps have lower ones elsewhere.
-        """
+        """The scheduler's own; else its negative, since Mochi's timesteps rise and others fall."""
         value = value_passed_as(timestep, schedule)
         return -largest(timestep) if value is None else value
 

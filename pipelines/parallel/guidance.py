@@ -78,11 +78,7 @@ class GuidanceSplit:
         self._waiting: list[Unfilled] = []
 
     def computes(self, context: StepContext) -> bool:
-        """Count a call, and return True where this process computes it.
-
-        The calls of a step come one after the other. More of them than processes raise
-        `ValueError`.
-        """
+        """Count a call of a step, and return whether this process computes it."""
         step = context.generation, context.step
         if step != self._step:
             self._begin(step)

@@ -50,10 +50,7 @@ class SplitSequence:
         self._layout: ModelLayout
 
     def open(self, layout: ModelLayout) -> ModelLayout:
-        """Cuts the tokens of a call, and returns its layout with this process's share.
-
-        Raises `ValueError` where there are too few tokens or heads.
-        """
+        """Cuts the tokens of a call, and returns its layout with this process's share."""
         ranks, ring = self.exchange.ranks, self.exchange.groups.ring
         check_heads(layout, ranks // ring)
         self._layout = layout
@@ -62,7 +59,6 @@ class SplitSequence:
 
     @property
     def has_text(self) -> bool:
-        """True if the text of the open call is on this process."""
         return self._cut.text[self.exchange.rank] > 0
 
     def own_grid(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -114,10 +110,7 @@ class SplitSequence:
         return F.pad(output.transpose(1, 2), (0, 0, 0, 0, front, back)).transpose(1, 2)
 
     def check_same_calls(self, state: StepState, arguments: dict[str, Any], *, first: bool) -> None:
-        """Raises `PeerError` where other processes make another call.
-
-        Of the first call of a guidance branch the inputs are compared, too.
-        """
+        """Raises `PeerError` where others make another call, or a first one with other inputs."""
         context = state.context
         facts: dict[str, object] = {
             "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}"

@@ -67,10 +67,7 @@ class Team:
         )
 
     def failed(self, error: BaseException) -> None:
-        """Tells all others, once, that this process failed; see `Peers.failed`.
-
-        Raises `PeerError` where it failed because another one did.
-        """
+        """Tells all others, once, that this process failed; see `Peers.failed`."""
         if error is self._reported:
             return
         self._reported = error
