@@ -49,7 +49,7 @@ from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
-from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
+from chipsparse.pipelines.parallel.split_sequence import CUT, CutAtEntry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patched_family import PatchedFamily
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
@@ -186,14 +186,14 @@ class ModelAdapter(PatchedFamily):
         # Generation and step, scales of guidance, whether they changed, how often they did.
         self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
         self._argument_names = forward_arguments(transformer)
-        self._number = number = register_runner(self)
+        number = register_runner(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
             for layer, module in enumerate(self.self_attentions()):
                 processor = self.dispatching_processor(module)
                 if processor is not None:
-                    self._replace_processor(module, processor)
+                    self._patches.replace_attribute(module, "processor", processor)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 self.hook_attention(module)
             self.feed_forward_sites = self.feed_forwards()
@@ -201,8 +201,10 @@ class ModelAdapter(PatchedFamily):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)
             if self.split is not None and self.cuts_at_blocks:
-                blocks = list(getattr(transformer, self.block_list))
-                cut_at_entry(blocks, self.cut_entering, self._patches)
+                first, *others = getattr(transformer, self.block_list)
+                for block in (first, *others):  # of one class, so that they share a graph
+                    self._patches.set_class(block, CutAtEntry)
+                self._patches.set_attribute(first, CUT, self.cut_entering)
             self.claim_attention()
             self.install_tile_order()
         except BaseException:
@@ -210,20 +212,10 @@ class ModelAdapter(PatchedFamily):
             raise
 
     def remove(self) -> None:
-        self.release_attention()
+        self._attention_patches.undo()
         self._layouts.undo()
         self._patches.undo()
         self.session.close()
-
-    def _replace_processor(self, module: Any, processor: Any) -> None:
-        """Gives a module our processor; what somebody puts in its place later, stays."""
-        stock, module.processor = module.processor, processor
-
-        def restore() -> None:
-            if module.processor is processor:
-                module.processor = stock
-
-        self._patches.add_undo(restore)
 
     @contextlib.contextmanager
     def outside_of_session(self, context: StepContext) -> Iterator[None]:
@@ -258,7 +250,7 @@ class ModelAdapter(PatchedFamily):
             for expert in self.other_experts:  # done with for this generation: free its caches
                 expert.session.reset()
             with self._reset_on_error():
-                guidance = self._shared_guidance(context)
+                guidance = self._shared_guidance()
                 if guidance is not None and not guidance.computes(context):
                     return self.wrap_output(guidance.output(None), arguments)
                 state = self._begin(context, arguments)
@@ -333,7 +325,7 @@ class ModelAdapter(PatchedFamily):
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
-    def _shared_guidance(self, context: StepContext) -> GuidanceSplit | None:
+    def _shared_guidance(self) -> GuidanceSplit | None:
         """The other processes that compute guidance branches; None where there are none."""
         guidance = None if self.team is None else self.team.guidance
         if guidance is not None and not self._is_guided():
@@ -352,6 +344,10 @@ class ModelAdapter(PatchedFamily):
         layout = layout if self.split is None else self.split.open(layout)
         changed = None if self._state is None else self._state.change()
         self._recomputed += changed is not None and bool(COMPUTES.search(changed))
+        conditioning = None  # of which other processes would have to know
+        if not self._shares_guidance:
+            changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
+            conditioning = Conditioning(arguments, changes)
         state = self.session.begin(
             context,
             layout,
@@ -359,12 +355,7 @@ class ModelAdapter(PatchedFamily):
             lambda: self._memory_demand(arguments),
             why_not_cached=self._loop.why_not_cached(self.transformer),
             has_faster_attention=self._has_faster_attention(layout, arguments),
-            conditioning=None  # of which other processes would have to know
-            if self._shares_guidance
-            else Conditioning(
-                arguments,
-                {"the model": self._recomputed, "guidance_scale": self._guidance(context)},
-            ),
+            conditioning=conditioning,
         )
         if self.split is not None:
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
@@ -623,12 +614,10 @@ class ModelAdapter(PatchedFamily):
                     processor, "_attention_backend", attention_backend(other)
                 )
 
-    def release_attention(self) -> None:
-        self._attention_patches.undo()
-
     @contextlib.contextmanager
     def attention_released(self) -> Iterator[None]:
-        self.release_attention()
+        """Gives the self-attention modules their own backends back for a while."""
+        self._attention_patches.undo()
         try:
             yield
         finally:
@@ -674,11 +663,12 @@ class ModelAdapter(PatchedFamily):
         wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if not wanted and self.split is None:
             return
-        lost: dict[str, list[int]] = {}
-        for layer, module in enumerate(self.self_attentions()):
-            if not is_claimed(module):
-                lost.setdefault(self._why_lost(layer, module.processor), []).append(layer)
-        self._refuse_split(next(iter(lost), None))
+        lost = {
+            layer: self._why_lost(layer, module.processor)
+            for layer, module in enumerate(self.self_attentions())
+            if not is_claimed(module)
+        }
+        self._refuse_split(next(iter(lost.values()), None))
         self._report("attention", lost)
 
     def _why_lost(self, layer: int, processor: Any) -> str:
@@ -686,8 +676,9 @@ class ModelAdapter(PatchedFamily):
             return "its processor was replaced"
         return f"its processor {type(processor).__name__} does not dispatch its attention"
 
-    @contextlib.contextmanager
-    def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
+    def _dense_attention(
+        self, arguments: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """Gives the attention back for a call in which none of it can run sparse, and says so.
 
         Also where nothing is sparse at all and the model's own kernels are as fast as ours: they
@@ -697,29 +688,26 @@ class ModelAdapter(PatchedFamily):
         reason = self.why_attention_is_dense(arguments)
         if self.split is not None:  # the exchange is ours, whatever the layers compute
             self._refuse_split(reason)
-            yield
-            return
+            return contextlib.nullcontext()
         wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if reason is not None and wanted:
             reasons = dict.fromkeys(range(len(self._unpatched_backends)), reason)
             self.session.recorder.leave_dense("attention", reasons, once=True)
             self.session.report.fall_back(f"attention runs dense: {reason}")
         elif self.session.attends and not self.needs_mask(arguments):
-            yield
-            return
-        with self.attention_released():
-            yield
+            return contextlib.nullcontext()
+        return self.attention_released()
 
     def _check_feed_forwards(self) -> None:
         """Decides before each call which feed-forward layers run sparse; reports the others."""
         wanted = self.session.caching and self.session.config.mlp.is_sparse
-        dense: dict[str, list[int]] = {}
+        dense: dict[int, str] = {}
         if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
             self._layouts.undo()
         for layer, site in enumerate(self.feed_forward_sites):
             form = self._form(site) if wanted else None
             if isinstance(form, str):
-                dense.setdefault(form, []).append(layer)
+                dense[layer] = form
                 form = None
             elif form is not None and self._needs_layout(site, form):
                 make_channels_contiguous(site.second_linear(), self._layouts)
@@ -743,8 +731,10 @@ class ModelAdapter(PatchedFamily):
         return wanted and not has_contiguous_channels(site.second_linear())
 
     def _wants_contiguous_channels(self) -> bool:
-        """Return whether the kernels on this device want second weights of another layout."""
-        return self.session.config.backend != "reference" and self.execution.on_half_precision_gpu
+        """Return whether the GPU kernels run, which want second weights of another layout."""
+        device, dtype = self.execution.device, self.execution.dtype
+        on_gpu = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+        return on_gpu and self.session.config.backend != "reference"
 
     def _check_caches(self, generation: int) -> None:
         """Refuses caches of diffusers that cannot be on top, once per generation."""
@@ -762,8 +752,7 @@ class ModelAdapter(PatchedFamily):
                 raise ValueError(f"{type(self.transformer).__name__}: {reason}")
         self._checked_generation = generation
 
-    def _report(self, part: Part, dense: dict[str, list[int]]) -> None:
-        reasons = {layer: reason for reason, layers in dense.items() for layer in layers}
+    def _report(self, part: Part, reasons: dict[int, str]) -> None:
         self.session.recorder.leave_dense(part, reasons)
         parts = {(layer, part): reason for layer, reason in reasons.items()}
         for note in dense_notes(parts, len(self.self_attentions())):

@@ -131,14 +131,9 @@ def self_attention(
     """Self-attention of the tagged layer; all tensors ``[B, N, H, D]``, the result contiguous."""
     runner, layer = _find(tag)
     attend = runner.attention(layer)
-    output = attend(
-        runner.session.state,
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        scale=scale,
-        unpatched=functools.partial(runner.unpatched_attention, layer),
-    )
+    tensors = (states.transpose(1, 2) for states in (query, key, value))
+    unpatched = functools.partial(runner.unpatched_attention, layer)
+    output = attend(runner.session.state, *tensors, scale=scale, unpatched=unpatched)
     return output.transpose(1, 2).contiguous()
 
 

@@ -106,7 +106,6 @@ class ModelFamily:
 
     @classmethod
     def channels(cls, config: Mapping[str, Any]) -> int:
-        """Channels of all its heads, side by side."""
         heads, head_dim = cls.heads(config)
         return heads * head_dim
 

@@ -49,7 +49,6 @@ class PatchedFamily(ModelFamily):
         return None if make is None else make(module.processor)
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        """The feed-forward layers, in layer order."""
         return [FeedForwardModule(block, self.mlp_name, self.mlp_parts) for block in self.blocks()]
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:

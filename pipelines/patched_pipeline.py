@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from chipsparse.config import FallbackError
@@ -58,25 +59,18 @@ class PatchedPipeline(WholePatched):
         cls.interrupt = property(interrupt)  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True, eq=False)
 class PipelineCalls:
-    """Looks after the calls of one patched pipeline.
+    """Looks after the calls of one patched pipeline."""
 
-    The adapters come by the pipeline's names for their transformers, which share the report.
-    """
+    _pipe: Any
+    _adapters: Mapping[str, ModelAdapter]  # by the pipeline's names for their transformers
+    _report: GenerationReport  # which these share
+    _loop: DenoisingLoop
+    _turn: OneThread = field(default_factory=OneThread)
 
-    def __init__(
-        self,
-        pipe: Any,
-        adapters: Mapping[str, ModelAdapter],
-        report: GenerationReport,
-        loop: DenoisingLoop,
-    ) -> None:
-        self._pipe = pipe
-        self._adapters = adapters
-        self._report = report
-        self._loop = loop
-        self._turn = OneThread()
-        for adapter in adapters.values():
+    def __post_init__(self) -> None:
+        for adapter in self._adapters.values():
             adapter.turn = self._turn
 
     def patch(self, patches: Patches) -> None:

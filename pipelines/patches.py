@@ -28,6 +28,17 @@ class Patches:
         setattr(target, name, value)
         self.add_undo(lambda: setattr(target, name, old) if had else delattr(target, name))
 
+    def replace_attribute(self, target: Any, name: str, value: Any) -> None:
+        """Sets an attribute that there is; what somebody sets in its place later, stays."""
+        old = getattr(target, name)
+        setattr(target, name, value)
+
+        def restore() -> None:
+            if getattr(target, name) is value:
+                setattr(target, name, old)
+
+        self.add_undo(restore)
+
     def set_class(self, target: Any, mixin: type) -> None:
         """Gives an object a subclass of its class with ``mixin`` in front, under the same name."""
         base: type = type(target)

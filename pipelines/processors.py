@@ -137,19 +137,10 @@ class ProcessorTaggingAdapter(ModelAdapter):
         """Leaves the arguments as they are."""
 
     def claim_attention(self) -> None:
+        patches = self._attention_patches
         for module in self.self_attentions():
-            self._give_tagged_processor(module)
+            tagged = copy.copy(module.processor)
+            # It is undone, too: somebody may have kept the copy.
+            patches.set_attribute(tagged, "_parallel_config", getattr(module, TAG))
+            patches.replace_attribute(module, "processor", tagged)
         super().claim_attention()
-
-    def _give_tagged_processor(self, module: Any) -> None:
-        shared = module.processor
-        tagged = copy.copy(shared)
-        tagged._parallel_config = getattr(module, TAG)
-        module.processor = tagged
-
-        def restore() -> None:
-            tagged._parallel_config = shared._parallel_config  # somebody may have kept it
-            if module.processor is tagged:  # and not one that was set since
-                module.processor = shared
-
-        self._attention_patches.add_undo(restore)

@@ -119,12 +119,9 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         if experts > 0:
             routed = 3 * width * config["num_activated_experts"]
             width, projections = neurons(2 * channels), 4 + math.ceil(routed / channels)
-        return tuple(
-            LayerKind(name, config[layers], width, sees_text, 3, projections)
-            for name, layers, sees_text in (
-                ("double", "num_layers", False),
-                ("single", "num_single_layers", True),
-            )
+        return (
+            LayerKind("double", config["num_layers"], width, False, 3, projections),
+            LayerKind("single", config["num_single_layers"], width, True, 3, projections),
         )
 
     @classmethod

@@ -65,10 +65,8 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
 
     def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
         config = self._model.config
+        video, sound = (arguments[f"{kind}hidden_states"].shape[1] for kind in ("", "audio_"))
         return [
-            (arguments["hidden_states"].shape[1], config.out_channels or config.in_channels),
-            (
-                arguments["audio_hidden_states"].shape[1],
-                config.audio_out_channels or config.audio_in_channels,
-            ),
+            (video, config.out_channels or config.in_channels),
+            (sound, config.audio_out_channels or config.audio_in_channels),
         ]

@@ -39,12 +39,8 @@ class MochiProcessor(MaskTaggedProcessor):
 class MochiAdapter(SeparateLengths):
     """Joint attention and video feed-forward layers of all blocks, the text behind the video.
 
-    No token sees the padding of a prompt. Pipelines guide with two samples in one call, and their
-    prompts differ in length; but layers have one sequence length in a call. So, where anything may
-    run sparse, samples with prompts of other lengths are called separately, each length as a
-    guidance branch of its own.
-
-    The text's columns are always kept, and its feed-forward layers stay dense.
+    No token sees the padding of a prompt. The text's columns are always kept, and its feed-forward
+    layers stay dense.
     """
 
     transformer_class = "MochiTransformer3DModel"

@@ -68,11 +68,11 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
 
     def masks_text(self, arguments: dict[str, Any]) -> bool:
-        return arguments.get(TEXT_MASK) is not None and self._valid_length(arguments) is not None
+        return self._valid_length(arguments) is not None
 
     def _cuts_text(self, arguments: dict[str, Any]) -> bool:
         ours = self.session.attends or self.split is not None
-        return ours and self._valid_length(arguments) is not None
+        return ours and self.masks_text(arguments)
 
     def _valid_length(self, arguments: dict[str, Any]) -> int | None:
         mask = arguments.get(TEXT_MASK)

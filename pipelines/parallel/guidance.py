@@ -27,7 +27,6 @@ class Unfilled(torch.Tensor):
 
     @classmethod
     def wait(cls, cut: tuple[Unfilled, Any] | None = None) -> Unfilled:
-        """One that is yet to get its values."""
         waiting = torch.empty(0).as_subclass(cls)
         waiting.output, waiting.cut = None, cut
         return waiting

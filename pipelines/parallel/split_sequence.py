@@ -8,20 +8,17 @@ exchanges, and what a layer decides cannot let one wait for another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from chipsparse.layers.attention import Unpatched
 from chipsparse.layers.state import StepState
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.patches import Patches
 
 CUT = "chipsparse_cut"
 # What a process without text passes through blocks that need some. A multiple of 16, as its video
@@ -77,33 +74,17 @@ class SplitSequence:
         return self.exchange.gather(tokens, self._cut.grid)
 
     def attend(
-        self,
-        attend: LayerCall,
-        state: StepState | None,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float | None,
-        unpatched: Unpatched,
+        self, attend: LayerCall, state: StepState | None, *states: torch.Tensor, **options: Any
     ) -> torch.Tensor:
-        """The layer's attention of this process's tokens ``[B, H, n, D]``."""
+        """The layer's attention of this process's tokens, of q, k and v ``[B, H, n, D]``."""
         own = self._cut.tokens[self.exchange.rank]
-        spare = query.shape[2] - own  # of `SOME_TEXT`, where the text would stand
+        spare = states[0].shape[2] - own  # of `SOME_TEXT`, where the text would stand
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
-        states = tuple(part.transpose(1, 2)[:, front : front + own] for part in (query, key, value))
+        states = tuple(part.transpose(1, 2)[:, front : front + own] for part in states)
         turns = HeadTurns(self.exchange, states, self._cut)
         output = turns.finish(
-            attend(
-                state,
-                turns.query,
-                turns.key,
-                turns.value,
-                scale=scale,
-                unpatched=unpatched,
-                turns=turns,
-            )
+            attend(state, turns.query, turns.key, turns.value, **options, turns=turns)
         )
         if not spare:
             return output
@@ -146,17 +127,6 @@ class CutAtEntry:
         return super().__call__(  # type: ignore[misc]
             hidden_states, encoder_hidden_states, *args, **kwargs
         )
-
-
-def cut_at_entry(
-    blocks: list[Any],
-    cut: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-    patches: Patches,
-) -> None:
-    """Lets the first block cut its tokens; all get one class, so that they share a graph."""
-    for block in blocks:
-        patches.set_class(block, CutAtEntry)
-    patches.set_attribute(blocks[0], CUT, cut)
 
 
 def checksum(tensor: torch.Tensor | None) -> str:
