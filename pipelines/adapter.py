@@ -138,12 +138,7 @@ class PatchedTransformer(WholePatched):
 
 
 class ModelAdapter(PatchedFamily):
-    """Patches one transformer and serves its layers; `remove` restores it bit for bit.
-
-    The tracker follows the position over all transformers of the pipeline. A `ValueError` refuses a
-    transformer that is split over several devices, or that cannot be shared with the other
-    processes of the team.
-    """
+    """Patches one transformer and serves its layers; `remove` restores it bit for bit."""
 
     def __init__(
         self,
@@ -219,13 +214,11 @@ class ModelAdapter(PatchedFamily):
 
     @contextlib.contextmanager
     def outside_of_session(self, context: StepContext) -> Iterator[None]:
-        """Around a call that runs as without chipsparse, and stands in the report as dense.
-
-        Compiled blocks would neither see hooks that observe, nor run without tags.
-        """
+        """Around a call that runs as without chipsparse, and stands in the report as dense."""
         record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
         self.session.report.begin(context.generation, record)
         record.timer = StepTimer(self.execution.device)
+        # Compiled blocks would neither see hooks that observe, nor run without tags.
         with self.attention_released(), uncompiled(self.transformer):
             yield
         record.timer.stop()

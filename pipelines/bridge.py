@@ -15,6 +15,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
 BACKEND_NAME = "chipsparse"
-ANY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+ANY = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 # What the ops do differs from step to step, so a CUDA graph must not record them.
 STATEFUL = (torch.Tag.cudagraph_unsafe,)
@@ -64,10 +64,7 @@ def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
 def _under_autocast(
     function: Callable[..., torch.Tensor], device_type: str
 ) -> Callable[..., torch.Tensor]:
-    """An op under ``torch.autocast``: like a linear's, its tensors all get one dtype.
-
-    An op that fetches weights is given this dtype besides, and casts them for the call alone.
-    """
+    """An op under ``torch.autocast``: its tensors, and weights that it fetches, get one dtype."""
     fetches = "dtype" in inspect.signature(function).parameters
 
     def call(*args: Any) -> torch.Tensor:
@@ -218,7 +215,7 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
         if forward is None:
             continue
         parameters = [*inspect.signature(forward).parameters.values()][1:]
-        open_ended = {item.name for item in parameters if item.kind in (*ANY, KEYWORD_ONLY)}
+        open_ended = {item.name for item in parameters if item.kind in ANY}
         names |= {item.name: None for item in parameters if item.name not in open_ended}
         if not open_ended:
             break

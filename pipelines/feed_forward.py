@@ -319,7 +319,6 @@ class PatchedGatedBlock:
 
     @property
     def mlp_hidden_dim(self) -> int:
-        """Neurons; where the input itself comes in their place, its channels."""
         return self.proj_mlp.in_features if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
 
 

@@ -53,12 +53,9 @@ class PatchedFamily(ModelFamily):
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
-        return self.sizes(
-            self._model.config,
-            grids=self.called_grids(arguments),
-            text_tokens=self.text_tokens(arguments),
-            batch=len(self.latents(arguments)),
-        )
+        grids, text_tokens = self.called_grids(arguments), self.text_tokens(arguments)
+        batch = len(self.latents(arguments))
+        return self.sizes(self._model.config, grids=grids, text_tokens=text_tokens, batch=batch)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of tokens of a call, here of a video or image ``[B, C, (F,) H, W]``."""
@@ -210,7 +207,6 @@ class PatchedFamily(ModelFamily):
                 arguments[name] = [self.ordered(residual, 1) for residual in arguments[name]]
 
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """This process's share of the text tokens along a dimension."""
         return tensor if self.split is None else self.split.own_text(tensor, dim)
 
     def cut_entering(

@@ -74,7 +74,6 @@ class PipelineCalls:
             adapter.turn = self._turn
 
     def patch(self, patches: Patches) -> None:
-        """Patches the pipeline, as far as its class can be another one."""
         patches.add_undo(lambda: self._loop.correction.follow([]))
         self._loop.follow_schedulers()
         if not callable(self._pipe):

@@ -40,7 +40,7 @@ class Patches:
         self.add_undo(restore)
 
     def set_class(self, target: Any, mixin: type) -> None:
-        """Gives an object a subclass of its class with ``mixin`` in front, under the same name."""
+        """Gives an object a subclass of its class with the mixin in front, under the same name."""
         base: type = type(target)
         target.__class__ = _subclass(mixin, base)
         self.add_undo(lambda: setattr(target, "__class__", base))
@@ -76,16 +76,11 @@ class WholePatched(metaclass=StockLike):
 
 @functools.cache  # one class for all layers and experts: compiled blocks share one graph
 def _subclass(mixin: type, base: type) -> type:
-    names = {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        BASE: base,
-    }
+    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     kind = type(mixin)
     if not issubclass(type(base), kind) and not issubclass(kind, type(base)):
         kind = type(kind.__name__, (kind, type(base)), {})  # of an abstract class, for instance
-    return kind(base.__name__, (mixin, base), names)
+    return kind(base.__name__, (mixin, base), {**names, BASE: base})
 
 
 def stock_class(target: Any) -> type:

@@ -54,17 +54,11 @@ class MaskTaggedProcessor(DispatchingProcessor):
 
 
 def dispatch(
-    processor: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tag: torch.Tensor | None = None,
+    processor: Any, *states: torch.Tensor, tag: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Attention of ``[B, N, H, D]`` on a processor's backend, with heads side by side."""
+    """Attention of q, k and v ``[B, N, H, D]`` on a processor's backend, as ``[B, N, H * D]``."""
     output = dispatch_attention_fn(
-        query,
-        key,
-        value,
+        *states,
         attn_mask=tag,
         backend=processor._attention_backend,
         parallel_config=processor._parallel_config,
@@ -114,7 +108,7 @@ def joint_attention(
     )
     own = [turned(query), turned(key), value]
     query, key, value = (torch.cat(pair, dim=1) for pair in zip(own, others, strict=True))
-    output = dispatch(processor, query, key, value, tag).to(query.dtype)
+    output = dispatch(processor, query, key, value, tag=tag).to(query.dtype)
     first, behind = output.split([hidden.shape[1], text.shape[1]], dim=1)
     project, dropout = attention.to_out
     project_text = getattr(attention, "to_add_out", None)  # the last block has no use for the text

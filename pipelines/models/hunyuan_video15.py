@@ -23,9 +23,6 @@ class TagPassing:
     The stock one makes a mask of all pairs of tokens from whatever mask it is given.
     """
 
-    _attention_backend: Any
-    _parallel_config: Any
-
     def __call__(
         self,
         attn: Any,

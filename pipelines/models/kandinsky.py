@@ -71,7 +71,6 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return tokens.unflatten(1, (-1, 1, 1)) if self.split else tokens.view(output.shape)
 
     def _name_whole_grid(self, _module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Forward pre-hook of the rotary embedding, which is given the sizes of the tokens."""
         if self.split is None:
             return None
         (batch, *_), *rest = args

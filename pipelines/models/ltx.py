@@ -52,7 +52,6 @@ class LTXAdapter(ProcessorTaggingAdapter):
         return ["video tokens stay in the pipeline's order: their video_coords form no full grids"]
 
     def _read_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...] | None:
-        """The grids of tokens that a call names, by their coordinates or by one size."""
         coordinates = arguments.get("video_coords")
         if coordinates is None:
             return ((arguments["num_frames"], arguments["height"], arguments["width"]),)

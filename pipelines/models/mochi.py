@@ -22,10 +22,7 @@ GAPS = "the prompt's mask has gaps"
 
 
 class MochiProcessor(MaskTaggedProcessor):
-    """Joint attention of the video and, behind it, the text with its padding.
-
-    The adapter knows how long each prompt is, and leaves the padding out.
-    """
+    """Joint attention of the video and, behind it, the text; the adapter leaves its padding out."""
 
     def attend(
         self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any

@@ -90,9 +90,7 @@ class ZImageAdapter(SeparateLengths):
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         value = value_passed_as(timestep, schedule, lambda v: (TIMESTEPS - v) / TIMESTEPS)
-        if value is None:
-            return TIMESTEPS - largest(timestep) * TIMESTEPS
-        return value
+        return TIMESTEPS - largest(timestep) * TIMESTEPS if value is None else value
 
     def held_output(self, result: Any) -> torch.Tensor:
         return torch.stack(result[0])

@@ -110,10 +110,8 @@ class GuidanceSplit:
         return outputs[self._place]
 
     def _swapped(self, own: torch.Tensor) -> list[torch.Tensor]:
-        outputs = [
-            own if rank == self.peers.rank else torch.empty_like(own)
-            for rank in range(len(self.peers))
-        ]
+        ranks = range(len(self.peers))
+        outputs = [own if rank == self.peers.rank else torch.empty_like(own) for rank in ranks]
         with self.peers.exchange():
             dist.all_gather(outputs, own, group=self._group)
         return outputs

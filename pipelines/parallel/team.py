@@ -24,8 +24,7 @@ class Team:
     """The processes of one patched pipeline, by their global ranks.
 
     Those that share the tokens of a call follow each other, and of these those that share the
-    heads. The groups of those that share the tokens may be there already. Raises `PeerError` where
-    other processes run other versions, or do not join.
+    heads. Other versions on some of them raise `PeerError`.
     """
 
     def __init__(
