@@ -39,16 +39,11 @@ HANDLE = "chipsparse_handle"
 
 
 class Handle:
-    """One patch of a pipeline: a context manager, or `disable` restores the pipeline.
-
-    Attributes:
-        config: the config of the patch.
-        report: the record of the current or last generation.
-    """
+    """One patch of a pipeline: a context manager, or `disable` restores the pipeline."""
 
     def __init__(self, config: SparsityConfig, report: GenerationReport) -> None:
         self.config = config
-        self.report = report
+        self.report = report  # of the current or last generation
         self._adapters: list[ModelAdapter] = []
         self._patches = Patches()
         self._calls: PipelineCalls | None = None
@@ -264,12 +259,7 @@ def disable(pipe: Any) -> None:
 
 
 def _find_transformers(pipe: Any, replaced: Handle | None) -> dict[str, torch.nn.Module]:
-    """Return the transformers to patch, by the pipeline's name for them.
-
-    Raises:
-        ValueError: if there is none, or one is compiled as a whole or patched by another handle
-            than the one that is replaced.
-    """
+    """Return the transformers to patch, by the pipeline's name; `ValueError` where it cannot be."""
     components = _components(pipe)
     check_denoises(pipe)
     check_scheduler(getattr(pipe, "scheduler", None))

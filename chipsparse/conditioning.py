@@ -30,10 +30,7 @@ class _Seen(NamedTuple):
         return cls(tensor, place, _version(tensor))
 
     def is_same(self, before: _Seen) -> bool:
-        """Return True where it holds what the other one held when that was seen.
-
-        Waits for the device only where the memory is another.
-        """
+        """Return True where both hold the same; waits for the device if the memory is another."""
         if self.place == before.place:
             return self.version == before.version
         if self.place[1:2] + self.place[3:] != before.place[1:2] + before.place[3:]:

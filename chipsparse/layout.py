@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 Grid = tuple[int, int, int]
-# What linears in FP8 round.
-Fp8Form = Literal["weights", "weights and inputs"]
+Fp8Form = Literal["weights", "weights and inputs"]  # that linears in FP8 round
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,8 @@ class LayerKind:
     name: str  # what the model calls them, such as "double" and "single"
     layers: int  # how many there are
     intermediate_size: int  # neurons of their feed-forward layer
-    # Whether text tokens go through that layer as well, and may run sparse in it.
-    mlp_sees_text: bool = True
-    # Linears of that layer with one row or column for each neuron; 3 where it is gated.
-    mlp_linears: int = 2
+    mlp_sees_text: bool = True  # text tokens pass that layer, too, and may run sparse in it
+    mlp_linears: int = 2  # of that layer, with a row or column a neuron; 3 where it is gated
     projections: int = 4  # linears as wide as the hidden states that each token passes besides
 
 
@@ -66,20 +63,14 @@ class ModelLayout:
     # Query rows of zeros before those that may run sparse, so that blocks of them lie in the video
     # or image as another guidance branch's do.
     rows_before: int = 0
-    # Which videos or images a call has, where it is made for some of them; None: all.
-    samples: tuple[int, ...] | None = None
+    samples: tuple[int, ...] | None = None  # videos or images in the call, where not all are
 
     @property
     def layers(self) -> int:
-        """Layers of all kinds."""
         return sum(kind.layers for kind in self.kinds)
 
     def kind(self, layer: int) -> LayerKind:
-        """Return the kind of a layer.
-
-        Raises:
-            ValueError: if there is no such layer.
-        """
+        """Return the kind of a layer, or raise `ValueError` if there is no such layer."""
         first = 0
         for kind in self.kinds:
             if first <= layer < first + kind.layers:
@@ -89,7 +80,6 @@ class ModelLayout:
 
     @property
     def channels(self) -> int:
-        """Channels of all heads, side by side."""
         return self.heads * self.head_dim
 
     @property
@@ -126,12 +116,10 @@ class ModelLayout:
 
     @property
     def own_heads(self) -> int:
-        """Heads whose attention this process computes."""
         return self.heads if self.share is None else self.share.heads
 
     @property
     def own_attention_channels(self) -> int:
-        """Channels of those heads."""
         return self.own_heads * self.head_dim
 
     @property
@@ -147,7 +135,6 @@ class ModelLayout:
 
     @cached_property
     def grid_tokens(self) -> int:
-        """Video or image tokens per sample."""
         return sum(math.prod(grid) for grid in self.grids)
 
     @property
@@ -158,5 +145,4 @@ class ModelLayout:
 
     @property
     def tokens(self) -> int:
-        """Tokens per sample in self-attention."""
         return self.grid_tokens + self.text_tokens

@@ -15,16 +15,14 @@ from chipsparse.without_effect import without_effect
 
 # Measured, rounding included: as fast with 4,352 tokens, 1.1 times with 6,144, 1.2 with 8,192.
 FP8_PAYS_TOKENS = 5_000
-# Actions that read what others recorded.
-CACHED = (Action.SPARSE, Action.SKIP)
+CACHED = (Action.SPARSE, Action.SKIP)  # they read what others recorded
 
 
 @dataclass(frozen=True)
 class SparsityPlan:
     """The meaning of a config for one model and number of steps.
 
-    Raises:
-        ConfigError: if the config names a layer that the model does not have.
+    Raises `ConfigError` if the config names a layer that the model does not have.
     """
 
     config: SparsityConfig  # what the user asked for
@@ -44,12 +42,10 @@ class SparsityPlan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The actions of the steps, whatever the layers make of them."""
         return Schedule(self.config.schedule, self.steps, self.first, self.corrects)
 
     @property
     def corrects_any(self) -> bool:
-        """True where skipped steps are put right."""
         return self.corrects and self.config.schedule.correct and self.schedule.skips_any
 
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
@@ -67,12 +63,10 @@ class SparsityPlan:
         return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
 
     def step_action(self, step: int) -> Action:
-        """Return the planned action of a step, from 0."""
         return self.step_actions[min(step, len(self.step_actions) - 1)]
 
     @property
     def sparse_steps(self) -> int:
-        """The number of sparse steps, as far as they are known before."""
         return self.step_actions[self.first :].count(Action.SPARSE)
 
     @cached_property
@@ -114,7 +108,6 @@ class SparsityPlan:
 
     @property
     def has_sparse_layers(self) -> bool:
-        """True where the attention or MLP of any layer may run sparse."""
         return len(self.dense) < len(self._shares)
 
     def is_dense(self) -> bool:
@@ -148,10 +141,7 @@ class SparsityPlan:
         return next(readers, None) is Action.SPARSE
 
     def actions(self, first: int = 0) -> list[Action]:
-        """Return the actions of a branch from the first step that it is called at.
-
-        The number of steps must be known.
-        """
+        """Return a branch's actions from its first step on; the number of steps must be known."""
         assert self.steps is not None
         actions: list[Action] = []
         recorded = None
@@ -161,7 +151,6 @@ class SparsityPlan:
         return actions
 
     def notes(self, *, on_cpu: bool = False) -> list[str]:
-        """Return a sentence for whatever of the config cannot be done."""
         notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
         if self.steps is not None and self.schedule.full_steps is not None:
             notes += [
@@ -182,11 +171,9 @@ class SparsityPlan:
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def attention_random_count(self) -> int:
-        """Return the number of further columns that a query block keeps at random."""
         return _count(self.config.attention.random_fraction, self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:
-        """Return the number of neurons that a token block recomputes on a sparse step."""
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:

@@ -75,8 +75,7 @@ class _Generation:
     # Of the video or image tokens and its inverse, int64 [N]; None: unchanged.
     order: tuple[torch.Tensor, torch.Tensor] | None = None
     held: HeldOutputs = field(default_factory=HeldOutputs)  # that skipped calls are made from
-    # Notes on why no layer can run sparse, until that is said; None where some can.
-    all_dense: list[str] | None = None
+    all_dense: list[str] | None = None  # why no layer can run sparse, until it is said
     held_bytes: tuple[int, int] = (0, 0)  # of the caches when last counted: all, and on the host
 
     def aligned(self, layout: ModelLayout, config: SparsityConfig) -> ModelLayout:
@@ -85,7 +84,6 @@ class _Generation:
         return aligned(layout, first, config) if self.caching else layout
 
     def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
-        """Return True where a call belongs to it."""
         known = self.branches.get(context.branch)
         return (
             context.generation == self.number
@@ -99,36 +97,19 @@ class Session:
 
     Every transformer call runs between `begin` and `end`; whoever opens a call resets the session
     if the call raises. Nothing but host memory, emptied, survives into another generation.
-
-    Args:
-        config: what to compute.
-        report: where to record it; shared by the experts of one pipeline.
-        pool: holds the caches that live in host memory, for this session alone; by default one
-            with memory of its own.
-        name: the pipeline's name for the transformer.
-        capturer: captures sparse steps; by default those of a GPU.
-        static_bits: columns that are always kept, see `static_mask`; None for none but the text's.
-        agreement: with other processes that run the same calls; by default there are none.
-        rates_of: the rates of a device in a dtype, by which it leaves dense what may be slower
-            sparse; None where they are not known. By default `known_rates`.
-
-    Attributes:
-        state: the open call, which its layers are handed; None where there is none.
-        attention: by number of the block, what computes its self-attention; see `AttentionLayer`.
-        mlp: likewise its feed-forward layer; see `MLPLayer`.
-        recorder: notes what layers do in the open call.
-        graphs: runs the model's own forward in the open call, by a CUDA graph where that pays.
     """
 
     def __init__(
         self,
         config: SparsityConfig,
-        report: GenerationReport,
-        pool: OffloadPool | None = None,
-        name: str = "transformer",
+        report: GenerationReport,  # shared by the experts of one pipeline
+        pool: OffloadPool | None = None,  # for this session alone; by default a new one
+        name: str = "transformer",  # the pipeline's
         capturer: Capturer | None = None,
-        static_bits: frozenbitarray | None = None,
-        agreement: Agreement | None = None,
+        static_bits: frozenbitarray | None = None,  # columns that are always kept
+        agreement: Agreement | None = None,  # with other processes that run the same calls
+        # The rates of a device in a dtype, by which the session leaves dense what may be slower
+        # sparse; None where they are not known. By default `known_rates`.
         rates_of: Callable[[torch.device, torch.dtype], Rates | None] | None = None,
     ) -> None:
         self.config = config
@@ -139,6 +120,7 @@ class Session:
         self._rates_of = known_rates if rates_of is None else rates_of
         self._caches = CacheStore(config, self._pool, report, self._agreement.capacity)
         self.recorder = CallRecorder(report)
+        # Runs the model's own forward in the open call, by a CUDA graph where that pays.
         self.graphs = StepGraphs(self._caches, report, capturer)
         self._static_bits = static_bits
         shared = Shared(
@@ -150,7 +132,7 @@ class Session:
             FastestKernel(),
             self._agreement.columns,
         )
-
+        # By number of the transformer block.
         self.attention = Layers(AttentionLayer, shared)
         self.mlp = Layers(MLPLayer, shared)
         self.reset()
@@ -164,7 +146,7 @@ class Session:
         self.attention.clear()
         self.mlp.clear()
         self._generation = _Generation(ColumnBudgets(self.config, self._static_bits))
-        self.state: StepState | None = None
+        self.state: StepState | None = None  # the open call, which its layers are handed
 
     @property
     def plan(self) -> SparsityPlan | None:
@@ -172,12 +154,10 @@ class Session:
         return self._generation.plan
 
     def close(self) -> None:
-        """Reset the session, and give host memory back to the system."""
         self.reset()
         self._pool.close()
 
     def cache_bytes(self) -> int:
-        """Bytes that all caches hold now, on the device and on the host."""
         return self._caches.nbytes()
 
     # One transformer call.
@@ -185,35 +165,25 @@ class Session:
     def begin(
         self,
         context: StepContext,
-        layout: ModelLayout,
+        layout: ModelLayout,  # branches may differ in text tokens and batch
         device: torch.device,
-        demand: Callable[[], MemoryDemand] = MemoryDemand,
+        demand: Callable[[], MemoryDemand] = MemoryDemand,  # called once per branch
+        # Why this call, where it is not skipped, can only run as without chipsparse: in the model's
+        # own order of tokens, with nothing recorded or read.
         why_not_cached: str | None = None,
         *,
+        # Full attention is faster as ours than as the model's, so that layers compute it where
+        # nothing is recorded, too. Where nothing is sparse or skipped the model stays as it is.
         has_faster_attention: bool = False,
+        # A change since the last call of its branch starts that anew: nothing that it kept is used.
         conditioning: Conditioning | None = None,
     ) -> StepState:
         """Opens a transformer call and returns what its layers are handed.
 
         A generation that starts late (image to video, the second expert of Wan 2.2) is right
-        without special cases: see `SparsityPlan.taken`.
-
-        Args:
-            context: position of the call.
-            layout: sizes of the model and the call. Branches may differ in text tokens and batch.
-            device: where it runs.
-            demand: says what it asks of the memory; called once per branch.
-            why_not_cached: why this call, where it is not skipped, can only run as without
-                chipsparse: in the model's own order of tokens, with nothing recorded or read.
-            has_faster_attention: whether full attention is faster as ours than as the model's, so
-                that layers compute it where nothing is recorded, too. Where nothing is sparse or
-                skipped the model stays as it is.
-            conditioning: what the call is conditioned on. Where that changed since the last call of
-                its branch, the branch starts anew: nothing that it kept is used.
-
-        Raises:
-            BudgetError: where the memory budgets leave no room for the caches of a single layer.
-            ValueError: where there are static columns for another number of tokens.
+        without special cases: see `SparsityPlan.taken`. Raises `BudgetError` where the memory
+        budgets leave no room for the caches of a single layer, and `ValueError` for static columns
+        of another number of tokens.
         """
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
@@ -330,13 +300,7 @@ class Session:
                 self.report.run_dense(reasons)
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
-        """Closes the call with the transformer's output tensor.
-
-        Args:
-            output: of the transformer.
-            is_last_branch: whether no other guidance branch is called at this step any more, as far
-                as that is known.
-        """
+        """Closes the call; no other branch is known to be called behind the last one."""
         state, generation = self._open_call(), self._generation
         plan, context, record = state.plan, state.context, state.record
         if isinstance(record.timer, StepTimer):

@@ -20,10 +20,8 @@ class StepContext:
     step: int  # denoising step (from 0)
     branch: str  # guidance branch, such as "cond" or "uncond"
     steps: int | None  # number of steps of this generation where known
-    # Of the step, from the scheduler's list where there is one for these steps.
-    timestep: float | None = None
-    # Step of the generation's first call; above 0 where it starts late, from an image.
-    first: int = 0
+    timestep: float | None = None  # from the scheduler's list, where it has one for these steps
+    first: int = 0  # step of the generation's first call; above 0 where it starts from an image
     placed: bool = True  # whether the position is known, or calls are only counted
     corrects: bool = True  # whether skipped steps can be put right by the scheduler of these steps
 
@@ -52,28 +50,16 @@ class PositionTracker:
     def locate(
         self,
         *,
-        branch: str | None = None,
+        branch: str | None = None,  # as given by `cache_context`, as are step_index and steps
         step_index: int | None = None,
         steps: int | None = None,
+        # Reads the timestep that the transformer is called with; only called where the step index
+        # is not given, because it may wait for the device.
         timestep: Callable[[], float] | None = None,
-        schedule: Any = None,
-        unnamed_branch: str = "call0",
+        schedule: Any = None,  # the scheduler's timesteps, whose identity marks one generation
+        unnamed_branch: str = "call0",  # of a step's first call where no branch is given
     ) -> StepContext:
-        """Returns the position of the call that is about to run.
-
-        Args:
-            branch: name given by ``cache_context``, or None.
-            step_index: step given by ``cache_context``, or None.
-            steps: number of steps given by ``cache_context``, or None.
-            timestep: reads the timestep that the transformer is called with; only called where
-                the step index is not given, because it may wait for the device.
-            schedule: the scheduler's timesteps (a tensor or list); its identity marks one
-                generation, since every generation sets its own.
-            unnamed_branch: the branch of a step's first call where none is given.
-
-        Raises:
-            ValueError: if neither a step index nor a timestep is known.
-        """
+        """Returns the position of the call about to run; `ValueError` where nothing tells it."""
         if steps is None and schedule is not None:
             steps = len(schedule)
         if self._finished or schedule is not self._schedule or steps != self._steps:

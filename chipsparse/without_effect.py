@@ -16,8 +16,7 @@ from chipsparse.schedule.schedule import Action
 if TYPE_CHECKING:
     from chipsparse.plan import SparsityPlan
 
-# Values that keep something off, so that they ask for nothing.
-OFF = ("never", "none", "bf16", "dense")
+OFF = ("never", "none", "bf16", "dense")  # values that keep something off and ask for nothing
 NOTHING_SPARSE = "no step is sparse"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")

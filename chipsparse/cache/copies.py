@@ -15,29 +15,26 @@ Mark = Any  # a torch.cuda.Event, or None where there is nothing to wait for
 
 
 class HostCopies:
-    """Copies on a CPU: at once."""
+    """Copies on a CPU: at once. Host memory and slots are uint8 ``[n]``."""
 
     def to_device(self, device: torch.Tensor, host: torch.Tensor, after: Iterable[Mark]) -> Mark:
-        """Copies host memory to a slot; both uint8 ``[n]``."""
         device.copy_(host)
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor, after: Iterable[Mark]) -> Mark:
-        """Copies a slot to host memory; both uint8 ``[n]``."""
         host.copy_(device)
 
     def mark(self) -> Mark:
-        """The computation as it stands now."""
         return None
 
     def wait(self, marks: Iterable[Mark]) -> None:
-        """Lets the computation go on only after these marks."""
+        """Nothing that is queued from now on starts before these marks; the host goes on."""
 
     def synchronize(self) -> None:
         """Lets the host wait until every copy is done."""
 
 
 class StreamCopies(HostCopies):
-    """Copies on a GPU: one stream for each direction, so that both run beside the computation."""
+    """Copies on a GPU, asynchronous where host memory is pinned: a stream for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,23 +42,18 @@ class StreamCopies(HostCopies):
         self._out = torch.cuda.Stream(device)
 
     def to_device(self, device: torch.Tensor, host: torch.Tensor, after: Iterable[Mark]) -> Mark:
-        """Asynchronous where the host memory is pinned."""
         return self._copy(self._in, device, host, after)
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor, after: Iterable[Mark]) -> Mark:
-        """Asynchronous where the host memory is pinned."""
         return self._copy(self._out, host, device, after)
 
     def mark(self) -> Mark:
-        """An event on the stream that computes."""
         return torch.cuda.current_stream(self._device).record_event()
 
     def wait(self, marks: Iterable[Mark]) -> None:
-        """Nothing that is queued from now on starts before the marks; the host goes on."""
         self._order(torch.cuda.current_stream(self._device), marks)
 
     def synchronize(self) -> None:
-        """Waits for both directions."""
         self._in.synchronize()
         self._out.synchronize()
 

@@ -16,7 +16,7 @@ import torch
 
 from chipsparse.common.byte_sizes import format_bytes
 
-Pin = Callable[[int, int], None]  # address and bytes
+Pin = Callable[[int, int], None]  # address and bytes; may raise `RuntimeError`
 Unpin = Callable[[int], None]
 
 WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to the host
@@ -36,8 +36,6 @@ class HostMemory:
 
     A block that comes back is kept for the next request that it serves without much waste, so that
     a second generation allocates nothing. A request that none serves frees what is spare first.
-
-    ``register`` pins the bytes at an address, or raises ``RuntimeError``; ``unregister`` unpins it.
     """
 
     def __init__(self, register: Pin | None = None, unregister: Unpin | None = None) -> None:
@@ -48,17 +46,14 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks, in use and spare."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare))
 
     @property
     def pinned_bytes(self) -> int:
-        """The same of the pinned ones."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare) if block.pinned)
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of blocks in use."""
         return sum(block.memory.numel() for block in self._in_use)
 
     @property
@@ -67,10 +62,7 @@ class HostMemory:
         return sum(block.memory.numel() for block in self._in_use if not block.pinned)
 
     def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
-        """A block of so many bytes, or of up to `WASTE` times as many.
-
-        Raises `MemoryError` if the system gives no more.
-        """
+        """A block of so many bytes, or up to `WASTE` times as many; `MemoryError` without any."""
         fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
         block = min(fitting, key=lambda block: block.memory.numel(), default=None)
         if block is None:
@@ -89,7 +81,6 @@ class HostMemory:
         self._spare.append(block)
 
     def free_spare(self) -> None:
-        """Gives spare blocks back to the system."""
         self._spare.clear()
 
     def _pin(self, block: HostBlock, notify: Callable[[str], None]) -> None:

@@ -61,10 +61,8 @@ class MemoryDemand:
 
     dtype: torch.dtype = torch.float32  # of the hidden states
     branches: int = 1  # guidance branches that the generation is known to have
-    # Weights that come to the device during a call, less those that leave it.
-    pending_bytes: int = 0
-    # (layer, part) of what cannot run sparse, so that nothing need be kept for it.
-    dense: frozenset[LayerPart] = frozenset()
+    pending_bytes: int = 0  # of weights that come to the device in a call, less those that leave
+    dense: frozenset[LayerPart] = frozenset()  # parts that cannot run sparse and keep nothing
     # Layers whose feed-forward weights are in FP8, and what their linears round.
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
     # Whether sparse steps may be captured as CUDA graphs, for which there must be room: where the
@@ -85,12 +83,10 @@ class MemoryPlan:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device, of all branches and with the slots."""
         return self.branches * self.placement.device_bytes + self.placement.slot_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Bytes in host memory, of all branches."""
         return self.branches * self.placement.host_bytes
 
     @property
@@ -99,7 +95,6 @@ class MemoryPlan:
         return bool(self.placement.host or self.placement.dense)
 
     def fits(self, capacity: Capacity) -> bool:
-        """Return True where there is room for it as it is."""
         on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
         return on_device <= capacity.device and self.host_bytes <= capacity.host
 
@@ -250,13 +245,9 @@ def working_bytes(
     """Return the estimated device memory of a transformer call besides weights and caches.
 
     The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
-    of columns that small layers keep.
-
-    Args:
-        plan: has the sizes.
-        dtype: of the hidden states.
-        captured: guidance branches whose sparse calls are CUDA graphs with memory of their own.
-        fp8_mlps: layers whose feed-forward weights are in FP8: those of one are read in ``dtype``.
+    of columns that small layers keep. The sparse calls of so many ``captured`` branches are CUDA
+    graphs with memory of their own. Feed-forward weights that are in FP8 are read in ``dtype``, one
+    layer's at a time.
     """
     config, layout = plan.config, plan.layout
     tokens, heads = layout.tokens, layout.batch * layout.own_heads
@@ -313,25 +304,14 @@ def available(
     config: MemoryConfig,
     device: torch.device,
     *,
-    working: int,
-    pending: int = 0,
-    promised: int = 0,
-    held: int = 0,
-    memory: HostMemory | None = None,
-    reserve: float | None = None,
+    working: int,  # bytes that a transformer call needs for itself
+    pending: int = 0,  # bytes of weights that are yet to come to the device
+    promised: int = 0,  # bytes on the device that caches planned earlier will take yet
+    held: int = 0,  # bytes that they have taken there
+    memory: HostMemory | None = None,  # that is ours already; what is spare of it is for caches
+    reserve: float | None = None,  # of the device's free memory; by default `reserve_share`
 ) -> Capacity:
-    """Return what this machine and the config's budgets leave for caches now.
-
-    Args:
-        config: the budgets.
-        device: of the model.
-        working: bytes that a transformer call needs for itself.
-        pending: bytes of weights that are yet to come to the device.
-        promised: bytes on the device that caches planned earlier will take yet.
-        held: bytes that they have taken there.
-        memory: host memory that is ours already; what is spare of it is free for caches.
-        reserve: share of the device's free memory that is left to others; None: `reserve_share`.
-    """
+    """Return what this machine and the config's budgets leave for caches now."""
     memory = HostMemory() if memory is None else memory
     on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too
     free_host = host_free_bytes()

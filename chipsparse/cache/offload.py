@@ -92,16 +92,12 @@ class _Opened:
 
 
 class OffloadPool:
-    """The caches of one generation that live in host memory.
-
-    Its host memory may be shared with other pools; ``notify`` gets a sentence about what is slower
-    than planned.
-    """
+    """The caches of one generation that live in host memory."""
 
     def __init__(
         self,
-        host: HostMemory,
-        notify: Callable[[str], None],
+        host: HostMemory,  # may be shared with other pools
+        notify: Callable[[str], None],  # gets a sentence about what is slower than planned
         *,
         copies: Callable[[torch.device], HostCopies] = copies_for,
     ) -> None:
@@ -114,10 +110,7 @@ class OffloadPool:
         self._traffic: dict[tuple[int, Part], Traffic] = {}
 
     def open(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
-        """Make room for tensors of at most so many bytes each, beside what is there already.
-
-        Raises `MemoryError` if the host has no room; the pool is then as before.
-        """
+        """Make room for tensors of at most so many bytes; a `MemoryError` leaves all as before."""
         if not sizes:
             return
         if not self._opened.blocks:
@@ -150,10 +143,7 @@ class OffloadPool:
             ]
 
     def reset(self) -> None:
-        """Forget all tensors and free the slots; wait for copies under way.
-
-        The host memory is kept for the next generation.
-        """
+        """Forget all tensors and free the slots, once copies are done; keep the host memory."""
         opened, self._opened = self._opened, _Opened()
         try:
             if opened.blocks:
@@ -172,7 +162,6 @@ class OffloadPool:
             raise
 
     def close(self) -> None:
-        """Reset the pool, and give the host memory back to the system."""
         self.reset()
         self.host.free_spare()
 
@@ -195,12 +184,10 @@ class OffloadPool:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all stored tensors."""
         places = self._opened.places.values()
         return sum(form.nbytes for place in places for form in place.forms.values())
 
     def drop(self, key: Key) -> None:
-        """Give up the place of a part's tensors, if it has one."""
         self._opened.places.pop(key, None)
 
     def __contains__(self, key: Key) -> bool:
@@ -208,7 +195,6 @@ class OffloadPool:
         return key in self._opened.places
 
     def has(self, key: Key, kind: str) -> bool:
-        """Return True where a tensor was stored."""
         place = self._opened.places.get(key)
         return place is not None and kind in place.forms
 

@@ -36,11 +36,9 @@ class Capacity:
 
     device: int  # on the device, slots included
     host: int  # in host memory besides; 0 where nothing may or need go there
-    # True where the host's are the device's own, as on a CPU: they are there once.
-    one_memory: bool = False
+    one_memory: bool = False  # the host's are the device's own, as on a CPU: they are there once
 
     def __str__(self) -> str:
-        """The text for messages."""
         device = format_bytes(max(0, self.device))
         if self.one_memory:
             return f"{device} of memory"
@@ -59,12 +57,10 @@ class PartNeed:
 
     @property
     def key(self) -> LayerPart:
-        """Return the layer and part."""
         return self.layer, self.part
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all kinds."""
         return sum(self.sizes.values())
 
 
@@ -86,17 +82,14 @@ class Placement:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of all slots together."""
         return SLOTS * _total(self.slots)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device, slots not included."""
         return _total(self.device)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes on the host."""
         return _total(self.host)
 
     def moved(
@@ -126,22 +119,14 @@ def slot_sizes(host: Mapping[Any, Sizes]) -> dict[Part, dict[str, int]]:
 
 
 def place(
-    needs: Iterable[PartNeed],
-    capacity: Capacity,
+    needs: Iterable[PartNeed],  # of one branch
+    capacity: Capacity,  # for all branches
     *,
-    branches: int = 1,
-    open_slots: Mapping[Part, Sizes] | None = None,
-    prefer_host: bool = False,
+    branches: int = 1,  # that keep caches of their own and share the slots
+    open_slots: Mapping[Part, Sizes] | None = None,  # that are there already
+    prefer_host: bool = False,  # put everything on the host that fits there
 ) -> Placement:
-    """Place as many layer parts as the capacities hold; the same for every branch.
-
-    Args:
-        needs: of one branch.
-        capacity: for all branches.
-        branches: guidance branches that keep caches of their own and share the slots.
-        open_slots: slots that are there already.
-        prefer_host: True to put everything on the host that fits there.
-    """
+    """Place as many layer parts as the capacities hold; the same for every branch."""
     ranked = sorted(
         needs,
         key=lambda need: (need.saved / max(need.nbytes, 1), need.layer, need.part),
@@ -176,7 +161,6 @@ class _Homes:
     prefer_host: bool
 
     def those_that_fit(self, ranked: list[PartNeed]) -> list[PartNeed]:
-        """Return the parts that fit beside those before them."""
         if self.assign(ranked) is not None:
             return ranked
         kept: list[PartNeed] = []
@@ -205,7 +189,6 @@ class _Homes:
         return Placement(device, host) if fits else None
 
     def _left(self, device: Mapping[LayerPart, Sizes], host: Mapping[LayerPart, Sizes]) -> int:
-        """Return the bytes that stay free on the device."""
         taken = _total(device) + (_total(host) if self.capacity.one_memory else 0)
         present = {(part,): sizes for part, sizes in self.open_slots.items()}
         new_slots = _total(slot_sizes({**present, **host})) - _total(present)

@@ -61,25 +61,18 @@ class _Branch:
 
 
 class CacheStore:
-    """One `LayerCache` per layer and guidance branch, wherever its tensors live.
-
-    Args:
-        config: what to compute.
-        pool: holds what lives in host memory, for this store alone.
-        report: gets a sentence about what is elsewhere than planned, or nowhere.
-        agree: makes the same of free bytes on the device and on the host on all processes.
-    """
+    """One `LayerCache` per layer and guidance branch, wherever its tensors live."""
 
     def __init__(
         self,
         config: SparsityConfig,
-        pool: OffloadPool,
+        pool: OffloadPool,  # for this store alone
         report: GenerationReport,
+        # Makes the same of free bytes on the device and on the host on all processes.
         agree: Callable[[int, int, torch.device], tuple[int, int]],
     ) -> None:
         self._agree = agree
-        # The tensors that a layer's part reads at each action.
-        self.reads = {
+        self.reads = {  # the tensors that a layer's part reads at each action
             (part, action): read_and_written(config, part, action)[0]
             for part in PARTS
             for action in Action
@@ -92,12 +85,10 @@ class CacheStore:
         self._last: dict[str, tuple[SparsityPlan, MemoryDemand, MemoryPlan]] = {}
 
     def reset(self) -> None:
-        """Forget all caches, and free the device's memory."""
         self._branches.clear()
         self._pool.reset()
 
     def __contains__(self, branch: str) -> bool:
-        """Return True where a branch was admitted."""
         return branch in self._branches
 
     def admit(
@@ -193,7 +184,6 @@ class CacheStore:
             self.reset()
 
     def stay_on_device(self, branch: str) -> bool:
-        """Return True where none of the caches of a branch lives in host memory."""
         return not self._branches[branch].memory.placement.host
 
     def dense(self, branch: str) -> Mapping[LayerPart, str]:

@@ -29,8 +29,7 @@ LISTS_BYTES = 4 << 20
 # The most bytes of column sums that a refresh holds at a time: it goes over as many heads at once
 # as fit, one at least.
 COLUMN_SUMS_BYTES = 2 << 30
-# A list whose length is not read back has a multiple of this many entries: rows stay aligned.
-CAPACITY_MULTIPLE = 16
+CAPACITY_MULTIPLE = 16  # divides a list's entries where they are not read back: rows stay aligned
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class Kept:
     sizes: tuple[str, ...]  # names of its dimensions behind the batch; see `kind_bytes`
     numbers: Numbers  # its dtype
     wanted: Callable[[SparsityConfig], bool]  # returns True for a config that needs it
-    # True where a sparse step changes the tensor in place, so that it moves both ways.
-    rewritten: bool
+    rewritten: bool  # a sparse step changes the tensor in place, so that it moves both ways
 
 
 def kept(
@@ -71,7 +69,6 @@ class PartCache:
     @classmethod
     @functools.cache  # every layer asks for it at every step
     def declared(cls) -> dict[str, Kept]:
-        """Return the declarations of the kept tensors by name."""
         return {
             item.name: Kept(item.name, cls.part, **item.metadata)
             for item in fields(cls)
@@ -79,7 +76,6 @@ class PartCache:
         }
 
     def on_device(self) -> dict[str, torch.Tensor]:
-        """Return the kept tensors that are on the device now, by name."""
         tensors = ((name, getattr(self, name)) for name in self.declared())
         return {name: tensor for name, tensor in tensors if tensor is not None}
 
@@ -117,8 +113,7 @@ class AttentionCache(PartCache):
     # Entries of the lists of kept columns, known to the host since the refresh so that no sparse
     # step need wait for it; None before the columns are chosen.
     capacity: int | None = None
-    # Mean share of the columns that is kept, as a number or 0-d tensor.
-    kept_fraction: torch.Tensor | float = 0.0
+    kept_fraction: torch.Tensor | float = 0.0  # mean share of columns, may be 0-d
 
 
 @dataclass(eq=False)
@@ -127,8 +122,7 @@ class MLPCache(PartCache):
 
     part = "mlp"
 
-    # Mean pre-activation of every token block when its neuron was last computed, float32 `[B, G,
-    # F]`.
+    # Mean pre-activation of a token block when its neuron was last computed, float32 `[B, G, F]`.
     mean: torch.Tensor | None = kept("token blocks", "neurons", rewritten=True)
     # The layer's output, `[B, N, C]`.
     output: torch.Tensor | None = kept("tokens", "channels", numbers="model", rewritten=True)
@@ -148,10 +142,7 @@ class LayerCache:
         self.mlp = MLPCache(in_fp8)
 
     def nbytes(self) -> int:
-        """Return the bytes of all tensors on the device, each storage counted once.
-
-        The lists of columns do not count.
-        """
+        """Return the bytes on the device, each storage once; without the lists of columns."""
         tensors = [*self.attention.on_device().values(), *self.mlp.on_device().values()]
         if isinstance(self.attention.kept_fraction, torch.Tensor):
             tensors.append(self.attention.kept_fraction)

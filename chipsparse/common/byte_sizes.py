@@ -6,12 +6,9 @@ import re
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of ``24G``, ``1.5 GiB``, ``800MB`` or ``1048576``.
+    """Return the bytes of ``24G``, ``1.5 GiB``, ``800MB`` or ``1048576``, or raise `ValueError`.
 
     As memory is sold and as Linux counts it, G is GiB; GB, with the B, is a billion bytes.
-
-    Raises:
-        ValueError: if the text is no amount of memory.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?B)?|B)?\s*", text.upper())
     if match is None:

@@ -12,11 +12,7 @@ class UserError(ValueError):
 
 @contextmanager
 def user_errors(*kinds: type[Exception], what: str | None = None) -> Iterator[None]:
-    """Turns errors of these kinds into a `UserError`; a `UserError` passes through unchanged.
-
-    Args:
-        what: the step that failed, put before the reason; None where the error says all of it.
-    """
+    """Turns errors of these kinds into a `UserError`, after the name of the step that failed."""
     try:
         yield
     except UserError:

@@ -13,11 +13,8 @@ MOST_BYTES = 1 << 28
 def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
     """Return the text of a file in UTF-8, or with a byte order mark in UTF-16.
 
-    The mark is left out, and every line ends with ``\\n``.
-
-    Raises:
-        OSError: the file cannot be read, or has more bytes than ``most``.
-        UnicodeError: the file is no text.
+    The mark is left out, and every line ends with ``\\n``. Raises `OSError` where the file cannot
+    be read or has more bytes than ``most``, and `UnicodeError` where it is no text.
     """
     with path.open("rb") as file:
         content = file.read(most + 1)
@@ -31,11 +28,7 @@ def read_text(path: Path, *, most: int = MOST_BYTES) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8; an error leaves an earlier file as it was.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a file in UTF-8; an `OSError` leaves an earlier file as it was."""
     with tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch:
         file = Path(scratch) / path.name
         file.write_text(readable(text), encoding="utf-8")

@@ -24,8 +24,7 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
 from chipsparse.plan import Action, SparsityPlan
 
-# Reads and writes of what is exchanged, where it is packed and unpacked.
-PACKING_PASSES = 4
+PACKING_PASSES = 4  # reads and writes of what is exchanged, where it is packed and unpacked
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,7 @@ class RankShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharing:
-    """A generation that is shared by processes.
-
-    Raises:
-        ValueError: of ``cut``, where there are fewer blocks of tokens than processes.
-    """
+    """A generation that is shared by processes."""
 
     plan: SparsityPlan  # of the whole generation: its layout has nobody's share
     parallel: Parallel  # without a ring, which the commands do not make
@@ -67,7 +62,7 @@ class Sharing:
 
     @cached_property
     def cut(self) -> SequenceCut:
-        """The tokens of those that share a call."""
+        """The tokens of those that share a call; `ValueError` for fewer blocks than processes."""
         config = self.plan.config
         rows = config.block_size if config.mlp.is_sparse else 1
         return cut_sequence(self.plan.layout, self.parallel.ulysses, rows)
@@ -97,7 +92,6 @@ class Sharing:
         return replace(layout, share=share)
 
     def exchanges(self, action: Action) -> list[Exchange]:
-        """Return what is sent in a step of this action."""
         exchanges = [] if self.parallel.guidance == 1 else self._of_branches(action)
         if self.parallel.ulysses > 1 and action is not Action.SKIP:
             exchanges += self._of_calls()
@@ -140,7 +134,6 @@ class Sharing:
         return layout.batch * layout.own_heads * blocks * -(-layout.tokens // 8)
 
     def sent_bytes(self, action: Action) -> list[int]:
-        """Return the bytes that leave each process in a step."""
         exchanges = self.exchanges(action)
         return [
             sum(exchange.times * exchange.sent[rank] for exchange in exchanges)

@@ -48,17 +48,13 @@ MOST: Mapping[Part, float] = {"attention": 1.15, "mlp": 1.0}
 MOST_SECONDS = 60e-6
 # Seconds that a slow host takes to launch a sparse step: 5 kernels of attention, 7 of an MLP.
 HOST_SECONDS: Mapping[Part, float] = {"attention": 250e-6, "mlp": 450e-6}
-# Seconds of a sparse step whose weights are in FP8, besides: two kernels that read them.
-READING_SECONDS = 10e-6
-# Bytes in a second in which blocks of rows gather what they keep, mostly from the L2 cache.
-GATHER_RATE = 5e12
+READING_SECONDS = 10e-6  # of a sparse step with weights in FP8, besides: two kernels read them
+GATHER_RATE = 5e12  # bytes a second that blocks of rows gather, mostly from the L2 cache
 # Passes over the kept neurons (old and new activations, changes) and over the layer's output.
 NEURON_PASSES, OUTPUT_PASSES = 4, 3
 
-# Sparse calls of a branch that run as usual before one is captured: the first may compile.
-CALLS_BEFORE = 1
-# What a capture takes of the host, in calls: 119 ms where a step of FLUX.1 takes 85.
-CAPTURE_CALLS = 1.5
+CALLS_BEFORE = 1  # sparse calls of a branch before one is captured: the first may compile
+CAPTURE_CALLS = 1.5  # that a capture takes of the host: 119 ms where a step of FLUX.1 takes 85
 
 
 @dataclass(frozen=True)
@@ -95,12 +91,10 @@ class Rates:
     multiprocessors: int = 132  # each computes one query block of one head at a time
 
     def link_rate(self, to_device: int, to_host: int) -> float:
-        """Bytes a second each way, where so many are to come and to go."""
         return self.link * (self.both_ways if to_device and to_host else 1.0)
 
 
-# An H100 computes as fast as an H200; its memory has 3.35 TB/s for 4.8.
-KNOWN = {
+KNOWN = {  # an H100 computes as fast as an H200; its memory has 3.35 TB/s for 4.8
     rates.device: rates
     for rates in (Rates(), Rates(device="NVIDIA H100 80GB HBM3", memory=2.97e12))
 }
@@ -123,7 +117,6 @@ class LayerTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.attention + self.mlp + self.rest
 
 
@@ -137,7 +130,6 @@ class PartSeconds:
 
     @property
     def pays(self) -> bool:
-        """True where a sparse step saves enough of a dense one in any case."""
         return self.most <= (1 - LEAST_GAIN) * self.dense
 
 
@@ -153,17 +145,11 @@ def layer_time(
     *,
     plan: SparsityPlan,
     rates: Rates,
-    dtype: torch.dtype,
-    dense_parts: Collection[Part] = (),
-    chooses: bool = True,
+    dtype: torch.dtype,  # of the hidden states
+    dense_parts: Collection[Part] = (),  # that run dense although the plan has them sparse
+    chooses: bool = True,  # False where a refresh keeps another branch's columns: it takes no sums
 ) -> LayerTime:
-    """Return the time of one layer for one guidance branch.
-
-    Args:
-        dtype: of the hidden states.
-        dense_parts: parts that run dense although the plan has them sparse.
-        chooses: False where a refresh keeps the columns of another branch: it takes no sums.
-    """
+    """Return the time of one layer for one guidance branch."""
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
     layout = plan.layout
@@ -251,17 +237,11 @@ def part_times(
     *,
     rates: Rates,
     dtype: torch.dtype,
-    captured: bool,
-    dense: Collection[tuple[int, Part]] = (),
-    fp8_mlps: Mapping[int, Fp8Form] | None = None,
+    captured: bool,  # sparse steps are replays of a CUDA graph, which no host launches
+    dense: Collection[tuple[int, Part]] = (),  # parts that cannot run sparse in any case
+    fp8_mlps: Mapping[int, Fp8Form] | None = None,  # layers with MLP weights in FP8
 ) -> dict[tuple[int, Part], PartSeconds]:
-    """Return the times of all parts that the plan has sparse; none where a backend is forced.
-
-    Args:
-        captured: True where sparse steps are replays of a CUDA graph, which no host launches.
-        dense: parts that cannot run sparse in any case.
-        fp8_mlps: layers whose MLP weights are in FP8, and what their linears round to it.
-    """
+    """Return the times of all parts that the plan has sparse; none where a backend is forced."""
     if plan.config.backend != "auto" or plan.is_dense():
         return {}
     in_fp8 = fp8_mlps or {}

@@ -58,25 +58,17 @@ class Load:
 
 
 def estimate_run(
-    plan: SparsityPlan,
+    plan: SparsityPlan,  # of several processes it is that of the largest share
     *,
-    moved: Moved,
-    captured: bool,
+    moved: Moved,  # of one guidance branch
+    captured: bool,  # sparse steps are replays of a CUDA graph
     dense_parts: DenseParts,
     dtype: torch.dtype,
-    branches: int,
+    branches: int,  # calls per step; at a refresh the first of them chooses the columns
     rates: Rates,
-    sharing: Sharing | None = None,
+    sharing: Sharing | None = None,  # of several processes
 ) -> RunEstimate:
-    """Return the estimate of a generation whose number of steps the plan knows.
-
-    Args:
-        plan: has sizes and steps; of several processes it is that of the largest share.
-        moved: bytes that a branch moves between the device and host memory.
-        captured: True where sparse steps are replays of a CUDA graph.
-        branches: transformer calls per step; at a refresh the first of them chooses the columns.
-        sharing: of several processes; None for one.
-    """
+    """Return the estimate of a generation whose number of steps the plan knows."""
     assert plan.steps is not None
     calls = branches if sharing is None else sharing.calls
     layers = range(plan.layout.layers)

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-# PyTorch captures one call at a time: its random generators and memory pools know of one.
-_CAPTURING = threading.Lock()
+_CAPTURING = threading.Lock()  # as PyTorch can capture one call at a time
 
 
 class CudaCapture:
@@ -21,15 +20,11 @@ class CudaCapture:
         self._replayed = torch.cuda.Event()
 
     def replay(self) -> None:
-        """Replays the graph on the current stream."""
         self._graph.replay()
         self._replayed.record()
 
     def release(self) -> None:
-        """Frees the graph's memory behind its last replay.
-
-        PyTorch may give that memory back to the system at once, so the replay must be over.
-        """
+        """Frees the graph's memory behind its last replay: PyTorch may give it back at once."""
         self._replayed.synchronize()
         self._graph.reset()
 
@@ -47,12 +42,8 @@ class CudaCapturer:
         """A call that computes nothing, and what computes it; other threads may use the device.
 
         They may not wait for the whole device (``torch.cuda.synchronize``) meanwhile: CUDA refuses
-        that, and breaks the capture off.
-
-        Raises:
-            RuntimeError: where CUDA cannot capture the call: it does not where the host waits for
-                the device, or random numbers are drawn.
-            torch.OutOfMemoryError: where there is no memory for it.
+        that, and breaks the capture off. It does not capture a call in which the host waits for the
+        device, or random numbers are drawn: that is a `RuntimeError`.
         """
         with _CAPTURING, _own_workspaces():
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
@@ -100,10 +91,8 @@ def _own_workspaces() -> Iterator[None]:
 def _release_random_numbers(stream: torch.cuda.Stream) -> None:
     """Lets other threads draw from the device's default generator while a capture goes on.
 
-    PyTorch gives the generator's state to the capture; the generator goes on with a copy.
-
-    Args:
-        stream: one that is not captured: on the other, PyTorch refuses to copy.
+    PyTorch gives the generator's state to the capture; the generator goes on with a copy. The
+    stream must not be the one that is captured, on which PyTorch refuses to copy.
     """
     generator = torch.cuda.default_generators[stream.device_index]
     with contextlib.suppress(AttributeError), torch.cuda.stream(stream):
@@ -111,10 +100,7 @@ def _release_random_numbers(stream: torch.cuda.Stream) -> None:
 
 
 def _end_allocation(device: int, pool: Any) -> None:
-    """Takes the allocator out of the memory pool of a capture that broke off.
-
-    Where PyTorch has done so itself, it refuses.
-    """
+    """Takes the allocator out of a broken capture's memory pool, where PyTorch has not done so."""
     with contextlib.suppress(AttributeError, RuntimeError):
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)

@@ -26,22 +26,19 @@ MOST_COMPARED = 1 << 16
 # holds, as its processor, not what they lead to: that may be other models.
 DEPTH = 4
 
+# Further facts by name, compared by ==: what calls depend on outside of the model, as autocast.
 Surroundings = Callable[[], Mapping[str, object]]
 
 
 class ModelState:
-    """The contents of a model at one time. To compare takes about a microsecond a module.
-
-    Attributes whose names are ignored may hold whatever they like. Surroundings are further facts
-    by name, compared by ``==``: what calls depend on outside of the model, such as autocast.
-    """
+    """The contents of a model at one time. To compare takes about a microsecond a module."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         device: torch.device,
         *,
-        ignored: Collection[str] = (),
+        ignored: Collection[str] = (),  # attributes that may hold whatever they like
         surroundings: Surroundings = dict,
     ) -> None:
         self._device_type = device.type

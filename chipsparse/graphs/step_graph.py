@@ -59,19 +59,16 @@ class Capturer(Protocol):
     def capture(self, call: Callable[[], Any]) -> tuple[Any, Capture]:
         """Makes a call that computes nothing: its result, and what computes it.
 
-        Raises:
-            RuntimeError: where the call cannot be captured, such as one that waits for the device.
-            torch.OutOfMemoryError: where there is no memory for it now.
+        Raises `RuntimeError` where the call cannot be captured, such as one that waits for the
+        device, and `torch.OutOfMemoryError` where there is no memory for it now.
         """
 
 
 class Arguments:
     """The arguments of a call, taken apart into tensors and other things.
 
-    Args:
-        call: the call.
-        device_type: where calls are captured. The values of tensors elsewhere become part of what
-            is captured, as numbers do.
+    The values of tensors elsewhere than on ``device_type``, where calls are captured, become part
+    of what is captured, as numbers do.
     """
 
     def __init__(self, call: partial[Any], device_type: str) -> None:
@@ -100,7 +97,6 @@ class Arguments:
         )
 
     def call(self, forward: Callable[..., Any]) -> Any:
-        """Calls a function with them."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.form)
         return forward(*args, **kwargs)
 
@@ -117,12 +113,9 @@ def _alike(leaf: Any, other: Any) -> bool:
     if leaf is other:
         return True
     if isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor):
-        return _facts(leaf) == _facts(other)
+        same_type = leaf.dtype == other.dtype and leaf.device == other.device
+        return same_type and leaf.shape == other.shape
     return type(leaf) is type(other) and isinstance(leaf, PLAIN) and bool(leaf == other)
-
-
-def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True)
@@ -139,7 +132,6 @@ class StepGraph:
     capture: Capture  # runs it
 
     def fits(self, arguments: Arguments) -> bool:
-        """Return True where it computes the call with these arguments."""
         return arguments.are_like(self.inputs) and self.copied >= arguments.others(self.inputs)
 
     def run(self, arguments: Arguments) -> Any:
@@ -151,13 +143,7 @@ class StepGraph:
 
 
 class StepGraphs:
-    """The captured sparse calls of one transformer, one for each guidance branch.
-
-    Args:
-        caches: of all layers; a graph reads them where they are.
-        report: gets a note where a step is not captured, or a capture is dropped.
-        capturer: captures calls; by default as CUDA graphs.
-    """
+    """The captured sparse calls of one transformer, one for each guidance branch."""
 
     def __init__(
         self, caches: CacheStore, report: GenerationReport, capturer: Capturer | None = None
@@ -165,10 +151,8 @@ class StepGraphs:
         self._caches, self._report = caches, report
         self._capturer = CudaCapturer() if capturer is None else capturer
         self._graphs: dict[str, StepGraph] = {}
-        # The arguments of the last call of each branch, if it ran as usual.
-        self._last: dict[str, Arguments] = {}
-        # What cannot be captured in one generation cannot in the next.
-        self._attempts = 0
+        self._last: dict[str, Arguments] = {}  # of each branch, if it ran as usual
+        self._attempts = 0  # in all: what cannot be captured in one generation cannot in the next
         self._error = ""
         self.reset()
 
@@ -208,23 +192,14 @@ class StepGraphs:
 
     def run(
         self,
-        call: partial[Any],
-        state: StepState,
+        call: partial[Any],  # of the model
+        state: StepState,  # its record gets the layers, which a replay does not run
         device: torch.device,
+        # Why the model may not do the same at every sparse step, or None; asked once a generation,
+        # and again after `model_changed`.
         not_captured_reason: Callable[[], str | None],
     ) -> Any:
-        """Return the model's output in the open call, by a CUDA graph where that pays.
-
-        A sparse call runs as usual the first time; later ones are replayed.
-
-        Args:
-            call: of the model.
-            state: of the open call. Its record gets the layers, which do nothing that could record
-                them when they are replayed.
-            device: where it runs.
-            not_captured_reason: why the model may not do the same at every sparse step, or None;
-                asked once a generation, and again after `model_changed`.
-        """
+        """Return the model's output in the open call, by a CUDA graph where that pays."""
         if not self._may_be_captured(state, device, not_captured_reason):
             return call()
         record = state.record
@@ -288,7 +263,6 @@ class StepGraphs:
     def _graph(
         self, call: partial[Any], arguments: Arguments, before: Arguments, record: StepRecord
     ) -> StepGraph | None:
-        """The call as a graph; None where it cannot be captured."""
         branch, copied = record.branch, arguments.others(before)
         self._captures[branch] = self._captures.get(branch, 0) + 1
         try:
@@ -326,11 +300,9 @@ class TensorsInPlace:
         self._capacity = getattr(cache, "capacity", None)
 
     def take(self, cache: Any) -> bool:
-        """Moves what a layer recorded anew to where it was before.
+        """Moves what a layer recorded anew to where it was before; returns False where it cannot.
 
-        Returns:
-            False where it stays where it is: it has another form, or longer lists of columns than
-            the captured call makes room for.
+        It then has another form, or longer lists of columns than the captured call makes room for.
         """
         if self._capacity is not None and (cache.capacity or 0) > self._capacity:
             return False

@@ -37,13 +37,11 @@ from chipsparse.report.generation import LayerRecord
 if TYPE_CHECKING:
     from chipsparse.parallel.head_turns import HeadTurns
 
-# Where the host need not wait for what it reads.
-READY_DEVICES = ("cpu",)
+READY_DEVICES = ("cpu",)  # the host need not wait for what it reads there
 
 Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
 
-# The operation that computes the result of a step.
-MAIN_OPS = {
+MAIN_OPS = {  # that compute the result of a step
     Action.DENSE: "dense_attention",
     Action.REFRESH: "dense_attention_column_sums",
     Action.SPARSE: "column_sparse_attention",
@@ -76,24 +74,16 @@ class AttentionLayer:
 
     def __call__(
         self,
-        state: StepState | None,
-        query: torch.Tensor,
+        state: StepState | None,  # of the open call; None where there is none
+        query: torch.Tensor,  # `[B, H, N, D]`, as are key, value and the result
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        scale: float | None,
-        unpatched: Unpatched,
-        turns: HeadTurns | None = None,
+        scale: float | None,  # factor of the scores, None for `D ** -0.5`
+        unpatched: Unpatched,  # attention as the model would compute it without chipsparse
+        turns: HeadTurns | None = None,  # brings query, key and value; only sizes are known before
     ) -> torch.Tensor:
-        """Attention as the open call wants it; rows that the layout wants exact see all columns.
-
-        Args:
-            state: of the open call; None where there is none.
-            query: ``[B, H, N, D]``, as are key, value and the result.
-            scale: factor of the scores, None for ``D ** -0.5``.
-            unpatched: computes query, key, value and scale as the model would without chipsparse.
-            turns: brings query, key and value, of which only the sizes are known before.
-        """
+        """Attention as the open call wants it; rows that the layout wants exact see all columns."""
         shared = self._shared
         if state is None:
             _receive(turns)
@@ -149,7 +139,6 @@ class AttentionLayer:
             return torch.cat([seen, output.transpose(1, 2)], dim=1).transpose(1, 2)
 
     def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
-        """The backends of all operations on tensors of this kind, chosen and reported once."""
         config = self._shared.config
         return self._shared.recorder.choices(
             ("attention", *kind_of(*inputs.tensors)),
@@ -167,12 +156,10 @@ class AttentionLayer:
         in_fp8: bool,
         entry: LayerRecord | None = None,
     ) -> torch.Tensor:
-        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one.
-
-        The library's kernels are what the model calls itself.
-        """
+        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one."""
         if state.replaces_attention:
             choices = self._choices(inputs)  # which reports them
+            # The library's kernels are what the model calls itself.
             if in_fp8 or choices["dense_attention"].backend.name == "gluon":
                 if entry is not None:
                     entry.backend = _backend_name(choices, Action.DENSE, in_fp8)
@@ -195,10 +182,7 @@ class AttentionLayer:
     def _columns_of_another_branch(
         self, state: StepState, inputs: AttentionInputs, budget: AttentionBudget
     ) -> tuple[torch.Tensor | None, AttentionBudget]:
-        """Return the packed columns that another branch chose at this step, and the budget.
-
-        None where the branch chooses for itself, with its own budget.
-        """
+        """Return the packed columns that another branch chose now, or None; and the budget."""
         query, elsewhere = inputs.query, self._shared.columns
         size = self._shared.config.block_size
         if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
@@ -276,7 +260,6 @@ def backend_choices(
 
 
 def _backend_name(choices: Mapping[str, Choice], action: Action, in_fp8: bool) -> str:
-    """Return the name of the backend of an action's attention for the report."""
     if in_fp8 and action is not Action.SPARSE:
         return f"{choices['fp8_dense_attention'].backend.name} fp8"
     return choices[MAIN_OPS[action]].backend.name

@@ -55,10 +55,7 @@ class AttentionBudget:
 def static_columns(
     layout: ModelLayout, of_user: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the columns that every query block keeps, bool ``[1, N]``, or None.
-
-    They are the text's, and those of the user, bool ``[N]``.
-    """
+    """Return the columns that all query blocks keep, bool ``[1, N]``: the text's and the user's."""
     if layout.text_tokens == 0 and of_user is None:
         return None
     text = torch.ones(layout.tokens, dtype=torch.bool, device=device)
@@ -103,9 +100,14 @@ class ColumnBudgets:
 
     def static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:
         """The user's columns, bool ``[N]`` in the tokens' order; None where there are none."""
-        if self._static_bits is None:
+        bits, order = self._static_bits, self._order
+        if bits is None:
             return None
-        return static_mask(self._static_bits, layout, self._order, device)
+        packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
+        own = unpack_mask(packed, len(bits), backend="reference").to(device)
+        mask = torch.zeros(layout.tokens, dtype=torch.bool, device=device)
+        mask[layout.grid_columns] = own if order is None else own[order]
+        return mask
 
     def kept(
         self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
@@ -122,13 +124,10 @@ class ColumnBudgets:
 
 
 def static_bits(columns: Any) -> frozenbitarray:
-    """One bit for each column, in order; the packed bits of the kernels, ``endian="little"``.
+    """Return a bit for each column, in order, as the kernels pack them: ``endian="little"``.
 
-    Args:
-        columns: a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools.
-
-    Raises:
-        ValueError: it is something else, or has no column.
+    Takes a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools. Raises
+    `ValueError` for anything else, or where there is no column.
     """
     if isinstance(columns, torch.Tensor):
         columns = columns.detach().cpu().numpy()
@@ -167,14 +166,3 @@ def check_static_bits(bits: frozenbitarray, layout: ModelLayout) -> None:
             f"or image tokens (frames x rows x columns: {grids}); text columns are always kept and "
             "not among them"
         )
-
-
-def static_mask(
-    bits: frozenbitarray, layout: ModelLayout, order: torch.Tensor | None, device: torch.device
-) -> torch.Tensor:
-    """Return the columns of attention that these bits mean, bool ``[N]``; False for the text's."""
-    packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)
-    own = unpack_mask(packed, len(bits), backend="reference").to(device)
-    mask = torch.zeros(layout.tokens, dtype=torch.bool, device=device)
-    mask[layout.grid_columns] = own if order is None else own[order]
-    return mask

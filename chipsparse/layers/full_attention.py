@@ -23,16 +23,13 @@ class AttentionInputs:
     value: torch.Tensor  # as key
     scale: float | None = None  # factor of the scores, None for `D ** -0.5`
     backend: str | None = None  # the kernel backend that is forced, or None
-    # Chooses the fastest library kernel for dense attention; None: PyTorch does.
-    kernels: FastestKernel | None = None
+    kernels: FastestKernel | None = None  # chooses one for dense attention; None: PyTorch does
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query, key and value."""
         return self.query, self.key, self.value
 
     def of_heads(self, heads: slice) -> AttentionInputs:
-        """The same of some heads."""
         query, key, value = (tensor[:, heads] for tensor in self.tensors)
         return replace(self, query=query, key=key, value=value)
 
@@ -59,11 +56,7 @@ class AttentionInputs:
 
 
 def fp8_choices(inputs: AttentionInputs, *, block_size_q: int) -> dict[str, Choice]:
-    """The backend of each operation that full attention in 8 bits takes.
-
-    Raises:
-        ConfigError: there is none on this GPU or for these tensors but the references.
-    """
+    """The backends of full attention in 8 bits; `ConfigError` where a GPU has only references."""
     query, backend = inputs.query, inputs.backend
     of_blocks = query, query.dtype, block_size_q
     choices = {

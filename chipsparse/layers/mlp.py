@@ -101,7 +101,6 @@ class MLPLayer:
         weights: MLPWeights | Fp8MLPWeights,
         addend: Callable[[], torch.Tensor] | None,
     ) -> torch.Tensor:
-        """The whole layer; nothing of it is recorded without a cache."""
         return dense_step(
             cache,
             hidden,
@@ -118,7 +117,6 @@ class MLPLayer:
         weights: MLPWeights | Fp8MLPWeights,
         read: MLPWeights,
     ) -> Mapping[str, Choice]:
-        """The backends of all operations on tensors of this kind, chosen and reported once."""
         block_size, backend = self._shared.config.block_size, self._shared.backend
         kind = kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean)
         return self._shared.recorder.choices(

@@ -44,28 +44,16 @@ class MLPWeights:
     @classmethod
     def from_linears(
         cls,
-        up: torch.Tensor,
-        up_bias: torch.Tensor | None,
-        down: torch.Tensor,
-        down_bias: torch.Tensor | None,
-        activation: Activation,
-        gate: Gate = "none",
-        gate_weight: torch.Tensor | None = None,
-        gate_bias: torch.Tensor | None = None,
+        up: torch.Tensor,  # `[F, C]`, or `[2 F, C]` where one half of it is the gate
+        up_bias: torch.Tensor | None,  # `[F]` or `[2 F]`
+        down: torch.Tensor,  # `[C, F]`
+        down_bias: torch.Tensor | None,  # `[C]`
+        activation: Activation,  # of the neurons, or of the gate
+        gate: Gate = "none",  # half of `up` that it is; "apart" where it is a linear of its own
+        gate_weight: torch.Tensor | None = None,  # `[F, C]` of that
+        gate_bias: torch.Tensor | None = None,  # `[F]` of that
     ) -> MLPWeights:
-        """Return views of two or three linear layers, as models store them.
-
-        Args:
-            up: ``[F, C]``; of a gated MLP ``[2 F, C]``, one half of which is the gate, unless that
-                is ``apart``.
-            up_bias: ``[F]`` or ``[2 F]``, or None.
-            down: ``[C, F]``.
-            down_bias: ``[C]`` or None.
-            activation: of the neurons, or of the gate.
-            gate: which half of ``up`` the gate is; ``apart`` where it is a linear of its own.
-            gate_weight: ``[F, C]`` of that.
-            gate_bias: ``[F]`` of that, or None.
-        """
+        """Return views of two or three linear layers, as models store them."""
         if gate in ("none", "apart"):
             return cls(up, up_bias, down, down_bias, activation, gate_weight, gate_bias)
         halves = list(up.chunk(2))
@@ -77,15 +65,12 @@ class MLPWeights:
 
     @staticmethod
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """``rows @ weight.T + bias``, as the model computes it."""
         return F.linear(rows, weight, bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
-        """Return the weights for sparse kernels: these themselves."""
         return self
 
     def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
-        """The backends of what `read` computes: nothing."""
         return {}
 
 
@@ -123,7 +108,6 @@ class Fp8MLPWeights:
 
     @staticmethod
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Apply one linear; see `fp8_linear`."""
         return fp8_linear(rows, weight, bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
@@ -151,7 +135,6 @@ class Fp8MLPWeights:
         )
 
     def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
-        """The backend of what `read` computes."""
         data: Any = self.down
         return {"fp8_dequantization": fp8_dequantization.choose(data.qdata, dtype, backend=backend)}
 

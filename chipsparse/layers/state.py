@@ -52,12 +52,9 @@ class StepState:
     plan: SparsityPlan  # of the call's guidance branch
     context: StepContext  # position of the call
     record: StepRecord  # of the call, filled while it runs
-    # Whether layers record for later: anything of the generation is sparse, and this call can take
-    # part in it.
-    caching: bool
+    caching: bool  # layers record for later: something is sparse, and this call can take part in it
     refreshed_at: int  # step of the branch's last refresh, this one included; -1 before the first
-    # Why the attention or MLP of a layer runs dense at every step of the branch.
-    dense: Mapping[LayerPart, str]
+    dense: Mapping[LayerPart, str]  # why parts run dense at every step of the branch
     budgets: ColumnBudgets  # which columns a refresh keeps
     captures: bool = False  # whether sparse calls are captured as CUDA graphs, where they can be
     # Whether layers compute full attention where nothing is recorded, too: in FP8, or since that is
@@ -71,7 +68,6 @@ class StepState:
 
     @property
     def branch(self) -> str:
-        """The guidance branch of the call."""
         return self.context.branch
 
 
@@ -84,8 +80,7 @@ class Shared:
     caches: CacheStore  # of all layers
     graphs: CapturedSteps  # captured sparse steps, which read caches where they were
     kernels: FastestKernel  # the fastest library kernel for dense attention
-    # Of guidance branches on other processes; None where there are none.
-    columns: BranchColumns | None = None
+    columns: BranchColumns | None = None  # of guidance branches on other processes
 
     @property
     def backend(self) -> str | None:

@@ -23,12 +23,10 @@ def grids_order(grids: Sequence[tuple[int, int, int]], tile: tuple[int, ...]) ->
 
 
 def tile_order(grid: tuple[int, int, int], tile: tuple[int, ...]) -> torch.Tensor:
-    """The permutation that lists the tokens of each tile one after the other.
+    """The permutation that lists the tokens of each tile one after the other, int64 ``[N]``.
 
-    Sizes that the tile does not divide leave smaller tiles at the far edges; every token is kept.
-
-    Returns:
-        int64 ``[N]``: position ``i`` of the new order holds raster token ``order[i]``.
+    Position ``i`` of the new order holds raster token ``order[i]``. Sizes that the tile does not
+    divide leave smaller tiles at the far edges; every token is kept.
     """
     frame, row, column = (
         axis.flatten()

@@ -62,10 +62,7 @@ class Agreement:
     columns: BranchColumns | None = None
 
     def capacity(self, on_device: int, on_host: int, device: torch.device) -> tuple[int, int]:
-        """Return the least bytes for caches, on the device and on the host, of any process.
-
-        They wait for the slowest. A machine's memory is shared.
-        """
+        """Return the least bytes for caches of any process, on device and host; all wait for it."""
         if self.peers is None:
             return on_device, on_host
         sharing = self.peers.on_this_host

@@ -48,10 +48,7 @@ class Pending:
 
 
 class HeadExchange:
-    """The exchanges of one process with the others of its groups.
-
-    Every process makes the same ones in the same order.
-    """
+    """The exchanges of one process with others of its groups, which all make the same in order."""
 
     def __init__(self, groups: SharingGroups, peers: Peers) -> None:
         self.groups, self.peers = groups, peers

@@ -68,7 +68,6 @@ class HeadTurns:
         self.query, self.key, self.value = (state.transpose(1, 2) for state in states)
 
     def receive(self) -> None:
-        """Wait until all parts are there."""
         with self._exchange.watch():
             while self._receipts:
                 self._receipts.popleft()()
@@ -169,6 +168,5 @@ class HeadTurns:
 
 
 def _ranges(counts: Iterable[int]) -> list[range]:
-    """So many each, one behind the other."""
     ends = list(itertools.accumulate(counts, initial=0))
     return [range(*pair) for pair in itertools.pairwise(ends)]

@@ -34,11 +34,8 @@ class _BrokenExchangeError(RuntimeError):
 class Peers:
     """The processes of one generation, as one of them sees the others.
 
-    Every process makes these objects in the same order, and the same calls of each.
-
-    Args:
-        ranks: global ranks of all of them, in order; this process is one.
-        timeout_s: how long one waits for the others.
+    They are given as global ranks, in order, this process among them. Every process makes these
+    objects in the same order, and the same calls of each.
     """
 
     def __init__(self, ranks: Sequence[int], *, timeout_s: float = TIMEOUT_SECONDS) -> None:
@@ -58,10 +55,7 @@ class Peers:
         return len(self.names)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what all processes say at this point, in order, in types of JSON.
-
-        Raises `PeerError` where another one failed, or did not get here in time.
-        """
+        """Return what all say here, in order, as JSON; `PeerError` if one failed or is late."""
         self._rounds += 1
         self._say("said", value)
         said = []
@@ -109,10 +103,7 @@ class Peers:
             raise _BrokenExchangeError(str(error)) from error
 
     def failed(self, error: BaseException) -> None:
-        """Tell the others that this process failed.
-
-        Raises `PeerError` where it failed because another one did, with its name.
-        """
+        """Tell the others that this one failed; raises `PeerError` where another one did before."""
         if self._warned:
             self._warned = False
             return

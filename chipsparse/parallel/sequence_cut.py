@@ -27,7 +27,6 @@ class SequenceCut:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Tokens of each rank."""
         return tuple(map(sum, zip(self.grid, self.text, strict=True)))
 
     @property
@@ -61,15 +60,9 @@ def cut_sequence(
     whole number of blocks of neurons' rows, some feed-forward layers begin their blocks anew on
     each rank: those that do not see the text where others do (FLUX), and in a ring all that do not.
 
-    Args:
-        layout: of the call.
-        ranks: the number of pieces.
-        rows: of a block that shares a list of neurons.
-        ring: how many of the pieces, or runs of pieces, have their own query rows in attention.
-        query_rows: of a block that shares a list of columns.
-
-    Raises:
-        ValueError: there are fewer blocks of video or image tokens than ranks.
+    A block has ``rows`` that share neurons, and ``query_rows`` that share columns. So many pieces,
+    or runs of pieces, as the ``ring`` has processes have their own query rows in attention. Raises
+    `ValueError` where there are fewer blocks of video or image tokens than ranks.
     """
     grid, text = layout.grid_tokens, layout.text_tokens
     leading = layout.grid_columns.start

@@ -16,18 +16,11 @@ TWO_EXPERTS = {"WanTransformer3DModel": "Wan 2.2 with two experts"}
 
 @dataclass(frozen=True)
 class PublishedPsnr:
-    """A published range.
+    """A published range of PSNR against dense."""
 
-    Attributes:
-        model: the transformer class, or `ANY_MODEL`.
-        speedup: over dense, of all denoising steps.
-        low: dB against dense.
-        high: dB against dense.
-    """
-
-    model: str
-    speedup: float
-    low: float
+    model: str  # the transformer class, or `ANY_MODEL`
+    speedup: float  # over dense, of all denoising steps
+    low: float  # dB
     high: float
 
     def __str__(self) -> str:
@@ -44,13 +37,7 @@ def published_ranges() -> dict[str, list[PublishedPsnr]]:
 
 
 def published_psnr(transformer_class: str, speedup: float, *, experts: int = 1) -> PublishedPsnr:
-    """Return what was published nearest to a speed-up, for the model or else for any.
-
-    Args:
-        transformer_class: name of the diffusers class.
-        speedup: over dense.
-        experts: number of transformers in the pipeline.
-    """
+    """Return what was published nearest to a speed-up, for the model or else for any."""
     ranges = published_ranges()
     own = TWO_EXPERTS.get(transformer_class) if experts > 1 else None
     nearby = ranges.get(own or transformer_class, ranges[ANY_MODEL])

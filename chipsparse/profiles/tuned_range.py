@@ -65,8 +65,7 @@ class TunedFor(Validated):
     measured: TunedMeasurement = option(TunedMeasurement(), "on held-out prompts")
 
 
-# Fields of `TunedFor` that a generation has too, and what people call them.
-RANGE = {
+RANGE = {  # fields of `TunedFor` that a generation has too, and what people call them
     "height": "a height of {} pixels",
     "width": "a width of {} pixels",
     "num_frames": "{} frames",

@@ -86,29 +86,21 @@ Share: TypeAlias = Annotated[
 
 @dataclass
 class LayerRecord:
-    """A layer's attention or feed-forward layer in one transformer call.
-
-    Attributes:
-        action: what it did; never "skip", which leaves out whole calls.
-        computed: share of the attention columns or neurons that was computed: a number, or a 0-d
-            tensor of the device; 1 unless sparse.
-        backend: what computed it: the name of a kernel backend, "library" for PyTorch's own
-            operations, "model" where the model ran as without chipsparse.
-        reason: why it was dense whatever the step did, or None.
-        timer: its time with what it waited for, where that is measured.
-        bytes_to_device: bytes of its caches that came from host memory in this call, as
-            ``bytes_to_host`` are those that went there.
-    """
+    """A layer's attention or feed-forward layer in one transformer call."""
 
     layer: Index
     part: Part
-    action: Action
+    action: Action  # never "skip", which leaves out whole calls
+    # Share of the attention columns or neurons that was computed: a number, or a 0-d tensor of the
+    # device; 1 unless sparse.
     computed: Share = 1.0
+    # The name of a kernel backend, "library" for PyTorch's own operations, or "model" where the
+    # model ran as without chipsparse.
     backend: str = "model"
-    reason: str | None = None
-    timer: Time = None
-    bytes_to_device: Count = 0
-    bytes_to_host: Count = 0
+    reason: str | None = None  # why it was dense whatever the step did
+    timer: Time = None  # its time with what it waited for, where that is measured
+    bytes_to_device: Count = 0  # of its caches, that came from host memory in this call
+    bytes_to_host: Count = 0  # of its caches, that went there
 
     @property
     def kept(self) -> float:
@@ -123,51 +115,32 @@ class LayerRecord:
 
 @dataclass
 class StepRecord:
-    """One transformer call.
+    """One transformer call."""
 
-    Attributes:
-        step: denoising step from 0.
-        steps_total: number of steps where known.
-        branch: guidance branch.
-        timer: its time; None where it was skipped.
-        bytes_to_device: bytes of caches that came from host memory, as ``bytes_to_host`` are those
-            that went there.
-        cache_bytes: what the caches of its transformer held behind it, wherever they live.
-        host_bytes: how much of that was in host memory beside the device.
-        allocated_bytes: what PyTorch had allocated on the device behind it, weights included; None
-            where the device is not CUDA.
-        peak_allocated_bytes: the most that was allocated there at a time until then.
-        transformer: the pipeline's name for the transformer that was called.
-        layers: what each layer did, in the order in which they ran; none where nothing in the
-            whole generation is sparse, nor of layers that a block cache passed over.
-        finished: whether the call came to its end.
-        replayed: whether a captured call of its kind was replayed as a CUDA graph.
-        forecast: whether it was skipped and its output continues the last two computed ones.
-        corrected: whether it was skipped and then put right, once the next full step was known.
-        restarted: whether the branch started anew since its conditioning changed.
-        generation: its number. A pipeline that denoises in sections has one for each.
-        plan: of its generation and branch; None where chipsparse only looked on.
-    """
-
-    step: Index
-    steps_total: Index | None
-    branch: str
+    step: Index  # denoising step from 0
+    steps_total: Index | None  # None where the number of steps is not known
+    branch: str  # guidance branch
     action: Action
-    timer: Time = None
-    bytes_to_device: Count = 0
-    bytes_to_host: Count = 0
-    cache_bytes: Count = 0
-    host_bytes: Count = 0
+    timer: Time = None  # None where it was skipped
+    bytes_to_device: Count = 0  # of caches, that came from host memory
+    bytes_to_host: Count = 0  # of caches, that went there
+    cache_bytes: Count = 0  # of its transformer's caches behind it, wherever they live
+    host_bytes: Count = 0  # how much of that was in host memory beside the device
+    # Bytes that PyTorch had allocated on the device behind it, weights included, and the most until
+    # then; None where the device is not CUDA.
     allocated_bytes: Count | None = None
     peak_allocated_bytes: Count | None = None
-    transformer: str = ""
+    transformer: str = ""  # the pipeline's name for the transformer that was called
+    # In the order in which they ran; none where nothing in the whole generation is sparse, nor of
+    # layers that a block cache passed over.
     layers: list[LayerRecord] = field(default_factory=list, repr=False)
-    finished: bool = False
-    replayed: bool = False
-    forecast: bool = False
-    corrected: bool = False
-    restarted: bool = False
-    generation: Index = 0
+    finished: bool = False  # the call came to its end
+    replayed: bool = False  # a captured call of its kind was replayed as a CUDA graph
+    forecast: bool = False  # it was skipped, and its output continues the last two computed ones
+    corrected: bool = False  # it was skipped, then put right once the next full step was known
+    restarted: bool = False  # the branch started anew since its conditioning changed
+    generation: Index = 0  # its number; a pipeline that denoises in sections has one for each
+    # Of its generation and branch; None where chipsparse only looked on.
     plan: InMemory[SparsityPlan | None] = field(default=None, repr=False)
 
     @property
@@ -243,51 +216,36 @@ class GenerationReport:
     """The record of the current or last call of the pipeline, with all its sections.
 
     Where a loop of another kind calls the transformer, it is that of one generation.
-
-    Attributes:
-        strict: whether a fallback raises `FallbackError`.
-        layer_times: whether the time of each layer is measured.
-        config: what was asked for.
-        quality: the name of the config among the qualities of a profile, where it has one.
-        generation: number of the last one, from 1.
-        steps: one record per transformer call, in order.
-        fallbacks: one sentence for everything that runs dense, or denser than the config asks.
-        notes: one sentence for whatever else is worth knowing.
-        nothing_sparse: why no step is sparse or skipped although the config asks for some, and what
-            would help; None where one is, or none is wanted. Known before the first step wherever
-            it can be, else when the pipeline's call ends.
-        error: the exception that ended the generation in a transformer call, or None.
-        dtype: of the hidden states, such as "bfloat16", where anything is sparse.
-        backends: the kernel backend that each op ran on; several where layers differ.
-        passed_over: for each op the faster backends that did not run, with the reason.
-        cache_bytes: the largest size that the caches had, in bytes, wherever they live.
-        host_bytes: how much of it was in host memory beside the device.
-        kept_columns: what layers kept when `Handle.kept_columns` was last asked.
     """
 
-    strict: InMemory[bool] = False
-    layer_times: InMemory[bool] = False
+    strict: InMemory[bool] = False  # a fallback raises `FallbackError`
+    layer_times: InMemory[bool] = False  # the time of each layer is measured
     in_call: InMemory[bool] = False  # the next record is made within a call of the pipeline
-    config: InMemory[SparsityConfig | None] = None
+    config: InMemory[SparsityConfig | None] = None  # what was asked for
     # What was planned for each transformer that was called, by its name.
     plans: InMemory[dict[str, SparsityPlan]] = field(default_factory=dict)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
-    quality: str | None = None
-    generation: Count = 0
-    steps: list[StepRecord] = field(default_factory=list)
-    fallbacks: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    quality: str | None = None  # the name of the config in its profile, where it has one
+    generation: Count = 0  # number of the last one, from 1
+    steps: list[StepRecord] = field(default_factory=list)  # one per transformer call, in order
+    fallbacks: list[str] = field(default_factory=list)  # what runs denser than asked, in sentences
+    notes: list[str] = field(default_factory=list)  # whatever else is worth knowing, likewise
+    # Why no step is sparse or skipped although the config asks for some, and what would help; None
+    # where one is, or none is wanted. Known before the first step wherever it can be, else when the
+    # pipeline's call ends.
     nothing_sparse: str | None = None
-    error: str | None = None
+    error: str | None = None  # the exception that ended the generation in a transformer call
     device: Device | None = None
-    dtype: str | None = None
+    dtype: str | None = None  # of the hidden states, such as "bfloat16", where anything is sparse
+    # The kernel backend that each op ran on, several where layers differ; and the faster ones that
+    # did not run, with the reason.
     backends: dict[str, str] = field(default_factory=dict)
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
-    cache_bytes: Count = 0
-    host_bytes: Count = 0
+    cache_bytes: Count = 0  # the largest size that the caches had, wherever they live
+    host_bytes: Count = 0  # how much of it was in host memory beside the device
+    # Those that layers kept when `Handle.kept_columns` was last asked.
     kept_columns: list[KeptColumns] = field(default_factory=list)
-    # Of files alone.
-    versions: Mapping[str, str | None] = field(default_factory=dict)
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # of files alone
     transformers: Mapping[str, PlannedSteps] = field(default_factory=dict)
     _warned: InMemory[bool] = field(default=False, repr=False)
     _begun: InMemory[bool] = field(default=False, repr=False)
@@ -322,7 +280,6 @@ class GenerationReport:
                 self._warn_of_nothing(sentence)
 
     def _clear(self) -> None:
-        """Forget the call, and keep what is known of the pipeline."""
         empty = GenerationReport()
         for name in (
             *("plans", "steps", "fallbacks", "notes", "nothing_sparse", "error", "device", "dtype"),
@@ -336,10 +293,7 @@ class GenerationReport:
         return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
 
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
-        """Warn at the first call of a transformer where nothing of the generation will be sparse.
-
-        Raises `FallbackError` if that is so and the run is strict.
-        """
+        """Warn at a transformer's first call, or raise if strict, where no step will be sparse."""
         for before in self.steps[:-1]:
             if before.transformer == record.transformer or before.action in CACHED:
                 return
@@ -348,10 +302,7 @@ class GenerationReport:
             self.run_dense(sentence)
 
     def run_dense(self, sentence: str) -> None:
-        """Warn that nothing runs sparse although the config asks for it, and why.
-
-        Raises `FallbackError` with this sentence if the run is strict.
-        """
+        """Warn that nothing runs sparse, and why; raise `FallbackError` if the run is strict."""
         if self.config is not None and not wants_sparse(self.config):
             return
         if self.strict:
@@ -366,10 +317,7 @@ class GenerationReport:
             warn_user(sentence, DenseWarning)
 
     def fall_back(self, sentence: str) -> None:
-        """Note once that something runs dense although the config asks otherwise, and why.
-
-        Raises `FallbackError` with this sentence if the run is strict.
-        """
+        """Note once what runs dense although it should not; raise `FallbackError` if strict."""
         if sentence not in self.fallbacks:
             self.fallbacks.append(sentence)
         if self.strict:
@@ -442,7 +390,6 @@ class GenerationReport:
         return {"kind": "report", **written, "totals": self._totals()}
 
     def _totals(self) -> dict[str, Any]:
-        """Return sums over all calls, and means over those that ran sparse."""
         by_action: dict[str, float] = {}
         for step in self.steps:
             by_action[step.action.value] = by_action.get(step.action.value, 0.0) + step.seconds

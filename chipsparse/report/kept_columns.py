@@ -19,67 +19,43 @@ REGION = (4, 4, 8)  # frames, rows and columns of one where tokens have no tiles
 
 @dataclass(frozen=True)
 class KeptRegion:
-    """A piece of the video or image whose columns are kept by many query blocks.
+    """A piece of the video or image whose columns are kept by many query blocks."""
 
-    Attributes:
-        grid: number of the image or video in the sequence; 0 but where a model sees several.
-        frames: first and last, in tokens, as are rows and columns.
-        kept: share of the query blocks of all heads that keep one of its columns, on average.
-    """
-
-    grid: int
-    frames: tuple[int, int]
+    grid: int  # number of the image or video; 0 but where a model sees several in one sequence
+    frames: tuple[int, int]  # first and last, in tokens, as are rows and columns
     rows: tuple[int, int]
     columns: tuple[int, int]
-    kept: float
+    kept: float  # mean share of the query blocks of all heads that keep one of its columns
 
 
 @dataclass(frozen=True)
 class KeptColumns:
-    """The columns that one layer's sparse attention keeps now. Shares are from 0 to 1.
-
-    Attributes:
-        columns: how many there are.
-        lists: how many choose for themselves: query blocks of all heads and samples.
-        kept: mean share of the columns in a list.
-        text: share of what all lists keep that are text columns.
-        static: the same of the columns that ``static_columns`` names.
-        local: the same of a query block's own columns.
-        everywhere: share of the columns that every list has.
-        nowhere: share of them that none has.
-        regions: those that are kept most, the first one most.
-    """
+    """The columns that one layer's sparse attention keeps now. Shares are from 0 to 1."""
 
     transformer: str
     branch: str
     layer: int
-    columns: int
-    lists: int
-    kept: float
-    text: float
-    static: float
-    local: float
-    everywhere: float
-    nowhere: float
-    regions: tuple[KeptRegion, ...]
+    columns: int  # how many there are
+    lists: int  # how many choose for themselves: query blocks of all heads and samples
+    kept: float  # mean share of the columns in a list
+    text: float  # share of what all lists keep that are text columns
+    static: float  # the same of the columns that `static_columns` names
+    local: float  # the same of a query block's own columns
+    everywhere: float  # share of the columns that every list has
+    nowhere: float  # share of the columns that no list has
+    regions: tuple[KeptRegion, ...]  # those that are kept most, the first one most
 
 
 def read_kept_columns(
-    packed: torch.Tensor,
+    packed: torch.Tensor,  # uint8 `[B, H, G, ceil(N / 8)]`
     layout: ModelLayout,
     config: SparsityConfig,
     *,
-    static: torch.Tensor | None,
-    order: torch.Tensor | None,
-    where: tuple[str, str, int],
+    static: torch.Tensor | None,  # bool `[N]`, the columns that the user always keeps
+    order: torch.Tensor | None,  # of the video or image tokens, int64; None for raster order
+    where: tuple[str, str, int],  # transformer, branch and layer, for the result
 ) -> KeptColumns:
-    """Read the packed bits of one layer, uint8 ``[B, H, G, ceil(N / 8)]``; the host waits for them.
-
-    Args:
-        static: bool ``[N]``, the columns that the user always keeps, or None.
-        order: of the video or image tokens, int64; None for raster order.
-        where: transformer, branch and layer, for the result.
-    """
+    """Read the packed bits of one layer; the host waits for them."""
     blocks, size, query_rows = packed.shape[2], config.block_size, layout.query_rows
     lists = packed.flatten(0, 2).cpu().numpy()
     counts, local = np.zeros(layout.tokens, np.int64), 0  # of lists that hold each column
@@ -109,7 +85,6 @@ def read_kept_columns(
 
 
 def _regions(shares: np.ndarray, layout: ModelLayout, tile: tuple[int, ...]) -> list[KeptRegion]:
-    """Return those with the largest mean share."""
     regions: list[KeptRegion] = []
     first = 0
     for number, grid in enumerate(layout.grids):

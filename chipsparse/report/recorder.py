@@ -37,7 +37,6 @@ class CallRecorder:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the call and what was chosen in its generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
         self._left: dict[LayerPart, str] = {}
@@ -45,7 +44,6 @@ class CallRecorder:
         self._behind: set[Part] = set()
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
-        """Open a call."""
         report = self._report
         report.plans[record.transformer] = record.plan = plan
         if report.device is None:
@@ -55,13 +53,11 @@ class CallRecorder:
 
     @property
     def device(self) -> torch.device:
-        """The device of the open call."""
         assert self._call is not None
         return self._call[2]
 
     @property
     def left_dense(self) -> dict[LayerPart, str]:
-        """The reasons why the model computes parts of layers in this call."""
         return self._left | self._left_now
 
     def leave_dense(self, part: Part, reasons: Mapping[int, str], *, once: bool = False) -> None:
@@ -110,10 +106,7 @@ class CallRecorder:
         return action
 
     def end(self, traffic: Mapping[tuple[int, Part], Traffic], *, finished: bool = True) -> None:
-        """Close the call, if one is open, with what was copied during it.
-
-        Raises `FallbackError` if the run is strict and a layer of a sparse step was not seen.
-        """
+        """Close an open call; `FallbackError` if strict and a layer of a sparse step was unseen."""
         if self._call is None:
             return
         (record, plan, _), self._call = self._call, None

@@ -26,8 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 Kind = Literal["full", "sparse", "reused"]
-# Classes of diffusers that go on in a straight flow.
-SOLVERS = (
+SOLVERS = (  # classes of diffusers that go on in a straight flow
     "FlowMatchEulerDiscreteScheduler",
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
@@ -58,8 +57,7 @@ class _Gap:
     # fp32 latents [3, ...]: with the outputs as they were; with `clean` as the prediction; and what
     # a slope of 1 of the predictions over the levels adds to that.
     paths: torch.Tensor
-    # Tokens at the noise level of the step [B, N, 1], which no condition holds; None: all.
-    free: torch.Tensor | None
+    free: torch.Tensor | None  # [B, N, 1], tokens at the step's noise level; None: all
     skips_any: bool = False  # there are steps without a prediction of their own
 
     def go_on(self, level: float, distance: float, given: dict[str, Any]) -> None:
@@ -87,24 +85,18 @@ class _Gap:
 
 
 class CorrectedSteps:
-    """The ``step`` of a flow-matching scheduler that puts skipped steps right.
-
-    Args:
-        scheduler: of one of `SOLVERS`, or a subclass, whose solver is linear and deterministic. Its
-            ``sigmas`` are the noise levels, which fall to 0 or, inverted, rise to 1, and its
-            ``step_index`` is the number of the next step.
-        step: its own step, whatever that does besides.
-        made: tells how the outputs of the denoising step came about; None where that is not known,
-            or nothing is skipped in the whole generation.
-        corrected: is told each gap that was put right, as numbers of steps.
-    """
+    """The ``step`` of a flow-matching scheduler that puts skipped steps right."""
 
     def __init__(
         self,
+        # Of one of `SOLVERS`, or a subclass, whose solver is linear and deterministic. Its `sigmas`
+        # are the noise levels, which fall to 0 or, inverted, rise to 1, and its `step_index` is the
+        # number of the next step.
         scheduler: Any,
-        step: Callable[..., Any],
+        step: Callable[..., Any],  # its own, whatever that does besides
+        # The origin of the step's outputs; None where it is not known, or nothing is skipped.
         made: Callable[[], Made | None],
-        corrected: Callable[[range], None],
+        corrected: Callable[[range], None],  # is told the numbers of the steps of each gap
     ) -> None:
         self._scheduler, self._step = scheduler, step
         self._made, self._corrected = made, corrected
@@ -113,7 +105,6 @@ class CorrectedSteps:
         self.is_placed = True  # False where the last step told no number: nothing is put right
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take the scheduler's own step, with its arguments and result."""
         names = [*GIVEN[: len(args)], *map(str, range(len(GIVEN), len(args)))]
         given = dict(zip(names, args, strict=True)) | kwargs
         gap, self._gap = self._gap, None
@@ -157,7 +148,6 @@ class CorrectedSteps:
         given: dict[str, Any],
         latents: torch.Tensor,
     ) -> _Gap:
-        """Return the gap behind a full step."""
         clean = given["sample"].float() - distance * given["model_output"].float()
         solver: Any = object.__new__(solver_class(self._scheduler))  # type: ignore[arg-type]
         for name, value in vars(self._scheduler).items():
@@ -220,7 +210,6 @@ def _kept(scheduler: Any) -> list[tuple[Any, Any]]:
 
 
 def _three(latents: torch.Tensor) -> torch.Tensor:
-    """Return three paths from the same latents."""
     latents = latents.float()
     return torch.stack([latents, latents, torch.zeros_like(latents)])
 

@@ -25,16 +25,12 @@ class HeldOutputs:
     def __init__(self) -> None:
         self._held: dict[str, list[HeldOutput]] = {}
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def hold(self, branch: str, time: float, output: torch.Tensor, *, both: bool = False) -> None:
         """Keep a copy of a branch's output, and the output before it only if asked to."""
         held = HeldOutput(time, output.clone())  # the caller may change it in place
         self._held[branch] = [*(self._held.get(branch, [])[-1:] if both else []), held]
 
     def drop(self, branch: str) -> None:
-        """Forget the outputs of a branch."""
         self._held.pop(branch, None)
 
     def reach(self, branch: str, time: float) -> float:
@@ -48,13 +44,11 @@ class HeldOutputs:
         return (time - last.time) / (last.time - before[0].time)
 
     def output(self, branch: str, reach: float = 0.0) -> torch.Tensor:
-        """Return the last output of a branch plus a share of its last change, as a new tensor.
-
-        It is computed in fp32 and rounded once, to the dtype of the outputs.
-        """
+        """Return a new tensor: the last output of a branch plus a share of its last change."""
         *before, last = self._held[branch]
         if reach == 0.0:
             return last.tensor.clone()
+        # Rounded once, to the dtype of the outputs.
         exact = torch.promote_types(last.tensor.dtype, torch.float32)
         new, old = last.tensor.to(exact), before[0].tensor.to(exact)
         return (new + reach * (new - old)).to(last.tensor.dtype)

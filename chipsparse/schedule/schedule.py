@@ -12,12 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from chipsparse.config import ActionName, Between, ScheduleConfig
+from chipsparse.config import Between, ScheduleConfig
 
-# The number of steps that is assumed where it is not known.
-MANY_STEPS = 1000
-# Fewer make larger jumps than any share of full steps was made for, unless half of them are full.
-FEW_STEPS = 16
+MANY_STEPS = 1000  # assumed where the number of steps is not known
+FEW_STEPS = 16  # fewer make too large jumps for any share of full steps below a half
 # Above a flow shift, the share of steps in full from which correction gains where all others are
 # skipped: below, it lost 0.5 to 2 dB on tiny-wan (benchmarks/notes/schedules.md).
 LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))
@@ -71,7 +69,6 @@ class Schedule:
 
     @property
     def run(self) -> int | None:
-        """The number of steps that run."""
         return None if self.steps is None else self.steps - self.first
 
     @cached_property
@@ -102,7 +99,8 @@ class Schedule:
         """The action of every step from 0 on; the last one stands for all that may follow."""
         config = self.config
         if config.actions:
-            return listed(config.actions, self.end)
+            count = len(config.actions)
+            return tuple(Action(config.actions[min(step, count - 1)]) for step in range(self.end))
         if self.full_steps is not None:
             return around_full(
                 self.full_steps, self.end, config.between, known=self.steps is not None
@@ -114,7 +112,6 @@ class Schedule:
 
     @property
     def skips_any(self) -> bool:
-        """True where any step is skipped."""
         return Action.SKIP in self.actions[self.first :]
 
     def forecast_share(self, step: int) -> float:
@@ -125,7 +122,6 @@ class Schedule:
 
     @property
     def forecasts_any(self) -> bool:
-        """True where skipped outputs may be forecast."""
         return self.skips_any and self.forecast_share(self.end - 1) > 0
 
     def why_not_corrected(self, shift: float) -> str | None:
@@ -141,7 +137,6 @@ class Schedule:
         )
 
     def notes(self) -> list[str]:
-        """Return a sentence for what cannot be done with this number of steps."""
         config, run = self.config, self.run
         if not config.lists_full:
             return []
@@ -157,11 +152,6 @@ class Schedule:
             "shares are made for some 50 steps; list more with full_steps, a larger full_share or "
             "least_full"
         ]
-
-
-def listed(names: Sequence[ActionName], end: int) -> tuple[Action, ...]:
-    """Return the actions that are named, the last of them for all steps that are left."""
-    return tuple(Action(names[min(step, len(names) - 1)]) for step in range(end))
 
 
 def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
@@ -181,12 +171,9 @@ def around_full(
 ) -> tuple[Action, ...]:
     """Return full steps, refreshes where sparse ones come behind them, and the rest skipped.
 
-    Args:
-        full_steps: in order; the first of them is the first step that runs.
-        end: the number of steps.
-        between: the sparse ones of the steps between, see `ScheduleConfig`.
-        known: False where ``end`` stands for a number that is not known, so that there is no middle
-            behind the last full step.
+    ``full_steps`` are in order, from the first step that runs on; ``between`` is as in
+    `ScheduleConfig`. Where the number of steps is not ``known``, there is no middle behind the last
+    full step.
     """
     actions = [Action.DENSE] * end
     for full, following in itertools.pairwise((*full_steps, end)):

@@ -16,20 +16,14 @@ Step = Callable[..., Any]
 
 def wrap_step(
     scheduler: Any,
-    wrap: Callable[[Step], Step],
+    wrap: Callable[[Step], Step],  # of the object's own step, be it the user's
+    # Is told each deep copy: some pipelines make one for a second kind of latents.
     copied: Callable[[Any], None] = lambda _: None,
 ) -> Callable[[], None]:
     """Wraps the step of one scheduler object, whose copies and pickles are stock.
 
     The object gets a subclass of its class, under the same name; its attributes stay what they are.
-
-    Args:
-        scheduler: of diffusers.
-        wrap: makes what is called instead from the object's step, be it the user's own.
-        copied: is told each deep copy: some pipelines make one for a second kind of latents.
-
-    Returns:
-        What takes the wrapping back, also where more was wrapped around it since.
+    Returns what takes the wrapping back, also where more was wrapped around it since.
     """
     base: Any = type(scheduler)
     stock = getattr(base, BASE, base)

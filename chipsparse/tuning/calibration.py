@@ -17,8 +17,7 @@ from chipsparse.schedule.correction import GIVEN
 from chipsparse.schedule.wrapped_step import Step, wrap_step
 from chipsparse.tuning.jump_costs import Trajectory
 
-# Numbers of each output that are multiplied at a time, in float64.
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # numbers of each output that are multiplied at a time, in float64
 
 
 @contextmanager

@@ -69,12 +69,10 @@ class Candidate:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule of the generation."""
         return Schedule(self.config.schedule, self.steps)
 
     @property
     def describe(self) -> str:
-        """One line for people."""
         text = list_text(self.schedule, sparse=True)
         if self.form.sparse_error is not None:
             mlp = " and sparse MLPs" if self.form.sparse_mlp else ""
@@ -94,7 +92,6 @@ class ActionSeconds:
     measuring: float = 0.0  # of measuring these times, beside the dense generations
 
     def generation(self, candidate: Candidate) -> float:
-        """Return the seconds of a generation."""
         seconds = {
             Action.DENSE: self.dense,
             Action.REFRESH: self.refresh,

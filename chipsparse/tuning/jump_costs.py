@@ -28,7 +28,6 @@ class Trajectory:
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
         return len(self.times)
 
     def weights(self, growth: float) -> np.ndarray:

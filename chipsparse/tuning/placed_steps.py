@@ -18,8 +18,7 @@ import numpy as np
 
 from chipsparse.tuning.jump_costs import BEFORE_CORRECTION, Reuse, Trajectory, jump_costs, off_line
 
-# Parts of a dense step's time that are told apart where steps may be sparse.
-PARTS = 20
+PARTS = 20  # of a dense step's time that are told apart where steps may be sparse
 # How fast the share of a sparse step's error falls with the noise level, measured on tiny-wan. The
 # level is the share of all that is to be removed which is still there before the step.
 FALL = 8
@@ -34,24 +33,17 @@ class Steps(NamedTuple):
 
 
 class Placed:
-    """The best steps for any time.
-
-    Args:
-        trajectories: one of each calibrating prompt, of the same number of steps N.
-        error: share of a change that a late sparse step misses; None: no step is sparse.
-        refresh: its time in dense steps.
-        sparse: its time in dense steps.
-    """
+    """The best steps for any time."""
 
     def __init__(
         self,
-        trajectories: Sequence[Trajectory],
+        trajectories: Sequence[Trajectory],  # one of each calibrating prompt, all of N steps
         reuse: Reuse,
         growth: float,
         *,
-        error: float | None = None,
-        refresh: float = 1.0,
-        sparse: float = 1.0,
+        error: float | None = None,  # share of a change that a late sparse step misses; None: none
+        refresh: float = 1.0,  # its time in dense steps
+        sparse: float = 1.0,  # its time in dense steps
     ) -> None:
         steps = trajectories[0].steps
         held = [jump_costs(trajectory, reuse, growth) for trajectory in trajectories]

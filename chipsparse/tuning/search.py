@@ -78,18 +78,13 @@ class Search:
     target: TunedTarget
     calibrating: Sequence[int]  # prompts
     held_out: Sequence[int]  # others, that verify
-    # Dense generations whose time all may take, those and the timing of steps included.
-    budget: float
+    budget: float  # dense generations whose time all may take, with those and the timing of steps
     _spent: dict[tuple[SparsityConfig, int], float] = field(default_factory=dict, init=False)
     _forms: Forms = field(init=False)
     _seconds: ActionSeconds = field(init=False)
 
     def run(self) -> Tried:
-        """Return the best candidate, on all held-out prompts.
-
-        Raises:
-            Unreachable: none was seen to meet the target.
-        """
+        """Return the best candidate, on all held-out prompts, or raise `Unreachable`."""
         trajectories = [self.lab.trajectory(prompt) for prompt in self.calibrating]
         self._seconds = self.lab.step_seconds()
         self._forms = Forms(self.base, trajectories, self._seconds)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from chipsparse.profiles.tuned_range import TunedMeasurement, TunedTarget
 
-# The PSNR that stands for outputs that are the same.
-SAME_DB = 100.0
+SAME_DB = 100.0  # stands for outputs that are the same
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ def limit_seconds(target: TunedTarget, dense_seconds: float) -> float:
 
 
 def _median_seconds(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """Return the time of the median generation, sparse and dense."""
     return (
         statistics.median(pair.seconds for pair in pairs),
         statistics.median(pair.dense_seconds for pair in pairs),

@@ -213,15 +213,7 @@ def _by_threads(x, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _range(
-    ptr,
-    stride,
-    first,
-    last,
-    columns,
-    HEAD_DIM: tl.constexpr,
-    FINITE: tl.constexpr,
-):
+def _range(ptr, stride, first, last, columns, HEAD_DIM: tl.constexpr, FINITE: tl.constexpr):
     """Sum, least and largest of each channel; where ``FINITE``, of finite numbers alone."""
     ROWS: tl.constexpr = AT_ONCE // HEAD_DIM
     place, dims = tl.arange(0, IN_A_ROW * ROWS), tl.arange(0, HEAD_DIM)

@@ -83,10 +83,7 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
 
 
 pack_mask = Operation(
-    "pack_mask",
-    PackMask,
-    lambda call: (call.mask,),
-    *triton_or_reference(__name__, "pack_mask"),
+    "pack_mask", PackMask, lambda call: (call.mask,), *triton_or_reference(__name__, "pack_mask")
 )
 unpack_mask = Operation(
     "unpack_mask",

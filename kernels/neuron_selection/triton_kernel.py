@@ -147,10 +147,7 @@ def thin_product(
     gated = gate_weight is not None
     options = _product_config(parts.device, all_blocks, gated=gated)
     gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
-    grid = (
-        cdiv(all_blocks, options["BLOCK_M"]),
-        cdiv(neurons, options["BLOCK_F"]),
-    )
+    grid = (cdiv(all_blocks, options["BLOCK_M"]), cdiv(neurons, options["BLOCK_F"]))
     with torch.cuda.device_of(parts):
         launch(
             _product_kernel,

@@ -286,11 +286,7 @@ def dense_activation(call: DenseActivation) -> torch.Tensor:
     if up.numel() == 0:
         return up
     gate = up if gate_weight is None else _products(hidden, gate_weight)
-    grid = (
-        cdiv(up.stride(2), ACTIVATE_TOKENS),
-        cdiv(neurons, ACTIVATE_NEURONS),
-        batch,
-    )
+    grid = (cdiv(up.stride(2), ACTIVATE_TOKENS), cdiv(neurons, ACTIVATE_NEURONS), batch)
     with torch.cuda.device_of(hidden):
         launch_changing(
             _activate_kernel,

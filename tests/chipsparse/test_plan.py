@@ -58,11 +58,7 @@ TAKEN = [
     ),
     *(
         (len(actions), schedules.listed(actions)["schedule"], expected)
-        for actions, expected in {
-            "DRDSK": "DRDSK",
-            "DRRSR": "DRRSR",
-            "DRDKD": "DDDKD",
-        }.items()
+        for actions, expected in {"DRDSK": "DRDSK", "DRRSR": "DRRSR", "DRDKD": "DDDKD"}.items()
     ),
     (4, {"full_steps": [0], "actions": ["dense", "skip"]}, "DKKK"),
 ]

@@ -35,13 +35,7 @@ CONFIG = SparsityConfig().override(
 )
 
 
-def run(
-    session,
-    *,
-    generation=1,
-    branches=("cond", "uncond"),
-    turned=lambda step: False,
-):
+def run(session, *, generation=1, branches=("cond", "uncond"), turned=lambda step: False):
     """A generation of five steps; returns all outputs.
 
     Turned queries lie in memory channel by channel.

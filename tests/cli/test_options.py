@@ -71,7 +71,7 @@ def test_a_command_gets_what_was_typed(paint):
     assert given.given() == ["--size", "WHAT", "--output", "--late-one"]
     assert panel_options(Own, "Shape") == ["size", "colour", "late_one"]
     assert command_words("paint", given, {"size": 4, "late_one": None}) == [
-        *("chipsparse", "paint", "CAT", "--size", "4", "--colour", "blue", "--output", "a.png"),
+        *("chipsparse", "paint", "CAT", "--size", "4", "--colour", "blue", "--output", "a.png")
     ]
     dashed = dataclasses.replace(given, what="-x", size=None, late_one=True)
     assert command_words("paint", dashed, {})[-3:] == ["--late-one", "--", "-x"]

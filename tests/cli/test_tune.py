@@ -215,11 +215,7 @@ def test_targets_of_ssim_lpips_and_time(again, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("--steps", "7"), "num_inference_steps 6, not 7"),
-        ((), "weights "),
-    ],
+    ("change", "message"), [(("--steps", "7"), "num_inference_steps 6, not 7"), ((), "weights ")]
 )
 def test_a_results_file_of_something_else_is_refused(
     again, model_folder, tmp_path, change, message

@@ -18,10 +18,7 @@ class Unknown(torch.nn.Module):
 def test_a_cache_that_cannot_be_put_on_leaves_no_hook(cache):
     pipe = tiny_wan_pipeline()
     pipe.transformer.blocks[-1] = Unknown()
-    with (
-        pytest.raises(ValueError, match="Unknown"),
-        cached(CacheRun(pipe, 4, (1.0,) * 4), cache),
-    ):
+    with pytest.raises(ValueError, match="Unknown"), cached(CacheRun(pipe, 4, (1.0,) * 4), cache):
         pass
     assert not list(hooks_of(pipe.transformer))
     assert not pipe.transformer.is_cache_enabled

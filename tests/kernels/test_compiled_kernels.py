@@ -21,11 +21,7 @@ from benchmarks.compiled_cases import cases
 from benchmarks.records import read
 
 ROOT = Path(__file__).parents[2]
-PRODUCTS_OF_8_BITS = {
-    89: {"IMMA", "QMMA"},
-    90: {"IGMMA", "QGMMA"},
-    100: {"UTCIMMA", "UTCQMMA"},
-}
+PRODUCTS_OF_8_BITS = {89: {"IMMA", "QMMA"}, 90: {"IGMMA", "QGMMA"}, 100: {"UTCIMMA", "UTCQMMA"}}
 PRODUCTS_OF_16_BITS = {90: {"HGMMA"}, 80: {"HMMA"}}
 
 

@@ -1,17 +1,8 @@
 import pytest
 import torch
 
-from chipsparse.kernels.mask_packing import (
-    pack_mask,
-    packed_to_indices,
-    reference,
-    unpack_mask,
-)
-from tests.kernels.formulas import (
-    backend_names,
-    index_lists,
-    random_mask,
-)
+from chipsparse.kernels.mask_packing import pack_mask, packed_to_indices, reference, unpack_mask
+from tests.kernels.formulas import backend_names, index_lists, random_mask
 
 WIDTHS = [0, 1, 7, 8, 9, 131, 2304]
 

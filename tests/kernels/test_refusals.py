@@ -163,7 +163,7 @@ REFUSED = {
         (
             dict.fromkeys(QKV, zeros(1, 2, 7, 96)) | {"rotate": True},
             "rotate needs a head size of a power of two, got 96",
-        ),
+        )
     ],
     fp8_rows: [
         ({"rows": zeros(2, 3, 4)}, r"\[M, K\], K of 1 or more, got \[2, 3, 4\]"),

@@ -12,12 +12,8 @@ import torch
 
 from chipsparse.cache.store import CacheStore
 from chipsparse.kernels.column_selection import column_selection
-from chipsparse.kernels.column_sparse_attention import (
-    column_sparse_attention,
-)
-from chipsparse.kernels.dense_attention_column_sums import (
-    dense_attention_column_sums,
-)
+from chipsparse.kernels.column_sparse_attention import column_sparse_attention
+from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up

@@ -7,8 +7,9 @@ import pytest
 import torch
 from bitarray import bitarray
 
+from chipsparse.config import SparsityConfig
 from chipsparse.kernels.mask_packing import pack_mask
-from chipsparse.layers.column_budget import check_static_bits, static_bits, static_mask
+from chipsparse.layers.column_budget import ColumnBudgets, check_static_bits, static_bits
 from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 
@@ -41,7 +42,8 @@ def test_every_form_means_the_same_columns(columns):
     assert bits.tobytes() == bytes([0b1, 0b11]) == pack_mask(mask).numpy().tobytes()
     if isinstance(columns, bitarray):
         columns.setall(0)  # later changes of the user's change nothing
-    assert static_mask(bits, layout((1, 1, 11)), None, CPU).tolist() == BOOLS
+    budgets = ColumnBudgets(SparsityConfig(), bits)
+    assert budgets.static_mask(layout((1, 1, 11)), CPU).tolist() == BOOLS
 
 
 @pytest.mark.parametrize("text_first", [True, False])
@@ -50,7 +52,7 @@ def test_columns_are_in_raster_order_and_text_stands_before_or_behind(text_first
     raster = torch.zeros(28, dtype=torch.bool)
     raster[[0, 7, 13, 25]] = True
     order = grids_order(sizes.grids, (2, 2, 2))
-    mask = static_mask(static_bits(raster), sizes, order, CPU)
+    mask = ColumnBudgets(SparsityConfig(), static_bits(raster), order).static_mask(sizes, CPU)
     own = mask[5:] if text_first else mask[:28]
     assert mask.sum() == own.sum() == 4
     places = [int(order[place]) for place in own.nonzero().flatten()]

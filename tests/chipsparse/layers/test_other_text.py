@@ -74,11 +74,7 @@ def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, text_first,
             assert nearest == tokens
         expected[:, :, block, image(own)] = mask[:, :, source, image(other)]
     found = columns_of(
-        pack_mask(mask, backend="reference"),
-        other,
-        own,
-        SIZE,
-        text_of(own) if ours else None,
+        pack_mask(mask, backend="reference"), other, own, SIZE, text_of(own) if ours else None
     )
     assert torch.equal(found, pack_mask(expected, backend="reference"))  # also bits behind the last
 

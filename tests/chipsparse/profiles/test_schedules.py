@@ -20,10 +20,10 @@ IMAGES = {
     "published": "dddrsssssrsssssrsssssrsssssd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd",
 }
 TINY_WAN = GENERAL | {
-    "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd",
+    "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd"
 }
 TINY_FLUX = TINY_WAN | {
-    "balanced": "dddd-d---d-------d-------d-- dddddd-d-d--d---d-----d------d-------d------d---d-",
+    "balanced": "dddd-d---d-------d-------d-- dddddd-d-d--d---d-----d------d-------d------d---d-"
 }
 OF_IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage"
 OF_IMAGES += "|QwenImage|QwenImage21|SD3|ZImage"

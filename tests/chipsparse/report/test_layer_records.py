@@ -30,10 +30,7 @@ from tests.chipsparse.sessions import (
 
 LAYOUT = layout_of()
 BUDGETS = {
-    "layers": [
-        {"layers": 0, "attention": "dense"},
-        {"layers": 2, "attention": 0.5, "mlp": 0.75},
-    ]
+    "layers": [{"layers": 0, "attention": "dense"}, {"layers": 2, "attention": 0.5, "mlp": 0.75}]
 }
 
 
