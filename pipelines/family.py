@@ -136,11 +136,7 @@ class ModelFamily:
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """The sizes of a call for one image or video, known without the model.
-
-        The latents are frames, rows and columns behind the VAE; the text's tokens include its
-        padding; the batch is the samples in one call.
-        """
+        """The sizes of a call of an unloaded model: latents behind the VAE, text with padding."""
         grids, text_tokens = cls.grids(config, latents), cls.planned_text(text_tokens, latents)
         return cls.sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 class OneThread:
     """Lets one thread at a time in, as often as it likes; refuses others instead of waiting.
 
-    A second generation that waited inside the first one's pipeline would share its scheduler, and
-    spoil both.
+    A second generation that waited would share the first one's scheduler, and spoil both.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     _length_of = cached_property(lambda _: TensorFacts(valid_length))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of packed latents ``[B, N, C]``, one for each image in ``img_shapes``."""
         tokens = arguments["hidden_states"].shape[1]
         return fitting(image_grids(arguments["img_shapes"]), tokens)
 
