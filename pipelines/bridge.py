@@ -178,9 +178,8 @@ def parallel_feed_forward(
 def attention_backend(other: Any = None) -> Any:
     """The member of diffusers' ``AttentionBackendName`` that leads to `self_attention`.
 
-    Added to the Enum on first use; diffusers looks backends up there and nowhere else. What our op
-    does not compute goes to the other backend, or with None to the one that is active in diffusers
-    then.
+    Added to the Enum on first use; diffusers looks backends up there and nowhere else. The other
+    backend, None for the one that is active in diffusers, computes what our op does not.
     """
     names = attention_dispatch.AttentionBackendName
     over = None if other is None else names(other)

@@ -17,9 +17,9 @@ NOT_STEPPED = "the loop does not step its scheduler as pipelines do"
 class StepCorrection:
     """Wraps the steps of the schedulers of one enabled pipeline.
 
-    That of a pipeline with the same scheduler, or of a loop of the user's, is wrapped with it. Deep
-    copies of a scheduler are the pipeline's own, for a second kind of latents, while `copies` is
-    true.
+    That of a pipeline with the same scheduler, or of a loop of the user's, is wrapped with it.
+    While `copies` is true, deep copies of a scheduler are the pipeline's own, for another kind of
+    latents.
     """
 
     def __init__(self, report: GenerationReport, copies: Callable[[], bool]) -> None:
@@ -64,8 +64,8 @@ class StepCorrection:
     def note_uncorrected(self, reason: str | None, step: int | None = None) -> None:
         """Notes where a skipped step cannot be put right, once nothing more comes of it.
 
-        The reason is why the scheduler of the loop cannot put steps right, if that is so; the step
-        that of the call that comes next, None behind the last one.
+        `reason` is why the loop's scheduler cannot put steps right, if so. `step` is that of the
+        call that comes next, None behind the last one.
         """
         last = self._report.steps[-1] if self._report.steps else None
         if last is not None and last.action is Action.SKIP and last.step != step:

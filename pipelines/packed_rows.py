@@ -34,10 +34,8 @@ def read_rows(
 
     The position ids ``[N, 3]`` are time, row and column of each row, in any unit. The video's
     indices ``[V + C]`` name conditions first: the video that is generated is the last full grid of
-    rows that follow each other. The audio's are ``[A]``, the text's ``[T]``.
-
-    Raises `ValueError` where a row is named by no index or by several, or the last video rows form
-    no grid.
+    rows that follow each other. The audio's are ``[A]``, the text's ``[T]``. Raises `ValueError`
+    where a row is named by no index or by several, or the last video rows form no grid.
     """
     positions, video = position_ids.cpu(), video_indices.cpu()
     _check_once((video, audio_indices.cpu(), text_indices.cpu()), len(positions))
@@ -83,8 +81,7 @@ def video_last(
 def check_noise(rows: PackedRows, timestep: torch.Tensor, timestep_indices: torch.Tensor) -> None:
     """Raises `ValueError` where conditions are noisier than the video; waits for the device.
 
-    The timesteps go from 0 (noise) to 1 (clean); ``timestep_indices`` ``[N]`` name that of each
-    row.
+    The timesteps go from 0 (noise) to 1 (clean); ``timestep_indices`` ``[N]`` name each row's.
     """
     if rows.conditions.numel() == 0:
         return

@@ -65,7 +65,7 @@ class PipelineCalls:
 
     _pipe: Any
     _adapters: Mapping[str, ModelAdapter]  # by the pipeline's names for their transformers
-    _report: GenerationReport  # which these share
+    _report: GenerationReport  # of these transformers
     _loop: DenoisingLoop
     _turn: OneThread = field(default_factory=OneThread)
 

@@ -106,8 +106,7 @@ def reorder_patches(latents: torch.Tensor, patch: Grid, order: torch.Tensor) -> 
 
     A hook behind such a patch embedding would be part of its graph. The embedding treats all
     patches alike, so its tokens come out in this order. Of latents ``[B, C, F, H, W]``, the
-    ``i``-th place in raster order gets the patch ``order[i]``, int64 ``[N]``; what fills no patch
-    is left out.
+    ``i``-th place in raster order gets the patch ``order[i]``, int64 ``[N]``. Rests of patches go.
     """
     batch, channels = latents.shape[:2]
     grid = [size // edge for size, edge in zip(latents.shape[2:], patch, strict=True)]

@@ -65,7 +65,8 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
 
     def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
         config = self._model.config
-        video, sound = (arguments[f"{kind}hidden_states"].shape[1] for kind in ("", "audio_"))
+        names = ("hidden_states", "audio_hidden_states")
+        video, sound = (arguments[name].shape[1] for name in names)
         return [
             (video, config.out_channels or config.in_channels),
             (sound, config.audio_out_channels or config.audio_in_channels),

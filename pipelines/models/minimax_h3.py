@@ -85,7 +85,7 @@ class MiniMaxH3Adapter(VideoWithSound):
         return arguments["timestep"][arguments["timestep_indices"][row]]
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's own; else its negative, as H3's timesteps rise and others fall."""
+        """The timestep, or its negative where no schedule has it: H3's rise where others fall."""
         value = float(timestep)
         known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())
         return value if known else -value

@@ -66,7 +66,7 @@ class MochiAdapter(SeparateLengths):
         return self._padded_length if self.lengths is None else max(self.lengths)
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's own; else its negative, since Mochi's timesteps rise and others fall."""
+        """The scheduler's value, else the negative: Mochi's timesteps rise where others fall."""
         value = value_passed_as(timestep, schedule)
         return -largest(timestep) if value is None else value
 

@@ -99,8 +99,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
 def image_grids(shapes: Any) -> tuple[Grid, ...]:
     """The grids of one sample, from what pipelines pass as ``img_shapes``.
 
-    That is for each sample its images, or its one image, as (frames, rows, columns); or one for
-    all.
+    For each sample those are its images or its one image, (frames, rows, columns); or one for all.
     """
     first = shapes[0] if isinstance(shapes, list) else shapes
     return tuple(tuple(shape) for shape in (first if isinstance(first, list) else [first]))

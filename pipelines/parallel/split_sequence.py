@@ -31,10 +31,10 @@ SOME_TEXT = 16
 class SplitSequence:
     """The share of one process in the calls of one transformer.
 
-    So many tokens stay together as `rows`, which share a list of neurons, and as `query_rows` a
-    list of columns, where processes share the query rows. Where the blocks need text tokens, a
-    process without text passes `SOME_TEXT` of them through, or all where there are fewer; attention
-    leaves them out.
+    As many tokens as `rows` stay together, because they share a list of neurons; as many as
+    `query_rows` share a list of columns, where processes share the query rows. Where the blocks
+    need text tokens, a process without text passes `SOME_TEXT` of them through, or all where there
+    are fewer; attention leaves them out.
     """
 
     def __init__(
