@@ -47,9 +47,6 @@ def offload_groups(model, count=1):
     )
 
 
-# Where.
-
-
 def device_of(model, hidden=HIDDEN):
     return execution_of(model, model.blocks[0].attn1.to_q.weight, hidden).device
 
@@ -135,9 +132,6 @@ def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeyp
         FLUX.generate(pipe, num_inference_steps=3)
         del pipe.transformer._hf_hook
     assert asked == [DEVICE] * 3
-
-
-# How much.
 
 
 def nbytes(module):

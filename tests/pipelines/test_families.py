@@ -140,9 +140,6 @@ def dense_parts(family, variant):
     return {*family.dense_parts, *(["attention"] if variant in family.masked else [])}
 
 
-# What is computed.
-
-
 @slow_unless({*WHOLE, "mochi", "qwen-image"}, FAMILIES)
 def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
     """Also of a call with a mask."""
@@ -350,9 +347,6 @@ def test_caches_in_host_memory_give_the_same_bits(name):
     assert_expected(handle.report, FAMILIES[name])
 
 
-# Restoring.
-
-
 @each_model
 def test_disable_restores_the_models_bit_for_bit(name):
     pipe = FAMILIES[name].make()
@@ -372,9 +366,6 @@ def test_disable_restores_the_models_bit_for_bit(name):
             after = model.state_dict()
             assert all(torch.equal(after[key], value) for key, value in saved.items())
     assert torch.equal(generate(pipe, name), dense(name))
-
-
-# Calls of the transformer that are not the pipeline's.
 
 
 BLOCKS = (
@@ -420,9 +411,6 @@ def test_the_transformer_may_be_called_in_any_way(name):
                 found = model(*positional, **call, return_dict=return_dict)
                 assert isinstance(found, tuple | torch.Tensor) != return_dict
                 assert_close(found if isinstance(found, torch.Tensor) else found[0], expected)
-
-
-# What else users do to a model.
 
 
 @slow_unless(
@@ -475,9 +463,6 @@ def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
     assert not torch.equal(changed, stock)
 
 
-# Hooks that come while enabled.
-
-
 @pytest.mark.parametrize("removed", [False, True])
 @slow_unless({"flux", "wan 2.1"})
 def test_hooks_on_modules_outlive_the_patches(name, removed):
@@ -492,9 +477,6 @@ def test_hooks_on_modules_outlive_the_patches(name, removed):
         for module in hooked if removed else ():
             remove_hook_from_module(module)
     assert torch.equal(generate(pipe, name), expected)
-
-
-# Graphs.
 
 
 def compile_blocks(model):

@@ -36,9 +36,6 @@ def dense():
     return {name: run(make()) for name, (make, run) in MODELS.items()}
 
 
-# What they compute.
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -61,9 +58,6 @@ def test_gated_and_other_feed_forwards_run_sparse(options, pipe):
         assert_close(FLUX.generate(pipe), expected)
     assert handle.report.fallbacks == []
     assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
-
-
-# What makes one dense.
 
 
 class Packed(torch.nn.Parameter):
@@ -146,9 +140,6 @@ def test_layers_in_chunks_run_dense_and_say_so(dim):
         assert handle.report.fallbacks == []
 
 
-# LoRA.
-
-
 @pytest.mark.parametrize(
     ("model", "target", "which"),
     [
@@ -182,9 +173,6 @@ def test_an_active_lora_runs_dense_a_fused_one_sparse(model, target, which, dens
     assert_close(run(pipe), found)  # it stays
     pipe.transformer.delete_adapters("style")
     assert_close(run(pipe), dense[model])
-
-
-# The storage of second weights, which kernels on a GPU want turned around.
 
 
 @pytest.fixture
@@ -291,9 +279,6 @@ def test_weights_that_are_offloaded_in_groups_are_not_turned_and_run_dense(pipe)
             f"MLP runs dense in {LAYERS} of {LAYERS} layers (first: layer 0): "
             "its weights are offloaded in groups, so they cannot be laid out for the kernels"
         ]
-
-
-# A layer that is computed in the attention of FLUX.2's single blocks.
 
 
 def test_its_weights_are_views_of_the_models_and_its_widths_come_back(monkeypatch):

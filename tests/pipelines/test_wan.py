@@ -37,9 +37,6 @@ def sparse():
         return generate(pipe)
 
 
-# Isolation: nothing of a call shows in another.
-
-
 @pytest.mark.parametrize("offload", ["never", "always"])
 def test_the_order_of_calls_does_not_matter(offload, pipe):
     changes = [
@@ -54,9 +51,6 @@ def test_the_order_of_calls_does_not_matter(offload, pipe):
         forward = [generate(pipe, **change) for change in changes]
         backward = [generate(other, **change) for change in reversed(changes)]
     assert all(map(torch.equal, forward, reversed(backward)))
-
-
-# Enabling.
 
 
 def test_a_failing_enable_leaves_the_pipeline_as_it_was():
@@ -77,9 +71,6 @@ def test_nothing_keeps_a_dropped_pipeline_alive():
     del pipe
     gc.collect()
     assert transformer() is None
-
-
-# Offloading.
 
 
 def test_group_offload_by_block(pipe, sparse):

@@ -38,9 +38,6 @@ def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):
 ENDS = ("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")
 
 
-# HunyuanVideo.
-
-
 def transformer(**overrides):
     config = {
         **CONFIG,
@@ -120,8 +117,6 @@ IMAGE_VARIANTS = {
     "odd size": {**VARIANTS["odd size"], "image": picture(3, 48, 80)},
     "guided": VARIANTS["guided"],
 }
-
-# HunyuanVideo 1.5.
 
 
 def transformer15():
