@@ -7,10 +7,10 @@ import pytest
 import torch
 from accelerate import cpu_offload_with_hook
 from accelerate.hooks import remove_hook_from_module
-from diffusers.hooks import apply_group_offloading
 
 import chipsparse
 from chipsparse.pipelines.adapter import ADAPTER
+from tests.pipelines.changes import offload_groups
 from tests.pipelines.model_state import state_of
 from tests.pipelines.tiny_runs import STEPS, WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
@@ -75,8 +75,7 @@ def test_nothing_keeps_a_dropped_pipeline_alive():
 
 def test_group_offload_by_block(pipe, sparse):
     with chipsparse.enable(pipe, SPARSE) as handle:
-        options = {"offload_type": "block_level", "num_blocks_per_group": 1}
-        apply_group_offloading(pipe.transformer, onload_device=CPU, offload_device=CPU, **options)
+        offload_groups(pipe.transformer)
         assert torch.equal(generate(pipe), sparse)
     assert handle.report.fallbacks == []
 
