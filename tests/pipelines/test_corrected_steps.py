@@ -112,9 +112,6 @@ def test_a_call_that_breaks_off_in_a_gap_leaves_nothing(name):
     assert torch.equal(generate(pipe, name), expected)
 
 
-# Where nothing is corrected.
-
-
 @pytest.mark.parametrize(
     ("scheduler", "reason"),
     [

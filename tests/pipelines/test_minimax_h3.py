@@ -9,8 +9,6 @@ from tests.pipelines.families.minimax_h3 import VARIANTS, VIDEO, tiny_h3_pipelin
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import SPARSE, assert_close
 
-# Where things are in a packed sequence.
-
 GRID = (2, 2, 3)
 NAMES = ("position_ids", "video_indices", "audio_indices", "text_indices")
 PIPELINES_OWN = ("text", "condition", "audio", "video")
@@ -97,9 +95,6 @@ def test_conditions_are_cleaner_than_the_video():
     check_noise(rows, timestep, which * 0)
     with pytest.raises(ValueError, match=r"at timestep 0\.999, is cleaner than .* at 0\.2,"):
         check_noise(rows, timestep, 1 - which)
-
-
-# Calls of the transformer.
 
 
 def generate(pipe, steps=4, **changes):

@@ -87,9 +87,6 @@ def generate(pipe, **options):
     return FAMILIES["qwen-image"].generate(pipe, **options)
 
 
-# Both kinds of pipelines.
-
-
 @pytest.mark.parametrize("name", slow_unless({"flux"}, FAMILIES))
 def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
     family = FAMILIES[name]
@@ -108,9 +105,6 @@ def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
     else:
         assert set(actions(handle)) == {"dense", "refresh", "sparse", "skip"}
     assert handle.report.pipeline.class_name == type(modular).__name__
-
-
-# Guiders.
 
 
 @pytest.mark.parametrize("guider", slow_unless({"perturbed attention"}, HOOKING))
@@ -156,9 +150,6 @@ def test_a_guider_may_be_exchanged_and_end_before_the_last_step():
         assert handle._adapters[0].session.cache_bytes() == 0
         pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0))
         assert torch.equal(generate(pipe), first)
-
-
-# What is left behind, and what is refused.
 
 
 def test_nothing_is_left_on_blocks_guiders_and_models():

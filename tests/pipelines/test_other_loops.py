@@ -113,8 +113,6 @@ def runs_dense(handle):
     return set(handle.report.actions()) == {"dense"}
 
 
-# Pipelines.
-
 QUICK = {
     ("flux", "a call of as many steps"),
     ("flux unnamed", "nothing"),
@@ -197,9 +195,6 @@ def test_another_pipeline_in_a_callback(case):
     assert [each.step for each in handle.report.steps] == list(range(3, STEPS))
 
 
-# Loops of the user's own.
-
-
 @functools.cache
 def first_call(case):
     """The arguments of the first call of the transformer."""
@@ -266,9 +261,6 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
     for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
         with chipsparse.enable(loop_of, SPARSE) as handle:
             assert handle._adapters[0].branches() == branches
-
-
-# Loops that say they are one generation.
 
 
 def own_loop(pipe, scheduler=None, *, broken=None, steps=True):
@@ -339,8 +331,6 @@ def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
         assert corrections(handle)[0] == ([said] if correct else [])
     assert torch.equal(*found)
 
-
-# Where a scheduler is.
 
 FEW = [1000.0, 600.0, 300.0]
 # Rounded to half precision, many steps with a large shift have equal values.

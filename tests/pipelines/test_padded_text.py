@@ -25,9 +25,6 @@ GUIDED = arguments_of("mochi", "guided")
 each_padded = pytest.mark.parametrize("name", PADDED)
 
 
-# Masks.
-
-
 @pytest.mark.parametrize(
     ("rows", "one_length", "lengths"),
     [
@@ -105,9 +102,6 @@ def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask(make):
         pytest.raises(ValueError, match="are called outside of its own call"),
     ):
         handle._adapters[0].attention(0)
-
-
-# Branches of other lengths.
 
 
 def test_each_length_of_mochi_is_a_branch_of_its_own():

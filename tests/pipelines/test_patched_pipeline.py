@@ -34,9 +34,6 @@ def sparse():
         return wan(pipe)
 
 
-# The class.
-
-
 def test_its_class_is_the_stock_one_to_whoever_looks(pipe):
     signature = inspect.signature(pipe.__call__)
     with chipsparse.enable(pipe, CONFIG):
@@ -116,9 +113,6 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
     hidden = torch.zeros(1, 4, 64)
     with torch.no_grad(), pytest.raises(RuntimeError, match="a copy of a layer that chipsparse"):
         block.attn1(hidden, None, None, None)
-
-
-# Threads.
 
 
 def in_a_thread(call):

@@ -9,6 +9,7 @@ import chipsparse
 from chipsparse.plan import Action
 from tests.pipelines.families.sections import PIPELINES
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error
+from tests.variants import slow_unless
 
 ACTIONS = ["dense", "refresh", "skip", "sparse", "refresh", "sparse"]
 SKIPPING = SPARSE.override({"schedule.actions": ACTIONS})
@@ -25,9 +26,7 @@ def made(pipe, call):
     return torch.cat(found, dim=2) if isinstance(found, list) else found
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in PIPELINES]
-)
+@pytest.mark.parametrize("name", slow_unless(FAST, PIPELINES))
 def test_every_section_is_a_generation_and_the_report_is_of_all(name):
     make, call, sections = PIPELINES[name]
     pipe, calls = make(), []

@@ -32,9 +32,6 @@ def count_computed(transformer):
     return calls
 
 
-# Which are.
-
-
 def test_an_expert_that_takes_over_computes_before_it_skips():
     pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
     config = WAN.SPARSE.override(listed("DRSKKKKKKRSS"))
@@ -53,9 +50,6 @@ def test_a_controlnet_that_runs_for_skipped_steps_is_noted():
     with chipsparse.enable(pipe, SPARSE.override(listed("DRSKSKRSS"))) as handle:
         families.generate(pipe, "flux controlnet")
         assert handle.report.notes.count(UNREAD) == 1
-
-
-# What they return.
 
 
 def streams(output):
@@ -95,8 +89,6 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
                 assert not torch.equal(last, before)
         assert sum(each is not None for each in made[-1]) == 2
 
-
-# Forecasts.
 
 LISTED = SPARSE.override(
     {

@@ -170,9 +170,6 @@ def test_a_refresh_that_a_layer_missed_is_made_up_for(config, part):
     assert all(layers <= {"sparse", "refresh"} for _, layers in following)
 
 
-# What is refused.
-
-
 # Skips steps, which the cache counts; FasterCache alone fails on these pipelines, too, which call
 # each branch of the guidance by itself.
 @pytest.mark.parametrize(

@@ -17,9 +17,6 @@ TOKENS = 96  # of each call here
 FLUX_PICTURE = {**flux.PICTURE, "height": 32, "width": 48}
 
 
-# Grids.
-
-
 def ids_of(*grids, axes=3, times=None, dtype=torch.float32):
     """Position ids ``[N, axes]`` as of FLUX: of the picture, row and column."""
     parts = []
@@ -102,9 +99,6 @@ def test_further_pictures_of_a_call_have_grids_of_their_own():
         assert {layout.grids for _, layout in calls} == {expected}
 
 
-# Latents whose patches are put in order.
-
-
 @pytest.mark.parametrize("patch", [(1, 2, 2), (2, 2, 1), (1, 1, 1)])
 def test_the_tokens_of_an_embedding_follow_reordered_patches(patch):
     latents = random(2, 3, 4, 6, 8, seed=0)
@@ -113,9 +107,6 @@ def test_the_tokens_of_an_embedding_follow_reordered_patches(patch):
     order = shuffled(tokens.shape[2])
     moved = reorder_patches(latents, patch, order)
     torch.testing.assert_close(embed(moved).flatten(2), tokens[:, :, order])
-
-
-# Calls of a transformer.
 
 
 def call_of(pipe, call):

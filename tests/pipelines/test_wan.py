@@ -7,10 +7,10 @@ import pytest
 import torch
 from accelerate import cpu_offload_with_hook
 from accelerate.hooks import remove_hook_from_module
-from diffusers.hooks import apply_group_offloading
 
 import chipsparse
 from chipsparse.pipelines.adapter import ADAPTER
+from tests.pipelines.changes import offload_groups
 from tests.pipelines.model_state import state_of
 from tests.pipelines.tiny_runs import STEPS, WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
@@ -37,9 +37,6 @@ def sparse():
         return generate(pipe)
 
 
-# Isolation: nothing of a call shows in another.
-
-
 @pytest.mark.parametrize("offload", ["never", "always"])
 def test_the_order_of_calls_does_not_matter(offload, pipe):
     changes = [
@@ -54,9 +51,6 @@ def test_the_order_of_calls_does_not_matter(offload, pipe):
         forward = [generate(pipe, **change) for change in changes]
         backward = [generate(other, **change) for change in reversed(changes)]
     assert all(map(torch.equal, forward, reversed(backward)))
-
-
-# Enabling.
 
 
 def test_a_failing_enable_leaves_the_pipeline_as_it_was():
@@ -79,13 +73,9 @@ def test_nothing_keeps_a_dropped_pipeline_alive():
     assert transformer() is None
 
 
-# Offloading.
-
-
 def test_group_offload_by_block(pipe, sparse):
     with chipsparse.enable(pipe, SPARSE) as handle:
-        options = {"offload_type": "block_level", "num_blocks_per_group": 1}
-        apply_group_offloading(pipe.transformer, onload_device=CPU, offload_device=CPU, **options)
+        offload_groups(pipe.transformer)
         assert torch.equal(generate(pipe), sparse)
     assert handle.report.fallbacks == []
 

@@ -54,9 +54,6 @@ def streams(results):
     return torch.cat([part.flatten() for part in parts if part is not None])
 
 
-# Whole pipelines.
-
-
 def of_class(pipeline_class, **components):
     """A pipeline of this class for embedded prompts: components that are not given are None."""
     names = inspect.signature(pipeline_class).parameters.values()

@@ -23,9 +23,6 @@ def earlier(latents):
     return pasts[::-1], numbers[-2::-1], numbers[-1]
 
 
-# Helios.
-
-
 def helios_arguments(latents, timestep, branch, *, history=True, **_):
     batch = len(latents)
     call = {
@@ -48,9 +45,6 @@ def helios():
         HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
     )
     return family.Loop(family.strong(transformer), helios_arguments, SHAPE, family.VAE)
-
-
-# FramePack.
 
 
 def framepack_arguments(latents, timestep, branch, *, valid=TEXT, **_):

@@ -4,6 +4,8 @@ The pipelines have no text encoders here: what those would make is given, with p
 large, so that a model that sees it shows.
 """
 
+from functools import partial
+
 import diffusers
 import torch
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
@@ -38,9 +40,6 @@ def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):
 ENDS = ("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")
 
 
-# HunyuanVideo.
-
-
 def transformer(**overrides):
     config = {
         **CONFIG,
@@ -70,20 +69,6 @@ def pipeline(pipeline_class=diffusers.HunyuanVideoPipeline, **overrides):
     return of_class(pipeline_class, transformer=transformer(**overrides), vae=vae())
 
 
-TO_VIDEO = diffusers.HunyuanVideoImageToVideoPipeline
-
-
-def latent_concat():
-    """The picture's latents and a mask stand beside the others."""
-    channels = 2 * CHANNELS + 1
-    return pipeline(TO_VIDEO, in_channels=channels, image_condition_type="latent_concat")
-
-
-def token_replace():
-    """The picture's latents are the first frame."""
-    return pipeline(TO_VIDEO, image_condition_type="token_replace")
-
-
 def prompts(*lengths, prefix="", seed=1):
     embeds, mask = padded(*lengths, seed=seed)
     return {
@@ -98,10 +83,6 @@ def negative_prompts(*lengths):
     return prompts(*lengths, prefix="negative_", seed=2) | {"true_cfg_scale": 3.0}
 
 
-def with_gaps(prompt, mask):
-    return {**prompt, mask: prompt[mask].roll(1, 1)}
-
-
 VIDEO = {"height": 64, "width": 48, "num_frames": 9, "max_sequence_length": VALID, **prompts(VALID)}
 VARIANTS = {
     "short prompt": prompts(2),
@@ -111,8 +92,12 @@ VARIANTS = {
     "guided": negative_prompts(4),
     "one frame": {"num_frames": 1},
     "prompts of two lengths": prompts(3, VALID),
-    "a mask with gaps": with_gaps(prompts(VALID), "prompt_attention_mask"),
+    "a mask with gaps": {
+        "prompt_attention_mask": prompts(VALID)["prompt_attention_mask"].roll(1, 1)
+    },
 }
+TO_VIDEO = partial(pipeline, diffusers.HunyuanVideoImageToVideoPipeline)
+CHANNELS_BESIDE = 2 * CHANNELS + 1  # the latents, those of a picture and a mask
 GAPS = "attention runs dense: a prompt mask keeps others than the first tokens of a prompt"
 LENGTHS = "attention runs dense: the prompts of the batch have {} tokens, so the shorter ones need"
 MASKED = {"prompts of two lengths": LENGTHS.format("3 to 7"), "a mask with gaps": GAPS}
@@ -121,14 +106,12 @@ IMAGE_VARIANTS = {
     "guided": VARIANTS["guided"],
 }
 
-# HunyuanVideo 1.5.
-
 
 def transformer15():
     model = seeded(
         diffusers.HunyuanVideo15Transformer3DModel,
         **CONFIG,
-        in_channels=2 * CHANNELS + 1,
+        in_channels=CHANNELS_BESIDE,
         out_channels=CHANNELS,
         text_embed_2_dim=GLYPH_DIM,
         image_embed_dim=IMAGE_DIM,
@@ -211,14 +194,14 @@ FAMILIES = [
     Family("hunyuan video", pipeline, VIDEO, VARIANTS, kinds=KINDS, masked=MASKED),
     Family(
         "hunyuan video image to video, latents side by side",
-        latent_concat,
+        partial(TO_VIDEO, in_channels=CHANNELS_BESIDE, image_condition_type="latent_concat"),
         {**VIDEO, "image": picture(3, 48, 64)},
         IMAGE_VARIANTS,
         kinds=KINDS,
     ),
     Family(
         "hunyuan video image to video, tokens replaced",
-        token_replace,
+        partial(TO_VIDEO, image_condition_type="token_replace"),
         {**VIDEO, "image": picture(3, 48, 64)},
         IMAGE_VARIANTS,
         kinds=2,  # diffusers does not list these blocks among the repeated ones

@@ -28,10 +28,6 @@ def forcing(pipeline_class=diffusers.SkyReelsV2DiffusionForcingPipeline):
     return wan_like(pipeline_class, transformer=transformer, scheduler=UNIPC())
 
 
-def forcing_a_video():
-    return forcing(diffusers.SkyReelsV2DiffusionForcingVideoToVideoPipeline)
-
-
 def pyramid():
     """Helios: chunks of frames, each at three sizes."""
     transformer, scheduler = history.helios().transformer, diffusers.HeliosScheduler(gamma=0.25)
@@ -80,7 +76,7 @@ PIPELINES = {
     ),
     "windows with a lag": (forcing, FORCED | LONG | {"ar_step": 2, "addnoise_condition": 20}, 2),
     "from a video with a lag": (
-        forcing_a_video,
+        functools.partial(forcing, diffusers.SkyReelsV2DiffusionForcingVideoToVideoPipeline),
         FORCED | LONG | {"ar_step": 2, "video": _pictures(17, 48, 64)},
         2,
     ),

@@ -19,9 +19,6 @@ def text(latents, timestep, branch, **_):
     }
 
 
-# VACE.
-
-
 def vace():
     transformer = seeded(
         diffusers.WanVACETransformer3DModel,
@@ -31,9 +28,6 @@ def vace():
         vace_in_channels=2 * LATENT_CHANNELS + 64,
     )
     return family.wan_like(diffusers.WanVACEPipeline, transformer=family.strong(transformer))
-
-
-# Animate.
 
 
 def animate_arguments(latents, timestep, branch, **_):
@@ -73,9 +67,6 @@ def animate(**overrides):
         },
     )
     return family.Loop(family.strong(transformer), animate_arguments, SHAPE, family.VAE)
-
-
-# SkyReels V2 and ChronoEdit.
 
 
 def forced_arguments(latents, timestep, branch, **_):
