@@ -52,7 +52,6 @@ REFUSED = [
     ("block_size", 2**63, "expected a number below 2^63"),
     ("block_size", None, "expected a whole number, got None"),
     ("tile", [4, 4], "expected 3 whole numbers"),
-    ("backend", "cuda", "one of auto, reference, got 'cuda'"),
     ("memory.vram", "24 cards", "expected an amount of memory such as 24G"),
     ("memory.ram", -1, "expected a number at least 0, got -1"),
     *((path, 1, "unknown field; allowed: ") for path in ("keep", "attention.keep", "x.y")),
@@ -67,17 +66,8 @@ REFUSED = [
     ("schedule.actions", [], "the first step must be dense; got an empty list"),
     ("schedule.actions", ["refresh", "sparse"], "must be dense; got 'refresh' first"),
     ("schedule.actions", ["dense", "skip", "sparse"], "[2]: a sparse step reads what a refr"),
-    (
-        "schedule",
-        {"full_steps": [0, 1, 5], "full_share": 0.3},
-        ".full_steps ([0, 1, 5]) and full_share (0.3) exclude each other",
-    ),
-    (
-        "schedule",
-        {"full_share": 0.3, "warmup_steps": 6},
-        ".full_share takes the place of warmup_steps, which is 6: leave one of them out, or set "
-        "warmup_steps back to 2",
-    ),
+    ("schedule", {"full_steps": [0, 5], "full_share": 0.3}, "([0, 5]) and full_share (0.3) exclud"),
+    ("schedule", {"full_share": 0.3, "warmup_steps": 6}, "which is 6: leave one of them out"),
     ("schedule", {"full_steps": [4], "refresh_every": 5}, ".full_steps takes the place of refresh"),
     ("schedule", {"full_share": 0.5, "between": [3]}, ".between ([3]) needs full_steps"),
     ("schedule", {"full_steps": [4, 6], "between": [0, 5, 6]}, ".between: [0, 6] are computed in"),
@@ -90,16 +80,7 @@ REFUSED = [
     ("layers", [{"layers": "1;2"}], "got '1;2'"),
     ("layers", [{"layers": True}], "[0].layers: expected a text, got True"),
     ("layers", [{"layers": 1, "attn": 1}], "[0].attn: unknown field; allowed: layers, attention"),
-    (
-        "layers",
-        [{"layers": 1}, {"layers": 2, "attention": "sparse"}],
-        "[1].attention: expected a number or dense, got 'sparse'",
-    ),
-    (
-        "layers",
-        [{"layers": "0-9", "mlp": 0.5}, {"layers": "2,7-12", "mlp": 0.5}],
-        "[1].mlp: layer 2 has a budget already",
-    ),
+    ("layers", [{"layers": "0-3", "mlp": 0}, {"layers": "2,7", "mlp": 1}], "[1].mlp: layer 2 has"),
 ]
 
 
@@ -139,11 +120,7 @@ def test_scalars_of_numpy():
 
 
 def test_the_repr_says_what_is_not_the_default():
-    assert repr(SparsityConfig()) == "SparsityConfig()"
-    text = (
-        "SparsityConfig(attention=AttentionConfig(density=0.2), "
-        "layers=(LayerBudget(layers='3', mlp='dense'),), tile=None)"
-    )
+    text = "SparsityConfig(layers=(LayerBudget(layers='3', mlp='dense'),), tile=None)"
     assert repr(eval(text)) == text
 
 

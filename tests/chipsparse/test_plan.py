@@ -10,13 +10,8 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from tests import schedules
 
-LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", layers=4, intermediate_size=100),),
-    heads=2,
-    head_dim=8,
-    batch=1,
-    grids=((3, 4, 5),),
-)
+KIND = LayerKind("block", layers=4, intermediate_size=100)
+LAYOUT = ModelLayout((KIND,), heads=2, head_dim=8, batch=1, grids=((3, 4, 5),))
 LETTERS = {action: letter for letter, action in schedules.ACTIONS.items()}
 
 
@@ -222,19 +217,3 @@ def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
     plan = listed(8, full_steps=[1, 4], between=[2, 3, 5, 6])
     assert letters(plan.actions(first)) == expected
-
-
-def test_counts_tokens_and_numbers_layers_kind_after_kind():
-    layout = dataclasses.replace(
-        LAYOUT,
-        kinds=(LayerKind("double", 19, 12288), LayerKind("single", 38, 6000)),
-        grids=((1, 48, 80), (1, 10, 10)),
-        text_tokens=512,
-        text_first=True,
-    )
-    assert (layout.layers, layout.grid_tokens, layout.tokens) == (57, 3940, 4452)
-    names = [layout.kind(layer).name for layer in range(57)]
-    assert names == ["double"] * 19 + ["single"] * 38
-    for layer in (-1, 57):
-        with pytest.raises(ValueError, match=f"from 0 to 56, got {layer}"):
-            layout.kind(layer)

@@ -9,7 +9,7 @@ import chipsparse.cache.store
 from chipsparse.cache import memory_plan
 from chipsparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.cache.placement import SLOTS, Capacity
-from chipsparse.cache.tensors import KINDS, LayerCache
+from chipsparse.cache.tensors import KINDS
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
 from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
@@ -37,9 +37,6 @@ DENSE_LAYERS = {
         {"layers": 2, "attention": 1.0, "mlp": "dense"},
     ]
 }
-
-
-# The same results.
 
 
 @pytest.mark.parametrize(
@@ -100,9 +97,6 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
         taken = [record.action for record in alone.report.steps]
         assert [r.action for r in together.report.steps if r.branch == branch] == taken
         assert taken.count(Action.SPARSE) == 4
-
-
-# Copies and bytes.
 
 
 @pytest.mark.parametrize("rule", [slow("merge"), "difference"])
@@ -186,9 +180,6 @@ def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides, rule):
                 assert planned - padding <= tensor.nbytes <= planned, kind
                 seen.add((layer, kind.name))
     assert seen == {(layer, kind) for (layer, _), kinds in placed.items() for kind in kinds}
-
-
-# Budgets.
 
 
 def placement_of(session, branch):
@@ -289,14 +280,3 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
         assert any(line.startswith("in branch third, ") for line in said)
     if share + host_share >= 1:
         assert all(line.startswith("in branch ") for line in said)
-
-
-# Fields of a cache that hold tensors.
-
-
-def test_bytes_are_those_of_all_fields_and_each_memory_counts_once():
-    cache = LayerCache()
-    cache.attention.lse = cache.attention.lse_dense = torch.zeros(4)
-    cache.mlp.mean = torch.zeros(2)
-    cache.attention.kept_fraction = torch.zeros(())
-    assert cache.nbytes() == 16 + 8 + 4

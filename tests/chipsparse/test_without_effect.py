@@ -15,6 +15,7 @@ DENSE = "attention.density: dense, mlp.density: dense"
 NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.between: none"
 ACTIONS = "schedule.actions: [dense, refresh, sparse]"
 SHORT_GAPS = "schedule.full_steps: [0, 2, 4, 6, 8, 10]"
+NO_LAYER = "no layer is sparse"
 # Changes of a config, the fields of them that have no effect, and why.
 CASES = [
     ("", "", ""),
@@ -54,7 +55,7 @@ CASES = [
     (
         f"{DENSE}, schedule.full_steps: [1], schedule.between: [3]",
         "schedule.between ([3])",
-        "no layer is sparse",
+        NO_LAYER,
     ),
     ("schedule.between: all", "schedule.between ('all')", "no full steps are listed"),
     (
@@ -65,7 +66,7 @@ CASES = [
     (
         f"{DENSE}, schedule: {{warmup_steps: 4, first_dense_layers: 1}}",
         "schedule.warmup_steps (4), schedule.first_dense_layers (1)",
-        "no layer is sparse",
+        NO_LAYER,
     ),
     ("layers: [{layers: 1}]", "layers[0] ('1')", "it names neither attention nor mlp"),
     (

@@ -75,9 +75,6 @@ def test_refuses(measure, message):
         measure()
 
 
-# Clips of 8-bit pixels.
-
-
 def bytes_of(*videos):
     return [video.to(torch.uint8).numpy() for video in videos]
 

@@ -10,13 +10,8 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 
-LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", layers=2, intermediate_size=64),),
-    heads=2,
-    head_dim=16,
-    batch=1,
-    grids=((2, 4, 4),),
-)
+KIND = LayerKind("block", layers=2, intermediate_size=64)
+LAYOUT = ModelLayout((KIND,), heads=2, head_dim=16, batch=1, grids=((2, 4, 4),))
 PLAN = SparsityPlan(SparsityConfig().override({"schedule.warmup_steps": 2}), LAYOUT, 4)
 TOKENS, CHANNELS, WIDTH = 32, 32, 64
 ATTENTION = 4 * TOKENS * TOKENS * CHANNELS

@@ -15,19 +15,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Largest |error| / (1 + |expected|) per dtype of the inputs.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # A log-sum-exp is float32 for all of these; half precision inputs may be multiplied as such.
-LSE_TOLERANCE = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-    torch.float16: 1e-4,
-    torch.bfloat16: 1e-4,
-}
+LSE_TOLERANCE = {**TOLERANCE, torch.float16: 1e-4, torch.bfloat16: 1e-4}
 # Column sums come back in bf16 for half precision inputs.
-SUMS_TOLERANCE = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-    torch.float16: 8e-3,
-    torch.bfloat16: 8e-3,
-}
+SUMS_TOLERANCE = {**TOLERANCE, torch.float16: 8e-3, torch.bfloat16: 8e-3}
 
 
 def assert_close(actual, expected, tolerance):

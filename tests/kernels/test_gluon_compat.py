@@ -31,12 +31,8 @@ def unknown_release(monkeypatch):
     monkeypatch.setattr(gluon_compat.triton, "__version__", "99.1.0")
 
 
-def replace_compile(monkeypatch, replacement):
-    monkeypatch.setattr(gluon_compat, "_compile_kernels", replacement)
-
-
 def test_tested_releases_are_not_compiled(monkeypatch):
-    replace_compile(monkeypatch, lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(gluon_compat, "_compile_kernels", lambda *_, **__: pytest.fail("compiled"))
     for release in gluon_compat.TESTED_RELEASES:
         for version in (f"{release}.0", f"{release}.1+git1234"):
             monkeypatch.setattr(gluon_compat.triton, "__version__", version)
@@ -45,7 +41,9 @@ def test_tested_releases_are_not_compiled(monkeypatch):
 
 def test_unknown_release_that_compiles_is_asked_once(monkeypatch, unknown_release):
     compiled = []
-    replace_compile(monkeypatch, lambda *arguments, **_: compiled.append(arguments))
+    monkeypatch.setattr(
+        gluon_compat, "_compile_kernels", lambda *arguments, **_: compiled.append(arguments)
+    )
     assert gluon_compat.unsupported_reason(CPU) is None
     assert gluon_compat.unsupported_reason(CPU) is None
     assert compiled == [(CPU,)]
@@ -56,7 +54,7 @@ def test_unknown_release_that_does_not_compile(monkeypatch, unknown_release, mes
     def fail(*_, **__):
         raise NotImplementedError(message)
 
-    replace_compile(monkeypatch, fail)
+    monkeypatch.setattr(gluon_compat, "_compile_kernels", fail)
     reason = gluon_compat.unsupported_reason(CPU)
     assert "Triton 99.1.0" in reason
     assert "NotImplementedError" in reason

@@ -42,9 +42,7 @@ class Access:
 class TracedCopies(HostCopies):
     """Copies at once, as on a CPU, but keeps the clocks of a GPU's streams.
 
-    Args:
-        forget: leave out one wait, to see that it is missed: ("to_device" | "to_host" | "wait",
-            number of the mark).
+    ``forget`` is a wait to leave out: ("to_device" | "to_host" | "wait", number of the mark).
     """
 
     def __init__(self, forget=None):
@@ -71,7 +69,6 @@ class TracedCopies(HostCopies):
             self._join("compute", "synchronize", [dict(self.clocks[stream])])
 
     def access(self, stream, tensor, writes, what):
-        """Notes an access and what it races with."""
         clock = self.clocks[stream]
         clock[stream] += 1
         for earlier in self.accesses[tensor.data_ptr()]:
@@ -98,11 +95,7 @@ class TracedCopies(HostCopies):
 
 
 class WatchComputation(TorchDispatchMode):
-    """Notes what the computation reads and writes of the pool's slots.
-
-    Args:
-        pool: an `OffloadPool` with `TracedCopies`.
-    """
+    """Notes what the computation reads and writes of the slots of a pool with `TracedCopies`."""
 
     def __init__(self, pool):
         super().__init__()

@@ -46,9 +46,6 @@ def planned(device, host, *, branches=1, layout=WAN_14B, **overrides):
     return plan_memory(plan_of(layout, **overrides), capacity, MemoryDemand(HALF, branches))
 
 
-# What is kept.
-
-
 def test_needs_are_those_of_the_sparse_layers():
     layers = {(need.layer, need.part) for need in cache_needs(plan_of(), dtype=HALF)}
     assert layers == {(layer, part) for layer in range(40) for part in ("attention", "mlp")}
@@ -126,9 +123,6 @@ def test_nothing_fits():
         plan_memory(plan_of(memory__offload="always"), capacity, MemoryDemand(HALF)).check()
 
 
-# Working memory.
-
-
 def working(layout, **options):
     return working_bytes(plan_of(layout), dtype=HALF, **options)
 
@@ -162,9 +156,6 @@ def test_working_memory_covers_what_uncompiled_blocks_took_on_a_gpu(kinds, heads
     config = SparsityConfig().override({"attention.density": 0.15})
     estimate = working_bytes(SparsityPlan(config, layout, 5), dtype=HALF) / GIB
     assert measured < estimate < 1.7 * measured
-
-
-# What there is.
 
 
 @pytest.fixture

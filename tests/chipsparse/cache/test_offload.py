@@ -86,9 +86,6 @@ def test_traffic_is_counted_and_what_is_larger_than_planned_is_refused():
     assert key(0) not in pool
 
 
-# Order.
-
-
 def walk(pool, *, rewritten=False, layers=LAYERS):
     """Refresh, then sparse calls as a session makes them; checks every value."""
     for layer in range(layers):
@@ -178,9 +175,6 @@ def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_
     pool.drop(key(0))
     pool.reset()
     assert waits == [None, None]
-
-
-# Memory.
 
 
 def test_a_second_generation_allocates_nothing_in_and_out_of_inference_mode():

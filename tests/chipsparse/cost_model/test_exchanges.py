@@ -19,12 +19,7 @@ from tests.ranks import run_ranks
 
 # 10 blocks of 4 tokens, the last one short, and a prompt behind them.
 LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", 3, 32),),
-    heads=5,
-    head_dim=8,
-    batch=2,
-    grids=((1, 3, 13),),
-    text_tokens=3,
+    (LayerKind("block", 3, 32),), heads=5, head_dim=8, batch=2, grids=((1, 3, 13),), text_tokens=3
 )
 SMALL = SparsityConfig().override({"block_size": 4, "schedule.first_dense_layers": 1})
 PLAN = SparsityPlan(SMALL, LAYOUT, 4)
@@ -64,15 +59,9 @@ def test_guidance_branches_by_hand():
     assert dense.sent_bytes(Action.REFRESH) == [output + columns, output]
     rates = Rates(peer_link=1e3, peer_seconds=0.0)
     assert sharing.seconds(Action.REFRESH, rates) == pytest.approx((output + 2 * columns) / 1e3)
-
-
-def test_what_no_process_shares_is_not_sent():
     alone = Sharing(PLAN, Parallel(), 2, BF16, output_channels=4)
-    assert alone.exchanges(Action.REFRESH) == []
-    assert alone.ranks() == [(None, LAYOUT)]
+    assert (alone.exchanges(Action.REFRESH), alone.ranks()) == ([], [(None, LAYOUT)])
 
-
-# What real processes send.
 
 CONFIG = SparsityConfig().override(
     {

@@ -64,12 +64,7 @@ def elapsed_ms(call):
 class OneLayer:
     """The sparse step of a model of one layer, its sizes and shares drawn at random.
 
-    Args:
-        seed: of the draw.
-        largest: tokens, up to so many.
-        rates: of its session; None where nothing is left dense.
-        device: where it runs.
-        dtype: of its tensors.
+    It has up to ``largest`` tokens; without ``rates`` nothing is left dense.
     """
 
     def __init__(self, seed, *, largest, rates, device, dtype):

@@ -35,10 +35,6 @@ def model():
     return nn.Sequential(Block(), Block())
 
 
-def nothing(*_):
-    return None
-
-
 @torch.no_grad()
 def move_in_storage(model):
     model[0].linear.weight.set_(torch.zeros(2, 2))
@@ -53,8 +49,8 @@ CHANGES = {
     "0.plain": lambda m: setattr(m[0], "plain", torch.ones(3)),
     "1._modules.linear": lambda m: setattr(m[1], "linear", nn.Linear(2, 2)),
     "_modules.2": lambda m: m.append(nn.Identity()),
-    "1.linear._forward_hooks": lambda m: m[1].linear.register_forward_hook(nothing),
-    "1._forward_pre_hooks": lambda m: m[1].register_forward_pre_hook(nothing),
+    "1.linear._forward_hooks": lambda m: m[1].linear.register_forward_hook(print),
+    "1._forward_pre_hooks": lambda m: m[1].register_forward_pre_hook(print),
     "0.scaling.style": lambda m: m[0].scaling.update(style=0.5),
     "0.active.0": lambda m: m[0].active.__setitem__(0, "other"),
     "1.active.1": lambda m: m[1].active.append("other"),

@@ -92,9 +92,6 @@ def watch(monkeypatch, name, look):
     return seen
 
 
-# What is computed.
-
-
 def test_dense_steps_and_refreshes_compute_full_attention():
     cache = AttentionCache()
     expected, lse = softmax_parts(*inputs())
@@ -140,9 +137,6 @@ def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
     full.residual = meant
     close(sparse_step(full, AttentionInputs(*CHANGED), config=config), result)
     assert 0 < (result - expected).norm() < 0.03 * output.norm()
-
-
-# Which columns are kept.
 
 
 @pytest.mark.parametrize("limit", [2 << 30, 1])
@@ -207,9 +201,6 @@ def test_lists_exceed_their_budget_only_for_nan(keep, text):
     assert cache.capacity == TOKENS > budget.most_columns
 
 
-# How it is computed.
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_sparse_steps_know_the_lists_and_small_ones_are_kept_until_the_next_refresh(
     rule, monkeypatch
@@ -267,9 +258,6 @@ def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
     expected = sparse_step(cache, given(9), config=config)
     close(sparse_step(cache, given(9), config=config, turns=InParts()), expected, 1e-6)
-
-
-# Full attention in FP8.
 
 
 @pytest.mark.parametrize("dim", [32, 24])  # one that can be rotated, and one that cannot

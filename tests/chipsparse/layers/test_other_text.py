@@ -13,13 +13,9 @@ from chipsparse.layout import LayerKind, ModelLayout, Share
 from chipsparse.plan import SparsityPlan
 
 GRID, SIZE = 61, 8
+BLOCKS = LayerKind("block", layers=2, intermediate_size=16)
 LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", layers=2, intermediate_size=16),),
-    heads=3,
-    head_dim=8,
-    batch=2,
-    grids=((1, 1, GRID),),
-    text_first=True,
+    (BLOCKS,), heads=3, head_dim=8, batch=2, grids=((1, 1, GRID),), text_first=True
 )
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)

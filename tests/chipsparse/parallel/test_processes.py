@@ -10,8 +10,6 @@ from chipsparse.parallel.agreement import Agreement
 from chipsparse.parallel.peers import PeerError, Peers
 from tests.ranks import run_ranks
 
-# What the ranks run.
-
 
 def all_of_it():
     peers = Peers(range(dist.get_world_size()), timeout_s=20)
@@ -48,9 +46,6 @@ def hanging():
     except PeerError as error:
         return [str(error), time.monotonic() - start]
     return None
-
-
-# What they say.
 
 
 def test_three_ranks(tmp_path):

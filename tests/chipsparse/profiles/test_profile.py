@@ -127,28 +127,19 @@ NO_TEXT = "cannot read the profile (it is no text in UTF-8)"
         ("#" * ((1 << 20) + 1), "cannot read the profile (it has more than 1,048,576 bytes)"),
         ("sparsity: {attention: {keep: 1}}", "sparsity.attention.keep: unknown field; allowed: "),
         ("generation: {height: tall}", "generation.height: expected a whole number, got 'tall'"),
-        ("generation: {fps: 3}", "generation.fps: unknown field"),
-        ("sparsity: 3", "sparsity: expected a mapping"),
         ("qualities: 3", "qualities: expected a mapping, got 3"),
         ("qualities: {best: {}}", "qualities.best: unknown quality; allowed: faithful, balanced"),
         ("qualities: {fast: 0.2}", "qualities.fast: expected a mapping as under sparsity, got 0.2"),
-        (
-            "qualities: {fast: {mlp: {density: -1}}}",
-            "qualities.fast.mlp.density: expected a number",
-        ),
+        ("qualities: {fast: {mlp: {density: -1}}}", "qualities.fast.mlp.density: expected"),
         ("tuned: {target: {psnr: 3}}", "tuned.target.psnr: unknown field"),
         ("[1, 2]", "the top level: expected a mapping"),
         ("a: [", "not valid YAML"),
         ("a: 1\na: {}", "not valid YAML (a stands twice, in line 2, column 1)"),
-        ("sparsity: {mlp: {density: 0.1, density: 0.2}}", "density stands twice"),
         (f"sparsity: {'[' * 3000}{']' * 3000}", "not valid YAML (nested too deeply)"),
         ("x: &a {<<: *a}", "not valid YAML (an alias; write its fields out, in line 1, column 12)"),
         (f"sparsity: {{tile: {'9' * 5000}}}", "not valid YAML (Exceeds the limit"),
         ("description: 2024-99-99", "not valid YAML (month must be"),
-        (
-            "generation: {num_inference_steps: 1001}",
-            "expected a number between 1 and 1000, got 1001",
-        ),
+        ("generation: {num_inference_steps: 1001}", "between 1 and 1000, got 1001"),
     ],
 )
 def test_bad_profiles_are_refused_by_path(tmp_path, content, problem):
@@ -170,5 +161,4 @@ def test_marks_of_byte_order_and_other_ends_of_lines(tmp_path, coding):
     path.write_text("")  # every field may be left out
     nothing = load_profile(path)
     assert (nothing.sparsity, nothing.serves("any")) == (SparsityConfig(), True)
-    assert repr(nothing) == f"<Profile for any model from {path}>"
     assert not find_profile(None, "FluxTransformer2DModel").serves("WanTransformer3DModel")

@@ -138,11 +138,8 @@ def test_to_dict():
     data = session.report.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["versions"]["chipsparse"] == chipsparse.__version__
-    assert (data["device"]["type"], data["dtype"], data["notes"]) == (
-        "cpu",
-        "float32",
-        ["something"],
-    )
+    assert (data["device"]["type"], data["dtype"]) == ("cpu", "float32")
+    assert data["notes"] == ["something"]
     assert data["config"]["layers"][1] == {"layers": "2", "attention": 0.5, "mlp": 0.75}
     assert chipsparse.SparsityConfig(**data["config"]) == session.config
     (plan,) = data["transformers"].values()
@@ -159,9 +156,6 @@ def test_to_dict():
     assert totals["seconds"] == pytest.approx(sum(totals["seconds_by_action"].values()))
     assert totals["seconds_by_action"]["skip"] == 0
     assert data["cache_bytes"] == session.report.cache_bytes
-
-
-# Denser than asked.
 
 
 def first_layers(count):

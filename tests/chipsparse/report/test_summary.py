@@ -27,7 +27,6 @@ def record(step, action, branch="cond", scale=1):
 def test_the_summary():
     report = GenerationReport()
     assert report.summary() == "steps  none yet"
-    assert repr(report) == "<GenerationReport: no steps; 0 fallbacks>"
     report.pipeline = PipelineFacts("WanPipeline", None, {"transformer": "WanTransformer3DModel"})
     report.config = SparsityConfig()
     actions = "dense dense refresh sparse skip sparse sparse sparse"
@@ -56,8 +55,6 @@ def test_the_summary():
     assert html.count("<tr>") == 9
     assert "a &lt;b&gt;reason&lt;/b&gt;" in html
     assert "<b>" not in html
-    assert repr(report) == "<GenerationReport: 4 sparse, 2 dense, 1 refresh, 1 skip; 1 fallbacks>"
-    assert len(repr(report.steps[0])) < 800
 
 
 def test_sections_are_compared_with_full_calls_of_their_own():

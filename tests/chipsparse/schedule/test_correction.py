@@ -141,9 +141,6 @@ def furthest(found, expected):
     return max((one.double() - other).abs().max().item() for one, other in pairs)
 
 
-# What is computed.
-
-
 @pytest.mark.parametrize("letters", [*LISTS, "FKKFFKKF", "FKKKKFKF", "FKSKFKKF"])
 @pytest.mark.parametrize("make", [*SCHEDULERS.values(), *SHORT.values()])
 def test_steps_are_the_formulas_and_leave_the_scheduler_as_they_do(make, letters):
@@ -171,9 +168,6 @@ def same_state(one, other):
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=2e-5)
         else:
             assert found[name] == value, name
-
-
-# The scheduler.
 
 
 @pytest.mark.parametrize("other", [LISTS[0], "FKFKFF", "scaled"])
@@ -293,9 +287,6 @@ def test_a_gap_holds_as_much_whatever_its_length(make):
     assert sizes[0] == pytest.approx(sizes[1], abs=16_384)
 
 
-# What pipelines do with a step.
-
-
 @pytest.mark.parametrize("steps", [[1], [3], [1, 2], [2, 3, 4, 5], range(1, 7)])
 @each_scheduler
 def test_what_others_add_is_no_part_of_the_line(make, steps):
@@ -341,7 +332,6 @@ def step_once(scheduler):
 COPIES = {
     "shallow": copy.copy,
     "deep": copy.deepcopy,
-    "deep, twice": lambda scheduler: copy.deepcopy(copy.deepcopy(scheduler)),
     "pickled": lambda scheduler: pickle.loads(pickle.dumps(scheduler)),
     "pickled, old": lambda scheduler: pickle.loads(pickle.dumps(scheduler, 0)),
     "made anew": lambda scheduler: type(scheduler).from_config(scheduler.config),

@@ -179,9 +179,6 @@ def test_the_least_budget_comes_close_to_the_fewest_full_steps():
     assert 8 <= full_count(result) <= 9  # 8 with 30
 
 
-# Halving, and the smallest number that passes.
-
-
 @pytest.mark.parametrize(
     ("scores", "best", "calls"),
     [
@@ -219,8 +216,3 @@ def test_the_smallest_that_passes(start, boundary):
     expected = boundary if boundary <= 19 else None
     assert smallest(2, 19, start, passes, lambda: True) == expected
     assert len(asked) == len(set(asked)) <= 9
-
-
-def test_without_budget_the_smallest_known_one_counts():
-    left = iter([True, True, True, False])
-    assert smallest(2, 19, 10, lambda number: number >= 3, lambda: next(left)) == 7
