@@ -26,8 +26,6 @@ from tests.variants import slow_unless
 
 # Random columns are drawn by the name of the branch, which not every plain pipeline gives.
 COLUMNS_BY_SCORE = SPARSE.override({"attention.random_fraction": 0.0})
-
-
 SCORES = LayerSkipConfig([1], skip_attention=False, skip_attention_scores=True, skip_ff=False)
 
 
@@ -170,20 +168,17 @@ def test_nothing_is_left_on_blocks_guiders_and_models():
     assert before == (state_of(pipe.transformer), state([pipe, *inner]))
 
 
-@pytest.mark.parametrize(
-    "error", slow_unless({KeyboardInterrupt}, [KeyboardInterrupt, RuntimeError])
-)
-def test_a_call_that_breaks_off_leaves_a_pipeline_that_works(error):
+def test_a_call_that_breaks_off_leaves_a_pipeline_that_works():
     pipe = qwen()
     with chipsparse.enable(pipe, SPARSE) as handle:
         expected = generate(pipe)
 
         def breaks(*_):
             if len(handle.report.steps) == 9:
-                raise error("as if")
+                raise KeyboardInterrupt
 
         hook = pipe.transformer.register_forward_pre_hook(breaks)
-        with pytest.raises(error):
+        with pytest.raises(KeyboardInterrupt):
             generate(pipe)
         hook.remove()
         assert len(handle.report.steps) == 9

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils._pytree import tree_map
 
 from tests.tiny_models import (
+    LATENT_CHANNELS,
     TEXT_DIM,
     quiet,
     random,
@@ -121,13 +122,9 @@ def image_tokens(channels):
     return shape
 
 
-def video_latents(channels):
+def video_latents(*, height, width, num_frames, batch=1, **_):
     """The shape of latents ``[B, C, F, H, W]``, by the arguments of a loop."""
-
-    def shape(*, height, width, num_frames, batch=1, **_):
-        return batch, channels, (num_frames - 1) // 4 + 1, height // 8, width // 8
-
-    return shape
+    return batch, LATENT_CHANNELS, (num_frames - 1) // 4 + 1, height // 8, width // 8
 
 
 class Loop:

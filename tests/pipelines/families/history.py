@@ -9,7 +9,6 @@ from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, ran
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
 TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
-SHAPE = family.video_latents(LATENT_CHANNELS)
 
 
 def earlier(latents):
@@ -44,7 +43,9 @@ def helios():
     transformer = seeded(
         HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
     )
-    return family.Loop(family.strong(transformer), helios_arguments, SHAPE, family.VAE)
+    return family.Loop(
+        family.strong(transformer), helios_arguments, family.video_latents, family.VAE
+    )
 
 
 def framepack_arguments(latents, timestep, branch, *, valid=TEXT, **_):
@@ -81,7 +82,9 @@ def framepack():
         image_proj_dim=IMAGE_DIM,
         has_clean_x_embedder=True,
     )
-    return family.Loop(family.strong(transformer), framepack_arguments, SHAPE, family.VAE)
+    return family.Loop(
+        family.strong(transformer), framepack_arguments, family.video_latents, family.VAE
+    )
 
 
 FAMILIES = [

@@ -7,7 +7,6 @@ from tests.pipelines.families import family
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
 
 TEXT, FACE = 5, 16  # tokens; pixels of a side
-SHAPE = family.video_latents(LATENT_CHANNELS)
 
 
 def text(latents, timestep, branch, **_):
@@ -66,7 +65,9 @@ def animate(**overrides):
             **overrides,
         },
     )
-    return family.Loop(family.strong(transformer), animate_arguments, SHAPE, family.VAE)
+    return family.Loop(
+        family.strong(transformer), animate_arguments, family.video_latents, family.VAE
+    )
 
 
 def forced_arguments(latents, timestep, branch, **_):
@@ -83,12 +84,12 @@ def forced_arguments(latents, timestep, branch, **_):
 
 def skyreels(arguments=text, **overrides):
     transformer = seeded(diffusers.SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG, **overrides)
-    return family.Loop(family.strong(transformer), arguments, SHAPE, family.VAE)
+    return family.Loop(family.strong(transformer), arguments, family.video_latents, family.VAE)
 
 
 def chrono_edit():
     transformer = seeded(diffusers.ChronoEditTransformer3DModel, **TRANSFORMER_CONFIG)
-    return family.Loop(family.strong(transformer), text, SHAPE, family.VAE)
+    return family.Loop(family.strong(transformer), text, family.video_latents, family.VAE)
 
 
 VARIANTS = {"odd size": family.ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}
