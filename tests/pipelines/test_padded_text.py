@@ -1,5 +1,7 @@
 """Prompts that are padded or differ in length: cut to their tokens, or branches of their own."""
 
+import gc
+
 import pytest
 import torch
 from diffusers.hooks import FirstBlockCacheConfig
@@ -8,6 +10,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.models import qwen_image as qwen_adapter
+from chipsparse.pipelines.tensor_facts import TensorFacts
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate
@@ -48,6 +51,24 @@ def test_the_lengths_of_a_mask(rows, one_length, lengths, dtype):
 def test_a_mask_of_no_token():
     assert padded_text.leading_tokens(torch.ones(3, 0)) == (0, 0, 0)
     assert qwen_adapter.valid_length(torch.zeros(1, 4)) is None
+
+
+def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
+    read = []
+    facts = TensorFacts(lambda tensor: read.append(1) or tensor.sum().item())
+    first, second = torch.ones(2), torch.ones(2)
+    assert [facts(first), facts(second), facts(first), facts(second)] == [2, 2, 2, 2]
+    assert len(read) == 2
+    first.zero_()
+    assert facts(first) == 0
+    assert len(read) == 3
+    with torch.inference_mode():
+        tensor = torch.ones(2)
+        assert [facts(tensor), facts(tensor)] == [2, 2]
+    assert len(read) == 4
+    del first, second, tensor
+    gc.collect()
+    assert len(facts._known) == 0
 
 
 @each_padded
