@@ -20,11 +20,12 @@ from tests.tiny_models import (
     TEXT_DIM,
     quiet,
     random,
+    seeded,
+    strong,
     tiny_text_encoder,
     tiny_tokenizer,
     tiny_wan_vae,
 )
-from tests.tiny_models import strong as strong
 
 
 @dataclass(frozen=True)
@@ -168,3 +169,8 @@ class Loop:
         arguments = tree_map(self._moved, arguments)
         with context:
             return self._velocity(self.transformer(**arguments, return_dict=False), latents)
+
+
+def video_loop(model_class, arguments, **config):
+    """A loop around a transformer of this class for the latents of a video."""
+    return Loop(strong(seeded(model_class, **config)), arguments, video_latents, VAE)

@@ -5,7 +5,7 @@ from diffusers import HeliosTransformer3DModel, HunyuanVideoFramepackTransformer
 
 from tests.pipelines.families import family
 from tests.pipelines.families.hunyuan_video import CONFIG, POOLED_DIM, padded
-from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
+from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
 TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
@@ -40,11 +40,12 @@ def helios_arguments(latents, timestep, branch, *, history=True, **_):
 
 def helios():
     config = {name: value for name, value in TRANSFORMER_CONFIG.items() if "rope" not in name}
-    transformer = seeded(
-        HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
-    )
-    return family.Loop(
-        family.strong(transformer), helios_arguments, family.video_latents, family.VAE
+    return family.video_loop(
+        HeliosTransformer3DModel,
+        helios_arguments,
+        **config,
+        rope_dim=(12, 10, 10),
+        is_amplify_history=True,
     )
 
 
@@ -71,8 +72,9 @@ def framepack_arguments(latents, timestep, branch, *, valid=TEXT, **_):
 
 
 def framepack():
-    transformer = seeded(
+    return family.video_loop(
         HunyuanVideoFramepackTransformer3DModel,
+        framepack_arguments,
         **CONFIG,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
@@ -81,9 +83,6 @@ def framepack():
         has_image_proj=True,
         image_proj_dim=IMAGE_DIM,
         has_clean_x_embedder=True,
-    )
-    return family.Loop(
-        family.strong(transformer), framepack_arguments, family.video_latents, family.VAE
     )
 
 
