@@ -214,14 +214,8 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
         assert kept == {tuple(None if part in without else 1.0 for part in PARTS)}, variant
 
 
-@slow_unless(
-    FAMILIES,
-    [
-        name
-        for name, family in FAMILIES.items()
-        if not family.brief and "two experts" not in name  # whose second one takes longer
-    ],
-)
+# The second one of two experts takes longer.
+@slow_unless(FAMILIES, [name for name in IN_FULL if "two experts" not in name])
 def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     """And their sizes are those that the configs tell."""
     family, pipe = FAMILIES[name], FAMILIES[name].make()

@@ -17,9 +17,7 @@ from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, gen
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.variants import slow, slow_unless
 
-NOT_PLACED = (
-    "the scheduler of the enabled pipeline does not run this call, so its step is not known"
-)
+NOT_PLACED = "scheduler of the enabled pipeline does not run this call, so its step is not known"
 SAY_IT = "enable chipsparse on the pipeline that runs, or run the loop within handle.generation"
 NAMED = (
     "the scheduler of the enabled pipeline does not run this call, so forecasts go by steps; "

@@ -60,7 +60,7 @@ def faster(pipe, *, distilled=True):
     )
 
 
-def sea(pipe):
+def sea(_):
     if not hasattr(diffusers.hooks, "SeaCacheConfig"):
         pytest.skip("this diffusers has no SeaCache")
     return diffusers.hooks.SeaCacheConfig(threshold=0.6)
