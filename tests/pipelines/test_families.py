@@ -63,7 +63,6 @@ IN_FULL = [name for name in FAMILIES if not FAMILIES[name].brief]
 
 
 def slow_unless(quick, families=IN_FULL):
-    """Parameters for a test of families, in slow tests but for these."""
     return pytest.mark.parametrize("name", variants.slow_unless(quick, families))
 
 
@@ -73,7 +72,6 @@ WHOLE = {"flux", "wan 2.2 two experts"}
 
 
 def variants_of(name):
-    """The family's call and its variants."""
     return (BASE, *FAMILIES[name].variants)
 
 
@@ -102,7 +100,6 @@ def transformers_of(pipe):
 
 @functools.cache
 def unpatched(name):
-    """A pipeline that is never patched."""
     return FAMILIES[name].make()
 
 

@@ -126,7 +126,6 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
 
 
 def in_a_thread(call):
-    """The error that a call raises in a thread of its own, or None."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).exception()
 

@@ -105,7 +105,6 @@ def test_the_tokens_of_an_embedding_follow_reordered_patches(patch):
 
 
 def call_of(pipe, call):
-    """The arguments of the transformer at the first step of a generation."""
     return calls_of(pipe.transformer, lambda: generate(pipe, call, num_inference_steps=1))[0]
 
 
@@ -115,7 +114,6 @@ def changed(pipe, call, **changes):
 
 
 def of_qwen(*grids, config=None, **changes):
-    """A call of pictures with these grids."""
     transformer = qwen_image.tiny_qwen_transformer(**(config or {}))
     pipe = qwen_image.tiny_qwen_pipeline(transformer=transformer)
     call = call_of(qwen_image.tiny_qwen_pipeline(), qwen_image.PICTURE)

@@ -210,7 +210,6 @@ def run(pipe, call, config, parallel):
 
 
 def report_of_layers(report):
-    """The number of times that layers took each action."""
     counts = {}
     for step in report.steps:
         for entry in step.layers:

@@ -50,7 +50,6 @@ def refreshes_alone():
 
 
 def seen():
-    """Results and errors of ranks that differ."""
     with torch.no_grad():
         alone, _ = run(wan_of(4), CALL, SPARSE, None)
         found = {}

@@ -110,7 +110,6 @@ def test_every_transformer_is_shared_or_refused():
 
 
 def transformers_of(names):
-    """Classes of the families among the cases."""
     made = (FAMILIES[name].make() for name in names if name in FAMILIES)
     return {type(pipe.components["transformer"]).__name__ for pipe in made}
 
