@@ -25,7 +25,6 @@ PADDED = {
 }
 READERS = {padded_text: "leading_tokens", qwen_adapter: "valid_length"}
 GUIDED = arguments_of("mochi", "guided")
-each_padded = pytest.mark.parametrize("name", PADDED)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
     assert len(facts._known) == 0
 
 
-@each_padded
+@pytest.mark.parametrize("name", PADDED)
 def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name, monkeypatch):
     """It lives on the device, and to read it is to wait for that."""
     variant, mask, tokens, masks, module = PADDED[name]

@@ -11,7 +11,7 @@ import torch
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from tests.pipelines.families.family import Family, of_class, picture, strong
-from tests.tiny_models import random, seeded
+from tests.tiny_models import random, seeded, tiny_image_encoder
 
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
@@ -125,17 +125,9 @@ def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, **components):
 
 
 def image_to_video15():
-    config = SiglipVisionConfig(
-        hidden_size=IMAGE_DIM,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
     return pipeline15(
         diffusers.HunyuanVideo15ImageToVideoPipeline,
-        image_encoder=seeded(SiglipVisionModel, config),
+        image_encoder=tiny_image_encoder(SiglipVisionModel, SiglipVisionConfig, IMAGE_DIM),
         feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
     )
 
