@@ -219,17 +219,19 @@ def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
     return seeded(CLIPTextModel, config, seed=seed)
 
 
-def tiny_clip_image_encoder(*, seed: int = 4) -> CLIPVisionModel:
-    """A CLIP image encoder of two layers for pictures of 16 x 16 pixels."""
-    config = CLIPVisionConfig(
-        hidden_size=TEXT_DIM,
+def tiny_image_encoder(
+    model_class: type = CLIPVisionModel, config_class: type = CLIPVisionConfig, dim: int = TEXT_DIM
+) -> Any:
+    """An image encoder of two layers for pictures of 16 x 16 pixels."""
+    config = config_class(
+        hidden_size=dim,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
         image_size=16,
         patch_size=8,
     )
-    return seeded(CLIPVisionModel, config, seed=seed)
+    return seeded(model_class, config, seed=4)
 
 
 # How most models end their attention and feed-forward layers.

@@ -149,7 +149,6 @@ TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.refresh_every": 3})
 
 
 def put_back(module, attributes):
-    """Gives a module the attributes that it had."""
     vars(module).clear()
     vars(module).update(attributes)
 
@@ -188,7 +187,6 @@ def test_forward_itself_computes_as_the_call(pipe, hooked):
 
 
 def counting(forward, calls):
-    """A method in place of another one, which it calls."""
 
     def counted(self, *args, **kwargs):
         calls.append(args)

@@ -63,7 +63,6 @@ IN_FULL = [name for name in FAMILIES if not FAMILIES[name].brief]
 
 
 def slow_unless(quick, families=IN_FULL):
-    """Parameters for a test of families, in slow tests but for these."""
     return pytest.mark.parametrize("name", variants.slow_unless(quick, families))
 
 
@@ -73,7 +72,6 @@ WHOLE = {"flux", "wan 2.2 two experts"}
 
 
 def variants_of(name):
-    """The family's call and its variants."""
     return (BASE, *FAMILIES[name].variants)
 
 
@@ -102,7 +100,6 @@ def transformers_of(pipe):
 
 @functools.cache
 def unpatched(name):
-    """A pipeline that is never patched."""
     return FAMILIES[name].make()
 
 
@@ -214,14 +211,8 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
         assert kept == {tuple(None if part in without else 1.0 for part in PARTS)}, variant
 
 
-@slow_unless(
-    FAMILIES,
-    [
-        name
-        for name, family in FAMILIES.items()
-        if not family.brief and "two experts" not in name  # whose second one takes longer
-    ],
-)
+# The second one of two experts takes longer.
+@slow_unless(FAMILIES, [name for name in IN_FULL if "two experts" not in name])
 def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     """And their sizes are those that the configs tell."""
     family, pipe = FAMILIES[name], FAMILIES[name].make()

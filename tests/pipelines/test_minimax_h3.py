@@ -65,12 +65,7 @@ def test_the_last_grid_is_the_video_and_all_else_is_not(order):
         ("text_indices", 2, 9, "sequence once, but name row 2 0 times"),
         ("text_indices", 2, 23, "name row 23 of a packed sequence of 23"),
         ("text_indices", 2, -1, "name row -1 of a packed sequence of 23"),
-        (
-            "position_ids",
-            22,
-            0.5,
-            "in an order that is not known: the video's last 12, from row 11 on, form no grid",
-        ),
+        ("position_ids", 22, 0.5, "not known: the video's last 12, from row 11 on, form no grid"),
     ],
 )
 def test_rows_that_contradict_each_other_are_refused(name, place, value, sentence):

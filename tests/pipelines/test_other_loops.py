@@ -17,9 +17,7 @@ from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, gen
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.variants import slow, slow_unless
 
-NOT_PLACED = (
-    "the scheduler of the enabled pipeline does not run this call, so its step is not known"
-)
+NOT_PLACED = "scheduler of the enabled pipeline does not run this call, so its step is not known"
 SAY_IT = "enable chipsparse on the pipeline that runs, or run the loop within handle.generation"
 NAMED = (
     "the scheduler of the enabled pipeline does not run this call, so forecasts go by steps; "
@@ -87,7 +85,6 @@ def counts(handle):
 
 
 def corrections(handle):
-    """The report's notes on correction, and the steps that are corrected."""
     steps = [each.step for each in handle.report.steps if each.corrected]
     return [note for note in handle.report.notes if "corrected" in note], steps
 
@@ -197,13 +194,11 @@ def test_another_pipeline_in_a_callback(case):
 
 @functools.cache
 def first_call(case):
-    """The arguments of the first call of the transformer."""
     pipe = made(case)
     return {**calls_of(pipe.transformer, lambda: call(pipe, case))[0], "return_dict": False}
 
 
 def at(given, timestep, **changes):
-    """The arguments of a call at another timestep."""
     return {**given, "timestep": timestep.expand(len(given["timestep"])), **changes}
 
 

@@ -101,7 +101,6 @@ def by_bitsandbytes(transformer, ends=None):
 
 
 def by_gguf(transformer, ends=None):
-    """Loads linears like those of a GGUF file."""
     gguf = importlib.import_module("gguf")
     from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
 

@@ -18,7 +18,6 @@ FAST = ("a lag", "windows with a lag", "framepack")
 
 
 def made(pipe, call):
-    """The latents of all sections that the pipeline gives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some draw noise without the generator
         generator = torch.Generator().manual_seed(0)

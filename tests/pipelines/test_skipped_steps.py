@@ -53,7 +53,6 @@ def test_a_controlnet_that_runs_for_skipped_steps_is_noted():
 
 
 def streams(output):
-    """The output of a transformer, as a tuple."""
     if isinstance(output, tuple):
         return output
     return tuple(getattr(output, field.name) for field in dataclasses.fields(output))

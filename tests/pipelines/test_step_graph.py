@@ -39,7 +39,6 @@ def pipe(device, request):
 
 
 def generate(pipe, config=SPARSE, *, between=None, **arguments):
-    """Pictures of one generation, and its report."""
     with chipsparse.enable(pipe, config) as handle:
         if between is not None:
             arguments["callback_on_step_end"] = between

@@ -16,14 +16,16 @@ from PIL import Image
 from torch.utils._pytree import tree_map
 
 from tests.tiny_models import (
+    LATENT_CHANNELS,
     TEXT_DIM,
     quiet,
     random,
+    seeded,
+    strong,
     tiny_text_encoder,
     tiny_tokenizer,
     tiny_wan_vae,
 )
-from tests.tiny_models import strong as strong
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,9 @@ def image_tokens(channels):
     return shape
 
 
-def video_latents(channels):
+def video_latents(*, height, width, num_frames, batch=1, **_):
     """The shape of latents ``[B, C, F, H, W]``, by the arguments of a loop."""
-
-    def shape(*, height, width, num_frames, batch=1, **_):
-        return batch, channels, (num_frames - 1) // 4 + 1, height // 8, width // 8
-
-    return shape
+    return batch, LATENT_CHANNELS, (num_frames - 1) // 4 + 1, height // 8, width // 8
 
 
 class Loop:
@@ -171,3 +169,8 @@ class Loop:
         arguments = tree_map(self._moved, arguments)
         with context:
             return self._velocity(self.transformer(**arguments, return_dict=False), latents)
+
+
+def video_loop(model_class, arguments, **config):
+    """A loop around a transformer of this class for the latents of a video."""
+    return Loop(strong(seeded(model_class, **config)), arguments, video_latents, VAE)

@@ -11,7 +11,7 @@ import torch
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from tests.pipelines.families.family import Family, of_class, picture, strong
-from tests.tiny_models import random, seeded
+from tests.tiny_models import random, seeded, tiny_image_encoder
 
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
@@ -40,18 +40,6 @@ def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):
 ENDS = ("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")
 
 
-def transformer(**overrides):
-    config = {
-        **CONFIG,
-        "in_channels": CHANNELS,
-        "out_channels": CHANNELS,
-        "num_single_layers": 2,
-        "pooled_projection_dim": POOLED_DIM,
-        **overrides,
-    }
-    return strong(seeded(diffusers.HunyuanVideoTransformer3DModel, **config), 4, ENDS)
-
-
 def vae():
     """Shrinks space by 8 and time by 4, as the real one."""
     return seeded(
@@ -66,7 +54,16 @@ def vae():
 
 def pipeline(pipeline_class=diffusers.HunyuanVideoPipeline, **overrides):
     """A pipeline of this class; `overrides` are entries of the transformer's config."""
-    return of_class(pipeline_class, transformer=transformer(**overrides), vae=vae())
+    config = {
+        **CONFIG,
+        "in_channels": CHANNELS,
+        "out_channels": CHANNELS,
+        "num_single_layers": 2,
+        "pooled_projection_dim": POOLED_DIM,
+        **overrides,
+    }
+    model = seeded(diffusers.HunyuanVideoTransformer3DModel, **config)
+    return of_class(pipeline_class, transformer=strong(model, 4, ENDS), vae=vae())
 
 
 def prompts(*lengths, prefix="", seed=1):
@@ -107,7 +104,8 @@ IMAGE_VARIANTS = {
 }
 
 
-def transformer15():
+def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, **components):
+    """With a VAE that shrinks space by 16 and time by 4, as the real one."""
     model = seeded(
         diffusers.HunyuanVideo15Transformer3DModel,
         **CONFIG,
@@ -117,39 +115,19 @@ def transformer15():
         image_embed_dim=IMAGE_DIM,
         target_size=64,
     )
-    return strong(model, 4, ENDS)
-
-
-def vae15():
-    """Shrinks space by 16 and time by 4, as the real one."""
-    return seeded(
-        diffusers.AutoencoderKLHunyuanVideo15,
-        latent_channels=CHANNELS,
-        block_out_channels=(8, 8, 8, 8, 8),
-        layers_per_block=1,
-    )
-
-
-def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, **components):
+    sizes = {"block_out_channels": (8,) * 5, "layers_per_block": 1, "latent_channels": CHANNELS}
+    vae = seeded(diffusers.AutoencoderKLHunyuanVideo15, **sizes)
     guider = diffusers.ClassifierFreeGuidance(guidance_scale=3.0)
-    parts = {"transformer": transformer15(), "vae": vae15(), "guider": guider, **components}
+    parts = {"transformer": strong(model, 4, ENDS), "vae": vae, "guider": guider, **components}
     pipe = of_class(pipeline_class, **parts)
     pipe.vision_num_semantic_tokens = IMAGE_TOKENS
     return pipe
 
 
 def image_to_video15():
-    config = SiglipVisionConfig(
-        hidden_size=IMAGE_DIM,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
     return pipeline15(
         diffusers.HunyuanVideo15ImageToVideoPipeline,
-        image_encoder=seeded(SiglipVisionModel, config),
+        image_encoder=tiny_image_encoder(SiglipVisionModel, SiglipVisionConfig, IMAGE_DIM),
         feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
     )
 

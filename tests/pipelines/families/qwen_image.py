@@ -51,10 +51,7 @@ VARIANTS = {
     "prompts of two lengths": prompts(4, 2),
     "a mask with holes": {**prompts(4), "prompt_embeds_mask": torch.tensor([[1, 0, 1, 1, 0]])},
 }
-MASKED = (
-    "attention runs dense: the text is masked otherwise than by one length for all samples of a "
-    "call"
-)
+MASKED = "attention runs dense: the text is masked otherwise than by one length for all samples"
 IMAGE = {"image": picture(1, WIDTH, HEIGHT), "strength": 0.8}
 
 
