@@ -49,7 +49,7 @@ from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
-from chipsparse.pipelines.parallel.split_sequence import cut_at_entry
+from chipsparse.pipelines.parallel.split_sequence import CUT, CutAtEntry
 from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patched_family import PatchedFamily
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
@@ -111,7 +111,6 @@ class PatchedTransformer(WholePatched):
 
     @contextlib.contextmanager
     def cache_context(self, name: str, **kwargs: Any) -> Iterator[None]:
-        """Remembers the branch and step that the pipeline names."""
         adapter = self.chipsparse_adapter
         outer, adapter.named_position = adapter.named_position, {"name": name, **kwargs}
         named = getattr(super(), "cache_context", None)  # not every model has caches
@@ -134,28 +133,12 @@ class PatchedTransformer(WholePatched):
             super().set_attention_backend(backend)  # type: ignore[misc]
 
     def reset_attention_backend(self) -> None:
-        """Sets the default attention backend again, like `set_attention_backend`."""
         with self.chipsparse_adapter.attention_released():
             super().reset_attention_backend()  # type: ignore[misc]
 
 
 class ModelAdapter(PatchedFamily):
-    """Patches one transformer and serves its layers; `remove` restores it bit for bit.
-
-    Args:
-        transformer: the model, of the class that `transformer_class` names.
-        session: the state of this transformer.
-        tracker: follows the position over all transformers of the pipeline.
-        loop: what the pipeline tells of its denoising loop.
-        team: the processes that run it together; None: this one alone.
-
-    Raises:
-        ValueError: if the transformer is split over several devices, or cannot be shared with other
-            processes as it is asked to be.
-
-    Attributes:
-        execution: how the open call, or the last one, computes.
-    """
+    """Patches one transformer and serves its layers; `remove` restores it bit for bit."""
 
     def __init__(
         self,
@@ -172,11 +155,10 @@ class ModelAdapter(PatchedFamily):
         self.split = (
             None if team is None else team.split(session.config, needs_text=self.needs_text)
         )
-        if self.split is not None:
-            self._refuse_split(self.why_not_split(self._model.config))
+        self._refuse_split(self.why_not_split(self._model.config))
         if self._shares_guidance:
             self._refuse_sharing(self.why_guidance_stays())
-        self.execution: Execution
+        self.execution: Execution  # of the open call, or the last one
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
         self.other_experts: list[ModelAdapter] = []
@@ -199,14 +181,14 @@ class ModelAdapter(PatchedFamily):
         # Generation and step, scales of guidance, whether they changed, how often they did.
         self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
         self._argument_names = forward_arguments(transformer)
-        self._number = number = register_runner(self)
+        number = register_runner(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
             for layer, module in enumerate(self.self_attentions()):
                 processor = self.dispatching_processor(module)
                 if processor is not None:
-                    self._replace_processor(module, processor)
+                    self._patches.replace_attribute(module, "processor", processor)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 self.hook_attention(module)
             self.feed_forward_sites = self.feed_forwards()
@@ -214,8 +196,10 @@ class ModelAdapter(PatchedFamily):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)
             if self.split is not None and self.cuts_at_blocks:
-                blocks = list(getattr(transformer, self.block_list))
-                cut_at_entry(blocks, self.cut_entering, self._patches)
+                first, *others = getattr(transformer, self.block_list)
+                for block in (first, *others):  # of one class, so that they share a graph
+                    self._patches.set_class(block, CutAtEntry)
+                self._patches.set_attribute(first, CUT, self.cut_entering)
             self.claim_attention()
             self.install_tile_order()
         except BaseException:
@@ -223,31 +207,18 @@ class ModelAdapter(PatchedFamily):
             raise
 
     def remove(self) -> None:
-        """Restores the model and frees the caches."""
-        self.release_attention()
+        self._attention_patches.undo()
         self._layouts.undo()
         self._patches.undo()
         self.session.close()
 
-    def _replace_processor(self, module: Any, processor: Any) -> None:
-        """Gives a module our processor; what somebody puts in its place later, stays."""
-        stock, module.processor = module.processor, processor
-
-        def restore() -> None:
-            if module.processor is processor:
-                module.processor = stock
-
-        self._patches.add_undo(restore)
-
     @contextlib.contextmanager
     def outside_of_session(self, context: StepContext) -> Iterator[None]:
-        """Around a call that runs as without chipsparse, and stands in the report as dense.
-
-        Compiled blocks would neither see hooks that observe, nor run without tags.
-        """
+        """Around a call that runs as without chipsparse, and stands in the report as dense."""
         record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
         self.session.report.begin(context.generation, record)
         record.timer = StepTimer(self.execution.device)
+        # Compiled blocks would neither see hooks that observe, nor run without tags.
         with self.attention_released(), uncompiled(self.transformer):
             yield
         record.timer.stop()
@@ -256,13 +227,7 @@ class ModelAdapter(PatchedFamily):
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the transformer's own call between `Session.begin` and `Session.end`.
-
-        Where gradients are recorded the model runs as if it were not patched.
-
-        Raises:
-            ValueError: if the transformer was compiled as a whole in its own place.
-        """
+        """Runs the transformer's own call between `Session.begin` and `Session.end`."""
         with self._calling():
             if torch.is_grad_enabled():
                 self._refuse_split("gradients are recorded; call it under torch.no_grad()")
@@ -278,7 +243,7 @@ class ModelAdapter(PatchedFamily):
             for expert in self.other_experts:  # done with for this generation: free its caches
                 expert.session.reset()
             with self._reset_on_error():
-                guidance = self._shared_guidance(context)
+                guidance = self._shared_guidance()
                 if guidance is not None and not guidance.computes(context):
                     return self.wrap_output(guidance.output(None), arguments)
                 state = self._begin(context, arguments)
@@ -304,7 +269,6 @@ class ModelAdapter(PatchedFamily):
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """Around a call, which keeps other threads out."""
         with self.turn.only(type(self.transformer).__name__):
             outer, self.is_calling = self.is_calling, True
             try:
@@ -354,21 +318,15 @@ class ModelAdapter(PatchedFamily):
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
-    def _shared_guidance(self, context: StepContext) -> GuidanceSplit | None:
-        """The other processes that compute guidance branches; None where there are none.
-
-        Raises:
-            ValueError: if the pipeline has one branch only.
-        """
-        if not self._shares_guidance:
-            return None
-        if not self._is_guided():
+    def _shared_guidance(self) -> GuidanceSplit | None:
+        """The other processes that compute guidance branches; None where there are none."""
+        guidance = None if self.team is None else self.team.guidance
+        if guidance is not None and not self._is_guided():
             raise ValueError(
                 "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
                 "above 1, or use Parallel(guidance=1)"
             )
-        assert self.team is not None
-        return self.team.guidance
+        return guidance
 
     def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
@@ -379,6 +337,10 @@ class ModelAdapter(PatchedFamily):
         layout = layout if self.split is None else self.split.open(layout)
         changed = None if self._state is None else self._state.change()
         self._recomputed += changed is not None and bool(COMPUTES.search(changed))
+        conditioning = None  # of which other processes would have to know
+        if not self._shares_guidance:
+            changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
+            conditioning = Conditioning(arguments, changes)
         state = self.session.begin(
             context,
             layout,
@@ -386,12 +348,7 @@ class ModelAdapter(PatchedFamily):
             lambda: self._memory_demand(arguments),
             why_not_cached=self._loop.why_not_cached(self.transformer),
             has_faster_attention=self._has_faster_attention(layout, arguments),
-            conditioning=None  # of which other processes would have to know
-            if self._shares_guidance
-            else Conditioning(
-                arguments,
-                {"the model": self._recomputed, "guidance_scale": self._guidance(context)},
-            ),
+            conditioning=conditioning,
         )
         if self.split is not None:
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
@@ -406,10 +363,7 @@ class ModelAdapter(PatchedFamily):
         return state
 
     def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
-        """Reports layers of a sparse call that others than ours computed, or passed over.
-
-        Hooks and arguments of the model's own may do so, as block caches and skipped layers.
-        """
+        """Reports layers of a sparse call that others than ours computed, or passed over."""
         plan, record = state.plan, state.record
         if not (state.caching and record.action is Action.SPARSE) or record.replayed:
             return
@@ -431,11 +385,9 @@ class ModelAdapter(PatchedFamily):
 
     @property
     def _shares_guidance(self) -> bool:
-        """True if other processes compute the other guidance branches."""
         return self.team is not None and self.team.guidance is not None
 
     def _refuse_split(self, reason: str | None) -> None:
-        """Raises `ValueError` where other processes have tokens too, and there is a reason."""
         if self.split is not None:
             self._refuse_sharing(reason)
 
@@ -447,7 +399,6 @@ class ModelAdapter(PatchedFamily):
             )
 
     def _locate(self, arguments: dict[str, Any]) -> StepContext:
-        """The position of a call with these arguments in the denoising loop."""
         loop, named = self._loop, self.named_position
 
         def read_in(schedule: Any) -> float:
@@ -498,10 +449,7 @@ class ModelAdapter(PatchedFamily):
             report.note(f"{OTHER_SCHEDULER}, so forecasts go by steps; {ENABLE_THERE}")
 
     def _guidance_ended(self, generation: int) -> bool:
-        """Return whether the pipeline said that it guides, and now says it does not.
-
-        Then the last call of the other branch has been. Not every pipeline says so.
-        """
+        """Return whether the pipeline guided in this generation, and now says that it does not."""
         if self._guides_in_batch:
             return False
         guided = self._is_guided()
@@ -591,7 +539,6 @@ class ModelAdapter(PatchedFamily):
         return None
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
-        """The memory that a generation of such calls asks for, as things stand now."""
         execution = self.execution
         all_dense = self.why_attention_is_dense(arguments) is not None
         dense: set[tuple[int, Part]] = {
@@ -631,10 +578,7 @@ class ModelAdapter(PatchedFamily):
         return 1 + guided + self.further_branches((self._loop.arguments or {}).get)
 
     def _is_guided(self) -> bool:
-        """Return whether each step also computes the transformer without the prompt, if known.
-
-        Of other loops than the pipeline's own, which remembers its last call, it is not known.
-        """
+        """Return whether each step also computes without the prompt, as far as the loop tells."""
         branches, arguments = self._loop.branches(), self._loop.arguments
         if branches is None:
             return arguments is not None and self.is_guided(self._loop.pipe, arguments)
@@ -646,17 +590,13 @@ class ModelAdapter(PatchedFamily):
         return self.guides_in_batch and self._loop.branches() is None
 
     def finish_generation(self) -> None:
-        """Frees the caches and starts anew with the next call."""
         self.session.reset()
         self._tracker.finish()
 
     # Attention.
 
     def claim_attention(self) -> None:
-        """Leads the self-attention modules to our backend, remembering theirs.
-
-        Processors that do not dispatch their attention are left alone.
-        """
+        """Leads self-attention that is dispatched to our backend, remembering the modules' own."""
         self._processors = [module.processor for module in self.self_attentions()]
         self._unpatched_backends = [
             getattr(processor, "_attention_backend", None) for processor in self._processors
@@ -667,14 +607,10 @@ class ModelAdapter(PatchedFamily):
                     processor, "_attention_backend", attention_backend(other)
                 )
 
-    def release_attention(self) -> None:
-        """Gives the self-attention modules their own backends back."""
-        self._attention_patches.undo()
-
     @contextlib.contextmanager
     def attention_released(self) -> Iterator[None]:
-        """Gives the self-attention modules back for a while."""
-        self.release_attention()
+        """Gives the self-attention modules their own backends back for a while."""
+        self._attention_patches.undo()
         try:
             yield
         finally:
@@ -694,7 +630,7 @@ class ModelAdapter(PatchedFamily):
         scale: float | None,
     ) -> torch.Tensor:
         """Self-attention ``[B, H, N, D]`` on the backend that ours took the place of."""
-        output: torch.Tensor = attention_dispatch.dispatch_attention_fn(
+        output = attention_dispatch.dispatch_attention_fn(
             *(states.transpose(1, 2) for states in (query, key, value)),
             scale=scale,
             backend=self._unpatched_backends[layer],
@@ -702,10 +638,8 @@ class ModelAdapter(PatchedFamily):
         return output.transpose(1, 2)
 
     def _has_faster_attention(self, layout: ModelLayout, arguments: dict[str, Any]) -> bool:
-        """Return whether full attention is faster in our layers: by our kernel, or unmasked.
-
-        Not in the place of a backend that a user chose, which may be faster still.
-        """
+        """Return whether full attention is faster in our layers: by our kernel, or unmasked."""
+        # Not in the place of a backend that a user chose, which may be faster still.
         active = attention_dispatch._AttentionBackendRegistry._active_backend
         if any((other or active) not in PYTORCH_ATTENTION for other in self._unpatched_backends):
             return False
@@ -722,11 +656,12 @@ class ModelAdapter(PatchedFamily):
         wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if not wanted and self.split is None:
             return
-        lost: dict[str, list[int]] = {}
-        for layer, module in enumerate(self.self_attentions()):
-            if not is_claimed(module):
-                lost.setdefault(self._why_lost(layer, module.processor), []).append(layer)
-        self._refuse_split(next(iter(lost), None))
+        lost = {
+            layer: self._why_lost(layer, module.processor)
+            for layer, module in enumerate(self.self_attentions())
+            if not is_claimed(module)
+        }
+        self._refuse_split(next(iter(lost.values()), None))
         self._report("attention", lost)
 
     def _why_lost(self, layer: int, processor: Any) -> str:
@@ -734,8 +669,9 @@ class ModelAdapter(PatchedFamily):
             return "its processor was replaced"
         return f"its processor {type(processor).__name__} does not dispatch its attention"
 
-    @contextlib.contextmanager
-    def _dense_attention(self, arguments: dict[str, Any]) -> Iterator[None]:
+    def _dense_attention(
+        self, arguments: dict[str, Any]
+    ) -> contextlib.AbstractContextManager[None]:
         """Gives the attention back for a call in which none of it can run sparse, and says so.
 
         Also where nothing is sparse at all and the model's own kernels are as fast as ours: they
@@ -745,59 +681,53 @@ class ModelAdapter(PatchedFamily):
         reason = self.why_attention_is_dense(arguments)
         if self.split is not None:  # the exchange is ours, whatever the layers compute
             self._refuse_split(reason)
-            yield
-            return
+            return contextlib.nullcontext()
         wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if reason is not None and wanted:
             reasons = dict.fromkeys(range(len(self._unpatched_backends)), reason)
             self.session.recorder.leave_dense("attention", reasons, once=True)
             self.session.report.fall_back(f"attention runs dense: {reason}")
         elif self.session.attends and not self.needs_mask(arguments):
-            yield
-            return
-        with self.attention_released():
-            yield
+            return contextlib.nullcontext()
+        return self.attention_released()
 
     def _check_feed_forwards(self) -> None:
         """Decides before each call which feed-forward layers run sparse; reports the others."""
         wanted = self.session.caching and self.session.config.mlp.is_sparse
-        dense: dict[str, list[int]] = {}
+        dense: dict[int, str] = {}
         if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
             self._layouts.undo()
         for layer, site in enumerate(self.feed_forward_sites):
-            form = self._readable_form(site) if wanted else None
+            form = self._form(site) if wanted else None
             if isinstance(form, str):
-                dense.setdefault(form, []).append(layer)
-            site.run_as(form if isinstance(form, Form) else None)
+                dense[layer] = form
+                form = None
+            elif form is not None and self._needs_layout(site, form):
+                make_channels_contiguous(site.second_linear(), self._layouts)
+            site.run_as(form)
         self._report("mlp", dense)
-
-    def _readable_form(self, site: FeedForwardSite) -> Form | str:
-        """The form of a layer; the second weight of a sparse one is laid out for the kernels."""
-        form = self._form(site)
-        if isinstance(form, Form) and form.fp8 is None and self._wants_contiguous_channels():
-            linear = site.second_linear()
-            if not has_contiguous_channels(linear):
-                make_channels_contiguous(linear, self._layouts)
-        return form
 
     def _form(self, site: FeedForwardSite) -> Form | str:
         """The form of a layer, or why it is dense."""
         form = site.form()
-        if isinstance(form, Form) and form.fp8 == "weights" and self.execution.autocast:
+        if isinstance(form, str):
+            return form
+        if form.fp8 == "weights" and self.execution.autocast:
             return "torch.autocast casts what its weights in FP8 are multiplied by, and not them"
-        if (
-            isinstance(form, Form)
-            and form.fp8 is None
-            and self._wants_contiguous_channels()
-            and not has_contiguous_channels(site.second_linear())
-            and site.keeps_its_layout()
-        ):
+        if self._needs_layout(site, form) and site.keeps_its_layout():
             return "its weights are offloaded in groups, so they cannot be laid out for the kernels"
         return form
 
+    def _needs_layout(self, site: FeedForwardSite, form: Form) -> bool:
+        """Return whether the kernels want the second weight of a layer in another layout."""
+        wanted = form.fp8 is None and self._wants_contiguous_channels()
+        return wanted and not has_contiguous_channels(site.second_linear())
+
     def _wants_contiguous_channels(self) -> bool:
-        """Return whether the kernels on this device want second weights of another layout."""
-        return self.session.config.backend != "reference" and self.execution.on_half_precision_gpu
+        """Return whether the GPU kernels run, which want second weights of another layout."""
+        device, dtype = self.execution.device, self.execution.dtype
+        on_gpu = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+        return on_gpu and self.session.config.backend != "reference"
 
     def _check_caches(self, generation: int) -> None:
         """Refuses caches of diffusers that cannot be on top, once per generation."""
@@ -815,8 +745,7 @@ class ModelAdapter(PatchedFamily):
                 raise ValueError(f"{type(self.transformer).__name__}: {reason}")
         self._checked_generation = generation
 
-    def _report(self, part: Part, dense: dict[str, list[int]]) -> None:
-        reasons = {layer: reason for reason, layers in dense.items() for layer in layers}
+    def _report(self, part: Part, reasons: dict[int, str]) -> None:
         self.session.recorder.leave_dense(part, reasons)
         parts = {(layer, part): reason for layer, reason in reasons.items()}
         for note in dense_notes(parts, len(self.self_attentions())):

@@ -15,6 +15,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
 BACKEND_NAME = "chipsparse"
-ANY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+ANY = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 # What the ops do differs from step to step, so a CUDA graph must not record them.
 STATEFUL = (torch.Tag.cudagraph_unsafe,)
@@ -64,10 +64,7 @@ def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
 def _under_autocast(
     function: Callable[..., torch.Tensor], device_type: str
 ) -> Callable[..., torch.Tensor]:
-    """An op under ``torch.autocast``: like a linear's, its tensors all get one dtype.
-
-    An op that fetches weights is given this dtype besides, and casts them for the call alone.
-    """
+    """An op under ``torch.autocast``: its tensors, and weights that it fetches, get one dtype."""
     fetches = "dtype" in inspect.signature(function).parameters
 
     def call(*args: Any) -> torch.Tensor:
@@ -80,8 +77,7 @@ def _under_autocast(
         ]
         with torch.autocast(device_type, enabled=False):
             op = getattr(torch.ops.chipsparse, function.__name__)
-            result: torch.Tensor = op(*cast, dtype) if fetches else op(*cast)
-        return result
+            return op(*cast, dtype) if fetches else op(*cast)
 
     return call
 
@@ -132,14 +128,9 @@ def self_attention(
     """Self-attention of the tagged layer; all tensors ``[B, N, H, D]``, the result contiguous."""
     runner, layer = _find(tag)
     attend = runner.attention(layer)
-    output = attend(
-        runner.session.state,
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        scale=scale,
-        unpatched=functools.partial(runner.unpatched_attention, layer),
-    )
+    tensors = (states.transpose(1, 2) for states in (query, key, value))
+    unpatched = functools.partial(runner.unpatched_attention, layer)
+    output = attend(runner.session.state, *tensors, scale=scale, unpatched=unpatched)
     return output.transpose(1, 2).contiguous()
 
 
@@ -153,10 +144,7 @@ def _neurons_output(
 def feed_forward(
     hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Feed-forward layer of the tagged block: ``[B, N, C]`` to ``[B, N, channels]``.
-
-    The dtype is that of autocast: see `FeedForwardSite.weights`.
-    """
+    """Feed-forward layer of the tagged block: ``[B, N, C]`` to ``[B, N, channels]``."""
     runner, layer = _find(tag)
     weights = runner.feed_forward_sites[layer].weights(dtype)
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
@@ -168,11 +156,9 @@ def parallel_feed_forward(
 ) -> torch.Tensor:
     """Feed-forward layer beside the attention of the tagged block, and their common projection.
 
-    The result is ``[B, N, C]``, with as many channels. Of weights in FP8, the attention's part and
-    the neurons are rounded by themselves where the model rounds them as one row.
-
-    Args:
-        hidden: attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side.
+    From the attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side, it
+    makes ``[B, N, C]``, with as many channels. Of weights in FP8, the attention's part and the
+    neurons are rounded by themselves where the model rounds them as one row.
     """
     runner, layer = _find(tag)
     session = runner.session
@@ -183,7 +169,7 @@ def parallel_feed_forward(
 
     def project() -> torch.Tensor:
         # As rows of one matrix: for others a linear adds its bias by another pass over the result.
-        projected: torch.Tensor = weights.linear(attention.flatten(0, -2), projection, bias)
+        projected = weights.linear(attention.flatten(0, -2), projection, bias)
         return projected.unflatten(0, hidden.shape[:-1])
 
     return session.mlp[layer](session.state, own, weights, addend=project).contiguous()
@@ -192,11 +178,8 @@ def parallel_feed_forward(
 def attention_backend(other: Any = None) -> Any:
     """The member of diffusers' ``AttentionBackendName`` that leads to `self_attention`.
 
-    Added to the Enum on first use; diffusers looks backends up there and nowhere else.
-
-    Args:
-        other: the backend that it takes the place of, for what our op does not compute; None for
-            the one that is active in diffusers at the time.
+    Added to the Enum on first use; diffusers looks backends up there and nowhere else. The other
+    backend, None for the one that is active in diffusers, computes what our op does not.
     """
     names = attention_dispatch.AttentionBackendName
     over = None if other is None else names(other)
@@ -213,12 +196,9 @@ def attention_backend(other: Any = None) -> Any:
 
 
 def is_claimed(module: Any) -> bool:
-    """Return whether an attention module leads to our op now.
-
-    It does not where gradients are recorded, nor after somebody replaced its processor.
-    """
+    """Return whether an attention module leads to our op now; not where gradients are recorded."""
     backend = getattr(module.processor, "_attention_backend", None)
-    ours: bool = getattr(backend, "is_chipsparse", False)  # what compiled code can ask
+    ours = getattr(backend, "is_chipsparse", False)  # as compiled code can ask
     return ours and not torch.is_grad_enabled()
 
 
@@ -234,7 +214,7 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
         if forward is None:
             continue
         parameters = [*inspect.signature(forward).parameters.values()][1:]
-        open_ended = {item.name for item in parameters if item.kind in (*ANY, KEYWORD_ONLY)}
+        open_ended = {item.name for item in parameters if item.kind in ANY}
         names |= {item.name: None for item in parameters if item.name not in open_ended}
         if not open_ended:
             break
@@ -243,11 +223,9 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
 
 @functools.cache  # one hook for all blocks of a kind: compiled ones share one graph
 def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., Any]:
-    """A forward pre-hook of attention modules: passes their tag as the mask.
+    """A forward pre-hook of attention modules with these `forward_arguments`: passes their tag.
 
-    Args:
-        names: the `forward_arguments` of the modules; ``attention_mask`` is among them.
-        over_masks: see `ModelFamily.tags_over_masks`.
+    It is the ``attention_mask``; see `ModelFamily.tags_over_masks` for calls that have one.
     """
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -293,10 +271,7 @@ def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
 def _read_tag(
     mask: torch.Tensor | None, parallel_config: Any, *, other_kind: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The tag of a call and its mask; no tag where the call is not for our op.
-
-    The tag comes as the mask, or as the ``_parallel_config`` of processors that take no mask.
-    """
+    """The tag of a call and its mask; no tag where the call is not for our op."""
     if isinstance(parallel_config, torch.Tensor):
         tag = parallel_config
         ours = mask is None and not torch.is_grad_enabled()

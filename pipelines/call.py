@@ -31,17 +31,11 @@ def call_pipeline(
     output_type: str,
     on_step_end: OnStepEnd,
 ) -> Any:
-    """Calls a pipeline of either kind.
+    """Calls a pipeline of either kind with the arguments that a plain one takes.
 
-    Args:
-        arguments: as a plain pipeline takes them. A guidance scale that a modular one takes from
-            its guiders is given to those.
-        generator: of the noise.
-        output_type: "np", or "latent" for what is not to be decoded.
-        on_step_end: see `OnStepEnd`.
-
-    Returns:
-        An object with ``frames`` or ``images``, if they were decoded and the loop was not ended.
+    A guidance scale that a modular one takes from its guiders is given to those. The output type is
+    "np", or "latent" for what is not to be decoded. The result has ``frames`` or ``images``, if
+    they were decoded and the loop was not ended.
     """
     options = {**arguments, "generator": generator, "output_type": output_type}
     if not is_modular(pipe):

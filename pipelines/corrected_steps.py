@@ -18,10 +18,8 @@ class StepCorrection:
     """Wraps the steps of the schedulers of one enabled pipeline.
 
     That of a pipeline with the same scheduler, or of a loop of the user's, is wrapped with it.
-
-    Args:
-        report: of the transformers; is told which steps were put right, or why none.
-        copies: whether deep copies are the pipeline's own now, for a second kind of latents.
+    While `copies` is true, deep copies of a scheduler are the pipeline's own, for another kind of
+    latents.
     """
 
     def __init__(self, report: GenerationReport, copies: Callable[[], bool]) -> None:
@@ -58,19 +56,16 @@ class StepCorrection:
 
     @property
     def is_on(self) -> bool:
-        """True if any schedulers are followed."""
         return bool(self._wanted)
 
     def follows(self, scheduler: Any) -> bool:
-        """Return whether `follow` was called with a scheduler."""
         return any(scheduler is wanted for wanted in self._wanted)
 
     def note_uncorrected(self, reason: str | None, step: int | None = None) -> None:
         """Notes where a skipped step cannot be put right, once nothing more comes of it.
 
-        Args:
-            reason: why the scheduler of the loop cannot put steps right, if that is so.
-            step: of the call that comes next; None behind the last one.
+        `reason` is why the loop's scheduler cannot put steps right, if so. `step` is that of the
+        call that comes next, None behind the last one.
         """
         last = self._report.steps[-1] if self._report.steps else None
         if last is not None and last.action is Action.SKIP and last.step != step:

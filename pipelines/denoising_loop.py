@@ -70,7 +70,6 @@ class DenoisingLoop:
         return self._not_corrected is None
 
     def note_uncorrected(self, step: int | None = None) -> None:
-        """See `StepCorrection.note_uncorrected`."""
         self.correction.note_uncorrected(self._not_corrected, step)
 
     @property
@@ -96,11 +95,7 @@ class DenoisingLoop:
 
     @contextlib.contextmanager
     def others(self, scheduler: Any) -> Iterator[None]:
-        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's.
-
-        Raises:
-            RuntimeError: within another generation, which this one would end.
-        """
+        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's."""
         if self.runs or self._left:
             raise RuntimeError(
                 "a generation is going on, and another one would end it; call "
@@ -132,12 +127,10 @@ class DenoisingLoop:
     def is_scheduled(self, read: Callable[[Any], float]) -> bool:
         """Return whether the scheduler runs the loop that makes a call of the transformer.
 
-        In the pipeline's own call it does. Elsewhere the timestep of the call has to prove it.
-        Where it does not, later calls are not asked: schedules may have timesteps in common.
-
-        Args:
-            read: the call's timestep as a value of the schedule that it gets, or as something else
-                where that has no such value; may wait for the device.
+        In the pipeline's own call it does. Elsewhere the timestep of the call has to prove it:
+        `read` gives it as a value of the schedule that it gets, or as something else where that has
+        no such value; may wait for the device. Where it does not, later calls are not asked:
+        schedules may have timesteps in common.
         """
         scheduler = self.scheduler
         if self._runs or scheduler is None:
@@ -217,14 +210,12 @@ class ModularLoop(DenoisingLoop):
         return step
 
     def branch(self) -> str | None:
-        """The guidance branch of the first batch that has no prediction yet."""
         for batch in self._batches:
             if not hasattr(batch, "noise_pred"):
                 return str(getattr(batch, BaseGuidance._identifier_key))
         return None
 
     def timestep(self) -> float | None:
-        """The timestep that the loop's block was called with; may wait for a device."""
         return None if self._timestep is None else float(torch.as_tensor(self._timestep))
 
     def why_not_cached(self, model: torch.nn.Module) -> str | None:
@@ -232,7 +223,6 @@ class ModularLoop(DenoisingLoop):
         return why_not_cached(model)
 
     def branches(self) -> int:
-        """The number of batches that the guiders made for this step."""
         return max(1, len(self._batches))
 
 
@@ -304,15 +294,11 @@ def was_set(scheduler: Any) -> bool:
 
 
 def has_next(scheduler: Any, read: Callable[[Any], float], *, behind_step: bool = False) -> bool:
-    """Return whether a call is at the step that a scheduler has next.
+    """Return whether a call is at the step that a scheduler, with its timesteps set, has next.
 
     A scheduler may tell its step always, or from its first step on. One that never does has any of
-    its timesteps next.
-
-    Args:
-        scheduler: with its timesteps set.
-        read: see `DenoisingLoop.is_scheduled`.
-        behind_step: whether the call may also be at the step just done.
+    its timesteps next. With `behind_step` the call may also be at the step just done. For `read`
+    see `DenoisingLoop.is_scheduled`.
     """
     schedule = torch.as_tensor(scheduler.timesteps)
     step = scheduler_step(scheduler)
@@ -355,11 +341,7 @@ def value_passed_as(
     """The only value of a schedule that a pipeline passes as this timestep; waits for the device.
 
     None where no value gives this timestep, or several do. Of a tensor the largest number counts.
-
-    Args:
-        timestep: what the transformer is called with.
-        schedule: the scheduler's timesteps, or None.
-        change: what the pipeline makes of them, in the timestep's dtype.
+    `change` is what the pipeline makes of the values, in the timestep's dtype.
     """
     if schedule is None:
         return None

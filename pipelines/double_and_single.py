@@ -15,37 +15,26 @@ from chipsparse.pipelines.feed_forward import (
 
 
 class DoubleAndSingleBlocks(ModelAdapter):
-    """The part that such models share; comes before another adapter's class.
-
-    Attributes:
-        single_mlp: what a single block runs beside its attention.
-    """
+    """The part that such models share; comes before another adapter's class."""
 
     sparse_attention = "joint attention of double and single blocks"
 
-    single_mlp: ClassVar[Any] = ParallelFeedForward
+    single_mlp: ClassVar[Any] = ParallelFeedForward  # which runs beside a single block's attention
 
     def blocks(self) -> list[Any]:
-        """Double ones first."""
         return [*self._model.transformer_blocks, *self._model.single_transformer_blocks]
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        """``ff`` of the double blocks, then what the single blocks run beside their attention."""
-        return [
-            *(
-                FeedForwardModule(block, "ff", self.mlp_parts)
-                for block in self._model.transformer_blocks
-            ),
-            *map(self.single_mlp, self._model.single_transformer_blocks),
-        ]
+        double, single = self._model.transformer_blocks, self._model.single_transformer_blocks
+        layers = [FeedForwardModule(block, "ff", self.mlp_parts) for block in double]
+        return [*layers, *map(self.single_mlp, single)]
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         """Double and single blocks; the text has a feed-forward layer of its own in double ones."""
+        double, single = config["num_layers"], config["num_single_layers"]
         width, linears = cls.neurons(config), cls.mlp_linears
         return (
-            LayerKind(
-                "double", config["num_layers"], width, mlp_sees_text=False, mlp_linears=linears
-            ),
-            LayerKind("single", config["num_single_layers"], width, mlp_linears=linears),
+            LayerKind("double", double, width, mlp_sees_text=False, mlp_linears=linears),
+            LayerKind("single", single, width, mlp_linears=linears),
         )

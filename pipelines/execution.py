@@ -23,24 +23,12 @@ class Execution:
     autocast: bool = False  # then the weights may have another dtype
 
     def __str__(self) -> str:
-        """The wording of messages."""
         how = ", under torch.autocast" if self.autocast else ""
         return f"{str(self.dtype).removeprefix('torch.')} on {self.device}{how}"
 
-    @property
-    def on_half_precision_gpu(self) -> bool:
-        """True if the GPU kernels can run, which want weights laid out for them."""
-        return self.device.type == "cuda" and self.dtype in (torch.float16, torch.bfloat16)
-
 
 def execution_of(model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor) -> Execution:
-    """The device and dtype of a call of a model, which may be offloaded.
-
-    Args:
-        model: the transformer.
-        weight: of its first block.
-        hidden: what the model is called with, wherever that is; hooks move it.
-    """
+    """The device and dtype of a call of a model, whose weights and inputs hooks may move."""
     check_undivided(model)
     device = _execution_device(model, weight, hidden)
     kind = device.type

@@ -17,92 +17,70 @@ NEGATIVE = ("negative_prompt", "negative_prompt_embeds")  # without either there
 
 
 class ModelFamily:
-    """The half of an adapter that `chipsparse models` and `explain` ask, and planning.
+    """The half of an adapter that `chipsparse models` and `explain` ask, and planning."""
 
-    Attributes:
-        transformer_class: name of the class that it serves.
-        families: the models of this class and what their pipelines make, for `chipsparse models`.
-        sparse_attention: which attention runs sparse, in words.
-        sparse_mlp: which feed-forward layers run sparse, in words.
-        guidance_argument: argument of the pipelines' call that, above 1, lets each step call the
-            transformer once more, without the prompt; None where they never do.
-        guides_in_batch: whether in plain pipelines those second calls are no calls of their own,
-            but the other half of the batch.
-        masked_parts: parts that the family's own pipelines keep from running sparse, and why.
-        default_latents: rows and columns of the latents that pipelines make where nobody names a
-            size, None where their call has a default for it.
-        uncalled_steps: how many of ``num_inference_steps`` do not call the transformer.
-        timestep_argument: what the transformer calls its timestep.
-        timestep_scale: by what pipelines divide the scheduler's timesteps.
-        block_list: what the transformer calls its blocks.
-        attention_name: what a block calls its self-attention.
-        mlp_name: what a block calls its feed-forward layer.
-        mlp_parts: the names of the parts of its own feed-forward class; None where it has
-            diffusers' ``FeedForward``.
-        mlp_sees_text: see `LayerKind`, as for `mlp_linears` and `projections`.
-        tags_over_masks: whether the tag takes the place of a mask that the model passes, because it
-            lets everything through; else such calls are left alone.
-        own_processors: by the class of a processor that does not dispatch its attention, what makes
-            one of it that does, with an ``_attention_backend``.
-        dense_arguments: arguments of a call whose attention cannot run sparse, and why.
-        text_place: where the text stands in the sequence, or that it is in cross-attention.
-        shares_keys: whether several heads of the queries may share a key, which our kernels want
-            repeated.
-        exact_text: see `ModelLayout`.
-        token_patch: frames, rows and columns of latents in a token, where pipelines pack them; None
-            where the model's ``patch_size`` tells.
-        embedding_name: what the transformer calls the module that makes tokens of latents, behind
-            which they are put in order; empty where they are as they enter.
-        rotary_name: what it calls that which makes rotary embeddings of the tokens in raster order.
-        last_name: what it calls that which takes the tokens last, in raster order again.
-        drops_last_grids: whether the model drops the grids behind the first one, as of reference
-            images, before what takes the tokens last.
-        rotary_dim: dimension of the tokens in the tensors that the rotary embedding returns.
-        shares_tokens: whether several processes can share its tokens: its hooks cut and gather what
-            they put in order. Not inherited, since it is to be tested for each.
-        why_whole: why not, where that is known.
-        shares_guidance: whether guidance branches can be on different processes: its pipelines say
-            before the first call that they guide, by two calls per step. Not inherited.
-        cuts_at_blocks: whether the text is cut for several processes in front of the blocks; False
-            where it is cut as it enters the model, or is in cross-attention.
-        needs_text: whether its blocks do not run without text tokens.
-    """
-
-    transformer_class: ClassVar[str]
+    transformer_class: ClassVar[str]  # name of the class of diffusers that it serves
+    # In words: the models of this class and what their pipelines make, and what runs sparse.
     families: ClassVar[str] = ""
     sparse_attention: ClassVar[str] = "self-attention"
     sparse_mlp: ClassVar[str] = "feed-forward"
-    guidance_argument: ClassVar[str | None] = "guidance_scale"
-    guides_in_batch: ClassVar[bool] = False
+    # Parts that the family's own pipelines keep from running sparse, and why.
     masked_parts: ClassVar[Mapping[Part, str]] = MappingProxyType({})
-    default_latents: ClassVar[int | None] = None
-    uncalled_steps: ClassVar[int] = 0
-    timestep_argument: ClassVar[str] = "timestep"
-    timestep_scale: ClassVar[int] = 1
+
+    # Names of modules: in the transformer, and of a block.
     block_list: ClassVar[str] = "transformer_blocks"
-    attention_name: ClassVar[str] = "attn"
-    mlp_name: ClassVar[str] = "ff"
-    mlp_parts: ClassVar[MLPParts | None] = None
+    embedding_name: ClassVar[str] = ""  # makes tokens of latents; empty: tokens are what enters
+    rotary_name: ClassVar[str] = ""  # makes rotary embeddings of the tokens in raster order
+    last_name: ClassVar[str] = ""  # takes the tokens last, in raster order again
+    attention_name: ClassVar[str] = "attn"  # self-attention
+    mlp_name: ClassVar[str] = "ff"  # the feed-forward layer
+    mlp_parts: ClassVar[MLPParts | None] = None  # of a class of its own; None: diffusers'
+
+    # Layers. `LayerKind` explains the first three.
     mlp_sees_text: ClassVar[bool] = True
     mlp_linears: ClassVar[int] = 2
     projections: ClassVar[int] = 4
-    tags_over_masks: ClassVar[bool] = False
-    own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
-    dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    text_place: ClassVar[Literal["first", "last", "cross-attention"]] = "last"
+    # True if several heads of queries share a key, which our kernels want repeated.
     shares_keys: ClassVar[bool] = False
-    exact_text: ClassVar[bool] = False
+    # True if the tag replaces masks that calls pass, because they let everything through; else
+    # calls with a mask are left alone.
+    tags_over_masks: ClassVar[bool] = False
+    # By the class of a processor that does not dispatch its attention: makes one of it that does,
+    # with an `_attention_backend`.
+    own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
+    # Arguments of a call whose attention cannot run sparse, and why.
+    dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    # Text and guidance.
+    text_place: ClassVar[Literal["first", "last", "cross-attention"]] = "last"  # in the sequence
+    exact_text: ClassVar[bool] = False  # see `ModelLayout`
+    # Argument of the pipelines' call that, above 1, lets each step call the transformer once more,
+    # without the prompt; None: they never do.
+    guidance_argument: ClassVar[str | None] = "guidance_scale"
+    # True if plain pipelines double the batch instead of calling the transformer once more.
+    guides_in_batch: ClassVar[bool] = False
+
+    # Steps, tokens and their order.
+    timestep_argument: ClassVar[str] = "timestep"  # of the transformer
+    timestep_scale: ClassVar[int] = 1  # by which pipelines divide the scheduler's timesteps
+    uncalled_steps: ClassVar[int] = 0  # of `num_inference_steps`, that do not call the transformer
+    # Rows and columns of latents where nobody names a size; None: pipelines have a default for it.
+    default_latents: ClassVar[int | None] = None
+    # Frames, rows and columns of latents in a token, where pipelines pack them; None: the model's
+    # `patch_size`.
     token_patch: ClassVar[Grid | None] = None
-    embedding_name: ClassVar[str] = ""
-    rotary_name: ClassVar[str] = ""
-    last_name: ClassVar[str] = ""
+    rotary_dim: ClassVar[int] = 0  # of the tokens, in the tensors that the rotary embedding returns
+    # True if the grids behind the first one, as of reference images, leave before `last_name`.
     drops_last_grids: ClassVar[bool] = False
-    rotary_dim: ClassVar[int] = 0
-    shares_tokens: ClassVar[bool] = False
-    why_whole: ClassVar[str] = "its tokens cannot be shared yet"
+
+    # Several processes. The two permissions are not inherited: each class is to be tested.
+    shares_tokens: ClassVar[bool] = False  # its hooks cut and gather the tokens that they order
+    why_whole: ClassVar[str] = "its tokens cannot be shared yet"  # the reason without it
+    # Guidance is two calls per step, which its pipelines say before the first one.
     shares_guidance: ClassVar[bool] = False
+    # True if the text is cut before the blocks; else as it enters the model, or not at all.
     cuts_at_blocks: ClassVar[bool] = False
-    needs_text: ClassVar[bool] = False
+    needs_text: ClassVar[bool] = False  # its blocks do not run without text tokens
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
@@ -128,7 +106,6 @@ class ModelFamily:
 
     @classmethod
     def channels(cls, config: Mapping[str, Any]) -> int:
-        """Channels of all its heads, side by side."""
         heads, head_dim = cls.heads(config)
         return heads * head_dim
 
@@ -159,14 +136,7 @@ class ModelFamily:
     def planned_layout(
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
-        """The sizes of a call for one image or video, known without the model.
-
-        Args:
-            config: the transformer's.
-            latents: frames, rows and columns of the image or video behind the VAE.
-            text_tokens: tokens of the prompt, padding included.
-            batch: samples in one call.
-        """
+        """The sizes of a call of an unloaded model: latents behind the VAE, text with padding."""
         grids, text_tokens = cls.grids(config, latents), cls.planned_text(text_tokens, latents)
         return cls.sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
 
@@ -194,11 +164,7 @@ class ModelFamily:
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
-        """Calls of a step besides the one with the prompt and the one without.
-
-        Args:
-            argument: of the pipeline's call, by name; None where it has none.
-        """
+        """Calls of a step besides those with and without the prompt, by the pipeline's options."""
         return 0
 
     @classmethod

@@ -35,8 +35,7 @@ AS_ONE = "chipsparse_as_one"
 
 def runs_as_one(module: Any) -> bool:
     """Return whether a patched module does its part of a layer that runs as one op."""
-    as_one: bool = module.chipsparse_as_one
-    return as_one and not torch.is_grad_enabled()
+    return module.chipsparse_as_one and not torch.is_grad_enabled()
 
 
 class PatchedModule:
@@ -46,14 +45,11 @@ class PatchedModule:
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The output of the module as it was made, or of `chipsparse_forward`."""
-        output: torch.Tensor
         if not isinstance(self, PatchedModule):  # restored, and hooks had kept this method
-            output = type(self).forward(self, hidden_states, *args, **kwargs)
-        elif runs_as_one(self):
-            output = self.chipsparse_forward(hidden_states)
-        else:
-            output = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
-        return output
+            return type(self).forward(self, hidden_states, *args, **kwargs)
+        if runs_as_one(self):
+            return self.chipsparse_forward(hidden_states)
+        return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The output of the module where its layer runs as one op: here the input ``[B, N, C]``."""
@@ -63,10 +59,8 @@ class PatchedModule:
 class FeedForwardSite:
     """A place in a model where a feed-forward layer is.
 
-    Args:
-        around: the modules around the linears, whose offloading brings the weights.
-        patched: the modules that do something else where the layer runs as one op, each with its
-            mixin; the last one calls the op.
+    The offloading of the modules around its linears brings the weights. Of the patched modules,
+    each with its mixin, the last one calls the op.
     """
 
     def __init__(self, around: Sequence[Any], patched: Sequence[tuple[Any, type]]) -> None:
@@ -96,10 +90,7 @@ class FeedForwardSite:
             setattr(module, AS_ONE, form is not None)
 
     def weights(self, dtype: torch.dtype | None) -> MLPWeights | Fp8MLPWeights:
-        """The live weights of the layer, cast to the dtype of ``torch.autocast`` where it is on.
-
-        Weights in FP8 stay as they are.
-        """
+        """The live weights, in the dtype of ``torch.autocast`` where it is on, unless in FP8."""
         up, down, gate = self.linears()
         gate_weights = () if gate is None else (gate.weight, gate.bias)
         return self._made((up.weight, up.bias), (down.weight, down.bias), gate_weights, dtype)
@@ -117,9 +108,7 @@ class FeedForwardSite:
         return make(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
-        """The linear of the second weight, without adapters around it."""
-        linear: torch.nn.Linear = without_adapters(self.linears().down)
-        return linear
+        return without_adapters(self.linears().down)
 
     def keeps_its_layout(self) -> bool:
         """Return whether the storage of the weights is not ours: diffusers brings it for a call."""
@@ -170,11 +159,9 @@ class FeedForwardModule(FeedForwardSite):
         super().patch(patches, tag)
 
     def linears(self) -> Linears:
-        """The linears of the module."""
         return linears_of(self._module, self._parts)
 
     def form(self) -> Form | str:
-        """The form of the layer, or the reason why it cannot run sparse now."""
         if getattr(self._block, self._name) is not self._module:
             return "its module was replaced"
         if getattr(self._block, "_chunk_size", None) is not None:
@@ -246,7 +233,6 @@ class ParallelFeedForward(FeedForwardSite):
         return weights, projection, bias
 
     def form(self) -> Form | str:
-        """The form of the layer, or the reason why it cannot run sparse now."""
         for name, module in zip(self.names, self._modules, strict=True):
             if without_adapters(getattr(self._owner, name)) is not module:
                 return f"its {name} was replaced"
@@ -283,14 +269,12 @@ class PatchedParallelAttention:
     @property
     def mlp_hidden_dim(self) -> int:
         """Neurons; where the input itself comes in their place, its channels."""
-        neurons: int = self.__dict__["mlp_hidden_dim"]
-        return self.query_dim if runs_as_one(self) else neurons
+        return self.query_dim if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
 
     @property
     def mlp_mult_factor(self) -> int:
         """The number of rows of the projection that belong to a neuron."""
-        rows: int = self.__dict__["mlp_mult_factor"]
-        return 1 if runs_as_one(self) else rows
+        return 1 if runs_as_one(self) else self.__dict__["mlp_mult_factor"]
 
 
 class FusedParallelFeedForward(ParallelFeedForward):
@@ -315,7 +299,6 @@ class FusedParallelFeedForward(ParallelFeedForward):
         super().patch(patches, tag)
 
     def form(self) -> Form | str:
-        """The form of the layer; dense if the attention's processor was replaced."""
         if stock_class(self._owner.processor).__name__ not in self.processors:
             return "the attention's processor, which computes it, was replaced"
         return super().form()
@@ -336,9 +319,7 @@ class PatchedGatedBlock:
 
     @property
     def mlp_hidden_dim(self) -> int:
-        """Neurons; where the input itself comes in their place, its channels."""
-        neurons: int = self.__dict__["mlp_hidden_dim"]
-        return self.proj_mlp.in_features if runs_as_one(self) else neurons
+        return self.proj_mlp.in_features if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
 
 
 class GatedParallelFeedForward(ParallelFeedForward):
@@ -352,6 +333,5 @@ class GatedParallelFeedForward(ParallelFeedForward):
     widths: ClassVar[type | None] = PatchedGatedBlock
 
     def form(self) -> Form | str:
-        """The form of the layer; the gate is the second half."""
         form = super().form()
         return form if isinstance(form, str) else replace(form, gate="second")

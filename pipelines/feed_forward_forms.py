@@ -37,19 +37,12 @@ class Linears(NamedTuple):
 
 @dataclass(frozen=True)
 class MLPParts:
-    """The names of the parts of a family's own feed-forward modules.
-
-    Attributes:
-        up: its first linear.
-        down: its second one.
-        gate: the gate's linear, where the gate is no half of the first.
-        activation: a module; None where the class itself applies SiLU.
-    """
+    """The names of the parts of a family's own feed-forward modules."""
 
     up: str
     down: str
-    gate: str | None = None
-    activation: str | None = None
+    gate: str | None = None  # a linear of its own, where the gate is no half of the first
+    activation: str | None = None  # a module; None where the class itself applies SiLU
 
 
 def linears_of(module: Any, parts: MLPParts | None) -> Linears:
@@ -111,10 +104,7 @@ def without_adapters(module: Any) -> Any:
 
 
 def readable_form(form: Form, linears: Mapping[str, Any]) -> Form | str:
-    """The form with what its linears round to FP8, or why their weights cannot be read.
-
-    The linears come by what they are called in a reason.
-    """
+    """The form with what its linears round to FP8, or why the weight of one is unreadable."""
     for name, linear in linears.items():
         if reason := why_unreadable(name, linear):
             return reason

@@ -22,12 +22,8 @@ OTHER_SPACINGS = (
 def with_flow_shift(scheduler: Any, shift: float) -> Any:
     """The same scheduler with another shift, as diffusers' ``from_config`` makes it.
 
-    Args:
-        scheduler: of diffusers, one of flow matching.
-        shift: above 0; the level ``t`` in 0..1 becomes ``shift * t / (1 + (shift - 1) * t)``.
-
-    Raises:
-        ValueError: the shift is not above 0 and finite, or the scheduler has none to change.
+    The level ``t`` in 0..1 becomes ``shift * t / (1 + (shift - 1) * t)``. Raises `ValueError` where
+    the shift is not above 0 and finite, or the scheduler has none to change.
     """
     if not 0.0 < shift < math.inf:
         raise ValueError(f"the flow shift must be above 0 and finite, got {shift}")

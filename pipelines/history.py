@@ -19,18 +19,14 @@ class HistoryAdapter(ModelAdapter):
     row of tokens before the grid of the present frames, which alone is put in order. The rotary
     embedding is made part by part, so that of the present frames is known by the frame numbers that
     it is made for.
-
-    Attributes:
-        present_indices: the argument with the numbers of the present frames.
-        history: arguments with the latents of earlier frames: how many times as large as those of
-            the present the patches are, and how many frames pipelines pass, even if they are empty.
     """
 
     why_whole = "its blocks tell earlier frames from present ones by their places among all tokens"
 
     rotary_name = ""  # hooked otherwise
-
-    present_indices: ClassVar[str]
+    present_indices: ClassVar[str]  # the argument with the numbers of the present frames
+    # Arguments with the latents of earlier frames: how many times as large as those of the present
+    # the patches are, and how many frames pipelines pass, even if they are empty.
     history: ClassVar[Mapping[str, tuple[int, int]]]
 
     _present: torch.Tensor | None = None  # the frame numbers of the open call
@@ -46,7 +42,6 @@ class HistoryAdapter(ModelAdapter):
         return ((1, 1, earlier), *super().grids(config, latents))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """Those of the frames that a call has, earlier and present ones."""
         earlier = sum(
             tokens_of(arguments[name].shape[2:], self.patch(self._model.config, factor))
             for name, (factor, _) in self.history.items()
@@ -59,8 +54,7 @@ class HistoryAdapter(ModelAdapter):
         """Not as models without earlier frames, whose rotary embedding is made at once."""
         ModelAdapter.install_tile_order(self)
         self.hook_inputs(self._note_indices)
-        rotary = self._model.rope
-        self._patches.add_hook(rotary.register_forward_hook(self._order_present, with_kwargs=True))
+        self.hook_output("rope", self._order_present, with_kwargs=True)
 
     @classmethod
     def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:

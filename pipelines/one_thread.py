@@ -10,8 +10,7 @@ from collections.abc import Iterator
 class OneThread:
     """Lets one thread at a time in, as often as it likes; refuses others instead of waiting.
 
-    A second generation that waited inside the first one's pipeline would share its scheduler, and
-    spoil both.
+    A second generation that waited would share the first one's scheduler, and spoil both.
     """
 
     def __init__(self) -> None:
@@ -20,11 +19,7 @@ class OneThread:
 
     @contextlib.contextmanager
     def only(self, name: str) -> Iterator[None]:
-        """Keeps other threads out of the block; the name of what is called is for the message.
-
-        Raises:
-            RuntimeError: if another thread is inside.
-        """
+        """Keeps other threads out of the block: a `RuntimeError` names what they call."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"this {name} is being called in another thread; chipsparse keeps the caches of "
@@ -39,5 +34,4 @@ class OneThread:
             self._lock.release()
 
     def is_inside(self) -> bool:
-        """Return whether this thread is inside."""
         return self._thread == threading.get_ident()

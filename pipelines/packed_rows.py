@@ -16,19 +16,12 @@ DISABLE = "call chipsparse.disable(pipe) to run the model as it is"
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """The rows of one packed sequence; all tensors int64, on the host.
+    """The rows of one packed sequence; all tensors int64, on the host."""
 
-    Attributes:
-        grid: frames, rows and columns of the video that is generated.
-        video: ``[V]``, where its tokens are, in raster order.
-        others: ``[S]``, where everything else is, in the sequence's order.
-        conditions: ``[C]``, which of these are rows of other videos and images.
-    """
-
-    grid: Grid
-    video: torch.Tensor
-    others: torch.Tensor
-    conditions: torch.Tensor
+    grid: Grid  # of the video that is generated
+    video: torch.Tensor  # [V], where its tokens are, in raster order
+    others: torch.Tensor  # [S], where everything else is, in the sequence's order
+    conditions: torch.Tensor  # [C], those of the others that are rows of other videos and images
 
 
 def read_rows(
@@ -37,19 +30,12 @@ def read_rows(
     audio_indices: torch.Tensor,
     text_indices: torch.Tensor,
 ) -> PackedRows:
-    """Finds the rows of a sequence of N; waits for the device.
+    """The rows of a sequence of N; waits for the device.
 
-    The video that is generated is the last full grid of rows that follow each other; the video rows
-    before it are conditions.
-
-    Args:
-        position_ids: ``[N, 3]``, time, row and column of each, in any unit.
-        video_indices: ``[V + C]``, where the video's rows are; conditions first.
-        audio_indices: ``[A]``, where the audio's are.
-        text_indices: ``[T]``, where the prompt's are.
-
-    Raises:
-        ValueError: a row is named by no index or by several, or the last video rows form no grid.
+    The position ids ``[N, 3]`` are time, row and column of each row, in any unit. The video's
+    indices ``[V + C]`` name conditions first: the video that is generated is the last full grid of
+    rows that follow each other. The audio's are ``[A]``, the text's ``[T]``. Raises `ValueError`
+    where a row is named by no index or by several, or the last video rows form no grid.
     """
     positions, video = position_ids.cpu(), video_indices.cpu()
     _check_once((video, audio_indices.cpu(), text_indices.cpu()), len(positions))
@@ -79,16 +65,11 @@ def video_last(
     others: torch.Tensor,
     tiles: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The order of a sequence with its video behind all others.
+    """The order of a sequence with its video behind all others, on the device of the positions.
 
-    Args:
-        positions: a tensor on the device where the order is to be.
-        video: ``[V]``, where the video's rows are, in raster order.
-        others: ``[S]``, where all others are.
-        tiles: ``[V]``, in which order to put the video's rows; None: theirs.
-
-    Returns:
-        Which row stands at each place, and where each row stands; int64 ``[S + V]``.
+    The video's rows ``[V]`` are in raster order, the others ``[S]``; the tiles ``[V]`` are the
+    order to put the video's rows in, None for theirs. Returned are the row at each place, and the
+    place of each row; int64 ``[S + V]``.
     """
     video = video.to(positions.device)
     if tiles is not None:
@@ -100,10 +81,7 @@ def video_last(
 def check_noise(rows: PackedRows, timestep: torch.Tensor, timestep_indices: torch.Tensor) -> None:
     """Raises `ValueError` where conditions are noisier than the video; waits for the device.
 
-    Args:
-        rows: of the sequence.
-        timestep: those in the sequence, from 0 (noise) to 1 (clean).
-        timestep_indices: ``[N]``, which of them each row has.
+    The timesteps go from 0 (noise) to 1 (clean); ``timestep_indices`` ``[N]`` name each row's.
     """
     if rows.conditions.numel() == 0:
         return

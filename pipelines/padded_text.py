@@ -26,14 +26,11 @@ class PaddedTextAdapter(ModelAdapter):
     Attention is this adapter's only in calls that need no mask. Where the prompts of a batch differ
     in length they do need it, and attention runs as the model's own; the text is cut to the longest
     of them all the same.
-
-    Attributes:
-        text_masks: arguments of the transformer with text, and the argument with the mask of each;
-            the first text has at least one token.
     """
 
     cuts_at_blocks = True
     tags_over_masks = True
+    # Arguments with text, and that with the mask of each; the first text has a token at least.
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"encoder_hidden_states": "encoder_attention_mask"}
     )
@@ -43,7 +40,6 @@ class PaddedTextAdapter(ModelAdapter):
     _leading_tokens = cached_property(lambda _: TensorFacts(leading_tokens))
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Prompts that differ in length, or a mask of another form."""
         for lengths in self._text_lengths(arguments).values():
             if lengths is None:
                 return "a prompt mask keeps others than the first tokens of a prompt"
@@ -55,7 +51,6 @@ class PaddedTextAdapter(ModelAdapter):
         return None
 
     def masks_text(self, arguments: dict[str, Any]) -> bool:
-        """Always, also where there is no padding."""
         return self.why_attention_is_dense(arguments) is None
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
@@ -69,15 +64,10 @@ class PaddedTextAdapter(ModelAdapter):
         }
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        """The valid ones of all texts."""
         return sum(self.kept_text(arguments).values())
 
     def attention(self, layer: int) -> LayerCall:
-        """The self-attention of a layer, in calls whose text is cut.
-
-        Raises:
-            ValueError: where the text was not cut, so that the mask must not be left out.
-        """
+        """The self-attention of a layer; refused where the text was not cut and needs its mask."""
         if not (self.session.attends or self.split is not None):
             raise ValueError(
                 f"layers of this {type(self.transformer).__name__} are called outside of its own "
@@ -104,7 +94,6 @@ class PaddedTextAdapter(ModelAdapter):
         return lengths
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Also cuts the texts, and their masks."""
         for name, tokens in self.kept_text(arguments).items():
             for argument in (name, self.text_masks.get(name)):
                 if argument is not None:
@@ -122,13 +111,9 @@ class PaddedTextAdapter(ModelAdapter):
 
 
 def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
-    """The tokens that a mask keeps of each sample, where those are its first ones.
+    """The tokens that a mask ``[B, N]`` keeps of each sample; waits for the device.
 
-    Args:
-        mask: ``[B, N]``, not 0 where a token is valid. Waits for the device.
-
-    Returns:
-        One number per sample; None where a sample has valid tokens behind padding.
+    The mask is not 0 where a token is valid. None where a sample has valid tokens behind padding.
     """
     valid = mask.bool().cpu()
     lengths = valid.sum(dim=1)

@@ -21,17 +21,11 @@ from chipsparse.step import StepContext
 
 
 class PatchedFamily(ModelFamily):
-    """The methods that a family overrides where its model differs, and those that its hooks call.
-
-    Attributes:
-        transformer: the model.
-        session: its state.
-        split: this process's share of the tokens; None where it has all.
-    """
+    """Methods that a family overrides where its model differs, and those that its hooks call."""
 
     transformer: torch.nn.Module
     session: Session
-    split: SplitSequence | None
+    split: SplitSequence | None  # this process's share of the tokens; None: all of them
     _patches: Patches
     _argument_names: tuple[str, ...]
 
@@ -55,17 +49,13 @@ class PatchedFamily(ModelFamily):
         return None if make is None else make(module.processor)
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        """The feed-forward layers, in layer order."""
         return [FeedForwardModule(block, self.mlp_name, self.mlp_parts) for block in self.blocks()]
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
-        return self.sizes(
-            self._model.config,
-            grids=self.called_grids(arguments),
-            text_tokens=self.text_tokens(arguments),
-            batch=len(self.latents(arguments)),
-        )
+        grids, text_tokens = self.called_grids(arguments), self.text_tokens(arguments)
+        batch = len(self.latents(arguments))
+        return self.sizes(self._model.config, grids=grids, text_tokens=text_tokens, batch=batch)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of tokens of a call, here of a video or image ``[B, C, (F,) H, W]``."""
@@ -76,20 +66,24 @@ class PatchedFamily(ModelFamily):
         """The number of text tokens that a call has in the sequence."""
         if self.text_place == "cross-attention":
             return 0
-        text: torch.Tensor = arguments["encoder_hidden_states"]
-        return text.shape[1]
+        return arguments["encoder_hidden_states"].shape[1]
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        model, add = self._model, self._patches.add_hook
         if type(self).order_inputs is not PatchedFamily.order_inputs:
             self.hook_inputs(self.order_inputs)
         if self.embedding_name:
-            add(getattr(model, self.embedding_name).register_forward_hook(self.order_embedded))
+            self.hook_output(self.embedding_name, self.order_embedded)
         if self.rotary_name:
-            add(getattr(model, self.rotary_name).register_forward_hook(self.ordered_rotary))
+            self.hook_output(self.rotary_name, self.ordered_rotary)
         if self.last_name:
-            add(getattr(model, self.last_name).register_forward_pre_hook(self.restore_order))
+            last = getattr(self._model, self.last_name)
+            self._patches.add_hook(last.register_forward_pre_hook(self.restore_order))
+
+    def hook_output(self, name: str, hook: Callable[..., Any], **options: Any) -> None:
+        """Adds a forward hook to one of the transformer's modules."""
+        module = self._model.get_submodule(name)
+        self._patches.add_hook(module.register_forward_hook(hook, **options))
 
     def hook_attention(self, module: Any) -> None:
         """Lets a self-attention module be called with its tag as the attention mask."""
@@ -114,8 +108,7 @@ class PatchedFamily(ModelFamily):
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
         """The argument that the transformer is to denoise, as one tensor of any shape."""
-        hidden: torch.Tensor = arguments["hidden_states"]
-        return hidden
+        return arguments["hidden_states"]
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Notes for the report on a call with these arguments, besides what runs dense."""
@@ -145,11 +138,7 @@ class PatchedFamily(ModelFamily):
         raise NotImplementedError
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call of the transformer, by name.
-
-        Raises:
-            ValueError: if a ``forward`` that was put in place of its class's does not name them.
-        """
+        """The arguments of a call of the transformer, by name."""
         if len(args) > len(self._argument_names):
             raise ValueError(
                 f"this {type(self.transformer).__name__} has a forward() that does not name all "
@@ -159,14 +148,10 @@ class PatchedFamily(ModelFamily):
 
     def held_output(self, result: Any) -> torch.Tensor:
         """All of the transformer's output in one tensor, of which skipped calls are made."""
-        output: torch.Tensor = result[0]
-        return output
+        return result[0]
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """The transformer's output from what is held of it.
-
-        A tuple or a ``Transformer2DModelOutput``, as ``return_dict`` asks.
-        """
+        """The transformer's output from what is held of it, as ``return_dict`` asks."""
         if not arguments.get("return_dict", True):
             return (output,)
         return Transformer2DModelOutput(sample=output)
@@ -174,11 +159,7 @@ class PatchedFamily(ModelFamily):
     # Tile order, for the hooks that `install_tile_order` installs.
 
     def hook_inputs(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Lets the transformer's arguments be changed, in calls whose layers are ours.
-
-        Args:
-            change: gets them by name, and changes what they are.
-        """
+        """Lets the transformer's arguments be changed, by name, in calls whose layers are ours."""
 
         def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not (self.session.attends or self.split is not None):
@@ -226,7 +207,6 @@ class PatchedFamily(ModelFamily):
                 arguments[name] = [self.ordered(residual, 1) for residual in arguments[name]]
 
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """This process's share of the text tokens along a dimension."""
         return tensor if self.split is None else self.split.own_text(tensor, dim)
 
     def cut_entering(

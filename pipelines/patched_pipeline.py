@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from chipsparse.config import FallbackError
@@ -58,29 +59,21 @@ class PatchedPipeline(WholePatched):
         cls.interrupt = property(interrupt)  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True, eq=False)
 class PipelineCalls:
-    """Looks after the calls of one patched pipeline.
+    """Looks after the calls of one patched pipeline."""
 
-    The adapters come by the pipeline's names for their transformers, which share the report.
-    """
+    _pipe: Any
+    _adapters: Mapping[str, ModelAdapter]  # by the pipeline's names for their transformers
+    _report: GenerationReport  # of these transformers
+    _loop: DenoisingLoop
+    _turn: OneThread = field(default_factory=OneThread)
 
-    def __init__(
-        self,
-        pipe: Any,
-        adapters: Mapping[str, ModelAdapter],
-        report: GenerationReport,
-        loop: DenoisingLoop,
-    ) -> None:
-        self._pipe = pipe
-        self._adapters = adapters
-        self._report = report
-        self._loop = loop
-        self._turn = OneThread()
-        for adapter in adapters.values():
+    def __post_init__(self) -> None:
+        for adapter in self._adapters.values():
             adapter.turn = self._turn
 
     def patch(self, patches: Patches) -> None:
-        """Patches the pipeline, as far as its class can be another one."""
         patches.add_undo(lambda: self._loop.correction.follow([]))
         self._loop.follow_schedulers()
         if not callable(self._pipe):
@@ -91,29 +84,20 @@ class PipelineCalls:
             return
         patches.set_attribute(self._pipe, CALLS, self)
 
-    @contextlib.contextmanager
-    def around(self, arguments: Mapping[str, Any]) -> Iterator[None]:
-        """Runs a call of the pipeline, and leaves no caches behind whatever ends it.
+    def around(self, arguments: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+        """Runs a call of the pipeline, and leaves no caches behind whatever ends it."""
+        return self._generation(self._loop.watched(arguments))
 
-        Raises:
-            RuntimeError: if another thread is calling it.
-            FallbackError: if the run is strict and a transformer is not the one that was patched.
-        """
-        with self._generation(self._loop.watched(arguments)):
-            yield
-
-    @contextlib.contextmanager
-    def generation(self, scheduler: Any) -> Iterator[None]:
+    def generation(self, scheduler: Any) -> contextlib.AbstractContextManager[None]:
         """Like `around`, for a loop of the user's with a scheduler; None: that of the pipeline."""
-        with self._generation(self._loop.others(scheduler)):
-            yield
+        return self._generation(self._loop.others(scheduler))
 
     @contextlib.contextmanager
     def _generation(self, loop: contextlib.AbstractContextManager[None]) -> Iterator[None]:
         with self._turn.only(type(self._pipe).__name__), loop:
             finished = False
             try:
-                self._check_transformers(self._pipe)
+                self._check_transformers()
                 yield
                 finished = not getattr(self._pipe, "_interrupt", False)
             except BaseException as error:  # also one beside the transformer's calls
@@ -144,11 +128,10 @@ class PipelineCalls:
             for adapter in self._adapters.values():
                 adapter.finish_generation()
 
-    def _check_transformers(self, pipe: Any) -> None:
+    def _check_transformers(self) -> None:
         """Says which transformers were exchanged: those run as without chipsparse."""
-        exchanged = [
-            name for name, adapter in self._adapters.items() if _is_exchanged(pipe, name, adapter)
-        ]
+        adapters = self._adapters.items()
+        exchanged = [name for name, adapter in adapters if _is_exchanged(self._pipe, name, adapter)]
         if not exchanged:
             return
         self._report.begin_call()

@@ -12,14 +12,10 @@ TAG = "chipsparse_tag"
 
 
 class Patches:
-    """A list of undo steps, taken in reverse.
-
-    Attributes:
-        hook_numbers: PyTorch's numbers of the hooks among the changes.
-    """
+    """A list of undo steps, taken in reverse."""
 
     def __init__(self) -> None:
-        self.hook_numbers: set[int] = set()
+        self.hook_numbers: set[int] = set()  # PyTorch's, of the hooks among the changes
         self._undo: list[Callable[[], None]] = []
 
     def undo(self) -> None:
@@ -28,24 +24,32 @@ class Patches:
             self._undo.pop()()
 
     def set_attribute(self, target: Any, name: str, value: Any) -> None:
-        """Sets an instance attribute."""
         had, old = name in vars(target), vars(target).get(name)
         setattr(target, name, value)
         self.add_undo(lambda: setattr(target, name, old) if had else delattr(target, name))
 
+    def replace_attribute(self, target: Any, name: str, value: Any) -> None:
+        """Sets an attribute that there is; what somebody sets in its place later, stays."""
+        old = getattr(target, name)
+        setattr(target, name, value)
+
+        def restore() -> None:
+            if getattr(target, name) is value:
+                setattr(target, name, old)
+
+        self.add_undo(restore)
+
     def set_class(self, target: Any, mixin: type) -> None:
-        """Gives an object a subclass of its class with ``mixin`` in front, under the same name."""
+        """Gives an object a subclass of its class with the mixin in front, under the same name."""
         base: type = type(target)
         target.__class__ = _subclass(mixin, base)
         self.add_undo(lambda: setattr(target, "__class__", base))
 
     def add_hook(self, handle: Any) -> None:
-        """Takes over a handle that PyTorch returned for a hook."""
         self.hook_numbers.add(handle.id)
         self.add_undo(handle.remove)
 
     def add_undo(self, step: Callable[[], None]) -> None:
-        """Takes over how to undo a change that was made elsewhere."""
         self._undo.append(step)
 
 
@@ -60,11 +64,9 @@ class WholePatched(metaclass=StockLike):
     chipsparse_base: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """An instance of the stock class."""
         return cls.chipsparse_base(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses `copy` and `pickle`."""
         raise TypeError(
             f"cannot copy or pickle this {type(self).__name__} while chipsparse has it patched; "
             "call chipsparse.disable(pipe) first and enable it again afterwards "
@@ -74,19 +76,13 @@ class WholePatched(metaclass=StockLike):
 
 @functools.cache  # one class for all layers and experts: compiled blocks share one graph
 def _subclass(mixin: type, base: type) -> type:
-    names = {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        BASE: base,
-    }
+    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     kind = type(mixin)
     if not issubclass(type(base), kind) and not issubclass(kind, type(base)):
         kind = type(kind.__name__, (kind, type(base)), {})  # of an abstract class, for instance
-    return kind(base.__name__, (mixin, base), names)
+    return kind(base.__name__, (mixin, base), {**names, BASE: base})
 
 
 def stock_class(target: Any) -> type:
     """The class that an object had before `Patches.set_class`."""
-    base: type = getattr(type(target), BASE, type(target))
-    return base
+    return getattr(type(target), BASE, type(target))

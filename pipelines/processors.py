@@ -50,25 +50,15 @@ class MaskTaggedProcessor(DispatchingProcessor):
     def attend(
         self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tagged call."""
         raise NotImplementedError
 
 
 def dispatch(
-    processor: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tag: torch.Tensor | None = None,
+    processor: Any, *states: torch.Tensor, tag: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Attention of ``[B, N, H, D]`` on a processor's backend; its heads stand side by side.
-
-    The tag comes as an argument, or is the processor's ``_parallel_config``.
-    """
-    output: torch.Tensor = dispatch_attention_fn(
-        query,
-        key,
-        value,
+    """Attention of q, k and v ``[B, N, H, D]`` on a processor's backend, as ``[B, N, H * D]``."""
+    output = dispatch_attention_fn(
+        *states,
         attn_mask=tag,
         backend=processor._attention_backend,
         parallel_config=processor._parallel_config,
@@ -96,13 +86,8 @@ def joint_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two streams after attention to each other, each with linears of its own.
 
-    Args:
-        processor: whose backend computes it.
-        attention: the module.
-        hidden: video or image tokens ``[B, N, C]``.
-        text: ``[B, T, C']``, which stands behind them.
-        tag: of the layer.
-        turned: applies the rotary embedding to queries and keys of the first stream.
+    Video or image tokens ``[B, N, C]`` stand before text ``[B, T, C']``. `turned` applies the
+    rotary embedding to queries and keys of the first stream.
     """
 
     def stream(states: torch.Tensor, linears: list[Any], norms: list[Any]) -> list[torch.Tensor]:
@@ -123,7 +108,7 @@ def joint_attention(
     )
     own = [turned(query), turned(key), value]
     query, key, value = (torch.cat(pair, dim=1) for pair in zip(own, others, strict=True))
-    output = dispatch(processor, query, key, value, tag).to(query.dtype)
+    output = dispatch(processor, query, key, value, tag=tag).to(query.dtype)
     first, behind = output.split([hidden.shape[1], text.shape[1]], dim=1)
     project, dropout = attention.to_out
     project_text = getattr(attention, "to_add_out", None)  # the last block has no use for the text
@@ -146,20 +131,10 @@ class ProcessorTaggingAdapter(ModelAdapter):
         """Leaves the arguments as they are."""
 
     def claim_attention(self) -> None:
-        """Gives each module a processor with its tag, and leads that to our backend."""
+        patches = self._attention_patches
         for module in self.self_attentions():
-            self._give_tagged_processor(module)
+            tagged = copy.copy(module.processor)
+            # It is undone, too: somebody may have kept the copy.
+            patches.set_attribute(tagged, "_parallel_config", getattr(module, TAG))
+            patches.replace_attribute(module, "processor", tagged)
         super().claim_attention()
-
-    def _give_tagged_processor(self, module: Any) -> None:
-        shared = module.processor
-        tagged = copy.copy(shared)
-        tagged._parallel_config = getattr(module, TAG)
-        module.processor = tagged
-
-        def restore() -> None:
-            tagged._parallel_config = shared._parallel_config  # somebody may have kept it
-            if module.processor is tagged:  # and not one that was set since
-                module.processor = shared
-
-        self._attention_patches.add_undo(restore)

@@ -15,7 +15,6 @@ from chipsparse.pipelines.patches import stock_class
 
 
 def _collect() -> dict[str, type[ModelAdapter]]:
-    """The adapters by the class that each serves, in alphabetical order."""
     modules = [
         import_module(f"{models.__name__}.{module.name}")
         for module in pkgutil.iter_modules(models.__path__)

@@ -18,12 +18,9 @@ class SeparateLengths(ModelAdapter):
 
     Layers have one sequence length in a call, and no mask where they run sparse. So, where anything
     may run sparse, each length is a guidance branch of its own.
-
-    Attributes:
-        lengths: of the prompts in the open call, one for each sample; None: not known.
     """
 
-    lengths: list[int] | None = None
+    lengths: list[int] | None = None  # of the open call's prompts, one per sample; None: not known
     _branches = 1
     _samples: tuple[int, ...] | None = None
 
@@ -32,11 +29,9 @@ class SeparateLengths(ModelAdapter):
         raise NotImplementedError
 
     def branches(self) -> int:
-        """One for each length of prompt."""
         return self._branches
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
-        """The sizes of a call, with its samples separate."""
         return replace(super().layout(arguments), samples=self._samples)
 
     @torch.compiler.disable(recursive=False)

@@ -13,12 +13,9 @@ from chipsparse.pipelines.adapter import ModelAdapter
 
 
 class VideoWithSound(ModelAdapter):
-    """The part that such models share; comes before another adapter's class.
+    """The part that such models share; comes before another adapter's class."""
 
-    Attributes:
-        output_class: of what they return, in a module of ``diffusers.models.transformers``.
-    """
-
+    # What they return: a module of `diffusers.models.transformers`, and its class.
     output_class: ClassVar[tuple[str, str]]
 
     def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
@@ -31,7 +28,6 @@ class VideoWithSound(ModelAdapter):
         return torch.cat([stream.flatten(1) for stream in streams if stream is not None], dim=1)
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """Both, or the video alone, in a tuple or as ``return_dict`` asks."""
         shapes = self.stream_shapes(arguments)
         parts = output.split([math.prod(shape) for shape in shapes], dim=1)
         streams = tuple(part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))

@@ -45,12 +45,9 @@ def fitting(grids: tuple[Grid, ...] | None, tokens: int) -> tuple[Grid, ...]:
 def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
     """The full grids of image tokens, one behind the other, that position ids name.
 
-    Args:
-        ids: ``[N, D]``, or ``[B, N, D]`` with the same for all samples: image, row and column of
-            each token in any dtype, and what else there is. Waits for the device.
-
-    Returns:
-        Each grid as (1, rows, columns); None where the ids form no grids, or too many.
+    The ids ``[N, D]``, or ``[B, N, D]`` with the same for all samples, are image, row and column of
+    each token in any dtype, and what else there is. Waits for the device. Each grid is (1, rows,
+    columns); None where the ids form no grids, or too many.
     """
     ids = (ids if ids.ndim == 2 else ids[0]).cpu()
     grids: list[Grid] = []
@@ -78,12 +75,9 @@ def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int
 def grids_at(coordinates: torch.Tensor) -> tuple[Grid, ...] | None:
     """The full grids of video tokens, one behind the other, that coordinates name.
 
-    Args:
-        coordinates: ``[3, N]``: time, row and column of each token. Waits for the device.
-
-    Returns:
-        Each grid as (frames, rows, columns), all with frames of one size; a new one begins where
-        time does not go on. None where the coordinates form no such grids.
+    Those are ``[3, N]``: time, row and column of each token. Waits for the device. Each grid is
+    (frames, rows, columns), all with frames of one size; a new one begins where time does not go
+    on. None where the coordinates form no such grids.
     """
     time, row, column = coordinates.cpu()
     tokens = time.numel()
@@ -111,15 +105,8 @@ def reorder_patches(latents: torch.Tensor, patch: Grid, order: torch.Tensor) -> 
     """Moves patches, each as a whole, for models that cut them within a compiled block.
 
     A hook behind such a patch embedding would be part of its graph. The embedding treats all
-    patches alike, so its tokens come out in this order.
-
-    Args:
-        latents: ``[B, C, F, H, W]``.
-        patch: frames, rows and columns of one patch; what does not fill one is left out.
-        order: int64 ``[N]``: the ``i``-th place in raster order gets the patch ``order[i]``.
-
-    Returns:
-        ``[B, C, F', H', W']`` of whole patches.
+    patches alike, so its tokens come out in this order. Of latents ``[B, C, F, H, W]``, the
+    ``i``-th place in raster order gets the patch ``order[i]``, int64 ``[N]``. Rests of patches go.
     """
     batch, channels = latents.shape[:2]
     grid = [size // edge for size, edge in zip(latents.shape[2:], patch, strict=True)]

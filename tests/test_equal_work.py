@@ -17,7 +17,7 @@ from chipsparse.experiments.diffusers_caches import CacheRun
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.mlp import MLPLayer
 from docs.tables import figures
-from tests.pipelines.test_wan import SPARSE
+from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow
 
@@ -88,7 +88,7 @@ def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule, monkeypat
     actions = ("dense", "refresh", "sparse", "skip", "refresh", "sparse")
     mlp = {"mlp.density": "dense"} if rule == "difference" else {}
     changes = {"attention.delta_rule": rule, **mlp}
-    config = SPARSE.override({**changes, "schedule.actions": actions})
+    config = WAN.SPARSE.override({**changes, "schedule.actions": actions})
     counter = WorkCounter(pipe.transformer)
     counter.watch(monkeypatch, AttentionLayer)
     counter.watch(monkeypatch, MLPLayer)

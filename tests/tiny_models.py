@@ -58,7 +58,8 @@ TRANSFORMER_CONFIG: dict[str, Any] = {
     "rope_max_seq_len": 64,
 }
 
-FLUX_CONFIG: dict[str, Any] = {
+# Of all models with the blocks of FLUX.
+JOINT_CONFIG: dict[str, Any] = {
     "patch_size": 1,
     "in_channels": 4 * LATENT_CHANNELS,
     "num_layers": 2,
@@ -66,10 +67,9 @@ FLUX_CONFIG: dict[str, Any] = {
     "attention_head_dim": 16,
     "num_attention_heads": 2,
     "joint_attention_dim": TEXT_DIM,
-    "pooled_projection_dim": TEXT_DIM,
-    "guidance_embeds": False,
     "axes_dims_rope": (4, 6, 6),
 }
+FLUX_CONFIG = {**JOINT_CONFIG, "pooled_projection_dim": TEXT_DIM, "guidance_embeds": False}
 
 # Of text encoders; their vocabulary is that of `tiny_tokenizer`.
 T5_CONFIG: dict[str, Any] = {
@@ -102,19 +102,18 @@ def tiny_wan_pipeline(*, seed: int = 0, **overrides: Any) -> WanPipeline:
     return quiet(WanPipeline(**{**components, **overrides}))
 
 
-def tiny_wan_vae(*, seed: int = 2) -> AutoencoderKLWan:
-    """A Wan VAE that, like the real one, shrinks space by 8 and time by 4."""
-    return seeded(
-        AutoencoderKLWan,
-        seed=seed,
-        base_dim=8,
-        z_dim=LATENT_CHANNELS,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.0] * LATENT_CHANNELS,
-        latents_std=[1.0] * LATENT_CHANNELS,
-    )
+def tiny_wan_vae(vae_class: type = AutoencoderKLWan, *, seed: int = 2, **overrides: Any) -> Any:
+    """A Wan VAE, or one like it; as the real one, it shrinks space by 8 and time by 4."""
+    config = {
+        "base_dim": 8,
+        "z_dim": LATENT_CHANNELS,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True, True],
+        "latents_mean": [0.0] * LATENT_CHANNELS,
+        "latents_std": [1.0] * LATENT_CHANNELS,
+    }
+    return seeded(vae_class, seed=seed, **{**config, **overrides})
 
 
 def tiny_text_encoder(*, seed: int = 1) -> UMT5EncoderModel:
@@ -144,35 +143,28 @@ def tiny_flux_transformer(*, seed: int = 0, **overrides: Any) -> FluxTransformer
     return strong(seeded(FluxTransformer2DModel, seed=seed, **config), 8, FLUX_OUTPUTS)
 
 
-def tiny_flux_components(*, seed: int = 0, **overrides: Any) -> dict[str, Any]:
-    """The components of all FLUX pipelines; `overrides` replace or add some."""
-    return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-        "text_encoder": tiny_clip_encoder(seed=seed + 1),
-        "tokenizer": tiny_tokenizer(model_max_length=77),
-        "text_encoder_2": tiny_t5_encoder(seed=seed + 2),
-        "tokenizer_2": tiny_tokenizer(),
-        "vae": tiny_image_vae(seed=seed + 3),
-        "transformer": tiny_flux_transformer(seed=seed),
-        **overrides,
-    }
-
-
 def tiny_flux_pipeline(
     pipeline_class: type = FluxPipeline, *, seed: int = 0, **overrides: Any
 ) -> Any:
     """A FLUX.1 pipeline of this class; `overrides` replace or add components."""
-    return quiet(pipeline_class(**tiny_flux_components(seed=seed, **overrides)))
+    components: dict[str, Any] = {
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "text_encoder": tiny_clip_encoder(seed=seed + 1),
+        "tokenizer": tiny_tokenizer(model_max_length=77),
+        "text_encoder_2": seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed + 2),
+        "tokenizer_2": tiny_tokenizer(),
+        "vae": tiny_image_vae(seed=seed + 3),
+        "transformer": tiny_flux_transformer(seed=seed),
+    }
+    return quiet(pipeline_class(**{**components, **overrides}))
 
 
 def tiny_chroma_pipeline(*, seed: int = 0) -> ChromaPipeline:
     """A Chroma pipeline; like the real one it masks the padding of its prompt."""
-    left_out = ("pooled_projection_dim", "guidance_embeds")
-    config = {name: value for name, value in FLUX_CONFIG.items() if name not in left_out}
     transformer = seeded(
         ChromaTransformer2DModel,
         seed=seed,
-        **config,
+        **JOINT_CONFIG,
         approximator_num_channels=16,
         approximator_hidden_dim=32,
         approximator_layers=1,
@@ -181,19 +173,19 @@ def tiny_chroma_pipeline(*, seed: int = 0) -> ChromaPipeline:
         ChromaPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
             vae=tiny_image_vae(seed=seed + 3),
-            text_encoder=tiny_t5_encoder(seed=seed + 2),
+            text_encoder=seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed + 2),
             tokenizer=tiny_tokenizer(),
             transformer=strong(transformer, 8, FLUX_OUTPUTS),
         )
     )
 
 
-def tiny_image_vae(*, seed: int = 3, **overrides: Any) -> AutoencoderKL:
-    """An image VAE that shrinks by 2; `overrides` replace entries of its config."""
+def tiny_image_vae(*, seed: int = 3, blocks: int = 2, **overrides: Any) -> AutoencoderKL:
+    """An image VAE that shrinks by 2 per block but the first; `overrides` are of its config."""
     config = {
-        "block_out_channels": (8, 8),
-        "down_block_types": ("DownEncoderBlock2D",) * 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 2,
+        "block_out_channels": (8,) * blocks,
+        "down_block_types": ("DownEncoderBlock2D",) * blocks,
+        "up_block_types": ("UpDecoderBlock2D",) * blocks,
         "layers_per_block": 1,
         "norm_num_groups": 4,
         "latent_channels": LATENT_CHANNELS,
@@ -221,21 +213,19 @@ def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
     return seeded(CLIPTextModel, config, seed=seed)
 
 
-def tiny_clip_image_encoder(*, seed: int = 4) -> CLIPVisionModel:
-    """A CLIP image encoder of two layers for pictures of 16 x 16 pixels."""
-    config = CLIPVisionConfig(
-        hidden_size=TEXT_DIM,
+def tiny_image_encoder(
+    model_class: type = CLIPVisionModel, config_class: type = CLIPVisionConfig, dim: int = TEXT_DIM
+) -> Any:
+    """An image encoder of two layers for pictures of 16 x 16 pixels."""
+    config = config_class(
+        hidden_size=dim,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
         image_size=16,
         patch_size=8,
     )
-    return seeded(CLIPVisionModel, config, seed=seed)
-
-
-def tiny_t5_encoder(*, seed: int = 2) -> T5EncoderModel:
-    return seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed)
+    return seeded(model_class, config, seed=4)
 
 
 # How most models end their attention and feed-forward layers.

@@ -11,7 +11,7 @@ from chipsparse.common.text_files import read_text
 from chipsparse.profiles.profile import ASSETS
 
 ANY_MODEL = "any model"
-TWO_EXPERTS = {"WanTransformer3DModel": "Wan 2.2 with two experts"}
+TWO_EXPERTS = {"WanTransformer3DModel": "Wan 2.2 with two experts, sparse attention"}
 
 
 @dataclass(frozen=True)

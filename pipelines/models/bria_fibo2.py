@@ -53,7 +53,6 @@ class BriaFibo2Adapter(ModelAdapter):
     def sizes(
         cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
     ) -> ModelLayout:
-        """The sizes, with the gist of a prompt of so many tokens as the text."""
         gist = max(_gist_counts(config, [text_tokens]))
         return super().sizes(config, grids=grids, text_tokens=gist, batch=batch)
 
@@ -74,7 +73,6 @@ class BriaFibo2Adapter(ModelAdapter):
         return [states.shape[2]] * len(states)
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """Prompts of a batch whose gists differ in length, which the model pads and masks."""
         counts = _gist_counts(self._model.config, self._text_lengths(arguments))
         if min(counts) == max(counts):
             return None
@@ -122,11 +120,10 @@ class BriaFibo2Adapter(ModelAdapter):
 
 
 def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:
-    """The number of gist tokens that the model makes of prompts of these lengths."""
     # Only releases that have the model have this module.
     from diffusers.models.transformers.transformer_bria_fibo2 import compute_gist_count
 
-    counts: list[int] = compute_gist_count(
+    return compute_gist_count(
         text_lengths,
         min_gist=config["min_num_gist_tokens"],
         max_gist=config["max_num_gist_tokens"],
@@ -134,4 +131,3 @@ def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int
         min_text_len=config["gist_min_text_len"],
         max_text_len=config["gist_max_text_len"],
     )
-    return counts

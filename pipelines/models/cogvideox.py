@@ -32,7 +32,7 @@ class CogVideoXProcessor(MaskTaggedProcessor):
         if rotary is not None:
             for turned in (query, key):
                 turned[:, first:] = apply_rotary_emb(turned[:, first:], rotary, sequence_dim=1)
-        output = dispatch(self, query, key, value, tag)
+        output = dispatch(self, query, key, value, tag=tag)
         output = attn.to_out[1](attn.to_out[0](output))
         return output[:, first:], output[:, :first]
 

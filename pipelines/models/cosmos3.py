@@ -53,7 +53,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """One kind of block; several query heads share a key's."""
         layers, width = config["num_hidden_layers"], config["intermediate_size"]
         linears = 3 if config["hidden_act"] == "silu" else 2
         shared = config["num_key_value_heads"] / config["num_attention_heads"]
@@ -133,7 +132,6 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     # Tile order.
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts the video's rows behind all others, in tiles, and says so by the indices."""
         tiles = (self.session.tile_order or ())[:1]
         video, positions = arguments["vision_sequence_indexes"], arguments["position_ids"]
         first, order, place = self._orders(video, positions, *tiles)
@@ -158,14 +156,9 @@ def read_order(
 ) -> tuple[int, torch.Tensor, torch.Tensor]:
     """The order of a sequence with its video last; waits for the device.
 
-    Args:
-        video: ``[V]``, where its rows are, in raster order.
-        positions: ``[N]`` or ``[3, N]``, of all rows.
-        tiles: ``[V]``, in which order to put the video's rows; None: theirs.
-
-    Returns:
-        The first row of the video, which row stands at each place, and where each row stands, as
-        int64 ``[N]``.
+    The video's rows ``[V]`` are in raster order; the positions ``[N]`` or ``[3, N]`` are those of
+    all rows. For the tiles see `video_last`. Returned are the first row of the video, the row at
+    each place, and the place of each row, as int64 ``[N]``.
     """
     others = torch.ones(positions.shape[-1], dtype=torch.bool)
     others[video.cpu()] = False

@@ -104,7 +104,6 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         return [outer.block for outer in (*model.double_stream_blocks, *model.single_stream_blocks)]
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        """The shared expert of each block; the whole layer where there are no experts."""
         return [
             FeedForwardModule(block.ff_i, "shared_experts", self.mlp_parts)
             if hasattr(block.ff_i, "shared_experts")
@@ -120,12 +119,9 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         if experts > 0:
             routed = 3 * width * config["num_activated_experts"]
             width, projections = neurons(2 * channels), 4 + math.ceil(routed / channels)
-        return tuple(
-            LayerKind(name, config[layers], width, sees_text, 3, projections)
-            for name, layers, sees_text in (
-                ("double", "num_layers", False),
-                ("single", "num_single_layers", True),
-            )
+        return (
+            LayerKind("double", config["num_layers"], width, False, 3, projections),
+            LayerKind("single", config["num_single_layers"], width, True, 3, projections),
         )
 
     @classmethod

@@ -36,14 +36,12 @@ class HunyuanVideoAdapter(DoubleAndSingleBlocks, PaddedTextAdapter):
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Blocks modulate the tokens of a replaced first frame otherwise, by their place."""
         if config["image_condition_type"] != TOKEN_REPLACE:
             return super().why_not_split(config)
         return "it modulates the tokens of the first frame otherwise (token replace)"
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of the video; and one of a replaced first frame."""
         ((frames, rows, columns),) = super().grids(config, latents)
         if config["image_condition_type"] == TOKEN_REPLACE and frames > 1:
             return (1, rows, columns), (frames - 1, rows, columns)

@@ -23,9 +23,6 @@ class TagPassing:
     The stock one makes a mask of all pairs of tokens from whatever mask it is given.
     """
 
-    _attention_backend: Any
-    _parallel_config: Any
-
     def __call__(
         self,
         attn: Any,
@@ -34,15 +31,11 @@ class TagPassing:
         attention_mask: torch.Tensor | None = None,
         image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video ``[B, N, C]`` and text ``[B, M, C]``; of these it returns the same.
-
-        The mask is a tag, or that of the text ``[B, M]``; rotary embeddings are both ``[N, D]``.
-        """
+        """Video ``[B, N, C]`` and text ``[B, M, C]``, of which it returns the same."""
         if attention_mask is None or attention_mask.dtype != torch.int64:
-            output: tuple[torch.Tensor, torch.Tensor] = super().__call__(  # type: ignore[misc]
+            return super().__call__(  # type: ignore[misc]
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
-            return output
         assert encoder_hidden_states is not None
         return joint_attention(
             self,

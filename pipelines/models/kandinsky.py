@@ -51,7 +51,6 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
 
     @classmethod
     def heads(cls, config: Mapping[str, Any]) -> tuple[int, int]:
-        """The config has the channels of all heads together."""
         head_dim = sum(config["axes_dims"])
         return config["model_dim"] // head_dim, head_dim
 
@@ -72,7 +71,6 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return tokens.unflatten(1, (-1, 1, 1)) if self.split else tokens.view(output.shape)
 
     def _name_whole_grid(self, _module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Forward pre-hook of the rotary embedding, which is given the sizes of the tokens."""
         if self.split is None:
             return None
         (batch, *_), *rest = args
@@ -91,18 +89,15 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         return (restored[0].unflatten(1, self._grid()), *rest)
 
     def _grid(self) -> Grid:
-        """The grid of the open call."""
         assert self.session.plan is not None
         (grid,) = self.session.plan.layout.grids
         return grid
 
     def held_output(self, result: Any) -> torch.Tensor:
         """The model returns no tuple where it returns no output class."""
-        output: torch.Tensor = result if isinstance(result, torch.Tensor) else result.sample
-        return output
+        return result if isinstance(result, torch.Tensor) else result.sample
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        """The transformer's output, a tensor without ``return_dict``."""
         if not arguments.get("return_dict", True):
             return output
         return Transformer2DModelOutput(sample=output)

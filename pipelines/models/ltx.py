@@ -44,7 +44,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
 
     def install_tile_order(self) -> None:
         super().install_tile_order()
-        self._patches.add_hook(self._model.register_forward_hook(self._restore_output))
+        self.hook_output("", self._restore_output)  # of the transformer itself
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         if self._read_grids(arguments) is not None or self.session.tile_order is None:
@@ -52,7 +52,6 @@ class LTXAdapter(ProcessorTaggingAdapter):
         return ["video tokens stay in the pipeline's order: their video_coords form no full grids"]
 
     def _read_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...] | None:
-        """The grids of tokens that a call names, by their coordinates or by one size."""
         coordinates = arguments.get("video_coords")
         if coordinates is None:
             return ((arguments["num_frames"], arguments["height"], arguments["width"]),)

@@ -35,7 +35,6 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
-        """One without the attention of some blocks, and one with separate streams."""
         scales = {
             name: max(argument(name) or 0.0, argument(f"audio_{name}") or 0.0)
             for name in ("stg_scale", "modality_scale")
@@ -66,10 +65,9 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
 
     def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
         config = self._model.config
+        names = ("hidden_states", "audio_hidden_states")
+        video, sound = (arguments[name].shape[1] for name in names)
         return [
-            (arguments["hidden_states"].shape[1], config.out_channels or config.in_channels),
-            (
-                arguments["audio_hidden_states"].shape[1],
-                config.audio_out_channels or config.audio_in_channels,
-            ),
+            (video, config.out_channels or config.in_channels),
+            (sound, config.audio_out_channels or config.audio_in_channels),
         ]

@@ -81,17 +81,11 @@ class MiniMaxH3Adapter(VideoWithSound):
         ]
 
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """That of the video, 0-d."""
         row = self._rows_of(arguments).video[-1]
-        timestep: torch.Tensor = arguments["timestep"][arguments["timestep_indices"][row]]
-        return timestep
+        return arguments["timestep"][arguments["timestep_indices"][row]]
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's own, which pipelines pass as it is.
-
-        H3's timesteps rise. One that is in no schedule is given as its negative, because later
-        steps have lower ones elsewhere.
-        """
+        """The timestep, or its negative where no schedule has it: H3's rise where others fall."""
         value = float(timestep)
         known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())
         return value if known else -value
@@ -107,11 +101,7 @@ class MiniMaxH3Adapter(VideoWithSound):
         return replace(execution, dtype=get_parameter_dtype(self._model.context_embedder))
 
     def _rows_of(self, arguments: dict[str, Any]) -> PackedRows:
-        """The rows of a call; reads each sequence once, which waits for the device.
-
-        Raises:
-            ValueError: if its parts contradict each other, or are in an order that is not known.
-        """
+        """The rows of a call; reads each sequence once, which waits for the device."""
         rows = self._rows(*(arguments[name] for name in ("position_ids", *INDICES)))
         if rows is not self._checked:
             check_noise(rows, arguments["timestep"], arguments["timestep_indices"])
@@ -119,7 +109,6 @@ class MiniMaxH3Adapter(VideoWithSound):
         return rows
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts the others first, the video's rows behind them in tiles; says so by the indices."""
         rows, tiles = self._rows_of(arguments), (self.session.tile_order or ())[:1]
         order, place = self._orders(arguments["position_ids"], rows.video, rows.others, *tiles)
         for name in PER_ROW:

@@ -22,10 +22,7 @@ GAPS = "the prompt's mask has gaps"
 
 
 class MochiProcessor(MaskTaggedProcessor):
-    """Joint attention of the video and, behind it, the text with its padding.
-
-    The adapter knows how long each prompt is, and leaves the padding out.
-    """
+    """Joint attention of the video and, behind it, the text; the adapter leaves its padding out."""
 
     def attend(
         self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
@@ -39,12 +36,8 @@ class MochiProcessor(MaskTaggedProcessor):
 class MochiAdapter(SeparateLengths):
     """Joint attention and video feed-forward layers of all blocks, the text behind the video.
 
-    No token sees the padding of a prompt. Pipelines guide with two samples in one call, and their
-    prompts differ in length; but layers have one sequence length in a call. So, where anything may
-    run sparse, samples with prompts of other lengths are called separately, each length as a
-    guidance branch of its own.
-
-    The text's columns are always kept, and its feed-forward layers stay dense.
+    No token sees the padding of a prompt. The text's columns are always kept, and its feed-forward
+    layers stay dense.
     """
 
     transformer_class = "MochiTransformer3DModel"
@@ -73,11 +66,7 @@ class MochiAdapter(SeparateLengths):
         return self._padded_length if self.lengths is None else max(self.lengths)
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value, which pipelines round to the latents' dtype.
-
-        Mochi's timesteps rise. One that is in no schedule is given as its negative, because later
-        steps have lower ones elsewhere.
-        """
+        """The scheduler's value, else the negative: Mochi's timesteps rise where others fall."""
         value = value_passed_as(timestep, schedule)
         return -largest(timestep) if value is None else value
 

@@ -45,7 +45,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     _length_of = cached_property(lambda _: TensorFacts(valid_length))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grids of packed latents ``[B, N, C]``, one for each image in ``img_shapes``."""
         tokens = arguments["hidden_states"].shape[1]
         return fitting(image_grids(arguments["img_shapes"]), tokens)
 
@@ -55,7 +54,6 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """Blocks may modulate the tokens of reference images otherwise, by their place."""
         if not config.get("zero_cond_t", False):
             return super().why_not_split(config)
         return "it modulates the tokens of its reference images otherwise (zero_cond_t)"
@@ -69,14 +67,13 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
 
     def masks_text(self, arguments: dict[str, Any]) -> bool:
-        return arguments.get(TEXT_MASK) is not None and self._valid_length(arguments) is not None
+        return self._valid_length(arguments) is not None
 
     def _cuts_text(self, arguments: dict[str, Any]) -> bool:
         ours = self.session.attends or self.split is not None
-        return ours and self._valid_length(arguments) is not None
+        return ours and self.masks_text(arguments)
 
     def _valid_length(self, arguments: dict[str, Any]) -> int | None:
-        """`valid_length` of the call's mask; None without one."""
         mask = arguments.get(TEXT_MASK)
         return None if mask is None else self._length_of(mask)
 
@@ -102,22 +99,17 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
 def image_grids(shapes: Any) -> tuple[Grid, ...]:
     """The grids of one sample, from what pipelines pass as ``img_shapes``.
 
-    Args:
-        shapes: for each sample its images, or its one image, as (frames, rows, columns); or
-            one image for all.
+    For each sample those are its images or its one image, (frames, rows, columns); or one for all.
     """
     first = shapes[0] if isinstance(shapes, list) else shapes
     return tuple(tuple(shape) for shape in (first if isinstance(first, list) else [first]))
 
 
 def valid_length(mask: torch.Tensor) -> int | None:
-    """The number of leading text tokens that are valid, if no others are, in all samples.
+    """The leading text tokens that are valid in all samples of a mask ``[B, T]``, not 0 for those.
 
-    Args:
-        mask: ``[B, T]``, not 0 where a token is valid. Waits for the device.
-
-    Returns:
-        None where samples have different lengths, a token between others is masked, or all are.
+    Waits for the device. None where samples have different lengths, a token between others is
+    masked, or all are.
     """
     lengths = leading_tokens(mask)
     return lengths[0] or None if lengths and len(set(lengths)) == 1 else None

@@ -59,8 +59,7 @@ class QwenImage21Adapter(ModelAdapter):
         return (tuple(arguments["img_shapes"][0][-1]),)
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        kept: torch.Tensor = arguments["kv_cache"].get_layer(0).get()[0]
-        return kept.shape[1]
+        return arguments["kv_cache"].get_layer(0).get()[0].shape[1]
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """A mask that leaves something out; modular pipelines always pass one."""

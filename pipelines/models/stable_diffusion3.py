@@ -15,7 +15,6 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
 
 CONTROL_SAMPLES = "block_controlnet_hidden_states"
-PROJECTIONS = 4  # q, k, v and out of one attention
 CLIP_TOKENS = 77  # which stand in the sequence before those of T5
 
 
@@ -64,7 +63,7 @@ class StableDiffusion3Adapter(ModelAdapter):
                 len(list(layers)),
                 cls.neurons(config),
                 mlp_sees_text=False,
-                projections=2 * PROJECTIONS if is_dual else PROJECTIONS,
+                projections=2 * cls.projections if is_dual else cls.projections,
             )
             for is_dual, layers in groupby(dual)
         )
@@ -86,7 +85,6 @@ class StableDiffusion3Adapter(ModelAdapter):
 
     @classmethod
     def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        """The second attention of dual layers would see this process's image tokens alone."""
         if not config["dual_attention_layers"]:
             return super().why_not_split(config)
         return "its second attention (attn2, in dual layers) is not exchanged between them"

@@ -34,8 +34,7 @@ class WanAdapter(ModelAdapter):
 
     def install_tile_order(self) -> None:
         super().install_tile_order()
-        embedder = self._model.condition_embedder
-        self._patches.add_hook(embedder.register_forward_hook(self._order_timesteps))
+        self.hook_output("condition_embedder", self._order_timesteps)
 
     def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         tokens = self.ordered(output.flatten(2), 2)

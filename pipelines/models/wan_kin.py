@@ -47,8 +47,7 @@ class WanVACEAdapter(WanAdapter):
 
     def install_tile_order(self) -> None:
         super().install_tile_order()
-        embedding = self._model.vace_patch_embedding
-        self._patches.add_hook(embedding.register_forward_hook(self.order_embedded))
+        self.hook_output("vace_patch_embedding", self.order_embedded)
 
 
 class WanAnimateAdapter(WanAdapter):
@@ -65,8 +64,7 @@ class WanAnimateAdapter(WanAdapter):
 
     def install_tile_order(self) -> None:
         super().install_tile_order()
-        embedding = self._model.pose_patch_embedding
-        self._patches.add_hook(embedding.register_forward_hook(self._order_pose))
+        self.hook_output("pose_patch_embedding", self._order_pose)
 
     def _order_pose(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Poses ``[B, C, T, H, W]`` of fewer frames than the video has, each ordered alike."""

@@ -47,7 +47,6 @@ class ZImageAdapter(SeparateLengths):
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of one image, in the first of the patches that the model knows."""
         patch = config["all_patch_size"][0]
         return patched(latents, (config["all_f_patch_size"][0], patch, patch))
 
@@ -55,7 +54,6 @@ class ZImageAdapter(SeparateLengths):
     def sizes(
         cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
     ) -> ModelLayout:
-        """The sizes, with the prompt and the image padded as the model pads them."""
         others = -math.prod(*grids) % MULTIPLE + padded(text_tokens)
         return super().sizes(config, grids=grids, text_tokens=others, batch=batch)
 
@@ -69,11 +67,7 @@ class ZImageAdapter(SeparateLengths):
         return max(map(len, arguments["cap_feats"]))
 
     def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """The images as a batch.
-
-        Raises:
-            ValueError: of calls with several images in a sample, or images of several sizes.
-        """
+        """The images as a batch; several images in a sample, or several sizes, are refused."""
         images = arguments["x"]
         if not all(isinstance(image, torch.Tensor) for image in images):
             raise ValueError(
@@ -95,11 +89,8 @@ class ZImageAdapter(SeparateLengths):
         return len(set(self.prompt_lengths(arguments))) > 1
 
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value, from which pipelines count down."""
         value = value_passed_as(timestep, schedule, lambda v: (TIMESTEPS - v) / TIMESTEPS)
-        if value is None:
-            return TIMESTEPS - largest(timestep) * TIMESTEPS
-        return value
+        return TIMESTEPS - largest(timestep) * TIMESTEPS if value is None else value
 
     def held_output(self, result: Any) -> torch.Tensor:
         return torch.stack(result[0])

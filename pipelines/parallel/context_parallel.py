@@ -18,11 +18,7 @@ HOOKS = ("cp_input---", "cp_output---")
 
 
 def sharing_groups(transformer: Any) -> SharingGroups | None:
-    """The processes over which diffusers was set to share the tokens; None where it was not.
-
-    Raises:
-        ValueError: it was set to be parallel in another way.
-    """
+    """The processes over which diffusers was set to share the tokens; None where it was not."""
     config = getattr(transformer, "_parallel_config", None)
     if config is None:
         return None

@@ -27,7 +27,6 @@ class Unfilled(torch.Tensor):
 
     @classmethod
     def wait(cls, cut: tuple[Unfilled, Any] | None = None) -> Unfilled:
-        """One that is yet to get its values."""
         waiting = torch.empty(0).as_subclass(cls)
         waiting.output, waiting.cut = None, cut
         return waiting
@@ -78,14 +77,7 @@ class GuidanceSplit:
         self._waiting: list[Unfilled] = []
 
     def computes(self, context: StepContext) -> bool:
-        """Count a call, and return True where this process computes it.
-
-        Args:
-            context: position of the call; the calls of a step come one after the other.
-
-        Raises:
-            ValueError: if there are more calls at the step than processes.
-        """
+        """Count a call of a step, and return whether this process computes it."""
         step = context.generation, context.step
         if step != self._step:
             self._begin(step)
@@ -100,8 +92,7 @@ class GuidanceSplit:
     def output(self, own: torch.Tensor | None) -> torch.Tensor:
         """The output of the call that was counted last; the last call of a step fills the others.
 
-        Args:
-            own: what this process computed; None where it computes another call.
+        `own` is what this process computed; None where it computes another call.
         """
         if own is not None:
             self._own = own
@@ -119,11 +110,8 @@ class GuidanceSplit:
         return outputs[self._place]
 
     def _swapped(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """The outputs of all branches, in the order of their calls."""
-        outputs = [
-            own if rank == self.peers.rank else torch.empty_like(own)
-            for rank in range(len(self.peers))
-        ]
+        ranks = range(len(self.peers))
+        outputs = [own if rank == self.peers.rank else torch.empty_like(own) for rank in ranks]
         with self.peers.exchange():
             dist.all_gather(outputs, own, group=self._group)
         return outputs

@@ -8,20 +8,17 @@ exchanges, and what a layer decides cannot let one wait for another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from chipsparse.layers.attention import Unpatched
 from chipsparse.layers.state import StepState
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.patches import Patches
 
 CUT = "chipsparse_cut"
 # What a process without text passes through blocks that need some. A multiple of 16, as its video
@@ -34,12 +31,10 @@ SOME_TEXT = 16
 class SplitSequence:
     """The share of one process in the calls of one transformer.
 
-    Args:
-        exchange: with the processes that share its tokens.
-        rows: tokens that stay together, because they share a list of neurons.
-        query_rows: likewise a list of columns, where processes share the query rows.
-        needs_text: whether the blocks need text tokens; then a process without text passes
-            `SOME_TEXT` of them through, or all where there are fewer. Attention leaves them out.
+    As many tokens as `rows` stay together, because they share a list of neurons; as many as
+    `query_rows` share a list of columns, where processes share the query rows. Where the blocks
+    need text tokens, a process without text passes `SOME_TEXT` of them through, or all where there
+    are fewer; attention leaves them out.
     """
 
     def __init__(
@@ -52,11 +47,7 @@ class SplitSequence:
         self._layout: ModelLayout
 
     def open(self, layout: ModelLayout) -> ModelLayout:
-        """Cuts the tokens of a call, and returns its layout with this process's share.
-
-        Raises:
-            ValueError: there are too few tokens or heads.
-        """
+        """Cuts the tokens of a call, and returns its layout with this process's share."""
         ranks, ring = self.exchange.ranks, self.exchange.groups.ring
         check_heads(layout, ranks // ring)
         self._layout = layout
@@ -65,7 +56,6 @@ class SplitSequence:
 
     @property
     def has_text(self) -> bool:
-        """True if the text of the open call is on this process."""
         return self._cut.text[self.exchange.rank] > 0
 
     def own_grid(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -84,43 +74,24 @@ class SplitSequence:
         return self.exchange.gather(tokens, self._cut.grid)
 
     def attend(
-        self,
-        attend: LayerCall,
-        state: StepState | None,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float | None,
-        unpatched: Unpatched,
+        self, attend: LayerCall, state: StepState | None, *states: torch.Tensor, **options: Any
     ) -> torch.Tensor:
-        """The layer's attention of this process's tokens ``[B, H, n, D]``."""
+        """The layer's attention of this process's tokens, of q, k and v ``[B, H, n, D]``."""
         own = self._cut.tokens[self.exchange.rank]
-        spare = query.shape[2] - own  # of `SOME_TEXT`, where the text would stand
+        spare = states[0].shape[2] - own  # of `SOME_TEXT`, where the text would stand
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
-        states = tuple(part.transpose(1, 2)[:, front : front + own] for part in (query, key, value))
+        states = tuple(part.transpose(1, 2)[:, front : front + own] for part in states)
         turns = HeadTurns(self.exchange, states, self._cut)
         output = turns.finish(
-            attend(
-                state,
-                turns.query,
-                turns.key,
-                turns.value,
-                scale=scale,
-                unpatched=unpatched,
-                turns=turns,
-            )
+            attend(state, turns.query, turns.key, turns.value, **options, turns=turns)
         )
         if not spare:
             return output
         return F.pad(output.transpose(1, 2), (0, 0, 0, 0, front, back)).transpose(1, 2)
 
     def check_same_calls(self, state: StepState, arguments: dict[str, Any], *, first: bool) -> None:
-        """Raises `PeerError` where other processes make another call.
-
-        Of the first call of a guidance branch the inputs are compared, too.
-        """
+        """Raises `PeerError` where others make another call, or a first one with other inputs."""
         context = state.context
         facts: dict[str, object] = {
             "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}"
@@ -150,24 +121,12 @@ class CutAtEntry:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The block's own call."""
         cut = vars(self).get(CUT)
         if cut is not None:
             hidden_states, encoder_hidden_states = cut(hidden_states, encoder_hidden_states)
         return super().__call__(  # type: ignore[misc]
             hidden_states, encoder_hidden_states, *args, **kwargs
         )
-
-
-def cut_at_entry(
-    blocks: list[Any],
-    cut: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-    patches: Patches,
-) -> None:
-    """Lets the first block cut its tokens; all get one class, so that they share a graph."""
-    for block in blocks:
-        patches.set_class(block, CutAtEntry)
-    patches.set_attribute(blocks[0], CUT, cut)
 
 
 def checksum(tensor: torch.Tensor | None) -> str:

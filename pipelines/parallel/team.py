@@ -21,16 +21,10 @@ from chipsparse.pipelines.parallel.split_sequence import SplitSequence
 
 
 class Team:
-    """The processes of one patched pipeline.
+    """The processes of one patched pipeline, by their global ranks.
 
-    Args:
-        ranks: their global ranks. Those that share the tokens of a call follow each other, and of
-            these those that share the heads.
-        parallel: what they share.
-        groups: those that share the tokens, where they are there already.
-
-    Raises:
-        PeerError: other processes run other versions, or do not join.
+    Those that share the tokens of a call follow each other, and of these those that share the
+    heads. Other versions on some of them raise `PeerError`.
     """
 
     def __init__(
@@ -72,11 +66,7 @@ class Team:
         )
 
     def failed(self, error: BaseException) -> None:
-        """Tells all others, once, that this process failed; see `Peers.failed`.
-
-        Raises:
-            PeerError: where it failed because another one did.
-        """
+        """Tells all others, once, that this process failed; see `Peers.failed`."""
         if error is self._reported:
             return
         self._reported = error
@@ -128,11 +118,8 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
     """The processes that run a pipeline's transformers together; None: this one alone.
 
     Either diffusers' ``enable_parallelism`` was called on all of them, or `enable` was given
-    `parallel`.
-
-    Raises:
-        ValueError: both are there, or one expert is parallel and another is not, or there are no
-            such processes.
+    `parallel`. Raises `ValueError` where both are there, one expert is parallel and another is not,
+    or there are no such processes.
     """
     groups = [sharing_groups(transformer) for transformer in transformers]
     named = next((group for group in groups if group is not None), None)

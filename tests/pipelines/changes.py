@@ -17,6 +17,13 @@ def add_lora(pipe, target, *, name="style", rank=2):
         pipe.transformer.add_adapter(config, adapter_name=name)
 
 
+def offload_groups(model, count=1, **options):
+    """Offloads blocks by groups, with the CPU in the place of the accelerator."""
+    cpu = torch.device("cpu")
+    groups = {"offload_type": "block_level", "num_blocks_per_group": count, **options}
+    model.enable_group_offload(onload_device=cpu, offload_device=cpu, **groups)
+
+
 def with_an_effect(controlnet):
     """A ControlNet whose outputs are not zero, as they are at first."""
     for index, (name, parameter) in enumerate(controlnet.named_parameters()):

@@ -4,7 +4,6 @@ import inspect
 
 
 def actions(handle, branch="cond"):
-    """The action of every call of a branch."""
     return [record.action.value for record in handle.report.steps if record.branch == branch]
 
 

@@ -30,21 +30,13 @@ LEFT_OUT = ("text_encoder", "vae_encoder", "image_encoder", "controlnet_vae_enco
 
 @dataclass(frozen=True)
 class Both:
-    """One model, with a pipeline of either kind.
+    """One model, with a pipeline of either kind."""
 
-    Attributes:
-        blocks: name of the modular pipeline's blocks in diffusers.
-        make: a new plain pipeline.
-        call: arguments of the plain pipeline; those that the modular one knows go to it, too.
-        guidance: scale of the modular pipeline's guiders; None where it has none.
-        same: whether both give the same bits: not where the plain one guides in a batch.
-    """
-
-    blocks: str
-    make: Callable[[], Any]
-    call: Mapping[str, Any]
-    guidance: float | None = None
-    same: bool = True
+    blocks: str  # name of the modular pipeline's blocks in diffusers
+    make: Callable[[], Any]  # a new plain pipeline
+    call: Mapping[str, Any]  # of the plain one; what the modular one knows goes to it, too
+    guidance: float | None = None  # scale of the modular pipeline's guiders, if it has any
+    same: bool = True  # both give the same bits: not where the plain one guides in a batch
 
     def modular(self, plain: Any | None = None, left_out: Sequence[str] = LEFT_OUT) -> Any:
         """A modular pipeline of the same components as a plain one, without some blocks."""

@@ -20,7 +20,6 @@ EXACT = SPARSE.override(EVERYTHING)
 
 
 def generate(pipe, call, **changes):
-    """The latents of one call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some encode pictures without the generator
         return pipe(
@@ -31,7 +30,6 @@ def generate(pipe, call, **changes):
 
 
 def error(found, expected):
-    """The relative error of a result."""
     return ((found - expected).norm() / expected.norm()).item()
 
 

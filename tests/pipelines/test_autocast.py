@@ -7,18 +7,12 @@ import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
-from tests.pipelines.families.flux2 import FAMILIES as FLUX2
 from tests.pipelines.model_state import actions
-from tests.pipelines.small_sparse import error, generate
-from tests.pipelines.tiny_runs import FLUX, WAN
+from tests.pipelines.small_sparse import error
+from tests.pipelines.tiny_runs import FLUX, MODELS
 from tests.tiny_models import tiny_flux_pipeline
 from tests.variants import slow
 
-MODELS = {
-    "flux": (FLUX.make, FLUX.generate),
-    "wan": (WAN.make, WAN.generate),
-    "flux2": (FLUX2[0].make, lambda pipe: generate(pipe, FLUX2[0].call, num_inference_steps=7)),
-}
 BF16 = torch.autocast("cpu", torch.bfloat16)
 # Two generations in bf16 that compute the same sums in another order differ by as much.
 CLOSE = 2e-2
@@ -28,16 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [
-        ("flux", torch.float32),
-        slow("flux", torch.float16),
-        slow("flux2", torch.float32),
-        ("wan", torch.float32),
-    ],
+    [("flux", torch.float32), slow("flux", torch.float16), ("wan", torch.float32)],
 )
 def test_sparse_steps_give_what_the_stock_model_gives(name, weights):
-    make, run = MODELS[name]
-    pipe = make()
+    pipe, run = MODELS[name].make(), MODELS[name].generate
     pipe.transformer.to(weights)
     with BF16:
         expected = run(pipe)

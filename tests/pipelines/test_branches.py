@@ -16,11 +16,6 @@ CONFIG = SPARSE.override(
         "schedule.actions": ["dense", "refresh", "sparse"],
     }
 )
-IN_BATCHES = {
-    "ltx": (ltx.FAMILIES[0], ltx.prompts),
-    "cogvideox": (cogvideox.FAMILIES[0], cogvideox.prompts),
-    "sd3": (stable_diffusion3.FAMILIES[0], stable_diffusion3.prompts),
-}
 PICTURE, GUIDED = stable_diffusion3.PICTURE, stable_diffusion3.GUIDED
 SKIPPING = {
     **PICTURE,
@@ -33,9 +28,9 @@ SKIPPING = {
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("name", IN_BATCHES)
-def test_branches_in_one_batch_keep_the_same_columns_and_samples_keep_their_own(name, scale):
-    family, prompts = IN_BATCHES[name]
+@pytest.mark.parametrize("module", [ltx, cogvideox, stable_diffusion3])
+def test_branches_in_one_batch_keep_the_same_columns_and_samples_keep_their_own(module, scale):
+    family = module.FAMILIES[0]
     pipe, kept = family.make(), []
 
     def look(_pipe, step, _time, tensors):
@@ -46,7 +41,7 @@ def test_branches_in_one_batch_keep_the_same_columns_and_samples_keep_their_own(
         return tensors
 
     with chipsparse.enable(pipe, CONFIG) as handle:
-        call = {**family.call, **prompts(2), "guidance_scale": scale}
+        call = {**family.call, **module.prompts(2), "guidance_scale": scale}
         generate(pipe, call, num_inference_steps=3, callback_on_step_end=look)
     (columns,) = kept
     first, second = columns[:2], columns[-2:]

@@ -80,9 +80,6 @@ def test_breaking_off_in_a_callback(raises, patched):
     assert torch.equal(generate(pipe), expected)
 
 
-# Before the latents are decoded.
-
-
 @pytest.mark.parametrize(
     ("change", "at", "steps", "offload"),
     [

@@ -40,9 +40,6 @@ def pipe(shared):
     assert state_of(shared.transformer) == before
 
 
-# Notebooks.
-
-
 def test_the_way_back_without_the_handle_and_a_handle_that_is_used_up(pipe):
     handle, other = chipsparse.enable(pipe, CONFIG), type(pipe)(**pipe.components)
     assert handle.enabled
@@ -81,9 +78,6 @@ def test_a_patch_stays_where_the_new_one_is_refused(pipe):
             chipsparse.enable(pipe, CONFIG)
         with pytest.raises(RuntimeError, match="with block is open already"):
             handle.__enter__()
-
-
-# What is no pipeline, and what is no config.
 
 
 @pytest.mark.parametrize(
@@ -151,13 +145,10 @@ def test_a_quality_is_one_of_the_profile_which_may_be_in_the_folder_of_the_pipel
         pipe.register_to_config(_name_or_path="")
 
 
-# Transformers that are called, changed or made in other ways than pipelines do.
-
 TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.refresh_every": 3})
 
 
 def put_back(module, attributes):
-    """Gives a module the attributes that it had."""
     vars(module).clear()
     vars(module).update(attributes)
 
@@ -196,7 +187,6 @@ def test_forward_itself_computes_as_the_call(pipe, hooked):
 
 
 def counting(forward, calls):
-    """A method in place of another one, which it calls."""
 
     def counted(self, *args, **kwargs):
         calls.append(args)
@@ -308,8 +298,6 @@ def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
             == chipsparse.find_profile(None, WanAdapter.transformer_class).qualities["faithful"]
         )
 
-
-# What is asked for changes in the middle of a generation.
 
 SKIPPING = SparsityConfig().override(
     {

@@ -16,7 +16,6 @@ from accelerate.hooks import (
     UserCpuOffloadHook,
     add_hook_to_module,
 )
-from diffusers.hooks import apply_group_offloading
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chipsparse
@@ -24,6 +23,7 @@ from chipsparse import SparsityConfig
 from chipsparse.pipelines.diffusers_hooks import hooks_on
 from chipsparse.pipelines.execution import Execution, execution_of
 from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
+from tests.pipelines.changes import offload_groups
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_transformer
 
@@ -35,19 +35,6 @@ HIDDEN = torch.zeros(1, dtype=torch.bfloat16)
 @pytest.fixture
 def model():
     return tiny_wan_transformer(num_layers=6)
-
-
-def offload_groups(model, count=1):
-    apply_group_offloading(
-        model,
-        onload_device=CPU,
-        offload_device=CPU,
-        offload_type="block_level",
-        num_blocks_per_group=count,
-    )
-
-
-# Where.
 
 
 def device_of(model, hidden=HIDDEN):
@@ -135,9 +122,6 @@ def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeyp
         FLUX.generate(pipe, num_inference_steps=3)
         del pipe.transformer._hf_hook
     assert asked == [DEVICE] * 3
-
-
-# How much.
 
 
 def nbytes(module):

@@ -136,9 +136,6 @@ def test_padded_text_is_cut_on_a_gpu(name, variant, monkeypatch):
     assert error(cut, masked) < 1e-4
 
 
-# In FP8, by the references.
-
-
 @pytest.mark.parametrize("name", ["wan 2.1", "flux"])
 def test_fp8_changes_little_and_the_report_names_it(name):
     pipe = FAMILIES[name].make()

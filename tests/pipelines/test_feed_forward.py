@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention import FeedForward
 from diffusers.models.transformers.transformer_flux2 import Flux2ParallelSelfAttnProcessor
 
@@ -10,7 +9,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.pipelines.adapter import ModelAdapter
-from tests.pipelines.changes import add_lora
+from tests.pipelines.changes import add_lora, offload_groups
 from tests.pipelines.families import flux2, stable_diffusion3
 from tests.pipelines.model_state import state_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, generate
@@ -36,24 +35,12 @@ def dense():
     return {name: run(make()) for name, (make, run) in MODELS.items()}
 
 
-# What they compute.
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"activation_fn": "swiglu"},
-        {"activation_fn": "swiglu", "bias": False},
-        {"activation_fn": "geglu"},
-        {"activation_fn": "gelu"},
-        {"activation_fn": "linear-silu"},
-    ],
-    ids=str,
-)
-def test_gated_and_other_feed_forwards_run_sparse(options, pipe):
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "gelu", "linear-silu"])
+def test_gated_and_other_feed_forwards_run_sparse(activation, bias, pipe):
     """In the double blocks, with larger weights."""
     for seed, block in enumerate(pipe.transformer.transformer_blocks):
-        block.ff = seeded(lambda: FeedForward(32, 32, **options), seed=seed)
+        block.ff = seeded(FeedForward, 32, 32, activation_fn=activation, bias=bias, seed=seed)
         for parameter in block.ff.parameters():
             parameter.data.mul_(3)
     expected = FLUX.generate(pipe)
@@ -61,9 +48,6 @@ def test_gated_and_other_feed_forwards_run_sparse(options, pipe):
         assert_close(FLUX.generate(pipe), expected)
     assert handle.report.fallbacks == []
     assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
-
-
-# What makes one dense.
 
 
 class Packed(torch.nn.Parameter):
@@ -101,14 +85,12 @@ def test_a_layer_that_is_not_understood_runs_dense_and_says_so(change, layer, re
     assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS - 1
 
 
-REPLACED = {
-    "flux": ["proj_mlp", "act_mlp", "proj_out"],
-    "flux2": ["attn.to_qkv_mlp_proj", "attn.mlp_act_fn", "attn.to_out"],
-}
-
-
 @pytest.mark.parametrize(
-    ("model", "name"), [(model, name) for model, names in REPLACED.items() for name in names]
+    ("model", "name"),
+    [
+        *(("flux", name) for name in ("proj_mlp", "act_mlp", "proj_out")),
+        *(("flux2", f"attn.{name}") for name in ("to_qkv_mlp_proj", "mlp_act_fn", "to_out")),
+    ],
 )
 def test_a_module_that_was_replaced_runs_dense_and_says_so(model, name, dense):
     make, run = MODELS[model]
@@ -130,12 +112,11 @@ def test_a_module_that_was_replaced_runs_dense_and_says_so(model, name, dense):
     assert_close(found, dense[model])
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_layers_in_chunks_run_dense_and_say_so(dim):
+def test_layers_in_chunks_run_dense_and_say_so():
     pipe = stable_diffusion3.tiny_pipeline()
     call = {**stable_diffusion3.PICTURE, **stable_diffusion3.GUIDED}
     expected = generate(pipe, call)
-    pipe.transformer.enable_forward_chunking(chunk_size=2, dim=dim)
+    pipe.transformer.enable_forward_chunking(chunk_size=2, dim=1)
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, call), expected)
         assert handle.report.fallbacks == [
@@ -144,9 +125,6 @@ def test_layers_in_chunks_run_dense_and_say_so(dim):
         pipe.transformer.disable_forward_chunking()
         generate(pipe, call)
         assert handle.report.fallbacks == []
-
-
-# LoRA.
 
 
 @pytest.mark.parametrize(
@@ -182,9 +160,6 @@ def test_an_active_lora_runs_dense_a_fused_one_sparse(model, target, which, dens
     assert_close(run(pipe), found)  # it stays
     pipe.transformer.delete_adapters("style")
     assert_close(run(pipe), dense[model])
-
-
-# The storage of second weights, which kernels on a GPU want turned around.
 
 
 @pytest.fixture
@@ -276,14 +251,7 @@ def test_weights_that_are_not_needed_or_in_other_hands_are_not_turned(pipe, dens
 
 @pytest.mark.usefixtures("turned")
 def test_weights_that_are_offloaded_in_groups_are_not_turned_and_run_dense(pipe):
-    cpu = torch.device("cpu")
-    apply_group_offloading(
-        pipe.transformer,
-        onload_device=cpu,
-        offload_device=cpu,
-        offload_type="block_level",
-        num_blocks_per_group=1,
-    )
+    offload_groups(pipe.transformer)
     with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
         FLUX.generate(pipe)
         assert all(weight.is_contiguous() for weight in second_weights(pipe))
@@ -293,36 +261,22 @@ def test_weights_that_are_offloaded_in_groups_are_not_turned_and_run_dense(pipe)
         ]
 
 
-# A layer that is computed in the attention of FLUX.2's single blocks.
-
-
-def test_its_weights_are_views_of_the_models_and_its_widths_come_back(monkeypatch):
-    pipe = flux2.tiny_flux2_pipeline()
+def test_weights_within_the_attention_are_views_of_the_models(monkeypatch):
+    pipe, seen, run = flux2.tiny_flux2_pipeline(), [], MLPLayer.__call__
     attention = pipe.transformer.single_transformer_blocks[1].attn
-    widths = attention.mlp_hidden_dim, attention.mlp_mult_factor
     first, second = attention.to_qkv_mlp_proj.weight, attention.to_out.weight
     inner, neurons = attention.inner_dim, attention.mlp_hidden_dim
-    seen, run = [], MLPLayer.__call__
 
     def look(layer, state, hidden, weights, **options):
         if layer.number == 3:
-            seen.append(weights)
+            seen.append([part.data_ptr() for part in (weights.gate, weights.up, weights.down)])
         return run(layer, state, hidden, weights, **options)
 
     monkeypatch.setattr(MLPLayer, "__call__", look)
     with chipsparse.enable(pipe, FLUX.SPARSE):
         generate(pipe, flux2.PICTURE)
-        assert attention.to_qkv_mlp_proj.weight is first
-        assert attention.to_out.weight is second
-        with torch.no_grad():
-            assert (attention.mlp_hidden_dim, attention.mlp_mult_factor) == (inner, 1)
-    assert seen
-    for weights in seen:
-        assert weights.gate.data_ptr() == first[3 * inner].data_ptr()
-        assert weights.up.data_ptr() == first[3 * inner + neurons].data_ptr()
-        assert weights.up.shape == weights.gate.shape == (neurons, inner)
-        assert weights.down.data_ptr() == second[:, inner:].data_ptr()
-    assert (attention.mlp_hidden_dim, attention.mlp_mult_factor) == widths
+    parts = (first[3 * inner], first[3 * inner + neurons], second[:, inner:])
+    assert seen == [[part.data_ptr() for part in parts]] * len(seen) != []
 
 
 class OwnProcessor(Flux2ParallelSelfAttnProcessor):

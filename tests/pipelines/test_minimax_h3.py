@@ -9,8 +9,6 @@ from tests.pipelines.families.minimax_h3 import VARIANTS, VIDEO, tiny_h3_pipelin
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import SPARSE, assert_close
 
-# Where things are in a packed sequence.
-
 GRID = (2, 2, 3)
 NAMES = ("position_ids", "video_indices", "audio_indices", "text_indices")
 PIPELINES_OWN = ("text", "condition", "audio", "video")
@@ -67,12 +65,7 @@ def test_the_last_grid_is_the_video_and_all_else_is_not(order):
         ("text_indices", 2, 9, "sequence once, but name row 2 0 times"),
         ("text_indices", 2, 23, "name row 23 of a packed sequence of 23"),
         ("text_indices", 2, -1, "name row -1 of a packed sequence of 23"),
-        (
-            "position_ids",
-            22,
-            0.5,
-            "in an order that is not known: the video's last 12, from row 11 on, form no grid",
-        ),
+        ("position_ids", 22, 0.5, "not known: the video's last 12, from row 11 on, form no grid"),
     ],
 )
 def test_rows_that_contradict_each_other_are_refused(name, place, value, sentence):
@@ -97,9 +90,6 @@ def test_conditions_are_cleaner_than_the_video():
     check_noise(rows, timestep, which * 0)
     with pytest.raises(ValueError, match=r"at timestep 0\.999, is cleaner than .* at 0\.2,"):
         check_noise(rows, timestep, 1 - which)
-
-
-# Calls of the transformer.
 
 
 def generate(pipe, steps=4, **changes):

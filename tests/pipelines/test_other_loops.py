@@ -17,9 +17,7 @@ from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, gen
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.variants import slow, slow_unless
 
-NOT_PLACED = (
-    "the scheduler of the enabled pipeline does not run this call, so its step is not known"
-)
+NOT_PLACED = "scheduler of the enabled pipeline does not run this call, so its step is not known"
 SAY_IT = "enable chipsparse on the pipeline that runs, or run the loop within handle.generation"
 NAMED = (
     "the scheduler of the enabled pipeline does not run this call, so forecasts go by steps; "
@@ -87,7 +85,6 @@ def counts(handle):
 
 
 def corrections(handle):
-    """The report's notes on correction, and the steps that are corrected."""
     steps = [each.step for each in handle.report.steps if each.corrected]
     return [note for note in handle.report.notes if "corrected" in note], steps
 
@@ -112,8 +109,6 @@ def runs_dense(handle):
     assert all(NOT_PLACED in each and SAY_IT in each for each in sentences)
     return set(handle.report.actions()) == {"dense"}
 
-
-# Pipelines.
 
 QUICK = {
     ("flux", "a call of as many steps"),
@@ -197,18 +192,13 @@ def test_another_pipeline_in_a_callback(case):
     assert [each.step for each in handle.report.steps] == list(range(3, STEPS))
 
 
-# Loops of the user's own.
-
-
 @functools.cache
 def first_call(case):
-    """The arguments of the first call of the transformer."""
     pipe = made(case)
     return {**calls_of(pipe.transformer, lambda: call(pipe, case))[0], "return_dict": False}
 
 
 def at(given, timestep, **changes):
-    """The arguments of a call at another timestep."""
     return {**given, "timestep": timestep.expand(len(given["timestep"])), **changes}
 
 
@@ -266,9 +256,6 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
     for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
         with chipsparse.enable(loop_of, SPARSE) as handle:
             assert handle._adapters[0].branches() == branches
-
-
-# Loops that say they are one generation.
 
 
 def own_loop(pipe, scheduler=None, *, broken=None, steps=True):
@@ -339,8 +326,6 @@ def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
         assert corrections(handle)[0] == ([said] if correct else [])
     assert torch.equal(*found)
 
-
-# Where a scheduler is.
 
 FEW = [1000.0, 600.0, 300.0]
 # Rounded to half precision, many steps with a large shift have equal values.

@@ -1,5 +1,7 @@
 """Prompts that are padded or differ in length: cut to their tokens, or branches of their own."""
 
+import gc
+
 import pytest
 import torch
 from diffusers.hooks import FirstBlockCacheConfig
@@ -8,6 +10,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.models import qwen_image as qwen_adapter
+from chipsparse.pipelines.tensor_facts import TensorFacts
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate
@@ -22,10 +25,6 @@ PADDED = {
 }
 READERS = {padded_text: "leading_tokens", qwen_adapter: "valid_length"}
 GUIDED = arguments_of("mochi", "guided")
-each_padded = pytest.mark.parametrize("name", PADDED)
-
-
-# Masks.
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,25 @@ def test_a_mask_of_no_token():
     assert qwen_adapter.valid_length(torch.zeros(1, 4)) is None
 
 
-@each_padded
+def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
+    read = []
+    facts = TensorFacts(lambda tensor: read.append(1) or tensor.sum().item())
+    first, second = torch.ones(2), torch.ones(2)
+    assert [facts(first), facts(second), facts(first), facts(second)] == [2, 2, 2, 2]
+    assert len(read) == 2
+    first.zero_()
+    assert facts(first) == 0
+    assert len(read) == 3
+    with torch.inference_mode():
+        tensor = torch.ones(2)
+        assert [facts(tensor), facts(tensor)] == [2, 2]
+    assert len(read) == 4
+    del first, second, tensor
+    gc.collect()
+    assert len(facts._known) == 0
+
+
+@pytest.mark.parametrize("name", PADDED)
 def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name, monkeypatch):
     """It lives on the device, and to read it is to wait for that."""
     variant, mask, tokens, masks, module = PADDED[name]
@@ -98,16 +115,12 @@ def test_a_prompt_without_any_token_is_left_to_the_model():
         assert adapter.why_attention_is_dense(arguments)
 
 
-@pytest.mark.parametrize("make", [hunyuan_video.pipeline, hunyuan_video.pipeline15])
-def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask(make):
+def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask():
     with (
-        chipsparse.enable(make(), SPARSE) as handle,
+        chipsparse.enable(hunyuan_video.pipeline(), SPARSE) as handle,
         pytest.raises(ValueError, match="are called outside of its own call"),
     ):
         handle._adapters[0].attention(0)
-
-
-# Branches of other lengths.
 
 
 def test_each_length_of_mochi_is_a_branch_of_its_own():

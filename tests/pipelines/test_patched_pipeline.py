@@ -1,18 +1,28 @@
 """A patched pipeline is the stock one in all but its calls, and leaves nothing behind them."""
 
 import copy
+import gc
 import inspect
 import pickle
+import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import diffusers
 import pytest
 import torch
+from accelerate import cpu_offload_with_hook
+from accelerate.hooks import remove_hook_from_module
 from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FluxPipeline, WanPipeline
 
 import chipsparse
-from tests.pipelines.tiny_runs import FLUX, STILL
-from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from chipsparse.kernels.column_sparse_attention import reference
+from chipsparse.pipelines.adapter import ADAPTER
+from tests.pipelines.changes import offload_groups
+from tests.pipelines.model_state import state_of
+from tests.pipelines.tiny_runs import FLUX, STILL, WAN
+from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
+from tests.variants import slow
 
 CONFIG, wan = STILL.SPARSE, STILL.generate
 
@@ -32,9 +42,6 @@ def sparse():
     pipe = tiny_wan_pipeline()
     with chipsparse.enable(pipe, CONFIG):
         return wan(pipe)
-
-
-# The class.
 
 
 def test_its_class_is_the_stock_one_to_whoever_looks(pipe):
@@ -118,11 +125,7 @@ def test_a_copy_of_a_layer_says_why_it_does_not_run(pipe):
         block.attn1(hidden, None, None, None)
 
 
-# Threads.
-
-
 def in_a_thread(call):
-    """The error that a call raises in a thread of its own, or None."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).exception()
 
@@ -159,3 +162,94 @@ def test_a_call_within_a_call_of_the_same_thread_is_let_in(pipe, sparse):
     with chipsparse.enable(pipe, CONFIG):
         assert torch.equal(wan(pipe, callback_on_step_end=preview), sparse)
     assert torch.equal(inner[0], sparse)
+
+
+@pytest.mark.parametrize("offload", ["never", "always"])
+def test_the_order_of_calls_does_not_matter(offload, pipe):
+    changes = [
+        {},
+        {"height": 32, "width": 48},
+        {"num_frames": 5, "num_inference_steps": 5},
+        {"prompt": "a green square moves up", "guidance_scale": 1.0},
+        {"prompt": ["a red circle", "a blue square moves right"]},
+    ]
+    other, config = tiny_wan_pipeline(), WAN.SPARSE.override({"memory.offload": offload})
+    with chipsparse.enable(pipe, WAN.SPARSE), chipsparse.enable(other, config):
+        forward = [WAN.generate(pipe, **change) for change in changes]
+        backward = [WAN.generate(other, **change) for change in reversed(changes)]
+    assert all(map(torch.equal, forward, reversed(backward)))
+
+
+def test_a_failing_enable_leaves_the_pipeline_as_it_was():
+    pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.5)
+    del pipe.transformer_2.blocks[1].attn1.processor
+    before = state_of(pipe.transformer)
+    with pytest.raises(AttributeError):
+        chipsparse.enable(pipe, CONFIG)
+    assert state_of(pipe.transformer) == before
+    assert ADAPTER not in vars(pipe.transformer_2)
+
+
+def test_nothing_keeps_a_dropped_pipeline_alive():
+    pipe = tiny_wan_pipeline()
+    chipsparse.enable(pipe, CONFIG)
+    wan(pipe, num_inference_steps=2)
+    transformer = weakref.ref(pipe.transformer)
+    del pipe
+    gc.collect()
+    assert transformer() is None
+
+
+def test_group_offload_by_block(pipe, sparse):
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        offload_groups(pipe.transformer)
+        assert torch.equal(wan(pipe), sparse)
+    assert handle.report.fallbacks == []
+
+
+@pytest.mark.parametrize("enable_first", [True, slow(False)])
+def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
+    """`enable_model_cpu_offload` with the CPU in the place of the accelerator."""
+    handle = chipsparse.enable(pipe, CONFIG) if enable_first else None
+    for _ in range(2):
+        cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
+        handle = handle or chipsparse.enable(pipe, CONFIG)
+        assert torch.equal(wan(pipe), sparse)
+        remove_hook_from_module(pipe.transformer, recurse=True)
+    cpu_offload_with_hook(pipe.transformer, torch.device("cpu"))
+    handle.disable()
+    assert torch.equal(wan(pipe), dense)
+    assert hasattr(pipe.transformer, "_hf_hook")
+
+
+def test_few_of_our_frames_stand_around_the_dispatcher_at_a_sparse_step(pipe):
+    """Those behind it are with the reference; a GPU has its kernel, and behind that `launch`."""
+    seen = []
+
+    def watch(frame, event, _):
+        if event != "call" or frame.f_code is not reference.column_sparse_attention.__code__:
+            return
+        names = []
+        while frame is not None:
+            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+            if module.startswith("chipsparse.") or name == "dispatch_attention_fn":
+                names.append(f"{module.rpartition('.')[2]}.{name}")
+            frame = frame.f_back
+        if "attention._refresh" not in names:
+            seen.append(names[::-1])
+
+    with chipsparse.enable(pipe, WAN.SPARSE):
+        sys.setprofile(watch)
+        try:
+            WAN.generate(pipe, num_inference_steps=3)
+        finally:
+            sys.setprofile(None)
+    assert len(seen) == 2 * len(pipe.transformer.blocks)  # one sparse step, two branches
+    for names in seen:
+        dispatcher = names.index("attention_dispatch.dispatch_attention_fn")
+        above = names[names.index("adapter.__call__") : dispatcher]
+        below = names[dispatcher + 1 :]
+        assert above[1:3] == ["adapter.call", "step_graph.run"], names
+        assert below[2:4] == ["attention.__call__", "attention.sparse_step"], names
+        assert len(above) <= 4, names
+        assert len(below) <= 5, names

@@ -2,21 +2,12 @@
 
 import pytest
 
-from chipsparse.pipelines.models.cogvideox import CogVideoXAdapter
 from chipsparse.pipelines.models.flux import FluxAdapter
 from chipsparse.pipelines.models.hidream import HiDreamAdapter
 from chipsparse.pipelines.models.minimax_h3 import audio_rows
 from chipsparse.pipelines.models.stable_diffusion3 import StableDiffusion3Adapter
-from tests.pipelines.families import cogvideox, hidream, stable_diffusion3
+from tests.pipelines.families import hidream, stable_diffusion3
 from tests.tiny_models import tiny_flux_pipeline
-
-
-def test_frames_that_fill_no_patch_are_counted_as_a_patch():
-    config = {**cogvideox.TRANSFORMER, **cogvideox.V15, "patch_size": 2}
-    for frames, patches in ((1, 1), (2, 1), (3, 2), (4, 2), (21, 11)):
-        layout = CogVideoXAdapter.planned_layout(config, latents=(frames, 8, 6), text_tokens=226)
-        assert layout.grids == ((patches, 4, 3),)
-        assert layout.tokens == 226 + 12 * patches
 
 
 def test_the_released_sizes_of_hidream():

@@ -13,7 +13,7 @@ from accelerate import cpu_offload_with_hook
 
 import chipsparse
 from tests.devices import DEVICES
-from tests.pipelines.changes import add_lora
+from tests.pipelines.changes import add_lora, offload_groups
 from tests.pipelines.families.flux2 import PICTURE, tiny_flux2_pipeline, tiny_flux2_transformer
 from tests.pipelines.families.hunyuan_video import KINDS, VIDEO
 from tests.pipelines.families.hunyuan_video import pipeline as tiny_hunyuan_pipeline
@@ -101,7 +101,6 @@ def by_bitsandbytes(transformer, ends=None):
 
 
 def by_gguf(transformer, ends=None):
-    """Loads linears like those of a GGUF file."""
     gguf = importlib.import_module("gguf")
     from diffusers.quantizers.gguf.utils import GGUFLinear, GGUFParameter
 
@@ -153,29 +152,18 @@ def call_of(model, where="cpu"):
     return call
 
 
-GROUPS = {
-    "onload_device": torch.device("cpu"),
-    "offload_device": torch.device("cpu"),
-    "offload_type": "block_level",
-    "num_blocks_per_group": 1,
-}
 # Each with the CPU in the place of the accelerator.
 OFFLOADS = {
     "not offloaded": lambda *_: None,
     "model": lambda model, _: cpu_offload_with_hook(model, torch.device("cpu")),
-    "groups": lambda model, _: model.enable_group_offload(**GROUPS),
-    "disk": lambda model, folder: model.enable_group_offload(
-        **GROUPS, offload_to_disk_path=str(folder)
-    ),
+    "groups": lambda model, _: offload_groups(model),
+    "disk": lambda model, folder: offload_groups(model, offload_to_disk_path=str(folder)),
 }
 MAKE = {
     "wan": lambda: tiny_wan_pipeline(transformer=tiny_wan_transformer(num_layers=2)),
     "flux": lambda: tiny_flux_pipeline(
         transformer=tiny_flux_transformer(num_layers=1, num_single_layers=1)
     ),
-}
-MAKE_ALL = {
-    **MAKE,
     "flux2": lambda: tiny_flux2_pipeline(
         transformer=tiny_flux2_transformer(num_layers=1, num_single_layers=2)
     ),
@@ -188,7 +176,7 @@ def quantized(model, quantizer, *, lora=False, ends=None, where="cpu"):
     package, quantize, _ = QUANTIZERS[quantizer]
     if package is not None:
         pytest.importorskip(package)
-    pipe = MAKE_ALL[model]()
+    pipe = MAKE[model]()
     if where != "cpu":
         pipe.to(where, torch.bfloat16)
     if lora and quantizer == "layerwise casting":  # an adapter that comes later is not cast
@@ -204,7 +192,7 @@ QUICK = {
     ("torchao FP8, activations too", "wan", False, "not offloaded"),
     ("GGUF", "flux", True, "not offloaded"),
 }
-COMBINATIONS = itertools.product(QUANTIZERS, MAKE, (False, True), OFFLOADS)
+COMBINATIONS = itertools.product(QUANTIZERS, ("wan", "flux"), (False, True), OFFLOADS)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +230,7 @@ IN_FP8 = ["torchao FP8", "torchao FP8, activations too"]
 
 
 @pytest.mark.parametrize("quantizer", IN_FP8)
-@pytest.mark.parametrize("model", slow_unless(("wan", "flux"), MAKE_ALL))
+@pytest.mark.parametrize("model", slow_unless(("wan", "flux"), MAKE))
 def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(model, quantizer):
     """Near what the same numbers give in 32 bits, and the report names what read them.
 
@@ -292,7 +280,7 @@ GRAPHS = {"wan": 1, "flux": 2, "flux2": 2, "hunyuan": KINDS}  # as many as of 16
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MAKE_ALL)
+@pytest.mark.parametrize("model", MAKE)
 def test_compiled_blocks_of_fp8_weights(model):
     """One graph for all blocks of a kind, as without FP8."""
     pipe, call = quantized(model, "torchao FP8", ends=MLP), call_of(model)

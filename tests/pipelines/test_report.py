@@ -88,9 +88,6 @@ def no_tags(pipe):
         block.attn1._forward_pre_hooks_with_kwargs.clear()
 
 
-# What ran.
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_of_every_model(name):
     make, layers, arguments = MODELS[name]
@@ -153,9 +150,6 @@ def test_an_exception_in_the_model_is_reported(pipe):
         assert [record.finished for record in handle.report.steps] == [True] * 5
 
 
-# Strict.
-
-
 @pytest.mark.parametrize(
     ("spoil", "said", "calls"),
     [
@@ -196,9 +190,6 @@ def test_recording_gradients_is_a_fallback_and_is_said(pipe):
         pytest.raises(FallbackError, match="gradients are recorded"),
     ):
         pipe.transformer(torch.zeros(1, 4, 2, 4, 4), **arguments)
-
-
-# Generations in which nothing is sparse: said once, with the reason; refused where strict.
 
 
 def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):

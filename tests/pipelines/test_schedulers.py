@@ -48,9 +48,6 @@ def test_what_calls_twice_per_step_is_refused_when_enabled_and_by_the_first_call
     assert WAN.generate(pipe).isfinite().all()  # unpatched, it is nobody's business
 
 
-# Timesteps as pipelines pass them.
-
-
 @pytest.mark.parametrize(
     ("name", "scale", "dtypes"),
     [

@@ -9,6 +9,7 @@ import chipsparse
 from chipsparse.plan import Action
 from tests.pipelines.families.sections import PIPELINES
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error
+from tests.variants import slow_unless
 
 ACTIONS = ["dense", "refresh", "skip", "sparse", "refresh", "sparse"]
 SKIPPING = SPARSE.override({"schedule.actions": ACTIONS})
@@ -17,7 +18,6 @@ FAST = ("a lag", "windows with a lag", "framepack")
 
 
 def made(pipe, call):
-    """The latents of all sections that the pipeline gives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some draw noise without the generator
         generator = torch.Generator().manual_seed(0)
@@ -25,9 +25,7 @@ def made(pipe, call):
     return torch.cat(found, dim=2) if isinstance(found, list) else found
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in PIPELINES]
-)
+@pytest.mark.parametrize("name", slow_unless(FAST, PIPELINES))
 def test_every_section_is_a_generation_and_the_report_is_of_all(name):
     make, call, sections = PIPELINES[name]
     pipe, calls = make(), []

@@ -32,9 +32,6 @@ def count_computed(transformer):
     return calls
 
 
-# Which are.
-
-
 def test_an_expert_that_takes_over_computes_before_it_skips():
     pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
     config = WAN.SPARSE.override(listed("DRSKKKKKKRSS"))
@@ -55,11 +52,7 @@ def test_a_controlnet_that_runs_for_skipped_steps_is_noted():
         assert handle.report.notes.count(UNREAD) == 1
 
 
-# What they return.
-
-
 def streams(output):
-    """The output of a transformer, as a tuple."""
     if isinstance(output, tuple):
         return output
     return tuple(getattr(output, field.name) for field in dataclasses.fields(output))
@@ -95,8 +88,6 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
                 assert not torch.equal(last, before)
         assert sum(each is not None for each in made[-1]) == 2
 
-
-# Forecasts.
 
 LISTED = SPARSE.override(
     {

@@ -1,6 +1,7 @@
 """diffusers' own caches on a patched transformer: each works as it does alone, or is refused."""
 
 import functools
+import itertools
 
 import diffusers
 import pytest
@@ -28,21 +29,12 @@ WHEN = {"spatial_attention_timestep_skip_range": (-1, 950)}
 SEER = {"cache_interval": 3, "disable_cache_before_step": 3, "taylor_factors_dtype": torch.float32}
 
 
-def first_block(pipe):
-    return FirstBlockCacheConfig(threshold=0.3)
-
-
-def taylor_seer(pipe):
+def taylor_seer(_):
     names = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]
     return TaylorSeerCacheConfig(cache_identifiers=names, **SEER)
 
 
-def taylor_seer_lite(pipe):
-    """Predicts the last linear's output and passes over all blocks."""
-    return TaylorSeerCacheConfig(use_lite_mode=True, **SEER)
-
-
-def mag(pipe, threshold=0.5, most=2):
+def mag(_, threshold=0.5, most=2):
     return MagCacheConfig(
         threshold=threshold,
         max_skip_steps=most,
@@ -68,20 +60,25 @@ def faster(pipe, *, distilled=True):
     )
 
 
-def sea(pipe):
+def sea(_):
     if not hasattr(diffusers.hooks, "SeaCacheConfig"):
         pytest.skip("this diffusers has no SeaCache")
     return diffusers.hooks.SeaCacheConfig(threshold=0.6)
 
 
-EVERYWHERE = [first_block, taylor_seer, taylor_seer_lite, mag, pyramid, faster]
-# One cache of blocks, and those of attention.
-QUICK = (first_block, taylor_seer, pyramid)
-CASES = [
-    ("wan", config) if config in QUICK else slow("wan", config) for config in (*EVERYWHERE, sea)
-]
-# The pipelines of FLUX do not tell SeaCache the step.
-CASES += [slow("flux", config) for config in EVERYWHERE]
+CONFIGS = {
+    "first block": lambda _: FirstBlockCacheConfig(threshold=0.3),
+    "taylor seer": taylor_seer,
+    # It predicts the last linear's output and passes over all blocks.
+    "taylor seer lite": lambda _: TaylorSeerCacheConfig(use_lite_mode=True, **SEER),
+    "mag": mag,
+    "pyramid": pyramid,
+    "faster": faster,
+    "sea": sea,
+}
+# One cache of blocks, and those of attention; FLUX's pipelines do not tell SeaCache the step.
+QUICK = [("wan", config) for config in ("first block", "taylor seer", "pyramid")]
+CASES = [case for case in itertools.product(MODELS, CONFIGS) if case != ("flux", "sea")]
 
 
 def count_calls(pipe):
@@ -94,10 +91,10 @@ def count_calls(pipe):
 
 
 @pytest.mark.parametrize(
-    ("name", "config"), CASES, ids=lambda each: getattr(each, "__name__", each)
+    ("name", "config"), [case if case in QUICK else slow(*case) for case in CASES]
 )
 def test_a_cache_works_as_it_does_alone(name, config):
-    model = MODELS[name]
+    model, config = MODELS[name], CONFIGS[config]
     alone = model.make()
     calls = count_calls(alone)
     dense = model.generate(alone)
@@ -168,9 +165,6 @@ def test_a_refresh_that_a_layer_missed_is_made_up_for(config, part):
     following = [each for step, each in taken.items() if step > missed[-1]]
     assert next(each for each in following if each[1]) == ("sparse", {"refresh"})
     assert all(layers <= {"sparse", "refresh"} for _, layers in following)
-
-
-# What is refused.
 
 
 # Skips steps, which the cache counts; FasterCache alone fails on these pipelines, too, which call

@@ -39,7 +39,6 @@ def pipe(device, request):
 
 
 def generate(pipe, config=SPARSE, *, between=None, **arguments):
-    """Pictures of one generation, and its report."""
     with chipsparse.enable(pipe, config) as handle:
         if between is not None:
             arguments["callback_on_step_end"] = between
@@ -57,9 +56,6 @@ def captures(report):
 
 def same(found, expected):
     return torch.equal(found.cpu(), expected.cpu())
-
-
-# What is recorded.
 
 
 @pytest.mark.parametrize(
@@ -112,9 +108,6 @@ def test_generations_are_recorded_one_by_one(pipe):
     assert same(pictures[2], pictures[0])
     assert same(pictures[1], generate(pipe, NEVER, seed=1)[0])
     assert same(wider, generate(pipe, NEVER, width=64)[0])
-
-
-# What changes between steps.
 
 
 def move_weights(given, _tensors):
@@ -178,9 +171,6 @@ def test_arguments_that_always_change_end_the_recording(pipe):
     assert same(found, generate(pipe, never, num_inference_steps=24, **tensors)[0])
 
 
-# What is not recorded.
-
-
 @pytest.mark.parametrize("place", ["", "transformer_blocks.0.attn"])
 def test_hooks_of_others_run_at_every_step(place, pipe):
     calls = []
@@ -237,9 +227,6 @@ def test_steps_are_recorded_where_the_plan_says_that_it_pays(pays, expected, pip
     assert not report.notes
 
 
-# GPUs.
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("first_dense_kernel")
 @pytest.mark.parametrize("beside", ["compiled blocks", "model offload"])
@@ -272,9 +259,6 @@ def test_recordings_leave_no_memory_behind(breaks, monkeypatch):
         torch.cuda.empty_cache()
         held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
     assert held[1:] == held[1:2] * 3
-
-
-# The parts.
 
 
 def test_arguments_are_alike_where_only_values_on_the_device_differ():

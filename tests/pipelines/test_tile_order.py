@@ -17,9 +17,6 @@ TOKENS = 96  # of each call here
 FLUX_PICTURE = {**flux.PICTURE, "height": 32, "width": 48}
 
 
-# Grids.
-
-
 def ids_of(*grids, axes=3, times=None, dtype=torch.float32):
     """Position ids ``[N, axes]`` as of FLUX: of the picture, row and column."""
     parts = []
@@ -54,19 +51,15 @@ OTHER_SIZE = coordinates((1, 2, 3), (3, 4, 8), begin=(4, 0))
     ("read", "positions", "expected"),
     [
         (grids_of, ids_of((4, 6))[None], ((1, 4, 6),)),
-        (grids_of, ids_of((1, 6)), ((1, 1, 6),)),
         (grids_of, ids_of((6, 1)), ((1, 6, 1),)),
         (grids_of, ids_of((4, 6), (3, 5), (7, 2)), ((1, 4, 6), (1, 3, 5), (1, 7, 2))),
-        (grids_of, ids_of((4, 6), (4, 6)), ((1, 4, 6), (1, 4, 6))),
         (grids_of, ids_of((2, 300), dtype=torch.bfloat16), ((1, 2, 300),)),
         (grids_of, ids_of((300, 2), dtype=torch.bfloat16), ((1, 300, 2),)),
         (grids_of, ids_of((4, 6)) + torch.tensor([0, 7, 9]), ((1, 4, 6),)),
         (grids_of, ids_of((4, 6), (3, 5), axes=4, times=(0, 10)), ((1, 4, 6), (1, 3, 5))),
-        (grids_of, ids_of((1, 1), axes=4), ((1, 1, 1),)),
         (grids_of, torch.zeros(50, 3), None),
         (grids_of, ids_of((30, 30))[shuffled(900)], None),
         (grids_of, torch.cat([torch.zeros(50, 3), torch.arange(50.0)[:, None]], 1), None),  # text
-        (grids_at, coordinates((1, 4, 8)), ((1, 4, 8),)),
         (grids_at, coordinates((5, 1, 8)), ((5, 1, 8),)),
         (grids_at, coordinates((5, 4, 1)), ((5, 4, 1),)),
         (grids_at, coordinates((1, 1, 1)), ((1, 1, 1),)),
@@ -77,7 +70,6 @@ OTHER_SIZE = coordinates((1, 2, 3), (3, 4, 8), begin=(4, 0))
         (grids_at, coordinates((3, 4, 8))[:, torch.arange(96).flip(0) % 95], None),
         (image_grids, SHAPES, ((1, 8, 6), (1, 4, 4))),
         (image_grids, [(1, 8, 6), (1, 8, 6)], ((1, 8, 6),)),  # one picture for each sample
-        (image_grids, (1, 8, 6), ((1, 8, 6),)),
         (image_grids, [[[1, 8, 6]]], ((1, 8, 6),)),
     ],
 )
@@ -102,9 +94,6 @@ def test_further_pictures_of_a_call_have_grids_of_their_own():
         assert {layout.grids for _, layout in calls} == {expected}
 
 
-# Latents whose patches are put in order.
-
-
 @pytest.mark.parametrize("patch", [(1, 2, 2), (2, 2, 1), (1, 1, 1)])
 def test_the_tokens_of_an_embedding_follow_reordered_patches(patch):
     latents = random(2, 3, 4, 6, 8, seed=0)
@@ -115,11 +104,7 @@ def test_the_tokens_of_an_embedding_follow_reordered_patches(patch):
     torch.testing.assert_close(embed(moved).flatten(2), tokens[:, :, order])
 
 
-# Calls of a transformer.
-
-
 def call_of(pipe, call):
-    """The arguments of the transformer at the first step of a generation."""
     return calls_of(pipe.transformer, lambda: generate(pipe, call, num_inference_steps=1))[0]
 
 
@@ -129,7 +114,6 @@ def changed(pipe, call, **changes):
 
 
 def of_qwen(*grids, config=None, **changes):
-    """A call of pictures with these grids."""
     transformer = qwen_image.tiny_qwen_transformer(**(config or {}))
     pipe = qwen_image.tiny_qwen_pipeline(transformer=transformer)
     call = call_of(qwen_image.tiny_qwen_pipeline(), qwen_image.PICTURE)
@@ -199,35 +183,27 @@ def test_what_belongs_to_a_token_follows_it(name):
 
 
 @pytest.mark.parametrize(
-    ("make", "call", "name", "positions", "said"),
+    ("make", "call", "name", "positions"),
     [
-        (
-            tiny_flux_pipeline,
-            FLUX_PICTURE,
-            "img_ids",
-            ids_of((8, 12)),
-            "image tokens stay in the pipeline's order: their img_ids form no full grids",
-        ),
+        (tiny_flux_pipeline, FLUX_PICTURE, "img_ids", ids_of((8, 12))[shuffled(TOKENS)]),
         (
             ltx.tiny_ltx_pipeline,
             ltx.VIDEO,
             "video_coords",
-            coordinates(VIDEO).expand(2, -1, -1),
-            "video tokens stay in the pipeline's order: their video_coords form no full grids",
+            coordinates(VIDEO)[:, shuffled(TOKENS)].expand(2, -1, -1),
         ),
     ],
     ids=["flux", "ltx"],
 )
-def test_positions_that_form_no_grid_stay_in_order_and_are_reported(
-    make, call, name, positions, said
-):
-    pipe, dim = make(), 0 if name == "img_ids" else -1
-    call = call_of(pipe, call) | {name: positions.index_select(dim, shuffled(TOKENS))}
+def test_positions_that_form_no_grid_stay_in_order_and_are_reported(make, call, name, positions):
+    pipe = make()
+    call = call_of(pipe, call) | {name: positions}
     with torch.no_grad():
         expected = pipe.transformer(**call)[0]
         with chipsparse.enable(pipe, SPARSE) as handle, first_step(pipe):
             assert_close(pipe.transformer(**call)[0], expected)
-    assert said in handle.report.notes
+    said = f" tokens stay in the pipeline's order: their {name} form no full grids"
+    assert any(note.endswith(said) for note in handle.report.notes)
 
 
 def test_a_mask_of_pairs_of_tokens_leaves_attention_dense_and_follows_their_order():

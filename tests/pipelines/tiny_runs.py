@@ -12,16 +12,11 @@ STEPS = 7
 
 
 class TinyRuns:
-    """A model with a call of it.
-
-    Attributes:
-        make: a new pipeline; options replace components.
-        SPARSE: dense, refresh, three sparse steps, refresh, sparse.
-        EXACT: the same, and keeps everything.
-    """
+    """A model with a call of it."""
 
     def __init__(self, make, prompt, tile, **call):
-        self.make, self._prompt, self._call = make, prompt, call
+        self.make, self._prompt, self._call = make, prompt, call  # options replace components
+        # Dense, refresh, three sparse steps, refresh, sparse; the other one keeps everything.
         self.SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": tile})
         self.EXACT = self.SPARSE.override(small_sparse.EVERYTHING)
 

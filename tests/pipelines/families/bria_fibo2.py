@@ -74,12 +74,7 @@ FAMILIES = [
     Family(
         "bria-fibo2 masked",
         fibo2,
-        {
-            **IMAGE,
-            "max_sequence_length": 20,
-            "batch": 2,
-            "lengths": {"cond": (20, 4), "uncond": (20, 4)},
-        },
+        IMAGE | {"max_sequence_length": 20, "batch": 2, "lengths": dict.fromkeys(LENGTHS, (20, 4))},
         fallbacks=("the prompts of the batch have gists of 4 to 12 tokens",),
         dense_parts=("attention",),
         brief=True,

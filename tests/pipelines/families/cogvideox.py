@@ -28,9 +28,16 @@ TO_VIDEO = diffusers.CogVideoXImageToVideoPipeline
 V15 = {**ROTARY, "patch_size_t": 2, "sample_height": 24, "sample_width": 24}
 
 
-def tiny_vae():
-    """Shrinks space by 8 and time by 4, as the real one does."""
-    return seeded(
+def tiny_pipeline(
+    pipeline_class=diffusers.CogVideoXPipeline,
+    scheduler=diffusers.CogVideoXDDIMScheduler,
+    **overrides,
+):
+    """A pipeline of this class; `overrides` are of the transformer's config.
+
+    Its VAE shrinks space by 8 and time by 4, as the real one does.
+    """
+    vae = seeded(
         diffusers.AutoencoderKLCogVideoX,
         down_block_types=("CogVideoXDownBlock3D",) * 4,
         up_block_types=("CogVideoXUpBlock3D",) * 4,
@@ -39,16 +46,8 @@ def tiny_vae():
         layers_per_block=1,
         norm_num_groups=2,
     )
-
-
-def tiny_pipeline(
-    pipeline_class=diffusers.CogVideoXPipeline,
-    scheduler=diffusers.CogVideoXDDIMScheduler,
-    **overrides,
-):
-    """A pipeline of this class; `overrides` are of the transformer's config."""
     transformer = seeded(diffusers.CogVideoXTransformer3DModel, **{**TRANSFORMER, **overrides})
-    parts = {"vae": tiny_vae(), "transformer": strong(transformer, 20), "scheduler": scheduler()}
+    parts = {"vae": vae, "transformer": strong(transformer, 20), "scheduler": scheduler()}
     return of_class(pipeline_class, **parts)
 
 

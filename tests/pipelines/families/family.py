@@ -16,56 +16,44 @@ from PIL import Image
 from torch.utils._pytree import tree_map
 
 from tests.tiny_models import (
+    LATENT_CHANNELS,
     TEXT_DIM,
     quiet,
     random,
+    seeded,
+    strong,
     tiny_text_encoder,
     tiny_tokenizer,
     tiny_wan_vae,
 )
-from tests.tiny_models import strong as strong
 
 
 @dataclass(frozen=True)
 class Family:
-    """A tiny random-weight pipeline of the real classes, and calls that it must run.
-
-    Attributes:
-        name: what the tests call it.
-        make: a new pipeline on the CPU in fp32, the same weights at every call.
-        call: keyword arguments of the pipeline for a small picture, prompts as ``prompt_embeds`` or
-            text; steps, generator and output type are the tests'.
-        variants: further calls by name, as changes to ``call``: "odd size", "batch", "guided",
-            "one frame", ... whatever the pipeline allows.
-        fallbacks: what the report may say of them, as parts of sentences.
-        kinds: how many kinds of repeated blocks the model has: one compiled graph for each.
-        dense_parts: parts ("attention", "mlp") that never run sparse here.
-        masked: variants whose attention runs dense, and what the report says of each.
-        unpatched_steps: first steps of a generation that run as without chipsparse.
-        brief: only its calls are tested, in slow tests; its adapter is another family's, too.
-        result: takes what is compared from what the pipeline returns; else its latents.
-    """
+    """A tiny random-weight pipeline of the real classes, and calls that it must run."""
 
     name: str
-    make: Callable[[], Any]
+    make: Callable[[], Any]  # a new pipeline on the CPU in fp32, the same weights at every call
+    # Arguments for a small picture, prompts embedded or as text; the tests give steps, generator
+    # and output type.
     call: Mapping[str, Any]
+    # Further calls by name, as changes: "odd size", "batch", "guided", "one frame", ...
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fallbacks: tuple[str, ...] = ()
-    kinds: int = 1
-    dense_parts: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()  # parts of sentences that the report may say of them
+    kinds: int = 1  # of repeated blocks: one compiled graph for each
+    dense_parts: tuple[str, ...] = ()  # "attention", "mlp": never sparse here
+    # Only its calls are tested, in slow tests; its adapter is another family's, too.
     brief: bool = False
+    # Variants whose attention runs dense, and what the report says of each.
     masked: Mapping[str, str] = field(default_factory=dict)
-    unpatched_steps: int = 0
-    result: Callable[[Any], Any] = itemgetter(0)
+    unpatched_steps: int = 0  # first ones of a generation, that run as without chipsparse
+    result: Callable[[Any], Any] = itemgetter(0)  # what is compared, of what the pipeline returns
 
 
 def streams(results):
     """All tensors that a pipeline returns, in a row."""
     parts = [each[0] if isinstance(each, list) else each for each in results]
     return torch.cat([part.flatten() for part in parts if part is not None])
-
-
-# Whole pipelines.
 
 
 def of_class(pipeline_class, **components):
@@ -78,11 +66,8 @@ def of_class(pipeline_class, **components):
 
 def wan_like(pipeline_class, **components):
     """A pipeline of this class with the tiny tokenizer, text encoder and VAE of Wan."""
-    parts = {
-        "tokenizer": tiny_tokenizer(),
-        "text_encoder": tiny_text_encoder(),
-        "vae": tiny_wan_vae(),
-    }
+    tokenizer, text_encoder, vae = tiny_tokenizer(), tiny_text_encoder(), tiny_wan_vae()
+    parts = {"tokenizer": tokenizer, "text_encoder": text_encoder, "vae": vae}
     return of_class(pipeline_class, **{**parts, **components})
 
 
@@ -124,25 +109,16 @@ def image_tokens(channels):
     return shape
 
 
-def video_latents(channels):
+def video_latents(*, height, width, num_frames, batch=1, **_):
     """The shape of latents ``[B, C, F, H, W]``, by the arguments of a loop."""
-
-    def shape(*, height, width, num_frames, batch=1, **_):
-        return batch, channels, (num_frames - 1) // 4 + 1, height // 8, width // 8
-
-    return shape
+    return batch, LATENT_CHANNELS, (num_frames - 1) // 4 + 1, height // 8, width // 8
 
 
 class Loop:
     """Calls a transformer as its pipeline does, without what encodes and decodes.
 
-    Args:
-        transformer: called in a cache context, if it has one, for each guidance branch.
-        arguments: makes those of a call from the latents, the timestep ``[B]``, the branch and the
-            arguments of the loop.
-        shape: makes the latents' shape ``[B, ...]`` from the arguments of the loop.
-        vae_config: says by how much the VAE would shrink a video.
-        velocity: takes the velocity from what the transformer returns for latents.
+    Its arguments are made of the latents, the timestep ``[B]``, the branch and the arguments of the
+    loop, and of these the latents' shape ``[B, ...]``. The velocity is taken from what it returns.
     """
 
     def __init__(
@@ -193,3 +169,8 @@ class Loop:
         arguments = tree_map(self._moved, arguments)
         with context:
             return self._velocity(self.transformer(**arguments, return_dict=False), latents)
+
+
+def video_loop(model_class, arguments, **config):
+    """A loop around a transformer of this class for the latents of a video."""
+    return Loop(strong(seeded(model_class, **config)), arguments, video_latents, VAE)

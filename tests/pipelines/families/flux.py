@@ -18,9 +18,12 @@ WIDTH, HEIGHT = 24, 32
 PICTURE = {"prompt": "a red circle", "height": HEIGHT, "width": WIDTH, "max_sequence_length": 16}
 GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
 BATCH = {"prompt": ["a red circle", "a blue square"]}
-ODD_SIZE = {"height": 40, "width": 36}
-
-
+VARIANTS = {
+    "guided": GUIDED,
+    "batch": BATCH,
+    "odd size": {"height": 40, "width": 36},
+    "one token": {"height": 4, "width": 4},
+}
 MASK = Image.new("L", (WIDTH, HEIGHT), 0)
 MASK.paste(255, (8, 8, 16, 24))
 FIRST, SECOND = (picture(seed, WIDTH, HEIGHT) for seed in (1, 2))
@@ -46,18 +49,7 @@ def controlled():
 
 
 FAMILIES = [
-    Family(
-        "flux",
-        guidance_distilled,
-        PICTURE,
-        {
-            "guided": GUIDED,
-            "batch": BATCH,
-            "odd size": ODD_SIZE,
-            "one token": {"height": 4, "width": 4},
-        },
-        kinds=KINDS,
-    ),
+    Family("flux", guidance_distilled, PICTURE, VARIANTS, kinds=KINDS),
     Family(
         "flux image to image",
         lambda: tiny_flux_pipeline(diffusers.FluxImg2ImgPipeline),
@@ -75,10 +67,7 @@ FAMILIES = [
     Family(
         "flux kontext",
         lambda: tiny_flux_pipeline(diffusers.FluxKontextPipeline),
-        {
-            **{**PICTURE, "image": picture(1, 20, 24)},
-            **{"max_area": HEIGHT * WIDTH, "_auto_resize": False},
-        },
+        PICTURE | {"image": picture(1, 20, 24), "max_area": HEIGHT * WIDTH, "_auto_resize": False},
         {"guided": GUIDED},
         brief=True,
     ),

@@ -18,8 +18,6 @@ FLUX2_CONFIG = {
     "timestep_guidance_channels": 32,
     "axes_dims_rope": (4, 4, 4, 4),
 }
-
-
 PICTURE = {
     "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
     "height": HEIGHT,
@@ -43,9 +41,9 @@ def tiny_flux2_transformer(**overrides):
     return strong(model, 8, ("ff.linear_out", "attn.to_out"))
 
 
-def tiny_flux2_vae():
-    """A VAE that shrinks by 4."""
-    return seeded(
+def tiny_flux2_pipeline(pipeline_class=diffusers.Flux2Pipeline, **overrides):
+    """A FLUX.2 pipeline of this class, for embedded prompts; its VAE shrinks by 4."""
+    vae = seeded(
         diffusers.AutoencoderKLFlux2,
         seed=1,
         block_out_channels=(8, 8, 8),
@@ -56,11 +54,7 @@ def tiny_flux2_vae():
         latent_channels=CHANNELS,
         mid_block_add_attention=False,
     )
-
-
-def tiny_flux2_pipeline(pipeline_class=diffusers.Flux2Pipeline, **overrides):
-    """A FLUX.2 pipeline of this class, for embedded prompts."""
-    components = {"vae": tiny_flux2_vae(), "transformer": tiny_flux2_transformer(), **overrides}
+    components = {"vae": vae, "transformer": tiny_flux2_transformer(), **overrides}
     return of_class(pipeline_class, **components)
 
 

@@ -5,11 +5,10 @@ from diffusers import HeliosTransformer3DModel, HunyuanVideoFramepackTransformer
 
 from tests.pipelines.families import family
 from tests.pipelines.families.hunyuan_video import CONFIG, POOLED_DIM, padded
-from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
+from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
 TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
-SHAPE = family.video_latents(LATENT_CHANNELS)
 
 
 def earlier(latents):
@@ -21,9 +20,6 @@ def earlier(latents):
         for part in numbers[:-1]
     ]
     return pasts[::-1], numbers[-2::-1], numbers[-1]
-
-
-# Helios.
 
 
 def helios_arguments(latents, timestep, branch, *, history=True, **_):
@@ -44,13 +40,13 @@ def helios_arguments(latents, timestep, branch, *, history=True, **_):
 
 def helios():
     config = {name: value for name, value in TRANSFORMER_CONFIG.items() if "rope" not in name}
-    transformer = seeded(
-        HeliosTransformer3DModel, **config, rope_dim=(12, 10, 10), is_amplify_history=True
+    return family.video_loop(
+        HeliosTransformer3DModel,
+        helios_arguments,
+        **config,
+        rope_dim=(12, 10, 10),
+        is_amplify_history=True,
     )
-    return family.Loop(family.strong(transformer), helios_arguments, SHAPE, family.VAE)
-
-
-# FramePack.
 
 
 def framepack_arguments(latents, timestep, branch, *, valid=TEXT, **_):
@@ -76,8 +72,9 @@ def framepack_arguments(latents, timestep, branch, *, valid=TEXT, **_):
 
 
 def framepack():
-    transformer = seeded(
+    return family.video_loop(
         HunyuanVideoFramepackTransformer3DModel,
+        framepack_arguments,
         **CONFIG,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
@@ -87,7 +84,6 @@ def framepack():
         image_proj_dim=IMAGE_DIM,
         has_clean_x_embedder=True,
     )
-    return family.Loop(family.strong(transformer), framepack_arguments, SHAPE, family.VAE)
 
 
 FAMILIES = [

@@ -4,12 +4,14 @@ The pipelines have no text encoders here: what those would make is given, with p
 large, so that a model that sees it shows.
 """
 
+from functools import partial
+
 import diffusers
 import torch
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
 from tests.pipelines.families.family import Family, of_class, picture, strong
-from tests.tiny_models import random, seeded
+from tests.tiny_models import random, seeded, tiny_image_encoder
 
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
@@ -38,21 +40,6 @@ def padded(*lengths, tokens=PADDED, width=TEXT_DIM, seed=1):
 ENDS = ("attn.to_out.0", "attn.to_add_out", "ff.net.2", "s.0.proj_out")
 
 
-# HunyuanVideo.
-
-
-def transformer(**overrides):
-    config = {
-        **CONFIG,
-        "in_channels": CHANNELS,
-        "out_channels": CHANNELS,
-        "num_single_layers": 2,
-        "pooled_projection_dim": POOLED_DIM,
-        **overrides,
-    }
-    return strong(seeded(diffusers.HunyuanVideoTransformer3DModel, **config), 4, ENDS)
-
-
 def vae():
     """Shrinks space by 8 and time by 4, as the real one."""
     return seeded(
@@ -67,21 +54,16 @@ def vae():
 
 def pipeline(pipeline_class=diffusers.HunyuanVideoPipeline, **overrides):
     """A pipeline of this class; `overrides` are entries of the transformer's config."""
-    return of_class(pipeline_class, transformer=transformer(**overrides), vae=vae())
-
-
-TO_VIDEO = diffusers.HunyuanVideoImageToVideoPipeline
-
-
-def latent_concat():
-    """The picture's latents and a mask stand beside the others."""
-    channels = 2 * CHANNELS + 1
-    return pipeline(TO_VIDEO, in_channels=channels, image_condition_type="latent_concat")
-
-
-def token_replace():
-    """The picture's latents are the first frame."""
-    return pipeline(TO_VIDEO, image_condition_type="token_replace")
+    config = {
+        **CONFIG,
+        "in_channels": CHANNELS,
+        "out_channels": CHANNELS,
+        "num_single_layers": 2,
+        "pooled_projection_dim": POOLED_DIM,
+        **overrides,
+    }
+    model = seeded(diffusers.HunyuanVideoTransformer3DModel, **config)
+    return of_class(pipeline_class, transformer=strong(model, 4, ENDS), vae=vae())
 
 
 def prompts(*lengths, prefix="", seed=1):
@@ -98,10 +80,6 @@ def negative_prompts(*lengths):
     return prompts(*lengths, prefix="negative_", seed=2) | {"true_cfg_scale": 3.0}
 
 
-def with_gaps(prompt, mask):
-    return {**prompt, mask: prompt[mask].roll(1, 1)}
-
-
 VIDEO = {"height": 64, "width": 48, "num_frames": 9, "max_sequence_length": VALID, **prompts(VALID)}
 VARIANTS = {
     "short prompt": prompts(2),
@@ -111,8 +89,12 @@ VARIANTS = {
     "guided": negative_prompts(4),
     "one frame": {"num_frames": 1},
     "prompts of two lengths": prompts(3, VALID),
-    "a mask with gaps": with_gaps(prompts(VALID), "prompt_attention_mask"),
+    "a mask with gaps": {
+        "prompt_attention_mask": prompts(VALID)["prompt_attention_mask"].roll(1, 1)
+    },
 }
+TO_VIDEO = partial(pipeline, diffusers.HunyuanVideoImageToVideoPipeline)
+CHANNELS_BESIDE = 2 * CHANNELS + 1  # the latents, those of a picture and a mask
 GAPS = "attention runs dense: a prompt mask keeps others than the first tokens of a prompt"
 LENGTHS = "attention runs dense: the prompts of the batch have {} tokens, so the shorter ones need"
 MASKED = {"prompts of two lengths": LENGTHS.format("3 to 7"), "a mask with gaps": GAPS}
@@ -121,52 +103,31 @@ IMAGE_VARIANTS = {
     "guided": VARIANTS["guided"],
 }
 
-# HunyuanVideo 1.5.
 
-
-def transformer15():
+def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, **components):
+    """With a VAE that shrinks space by 16 and time by 4, as the real one."""
     model = seeded(
         diffusers.HunyuanVideo15Transformer3DModel,
         **CONFIG,
-        in_channels=2 * CHANNELS + 1,
+        in_channels=CHANNELS_BESIDE,
         out_channels=CHANNELS,
         text_embed_2_dim=GLYPH_DIM,
         image_embed_dim=IMAGE_DIM,
         target_size=64,
     )
-    return strong(model, 4, ENDS)
-
-
-def vae15():
-    """Shrinks space by 16 and time by 4, as the real one."""
-    return seeded(
-        diffusers.AutoencoderKLHunyuanVideo15,
-        latent_channels=CHANNELS,
-        block_out_channels=(8, 8, 8, 8, 8),
-        layers_per_block=1,
-    )
-
-
-def pipeline15(pipeline_class=diffusers.HunyuanVideo15Pipeline, **components):
+    sizes = {"block_out_channels": (8,) * 5, "layers_per_block": 1, "latent_channels": CHANNELS}
+    vae = seeded(diffusers.AutoencoderKLHunyuanVideo15, **sizes)
     guider = diffusers.ClassifierFreeGuidance(guidance_scale=3.0)
-    parts = {"transformer": transformer15(), "vae": vae15(), "guider": guider, **components}
+    parts = {"transformer": strong(model, 4, ENDS), "vae": vae, "guider": guider, **components}
     pipe = of_class(pipeline_class, **parts)
     pipe.vision_num_semantic_tokens = IMAGE_TOKENS
     return pipe
 
 
 def image_to_video15():
-    config = SiglipVisionConfig(
-        hidden_size=IMAGE_DIM,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
     return pipeline15(
         diffusers.HunyuanVideo15ImageToVideoPipeline,
-        image_encoder=seeded(SiglipVisionModel, config),
+        image_encoder=tiny_image_encoder(SiglipVisionModel, SiglipVisionConfig, IMAGE_DIM),
         feature_extractor=SiglipImageProcessor(size={"height": 16, "width": 16}),
     )
 
@@ -211,14 +172,14 @@ FAMILIES = [
     Family("hunyuan video", pipeline, VIDEO, VARIANTS, kinds=KINDS, masked=MASKED),
     Family(
         "hunyuan video image to video, latents side by side",
-        latent_concat,
+        partial(TO_VIDEO, in_channels=CHANNELS_BESIDE, image_condition_type="latent_concat"),
         {**VIDEO, "image": picture(3, 48, 64)},
         IMAGE_VARIANTS,
         kinds=KINDS,
     ),
     Family(
         "hunyuan video image to video, tokens replaced",
-        token_replace,
+        partial(TO_VIDEO, image_condition_type="token_replace"),
         {**VIDEO, "image": picture(3, 48, 64)},
         IMAGE_VARIANTS,
         kinds=2,  # diffusers does not list these blocks among the repeated ones

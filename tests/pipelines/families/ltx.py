@@ -40,11 +40,6 @@ VARIANTS = {
 }
 
 
-def tiny_ltx_transformer(**overrides):
-    """An LTX-Video transformer; `overrides` replace entries of its config."""
-    return seeded(diffusers.LTXVideoTransformer3DModel, **{**LTX_CONFIG, **overrides})
-
-
 VAE = {  # shrinks space by 8 and time by 2
     "latent_channels": CHANNELS,
     "block_out_channels": (8, 8),
@@ -59,17 +54,12 @@ VAE = {  # shrinks space by 8 and time by 2
 }
 
 
-def tiny_ltx_vae():
-    blocks = ("LTXVideoDownBlock3D",) * 2
-    return seeded(
-        diffusers.AutoencoderKLLTXVideo, seed=1, **VAE, down_block_types=blocks, patch_size=4
-    )
-
-
 def tiny_ltx_pipeline(pipeline_class=diffusers.LTXPipeline, **overrides):
     """An LTX pipeline of this class, for embedded prompts."""
-    components = {"vae": tiny_ltx_vae(), "transformer": tiny_ltx_transformer(), **overrides}
-    return of_class(pipeline_class, **components)
+    more = {"down_block_types": ("LTXVideoDownBlock3D",) * 2, "patch_size": 4}
+    vae = seeded(diffusers.AutoencoderKLLTXVideo, seed=1, **VAE, **more)
+    transformer = seeded(diffusers.LTXVideoTransformer3DModel, **LTX_CONFIG)
+    return of_class(pipeline_class, **{"vae": vae, "transformer": transformer, **overrides})
 
 
 FAMILIES = [

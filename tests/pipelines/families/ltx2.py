@@ -42,8 +42,10 @@ def vae():
     )
 
 
-def sound_vae():
-    return seeded(
+def pipeline(pipeline_class=diffusers.LTX2Pipeline, **overrides):
+    """A pipeline of this class; `overrides` are entries of the transformer's config."""
+    transformer = seeded(diffusers.LTX2VideoTransformer3DModel, **{**CONFIG, **overrides})
+    audio_vae = seeded(
         diffusers.AutoencoderKLLTX2Audio,
         base_channels=SOUND_CHANNELS * MEL_BINS // 4,
         ch_mult=(1, 1, 1),
@@ -51,21 +53,8 @@ def sound_vae():
         latent_channels=SOUND_CHANNELS,
         mel_bins=MEL_BINS,
     )
-
-
-def transformer(**overrides):
-    return seeded(diffusers.LTX2VideoTransformer3DModel, **{**CONFIG, **overrides})
-
-
-def pipeline(pipeline_class=diffusers.LTX2Pipeline, **overrides):
-    """A pipeline of this class; `overrides` are entries of the transformer's config."""
-    parts = {
-        "vae": vae(),
-        "audio_vae": sound_vae(),
-        "connectors": seeded(Connectors),
-        "transformer": transformer(**overrides),
-    }
-    return of_class(pipeline_class, **parts)
+    parts = {"vae": vae(), "audio_vae": audio_vae, "connectors": seeded(Connectors)}
+    return of_class(pipeline_class, transformer=transformer, **parts)
 
 
 VIDEO = {

@@ -5,7 +5,7 @@ import torch
 
 from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.family import Family, of_class, picture
-from tests.tiny_models import random, seeded
+from tests.tiny_models import random, seeded, tiny_wan_vae
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
@@ -51,10 +51,7 @@ VARIANTS = {
     "prompts of two lengths": prompts(4, 2),
     "a mask with holes": {**prompts(4), "prompt_embeds_mask": torch.tensor([[1, 0, 1, 1, 0]])},
 }
-MASKED = (
-    "attention runs dense: the text is masked otherwise than by one length for all samples of a "
-    "call"
-)
+MASKED = "attention runs dense: the text is masked otherwise than by one length for all samples"
 IMAGE = {"image": picture(1, WIDTH, HEIGHT), "strength": 0.8}
 
 
@@ -63,24 +60,11 @@ def tiny_qwen_transformer(*, seed=0, **overrides):
     return seeded(diffusers.QwenImageTransformer2DModel, seed=seed, **{**QWEN_CONFIG, **overrides})
 
 
-def tiny_qwen_vae():
-    """A VAE that shrinks space by 4."""
-    return seeded(
-        diffusers.AutoencoderKLQwenImage,
-        seed=1,
-        base_dim=4,
-        z_dim=CHANNELS,
-        dim_mult=[1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True],
-        latents_mean=[0.0] * CHANNELS,
-        latents_std=[1.0] * CHANNELS,
-    )
-
-
 def tiny_qwen_pipeline(pipeline_class=diffusers.QwenImagePipeline, **overrides):
     """A Qwen-Image pipeline of this class, for embedded prompts."""
-    components = {"vae": tiny_qwen_vae(), "transformer": tiny_qwen_transformer(), **overrides}
+    sizes = {"base_dim": 4, "dim_mult": [1, 1, 1], "temperal_downsample": [False, True]}
+    vae = tiny_wan_vae(diffusers.AutoencoderKLQwenImage, seed=1, **sizes)  # shrinks space by 4
+    components = {"vae": vae, "transformer": tiny_qwen_transformer(), **overrides}
     return of_class(pipeline_class, **components)
 
 

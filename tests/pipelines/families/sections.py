@@ -28,10 +28,6 @@ def forcing(pipeline_class=diffusers.SkyReelsV2DiffusionForcingPipeline):
     return wan_like(pipeline_class, transformer=transformer, scheduler=UNIPC())
 
 
-def forcing_a_video():
-    return forcing(diffusers.SkyReelsV2DiffusionForcingVideoToVideoPipeline)
-
-
 def pyramid():
     """Helios: chunks of frames, each at three sizes."""
     transformer, scheduler = history.helios().transformer, diffusers.HeliosScheduler(gamma=0.25)
@@ -68,20 +64,17 @@ def _pictures(count, width, height):
 
 
 FORCED = {**SIZE, **PROMPTS, "prompt": None, "num_frames": 17, "base_num_frames": 17}
+LAGGING = FORCED | {"ar_step": 2}
 LONG = {"base_num_frames": 17, "overlap_history": 5, "num_frames": 25}
 # What makes it, a call of it, and how many sections that has.
 PIPELINES = {
     "forcing": (forcing, FORCED, 1),
-    "a lag": (forcing, FORCED | {"ar_step": 2}, 1),
-    "blocks that wait": (
-        forcing,
-        FORCED | {"ar_step": 2, "causal_block_size": 2, "num_frames": 13},
-        1,
-    ),
-    "windows with a lag": (forcing, FORCED | LONG | {"ar_step": 2, "addnoise_condition": 20}, 2),
+    "a lag": (forcing, LAGGING, 1),
+    "blocks that wait": (forcing, LAGGING | {"causal_block_size": 2, "num_frames": 13}, 1),
+    "windows with a lag": (forcing, LAGGING | LONG | {"addnoise_condition": 20}, 2),
     "from a video with a lag": (
-        forcing_a_video,
-        FORCED | LONG | {"ar_step": 2, "video": _pictures(17, 48, 64)},
+        functools.partial(forcing, diffusers.SkyReelsV2DiffusionForcingVideoToVideoPipeline),
+        LAGGING | LONG | {"video": _pictures(17, 48, 64)},
         2,
     ),
     "helios pyramid": (

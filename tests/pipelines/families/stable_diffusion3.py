@@ -25,16 +25,12 @@ TRANSFORMER = {
 MEDIUM = {"qk_norm": "rms_norm", "dual_attention_layers": (0, 1), "num_layers": 4}
 
 
-def tiny_transformer(**overrides):
-    """Its blocks say more than those of a new model, which hardly change the result."""
-    transformer = seeded(diffusers.SD3Transformer2DModel, **{**TRANSFORMER, **overrides})
-    return strong(transformer, 20, ("attn.to_out.0", "ff.net.2"))
-
-
 def tiny_pipeline(pipeline_class=diffusers.StableDiffusion3Pipeline, components=None, **overrides):
     """A pipeline of this class; `overrides` are of the transformer's config."""
+    model = seeded(diffusers.SD3Transformer2DModel, **{**TRANSFORMER, **overrides})
+    model = strong(model, 20, ("attn.to_out.0", "ff.net.2"))
     vae = tiny_image_vae(latent_channels=CHANNELS)
-    parts = {"transformer": tiny_transformer(**overrides), "vae": vae, **(components or {})}
+    parts = {"transformer": model, "vae": vae, **(components or {})}
     return of_class(pipeline_class, **parts)
 
 
@@ -51,7 +47,6 @@ PICTURE = {**prompts(), "height": 32, "width": 48, "guidance_scale": 1.0}
 # The length of T5's part in the embeddings, which are shorter here than that of CLIP alone.
 PICTURE["max_sequence_length"] = TEXT - CLIP_TOKENS
 GUIDED = {"guidance_scale": 5.0}
-ODD_SIZE = {"height": 40, "width": 36}
 IMAGE = {"image": random(1, 3, 32, 48, seed=1).sigmoid(), "strength": 0.8}
 
 
@@ -75,7 +70,7 @@ FAMILIES = [
         {
             "guided": GUIDED,
             "batch": prompts(2),
-            "odd size": ODD_SIZE,
+            "odd size": {"height": 40, "width": 36},
             "one token": {"height": 4, "width": 4},
         },
         kinds=2,  # the last block makes no text

@@ -10,7 +10,7 @@ from tests.tiny_models import (
     PROMPT,
     TEXT_DIM,
     random,
-    tiny_clip_image_encoder,
+    tiny_image_encoder,
     tiny_wan_pipeline,
     tiny_wan_transformer,
 )
@@ -43,7 +43,7 @@ def with_clip_embeddings():
         transformer=tiny_wan_transformer(
             in_channels=2 * LATENT_CHANNELS + 4, image_dim=TEXT_DIM, added_kv_proj_dim=CHANNELS
         ),
-        image_encoder=tiny_clip_image_encoder(),
+        image_encoder=tiny_image_encoder(),
         image_processor=CLIPImageProcessor(size=CLIP_SIZE, crop_size=CLIP_SIZE),
     )
 

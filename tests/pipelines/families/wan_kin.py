@@ -7,7 +7,6 @@ from tests.pipelines.families import family
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
 
 TEXT, FACE = 5, 16  # tokens; pixels of a side
-SHAPE = family.video_latents(LATENT_CHANNELS)
 
 
 def text(latents, timestep, branch, **_):
@@ -19,9 +18,6 @@ def text(latents, timestep, branch, **_):
     }
 
 
-# VACE.
-
-
 def vace():
     transformer = seeded(
         diffusers.WanVACETransformer3DModel,
@@ -31,9 +27,6 @@ def vace():
         vace_in_channels=2 * LATENT_CHANNELS + 64,
     )
     return family.wan_like(diffusers.WanVACEPipeline, transformer=family.strong(transformer))
-
-
-# Animate.
 
 
 def animate_arguments(latents, timestep, branch, **_):
@@ -54,28 +47,23 @@ def animate_arguments(latents, timestep, branch, **_):
 
 
 def animate(**overrides):
-    transformer = seeded(
-        diffusers.WanAnimateTransformer3DModel,
-        **{
-            **TRANSFORMER_CONFIG,
-            "in_channels": 2 * LATENT_CHANNELS + 4,
-            "latent_channels": LATENT_CHANNELS,
-            "image_dim": None,
-            "motion_encoder_channel_sizes": {"4": 8, "8": 8, "16": 8},
-            "motion_encoder_size": FACE,
-            "motion_style_dim": 8,
-            "motion_dim": 4,
-            "motion_encoder_dim": 8,
-            "face_encoder_hidden_dim": 16,
-            "face_encoder_num_heads": 2,
-            "inject_face_latents_blocks": 3,
-            **overrides,
-        },
-    )
-    return family.Loop(family.strong(transformer), animate_arguments, SHAPE, family.VAE)
-
-
-# SkyReels V2 and ChronoEdit.
+    config = {
+        **TRANSFORMER_CONFIG,
+        "in_channels": 2 * LATENT_CHANNELS + 4,
+        "latent_channels": LATENT_CHANNELS,
+        "image_dim": None,
+        "motion_encoder_channel_sizes": {"4": 8, "8": 8, "16": 8},
+        "motion_encoder_size": FACE,
+        "motion_style_dim": 8,
+        "motion_dim": 4,
+        "motion_encoder_dim": 8,
+        "face_encoder_hidden_dim": 16,
+        "face_encoder_num_heads": 2,
+        "inject_face_latents_blocks": 3,
+        **overrides,
+    }
+    model_class = diffusers.WanAnimateTransformer3DModel
+    return family.video_loop(model_class, animate_arguments, **config)
 
 
 def forced_arguments(latents, timestep, branch, **_):
@@ -90,14 +78,14 @@ def forced_arguments(latents, timestep, branch, **_):
     }
 
 
-def skyreels(arguments=text, **overrides):
-    transformer = seeded(diffusers.SkyReelsV2Transformer3DModel, **TRANSFORMER_CONFIG, **overrides)
-    return family.Loop(family.strong(transformer), arguments, SHAPE, family.VAE)
+def skyreels(arguments=text, **more):
+    model_class = diffusers.SkyReelsV2Transformer3DModel
+    return family.video_loop(model_class, arguments, **TRANSFORMER_CONFIG, **more)
 
 
 def chrono_edit():
-    transformer = seeded(diffusers.ChronoEditTransformer3DModel, **TRANSFORMER_CONFIG)
-    return family.Loop(family.strong(transformer), text, SHAPE, family.VAE)
+    model_class = diffusers.ChronoEditTransformer3DModel
+    return family.video_loop(model_class, text, **TRANSFORMER_CONFIG)
 
 
 VARIANTS = {"odd size": family.ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}

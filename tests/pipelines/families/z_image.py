@@ -21,16 +21,6 @@ CONFIG = {
 }
 
 
-def vae():
-    """Shrinks space by 8."""
-    return tiny_image_vae(
-        latent_channels=CHANNELS,
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-    )
-
-
 def transformer():
     """With padding that shows, and layers that change something."""
     made = seeded(diffusers.ZImageTransformer2DModel, **CONFIG)
@@ -41,7 +31,8 @@ def transformer():
 
 
 def pipeline():
-    return of_class(diffusers.ZImagePipeline, vae=vae(), transformer=transformer())
+    vae = tiny_image_vae(blocks=4, latent_channels=CHANNELS)  # shrinks by 8
+    return of_class(diffusers.ZImagePipeline, vae=vae, transformer=transformer())
 
 
 def prompts(*lengths, prefix="", seed=1):
@@ -52,6 +43,7 @@ def prompts(*lengths, prefix="", seed=1):
     }
 
 
+GUIDED = {"guidance_scale": 3.0, **prompts(9, prefix="negative_", seed=5)}
 IMAGE = {**SIZE, **prompts(7), "guidance_scale": 0.0, "max_sequence_length": 7}
 FAMILIES = [
     Family(
@@ -61,12 +53,8 @@ FAMILIES = [
         {
             "odd size": ODD_IMAGE,
             "batch": prompts(7, 30),
-            "guided": {"guidance_scale": 3.0, **prompts(9, prefix="negative_", seed=5)},
-            "guided, other lengths": {
-                "guidance_scale": 3.0,
-                **prompts(40),
-                **prompts(9, prefix="negative_", seed=5),
-            },
+            "guided": GUIDED,
+            "guided, other lengths": {**GUIDED, **prompts(40)},
         },
         kinds=3,  # those that refine images or prompts are other graphs
     )

@@ -12,6 +12,7 @@ from tests.pipelines.families.wan_kin import forced_arguments, skyreels
 from tests.pipelines.test_families import FAMILIES, SPARSE, STEPS
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
+BOTH = chipsparse.Parallel(ulysses=2)
 # A text of one whole block of the MLP. Linears round the last rows of others otherwise on a CPU.
 TEXT = 16
 WHOLE_BLOCKS = {
@@ -26,22 +27,13 @@ WHOLE_BLOCKS = {
 BIG = {**wan.VIDEO, "height": 128, "width": 128, "num_frames": 13}  # 16 blocks of 16 rows
 
 
-def wan_of(heads):
+def wan_of(heads, experts=1):
     sizes = {"num_attention_heads": heads, "attention_head_dim": 16}
-    return tiny_wan_pipeline(transformer=tiny_wan_transformer(**sizes))
-
-
-def hunyuan_of(heads):
-    return hunyuan_video.pipeline(num_attention_heads=heads)
-
-
-def experts_of(heads):
-    sizes = {"num_attention_heads": heads, "attention_head_dim": 16}
-    return tiny_wan_pipeline(
-        transformer=tiny_wan_transformer(**sizes),
-        transformer_2=tiny_wan_transformer(seed=9, **sizes),
-        boundary_ratio=0.95,
-    )
+    parts = {"transformer": tiny_wan_transformer(**sizes)}
+    if experts == 2:
+        second = tiny_wan_transformer(seed=9, **sizes)
+        parts |= {"transformer_2": second, "boundary_ratio": 0.95}
+    return tiny_wan_pipeline(**parts)
 
 
 def announced(name):
@@ -60,8 +52,8 @@ HUNYUAN = {
 OTHERS = {
     "four heads": (lambda: wan_of(4), BIG, {}),
     "uneven heads": (lambda: wan_of(5), BIG, {}),
-    "joint text, four heads": (lambda: hunyuan_of(4), HUNYUAN, {}),
-    "two experts": (lambda: experts_of(4), {**BIG, "height": 80, "width": 48}, {}),
+    "joint text, four heads": (lambda: hunyuan_video.pipeline(num_attention_heads=4), HUNYUAN, {}),
+    "two experts": (lambda: wan_of(4, experts=2), {**BIG, "height": 80, "width": 48}, {}),
     "skipped, with a forecast": (
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
@@ -160,11 +152,13 @@ def everything(names):
         **together(names),
         "guidance": together(GUIDED, guidance=2),
         "ring": together(RING, ring=2),
-        "whole": {name: said_of(FAMILIES[name].make()) for name in REASONS},
-        "forced": said_of(
+        "whole": {name: said(FAMILIES[name].make(), FAMILIES[name].call) for name in REASONS},
+        "forced": said(
             skyreels(forced_arguments, inject_sample_info=True), FAMILIES["skyreels v2"].call
         ),
-        "unguided": said_of_an_unguided_pipeline(),
+        "unguided": said(
+            wan_of(4), {**BIG, "guidance_scale": 1.0}, parallel=chipsparse.Parallel(guidance=2)
+        ),
         "stock": {name: stock(name) for name in ("plain", "compiled", "ring")},
     }
 
@@ -185,24 +179,14 @@ def together(names, guidance=1, ring=1):
         }
 
 
-def said_of_an_unguided_pipeline():
-    with torch.no_grad():
-        try:
-            call = {**BIG, "guidance_scale": 1.0}
-            run(wan_of(4), call, SPARSE, chipsparse.Parallel(guidance=2))
-        except ValueError as error:
-            return str(error)
-    return None
-
-
-def said_of(pipe, call=None):
-    """The refusal of a pipeline that shares tokens, at once or before the first step of a call."""
+def said(pipe, call, config=SPARSE, *, parallel=BOTH, seed=0):
+    """The error of a generation, or of `enable` before it."""
     try:
-        parallel = chipsparse.Parallel(ulysses=dist.get_world_size())
-        with torch.no_grad(), chipsparse.enable(pipe, SPARSE, parallel=parallel):
-            return call and generate(pipe, call)
-    except ValueError as error:
-        return str(error)
+        with torch.no_grad(), chipsparse.enable(pipe, config, parallel=parallel):
+            generate(pipe, call, seed)
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def compared(name, parallel, *, judge):
@@ -226,7 +210,6 @@ def run(pipe, call, config, parallel):
 
 
 def report_of_layers(report):
-    """The number of times that layers took each action."""
     counts = {}
     for step in report.steps:
         for entry in step.layers:

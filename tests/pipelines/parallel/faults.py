@@ -12,17 +12,18 @@ from chipsparse.layers.attention import AttentionLayer
 from chipsparse.plan import Action, SparsityPlan
 from tests.pipelines.parallel.equal_bits import (
     BIG,
+    BOTH,
     generate,
     largest_difference,
     ranks_agree,
     report_of_layers,
     run,
+    said,
     wan_of,
 )
 from tests.pipelines.test_families import SPARSE
 
 CALL = {**BIG, "height": 80, "width": 64, "guidance_scale": 1.0}
-BOTH = chipsparse.Parallel(ulysses=2)
 ROWS = chipsparse.Parallel(ring=2)
 
 
@@ -49,7 +50,6 @@ def refreshes_alone():
 
 
 def seen():
-    """Results and errors of ranks that differ."""
     with torch.no_grad():
         alone, _ = run(wan_of(4), CALL, SPARSE, None)
         found = {}
@@ -77,16 +77,6 @@ def seen():
         # The next generation is as if nothing had been.
         found["afterwards"] = largest_difference(run(wan_of(4), CALL, SPARSE, BOTH)[0], alone)
     return found
-
-
-def said(pipe, call, config=SPARSE, *, parallel=BOTH, seed=0):
-    """The error of a generation."""
-    try:
-        with chipsparse.enable(pipe, config, parallel=parallel):
-            generate(pipe, call, seed)
-    except (ValueError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 def breaks_off(how, shared):
