@@ -306,7 +306,7 @@ def published_text(model: str, work_share: float | None) -> str:
     if bundled_name(model) is None or work_share is None or work_share <= 0:
         return ""
     published = published_psnr(ANY_MODEL, 1 / work_share)
-    return f"large models are harder: step caches reach {published} on them"
+    return f"large models are harder: on them, step caches reach {published}"
 
 
 def model_fact(location: str) -> tuple[str, str]:
