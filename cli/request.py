@@ -283,7 +283,7 @@ def choose_profile(
                 f"{', '.join(profile_classes())}); give one with --config, or --quality "
                 f"{DEFAULT_QUALITY}, which is made for no model in particular"
             )
-        profile = profile.for_steps(options.steps)
+        profile = profile.for_steps(options.steps, experts=model.experts)
         if options.quality is not None:
             profile = profile.of_quality(options.quality)
         if not profile.serves(kind):

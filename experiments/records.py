@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from chipsparse.common.bounded import Index, Number
 
@@ -16,7 +16,8 @@ class StepResult(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     step: Index  # from 0, in each section of a pipeline that denoises in sections
-    action: str  # "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ
+    # "dense", "refresh", "sparse" or "skip"; joined by "+" where branches differ.
+    action: Annotated[str, Field(pattern="^[a-z+]+$")]
     seconds: Number  # from the end of the step before, without the time of the display
     # Mean shares of columns and neurons that were computed; None where nothing ran sparse.
     attention_kept: Number | None = None

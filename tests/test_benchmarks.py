@@ -39,9 +39,6 @@ def dry_run(tmp_path, *arguments):
     return code, read(path) if path.exists() else []
 
 
-# Records.
-
-
 def test_files_hold_the_records_that_were_written(tmp_path):
     made = [
         {"case": f"case {number % 7}", "one": 1, "number": number / 7, "rare": [number // 40]}
@@ -69,9 +66,6 @@ def test_a_run_saves_after_each_record_and_survives_failures(tmp_path, capsys):
     assert "FAILED first: ValueError: no more" in capsys.readouterr().out
     text = table([{"a": 31.26}, {"a": None}], {"a": ".1f"})
     assert text.splitlines()[2:] == ["| 31.3 |", "|  |"]
-
-
-# Kernels.
 
 
 def test_every_operation_has_a_case():
@@ -169,9 +163,6 @@ def test_a_selection_is_judged_by_value_and_count():
         check_selection(low, sums, 3, "here")
     with pytest.raises(WrongResultError, match="count error"):
         check_selection(torch.ones_like(low), sums, 3, "here")
-
-
-# Whole steps.
 
 
 @pytest.fixture
@@ -294,9 +285,6 @@ PARTS_OF_KERNELS = {
 def test_parts_of_kernels():
     assert {case: step_timing.part_of(*case) for case in PARTS_OF_KERNELS} == PARTS_OF_KERNELS
     assert set(step_timing.OPS) == bridge._library._op_defs
-
-
-# Figures.
 
 
 def test_the_curve_is_measured_and_drawn(tmp_path, monkeypatch):

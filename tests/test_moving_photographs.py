@@ -71,9 +71,6 @@ def test_photographs_are_prepared_by_name(tmp_path):
     assert [Image.open(file).size for file in made] == [(1350, 900), (900, 1600)]
 
 
-# Drawing.
-
-
 def layer(**changes):
     """A layer that stands still in the middle."""
     words = {"photograph": 2, "shape": 0, "place": 4, "drift": 8, "bend": 1, "zoom": 1, "turn": 1}
@@ -124,9 +121,6 @@ def test_captions_say_words_of_layers():
         captions("photograph1; shape4")
 
 
-# The model.
-
-
 def test_latents_invert_and_keep_what_they_say(images):
     latents = LinearLatents()
     blocks = torch.cat(
@@ -173,9 +167,6 @@ def test_ten_or_more_parts_are_read_in_order(tmp_path, monkeypatch):
     model.write_checkpoint(Model.new(FACTS), tmp_path / "c")
     assert len([*tmp_path.glob("c/weights-*.bin")]) > 10
     assert model.read_checkpoint(tmp_path / "c").facts == FACTS
-
-
-# Training.
 
 
 def test_training_goes_on_where_it_ended(trained, folder, tmp_path, capsys):
@@ -238,9 +229,6 @@ def test_a_student_learns_the_guided_mean_velocity(trained, folder, tmp_path):
     assert train.main([*options, "--teacher", str(trained / "checkpoint")]) == 0
     student = model.read_checkpoint(tmp_path / "checkpoint").facts
     assert (student["steps"], student["guidance"], student["trained_steps"]) == (8, 1.0, 1)
-
-
-# Evaluation.
 
 
 def test_tables_compare_on_the_same_clips():

@@ -113,7 +113,7 @@ class Profile:
             raise ValueError(f"{self.source} does not say what {name} is; {has}")
         return dataclasses.replace(self, quality=name, sparsity=self.qualities[name])
 
-    def for_steps(self, steps: int | None) -> Profile:
+    def for_steps(self, steps: int | None, *, experts: int = 1) -> Profile:
         """Return the profile for a number of steps (None: as many as the profile says).
 
         One that was tuned for more than twice as many lists steps that are never reached. The
@@ -123,7 +123,9 @@ class Profile:
         if steps is None or tuned is None or 2 * steps >= tuned:
             return self
         known = self.model_class in profile_classes()
-        other = find_profile(None, self.model_class) if known else default_profile()
+        other = default_profile()
+        if known:
+            other = find_profile(None, self.model_class, experts=experts)
         return dataclasses.replace(
             other,
             generation=self.generation,

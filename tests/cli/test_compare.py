@@ -229,9 +229,6 @@ def test_a_config_is_known_by_its_name_alone():
     assert [read_config(file) for file in ("./dense", "out.mp4", "frames")] == [None] * 3
 
 
-# Files.
-
-
 def gradient(frames=5, height=32, width=48):
     """Smooth, so that encoders change little."""
     time, row, column = np.mgrid[:frames, :height, :width]

@@ -77,9 +77,6 @@ def test_values_that_are_not_finite():
         clips._as_frames(output, torch.float16)
 
 
-# Signals.
-
-
 @pytest.fixture
 def hangup_counts():
     """Under nohup this process ignores it, and so would the commands that run in it."""
@@ -143,9 +140,6 @@ def test_a_reader_that_went_away_hears_nothing(capsys, monkeypatch):
     with pytest.raises(typer.Exit) as end:
         run()
     assert (end.value.exit_code, capsys.readouterr().err) == (1, "")
-
-
-# Ways to start the command.
 
 
 def start(*arguments, flags=(), **environment):

@@ -185,9 +185,6 @@ def test_generate_and_compare_warn_outside_the_range(measured, model_folder, wor
     assert f"chipsparse: warning: {note}" in result.stderr
 
 
-# Going on with a results file.
-
-
 def test_the_same_target_again_measures_nothing(again, loads_nothing):
     before = Path("p.tune.json").read_bytes()
     Path("p.yaml").unlink()

@@ -46,9 +46,6 @@ def test_agrees_with_the_cpu_and_measures_its_steps(expected):
     assert (expected.cpu() - on_cpu).norm() < 0.02 * on_cpu.norm()
 
 
-# Streams and memory.
-
-
 class LateCopies(StreamCopies):
     """Copies that start late: what does not wait for them meets the memory as it was before."""
 
@@ -130,9 +127,6 @@ def test_out_of_memory_in_the_middle_leaks_nothing(expected):
         hook.remove()
         assert handle._adapters[0].session.cache_bytes() == 0
         assert held() == before
-
-
-# Beside what diffusers does.
 
 
 @pytest.mark.parametrize("config", [WAN.SPARSE, ON_HOST], ids=["device", "host"])

@@ -5,12 +5,14 @@ The stand-in runs none of the model's Python at a launch; see `tests/graph_stand
 
 import functools
 import gc
+import threading
 
 import pytest
 import torch
 
 import chipsparse
 from chipsparse.cache.tensors import AttentionCache
+from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, TensorsInPlace
 from tests.devices import DEVICES
 from tests.pipelines.changes import add_lora
@@ -302,3 +304,41 @@ def test_what_is_kept_in_place_is_what_was_recorded():
     cache.residual, cache.capacity = torch.ones(4), 32
     assert not before.take(cache)
     assert len(cache.residual) == 4
+
+
+@pytest.mark.gpu
+def test_other_threads_use_the_device_while_a_call_is_recorded():
+    """They launch, allocate, copy, wait for their own work and draw random numbers."""
+    numbers = torch.arange(1024.0, device="cuda")
+    recorder, done, stop = CudaCapturer(), [], threading.Event()
+
+    def other():
+        while not stop.is_set():
+            torch.randn(8, device="cuda")
+            torch.relu(numbers)[-1].item()
+            torch.ones(8).pin_memory().to("cuda", non_blocking=True)
+            torch.cuda.empty_cache()
+            done.append(1)
+
+    thread = threading.Thread(target=other)
+
+    def call():
+        thread.start()
+        while len(done) < 100:
+            assert thread.is_alive()
+        return numbers * 2
+
+    state = torch.cuda.get_rng_state()
+    try:
+        result, recording = recorder.capture(call)
+    finally:
+        stop.set()
+        thread.join()
+    recording.replay()
+    assert torch.equal(result, numbers * 2)
+    recording.release()
+    drawn = torch.randn(8, device="cuda")
+    torch.cuda.set_rng_state(state)
+    for _ in range(len(done)):
+        torch.randn(8, device="cuda")
+    assert torch.equal(torch.randn(8, device="cuda"), drawn)

@@ -161,9 +161,6 @@ def test_what_may_save_next_to_nothing_runs_dense_and_times_have_two_digits():
     assert texts == ["0.0061 ms", "0.35 ms", "12 ms", "300 ms"]
 
 
-# When sparse steps are captured as CUDA graphs.
-
-
 def flux_of(tokens=4352, heads=24, layers=57, width=12_288, steps=50, **overrides):
     """By default FLUX.1 at 1280x768."""
     return plan_of(tokens, heads, 128, width, layers=layers, steps=steps, **overrides)

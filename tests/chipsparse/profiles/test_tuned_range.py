@@ -63,6 +63,8 @@ def test_a_profile_for_50_steps_is_not_used_for_4(tmp_path, model_class, source)
     assert target_text(vars(target)) == "a PSNR of at least 30 dB"
     for steps in (None, 25, 50, 80):
         assert profile.for_steps(steps) is profile
+    of_two = profile.for_steps(4, experts=2).source
+    assert ("two-experts" in of_two) == model_class.startswith("Wan")
     other = profile.for_steps(4)
     assert other.source.endswith(source)
     assert other.quality == "balanced"

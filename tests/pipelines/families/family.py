@@ -53,7 +53,7 @@ class Family:
 def streams(results):
     """All tensors that a pipeline returns, in a row."""
     parts = [each[0] if isinstance(each, list) else each for each in results]
-    return torch.cat([part.flatten() for part in parts if part is not None])
+    return torch.cat([part.flatten().cpu() for part in parts if part is not None])
 
 
 def of_class(pipeline_class, **components):
