@@ -8,7 +8,6 @@ with ``--count 0``, merges them: it prints the tables, and ``--json`` has all re
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import statistics
@@ -157,17 +156,6 @@ def density(config: SparsityConfig, layers: int) -> float:
     return statistics.fmean(1.0 if share == "dense" else share for share in sparse or [1.0])
 
 
-def psnr_alone(a: np.ndarray, b: np.ndarray, **_: Any) -> Any:
-    """The quality of clips as far as this benchmark needs it."""
-    from chipsparse.experiments.records import ClipQuality
-
-    squares = [np.square(x.astype(np.int32) - y).mean() for x, y in zip(a, b, strict=True)]
-    error = statistics.fmean(squares)
-    return ClipQuality(
-        identical=error == 0, psnr_db=10 * math.log10(255**2 / error) if error else None
-    )
-
-
 def watched_dense() -> Any:
     """The stock model; its facts are the relative changes from each step's velocity to the next."""
     from chipsparse.experiments.engine import Applied, Way
@@ -239,6 +227,7 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     from benchmarks.moving_photographs.model import read_checkpoint
     from chipsparse.experiments.engine import Sample
     from chipsparse.experiments.lpips import Lpips
+    from chipsparse.experiments.quality import compare_clips
     from chipsparse.experiments.store import Store
 
     args.out.mkdir(parents=True, exist_ok=True)
@@ -266,7 +255,7 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
         store=Store(),
         dense=watched_dense(),
         lpips=lambda *_: Lpips(None, "not asked for"),
-        compare=psnr_alone,
+        compare=partial(compare_clips, psnr_alone=True),
         write=None if args.pictures is None else partial(_picture, args.pictures),
     )
     known = {str(entry): entry for entry in ways(lab.steps, args.profiles)}
