@@ -11,7 +11,7 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.pipelines.padded_text import PaddedTextAdapter
-from chipsparse.pipelines.processors import joint_attention
+from chipsparse.pipelines.processors import is_tag, joint_attention
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
 STOCK_PROCESSOR = "HunyuanVideo15AttnProcessor2_0"
@@ -32,7 +32,7 @@ class TagPassing:
         image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Video ``[B, N, C]`` and text ``[B, M, C]``, of which it returns the same."""
-        if attention_mask is None or attention_mask.dtype != torch.int64:
+        if not is_tag(attention_mask):
             return super().__call__(  # type: ignore[misc]
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
