@@ -123,9 +123,9 @@ class Profile:
         if steps is None or tuned is None or 2 * steps >= tuned:
             return self
         known = self.model_class in profile_classes()
-        other = default_profile()
-        if known:
-            other = find_profile(None, self.model_class, experts=experts)
+        other = (
+            find_profile(None, self.model_class, experts=experts) if known else default_profile()
+        )
         return dataclasses.replace(
             other,
             generation=self.generation,
@@ -176,7 +176,8 @@ def load_profile(path: Path | str) -> Profile:
     data = _read(Path(path))
     try:
         parsed = build(_ProfileFile, data)
-        qualities = _read_qualities(parsed.qualities or {}, data.get("sparsity", {}))
+        listed = parsed.qualities
+        qualities = _read_qualities(listed, data.get("sparsity", {})) if listed else {}
         if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
             qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
