@@ -1,9 +1,8 @@
 """One way into every operation: its arguments are checked, a backend is chosen, and it runs.
 
 An `Operation` is called like a function. Its arguments become one record, a `Call`, which names and
-documents them once, checks them, and goes to the backend as it is. Nothing is remembered between
-calls: whoever runs an operation many times on tensors of one kind (see `kind_of`) asks `choose`
-once, keeps the `Choice`, and hands its backend the records, which then nobody looks at again.
+documents them once, checks them, and goes to the backend as it is. Calls of one kind differ in the
+values of their tensors alone: the first is checked and decides about the backend of all.
 Backends are chosen by the facts of a call: the few of its arguments that decide, a tensor first.
 """
 
@@ -11,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from chipsparse.kernels.triton_support import (
     hopper_unsupported_reason,
@@ -27,10 +28,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
+# What is known of calls, by their kind. Like Triton's own cache this holds facts about kernels, not
+# about any caller.
+_known: dict[tuple[object, ...], dict[Any, Any]] = {}
+MOST_KNOWN = 4096
+
+
+class _OfAKind:
+    """Base of `Call` with the place for what is known of its kind, which is no argument."""
+
+    __slots__ = ("_known",)
+
 
 @dataclass(slots=True, eq=False)
-class Call(Generic[R_co]):
+class Call(_OfAKind, Generic[R_co]):
     """The arguments of one call of an operation whose result is an R; each has a record of its own.
+
+    A field with ``compare=False`` decides neither about checks and backends nor about launches.
 
     Attributes:
         backend: forces one of those that the operation has (``gluon`` on Hopper, ``triton``,
@@ -43,6 +57,33 @@ class Call(Generic[R_co]):
         """Raises ``ValueError`` of what does not fit; the operation puts its name before it."""
         raise NotImplementedError
 
+    def known(self) -> dict[Any, Any]:
+        """What is known of calls of this kind, and a place for more; the record stays as it is."""
+        known: dict[Any, Any] | None = getattr(self, "_known", None)
+        if known is None:
+            known = self._known = _known_of(self)
+        return known
+
+
+def _known_of(call: Call[Any]) -> dict[Any, Any]:
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return {}
+    try:
+        kind = type(call), *kind_of(*_compared(type(call))(call))
+    except RuntimeError:  # a tensor has no memory, as under the transforms of `torch.func`
+        return {}
+    known = _known.get(kind)
+    if known is None:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        known = _known[kind] = {}
+    return known
+
+
+@functools.cache
+def _compared(record: type[Call[Any]]) -> Callable[[Any], tuple[Any, ...]]:
+    return operator.attrgetter(*(item.name for item in fields(record) if item.compare))
+
 
 # Given the facts of a call, the reason why a backend does not take it, or None.
 Reason = Callable[..., str | None]
@@ -52,7 +93,7 @@ def runs_anywhere(*_: object) -> None:
     """The ``unsupported_reason`` of the references, which take whatever the operation accepts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Backend:
     """One implementation of an operation."""
 
@@ -60,6 +101,7 @@ class Backend:
     load: Callable[[], Callable[..., Any]]  # imports what computes it from a checked `Call`
     unsupported_reason: Reason = runs_anywhere  # why it cannot run
     not_auto_reason: Reason | None = None  # why it is not chosen although it could run
+    for_all: bool = True  # the facts of a call decide alone: it is chosen for all of a kind
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
@@ -151,12 +193,17 @@ class Operation(Generic[P, R]):
         return self.run(self._record(*args, **kwargs))
 
     def run(self, call: Call[R]) -> R:
-        """Checks the call, chooses its backend, and runs it."""
-        try:
-            call.check()
-        except ValueError as error:
-            raise ValueError(f"{self.__name__}: {error}") from None
-        backend = self.choose(*self._facts(call), backend=call.backend).backend
+        """Runs the call; the first of its kind is checked, and its backend chosen for all."""
+        known = call.known()
+        backend = known.get(self.backends)
+        if backend is None:
+            try:
+                call.check()
+            except ValueError as error:
+                raise ValueError(f"{self.__name__}: {error}") from None
+            backend = self.choose(*self._facts(call), backend=call.backend).backend
+            if backend.for_all:
+                known[self.backends] = backend
         result: R = backend.launch(call)
         return result
 
@@ -187,13 +234,16 @@ class Operation(Generic[P, R]):
         raise ValueError(f"{self.__name__}: no backend can run here ({reasons})")
 
 
-def kind_of(*tensors: torch.Tensor | None) -> tuple[object, ...]:
-    """All that decides about backends: tensors of one kind differ in their values alone."""
+def kind_of(*values: Any) -> tuple[object, ...]:
+    """All that decides about backends: of tensors, what is the same whatever their values are."""
     kind: list[object] = []
-    for tensor in tensors:
-        if tensor is None:
-            kind.append(None)
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            kind += (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() % 16)
+        elif isinstance(value, (tuple, list)):
+            kind.append(kind_of(*value))
+        elif is_dataclass(value):
+            kind.append(kind_of(*vars(value).values()))
         else:
-            kind += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            kind.append(tensor.data_ptr() % 16)
+            kind.append(value)
     return tuple(kind)
