@@ -12,7 +12,7 @@ import functools
 import importlib
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -238,11 +238,13 @@ def kind_of(*values: Any) -> tuple[object, ...]:
     """All that decides about backends: of tensors, what is the same whatever their values are."""
     kind: list[object] = []
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if value is None:
+            kind.append(None)
+        elif isinstance(value, torch.Tensor):
             kind += (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() % 16)
         elif isinstance(value, (tuple, list)):
             kind.append(kind_of(*value))
-        elif is_dataclass(value):
+        elif hasattr(value, "__dict__"):  # a record of tensors
             kind.append(kind_of(*vars(value).values()))
         else:
             kind.append(value)

@@ -80,18 +80,28 @@ def _compile_kernels(device: torch.device) -> None:
         sparse_mlp_down(SparseMLPDown(change, weight.t(), lists[:, 0], hidden))
 
 
-def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
-    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive."""
-    return TensorDescriptor.from_tensor(tensor, block, _block_layout(tuple(block), tensor.dtype))
+def descriptor(tensor: torch.Tensor, *block: int) -> Any:
+    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive.
+
+    The tensor starts at a multiple of 16 bytes.
+    """
+    made = TensorDescriptor.__new__(TensorDescriptor)
+    facts = _described(tensor.shape, tensor.stride(), tensor.dtype, block)
+    vars(made).update(facts, base=tensor)
+    return made
 
 
-@functools.cache
-def _block_layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Return the layout of a loaded block; to ask Gluon takes longer than a launch."""
+@functools.lru_cache(maxsize=4096)
+def _described(
+    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, block: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return what Triton's descriptors hold of such tensors; to ask takes longer than a launch."""
     elements = {
         torch.bfloat16: gl.bfloat16,
         torch.float16: gl.float16,
         torch.float8_e4m3fn: gl.float8e4nv,
         torch.int8: gl.int8,
     }
-    return gl.NVMMASharedLayout.get_default_for(list(block), elements[dtype])
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), elements[dtype])
+    like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return vars(TensorDescriptor.from_tensor(like, list(block), layout))

@@ -80,8 +80,6 @@ dense_attention = Operation(
         not_auto=_not_auto_reason,
     ),
     # PyTorch's settings decide, too, and may change.
-    Backend(
-        "library", lambda: library.dense_attention, library.unsupported_reason, for_all=False
-    ),
+    Backend("library", lambda: library.dense_attention, library.unsupported_reason, for_all=False),
     Backend("reference", imported(f"{__name__}.reference", OP), for_all=False),
 )

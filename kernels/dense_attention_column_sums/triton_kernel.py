@@ -129,37 +129,36 @@ def _launch(
 
     def launch(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
         # Consecutive programs share a head, so that they find its keys in the cache.
-        with torch.cuda.device_of(query):
-            launch_changing(
-                _attention_kernel,
-                ((last_unit - first_unit) * row_tiles,),
-                query,
-                key,
-                value,
-                *(factors or [lse] * 4),  # never read of 16-bit numbers
-                previous,
-                output,
-                lse,
-                sums,
-                *query.stride()[:3],
-                *key.stride()[:3],
-                *value.stride()[:3],
-                *output.stride()[:3],
-                heads,
-                rows,
-                columns,
-                value.shape[3],
-                blocks,
-                block_size_q,
-                row_tiles,
-                first_unit,
-                scale * LOG2_E.value,
-                HEAD_DIM=head_dim,
-                IN_8_BITS=factors is not None,
-                WITH_COLUMN_SUMS=lse_previous is not None,
-                WIDE_PRODUCTS=device.type == "cpu",
-                **(options | {"BLOCK_M": tile_rows}),
-            )
+        launch_changing(
+            _attention_kernel,
+            ((last_unit - first_unit) * row_tiles,),
+            query,
+            key,
+            value,
+            *(factors or [lse] * 4),  # never read of 16-bit numbers
+            previous,
+            output,
+            lse,
+            sums,
+            *query.stride()[:3],
+            *key.stride()[:3],
+            *value.stride()[:3],
+            *output.stride()[:3],
+            heads,
+            rows,
+            columns,
+            value.shape[3],
+            blocks,
+            block_size_q,
+            row_tiles,
+            first_unit,
+            scale * LOG2_E.value,
+            HEAD_DIM=head_dim,
+            IN_8_BITS=factors is not None,
+            WITH_COLUMN_SUMS=lse_previous is not None,
+            WIDE_PRODUCTS=device.type == "cpu",
+            **(options | {"BLOCK_M": tile_rows}),
+        )
 
     if lse_previous is None:
         launch(0, units, lse)

@@ -36,7 +36,7 @@ from chipsparse.kernels.gluon_compat import (
     mbarrier_arrive_on_copies,
     tma_load,
 )
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import known_launch, new_launch
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous, with_padding
 
@@ -348,24 +348,20 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     cache = with_padding(call.activation_cache)
     # A view: the rows of all batches lie at one distance.
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
-    tiles = -(-capacity // TILE)
-    sms = triton_support.multiprocessors(hidden.device)
-    total = batch * blocks * tiles
-    whole = total // sms * sms
-    if 2 * (total - whole) > sms:  # halves would take two rounds more
-        whole = total
-    items = whole + 2 * (total - whole)
-    with torch.cuda.device(hidden.device):
-        launch(
+    variant = cache.stride()  # of a copy where the tensor given lacks padding
+    launch = known_launch(call, _sparse_mlp_up_kernel, variant)
+    if launch is None:
+        tiles = -(-capacity // TILE)
+        sms = triton_support.multiprocessors(hidden.device)
+        total = batch * blocks * tiles
+        whole = total // sms * sms
+        if 2 * (total - whole) > sms:  # halves would take two rounds more
+            whole = total
+        items = whole + 2 * (total - whole)
+        launch = new_launch(
+            call,
             _sparse_mlp_up_kernel,
             (min(items, sms),),
-            descriptor(tokens, [64, DEPTH]),
-            weight,
-            weight if bias is None else bias,
-            neuron_indices.contiguous(),
-            neuron_indices if counts is None else counts.contiguous(),
-            cache,
-            delta,
             items,
             whole,
             tiles,
@@ -379,6 +375,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             weight.stride(0) // 8,
             cache.stride(0),
             cache.stride(2) // 8,
+            variant=variant,
             **CONSTANTS,
             HAS_COUNTS=counts is not None,
             HAS_BIAS=bias is not None,
@@ -387,6 +384,15 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,
             LAG=LAG,
         )
+    launch(
+        descriptor(tokens, 64, DEPTH),
+        weight,
+        weight if bias is None else bias,
+        neuron_indices.contiguous(),
+        neuron_indices if counts is None else counts.contiguous(),
+        cache,
+        delta,
+    )
     if cache is not call.activation_cache:
         call.activation_cache.copy_(cache)
     return delta
