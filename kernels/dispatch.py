@@ -28,20 +28,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-# What is known of calls, by their kind. Like Triton's own cache this holds facts about kernels, not
-# about any caller.
-_known: dict[tuple[object, ...], dict[Any, Any]] = {}
-MOST_KNOWN = 4096
-
-
-class _OfAKind:
-    """Base of `Call` with the place for what is known of its kind, which is no argument."""
-
-    __slots__ = ("_known",)
-
 
 @dataclass(slots=True, eq=False)
-class Call(_OfAKind, Generic[R_co]):
+class Call(Generic[R_co]):
     """The arguments of one call of an operation whose result is an R; each has a record of its own.
 
     A field with ``compare=False`` decides neither about checks and backends nor about launches.
@@ -52,6 +41,7 @@ class Call(_OfAKind, Generic[R_co]):
     """
 
     backend: str | None = field(default=None, kw_only=True)
+    _known: dict[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def check(self) -> None:
         """Raises ``ValueError`` of what does not fit; the operation puts its name before it."""
@@ -59,30 +49,25 @@ class Call(_OfAKind, Generic[R_co]):
 
     def known(self) -> dict[Any, Any]:
         """What is known of calls of this kind, and a place for more; the record stays as it is."""
-        known: dict[Any, Any] | None = getattr(self, "_known", None)
-        if known is None:
-            known = self._known = _known_of(self)
-        return known
-
-
-def _known_of(call: Call[Any]) -> dict[Any, Any]:
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-        return {}
-    try:
-        kind = type(call), *kind_of(*_compared(type(call))(call))
-    except RuntimeError:  # a tensor has no memory, as under the transforms of `torch.func`
-        return {}
-    known = _known.get(kind)
-    if known is None:
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        known = _known[kind] = {}
-    return known
+        if self._known is None:
+            traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+            try:
+                kind = None if traced else kind_of(*_compared(type(self))(self))
+            except RuntimeError:  # a tensor has no memory, as under the transforms of `torch.func`
+                kind = None
+            self._known = {} if kind is None else known_of((type(self), *kind))
+        return self._known
 
 
 @functools.cache
 def _compared(record: type[Call[Any]]) -> Callable[[Any], tuple[Any, ...]]:
     return operator.attrgetter(*(item.name for item in fields(record) if item.compare))
+
+
+@functools.lru_cache(maxsize=4096)
+def known_of(kind: tuple[object, ...]) -> dict[Any, Any]:
+    """What is known of a kind: like Triton's own cache, facts about kernels, not about a caller."""
+    return {}
 
 
 # Given the facts of a call, the reason why a backend does not take it, or None.

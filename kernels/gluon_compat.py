@@ -81,13 +81,10 @@ def _compile_kernels(device: torch.device) -> None:
 
 
 def descriptor(tensor: torch.Tensor, *block: int) -> Any:
-    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive.
-
-    The tensor starts at a multiple of 16 bytes.
-    """
+    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive."""
     made = TensorDescriptor.__new__(TensorDescriptor)
     facts = _described(tensor.shape, tensor.stride(), tensor.dtype, block)
-    vars(made).update(facts, base=tensor)
+    vars(made).update(facts, base=tensor)  # which starts at a multiple of 16 bytes
     return made
 
 
@@ -95,7 +92,7 @@ def descriptor(tensor: torch.Tensor, *block: int) -> Any:
 def _described(
     shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, block: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return what Triton's descriptors hold of such tensors; to ask takes longer than a launch."""
+    """Return all of a descriptor but its tensor: to check it takes longer than a launch."""
     elements = {
         torch.bfloat16: gl.bfloat16,
         torch.float16: gl.float16,

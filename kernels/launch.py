@@ -15,10 +15,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from chipsparse.kernels.dispatch import MOST_KNOWN, Call
-
-# Launches by kernel and arguments; like Triton's own cache facts about kernels, not about a caller.
-_known: dict[tuple[Any, ...], Launch] = {}
+from chipsparse.kernels.dispatch import known_of
 
 _compiled: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("compiled", default=None)
 
@@ -41,13 +38,7 @@ class Launch:
     them, and constants are the kernel's last parameters and options of the compiler.
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        grid: tuple[int, ...],
-        numbers: tuple[Any, ...],
-        constants: dict[str, Any],
-    ) -> None:
+    def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: Any, **constants: Any) -> None:
         self._kernel, self._grid = kernel, grid
         self._numbers, self._constants = numbers, constants
         # Where it ran, and the launch of what was compiled there with all that it takes at the end.
@@ -81,25 +72,6 @@ class Launch:
             self._device = torch.cuda.current_device()
 
 
-def known_launch(call: Call[Any], kernel: Any, variant: object = None) -> Launch | None:
-    """The `new_launch` of an earlier call of this kind."""
-    launch: Launch | None = call.known().get((id(kernel), variant))
-    return launch
-
-
-def new_launch(
-    call: Call[Any],
-    kernel: Any,
-    grid: tuple[int, ...],
-    *numbers: Any,
-    variant: object = None,
-    **constants: Any,
-) -> Launch:
-    """The launch of a kernel for calls of this kind, which decides about it with the variant."""
-    launch = call.known()[id(kernel), variant] = Launch(kernel, grid, numbers, constants)
-    return launch
-
-
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run ``kernel[grid](*arguments, **constants)``, where arguments are the same in most calls.
 
@@ -111,14 +83,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
             key += (argument.dtype, argument.data_ptr() % 16)
         else:
             key.append(argument)
-    known = _known.get(tuple(key))
-    if known is None:
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        known = _known[tuple(key)] = Launch(kernel, grid, (), constants)
-    known(*arguments)
+    known = known_of(tuple(key))
+    if "launch" not in known:
+        known["launch"] = Launch(kernel, grid, **constants)
+    known["launch"](*arguments)
 
 
 def launch_changing(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a kernel with numbers that change from call to call, such as seeds."""
-    Launch(kernel, grid, (), constants)(*arguments)
+    Launch(kernel, grid, **constants)(*arguments)

@@ -27,7 +27,7 @@ from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
-from chipsparse.kernels.launch import known_launch, new_launch
+from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -414,7 +414,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     elif residual.stride(-1) != 1:
         residual = residual.contiguous()
 
-    launch = known_launch(call, _column_sparse_attention_kernel)
+    launch = call.known().get("gluon")
     if launch is None:
         batch, heads, rows, head_dim = query.shape
         tile_rows = next(r for r in (192, 128, 64) if call.block_size_q % r == 0)
@@ -427,16 +427,12 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
         # while, one program per tile, so that those go to whichever is free.
         places = triton_support.multiprocessors(query.device) * config.blocks_per_sm
         strided = (query, key, value, output, residual)
-        launch = new_launch(
-            call,
+        sizes = (items, row_tiles, heads, rows, indices.shape[3])
+        launch = call.known()["gluon"] = Launch(
             _column_sparse_attention_kernel,
             (items if call.shares_device else min(items, places),),
             *(stride for tensor in strided for stride in tensor.stride()[:3]),
-            items,
-            row_tiles,
-            heads,
-            rows,
-            indices.shape[3],
+            *sizes,
             scale * LOG2_E.value,
             merge_rounding(call.residual_rounding, torch.float32),
             CONSUMERS=config.consumers,

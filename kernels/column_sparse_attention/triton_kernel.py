@@ -16,7 +16,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
-from chipsparse.kernels.launch import known_launch, new_launch
+from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.triton_blocks import dot, from_fp8_bits, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
@@ -47,15 +47,15 @@ def column_sparse_attention(
     residual = query if call.residual is None else call.residual
     in_fp8 = call.residual_scale is not None
 
-    launch = known_launch(call, _column_sparse_attention_kernel, config)
+    launch = call.known().get(("triton", config))
     if launch is None:
         key, value, block_size_q = call.key, call.value, call.block_size_q
         batch, heads, rows, head_dim = query.shape
         options = dict(CONFIGS[config or default_config(query)])
         tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
         blocks, row_tiles = block_count(rows, block_size_q), cdiv(block_size_q, tile_rows)
-        launch = new_launch(
-            call,
+        sizes = (heads, rows, blocks, block_size_q, row_tiles)
+        launch = call.known()["triton", config] = Launch(
             _column_sparse_attention_kernel,
             # Consecutive programs share a head, and tiles of a block are neighbours: both reuse the
             # cache.
@@ -64,14 +64,9 @@ def column_sparse_attention(
             *call.indices.stride(),
             *output.stride()[:3],
             *residual.stride(),
-            heads,
-            rows,
-            blocks,
-            block_size_q,
-            row_tiles,
+            *sizes,
             scale * LOG2_E,
             merge_rounding(call.residual_rounding, torch.float32),
-            variant=config,
             HEAD_DIM=head_dim,
             RULE=call.delta_rule or "none",
             IN_FP8=in_fp8,

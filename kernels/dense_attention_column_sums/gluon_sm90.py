@@ -40,7 +40,7 @@ from chipsparse.kernels.gluon_column_sums import (
     write_sums,
 )
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
-from chipsparse.kernels.launch import known_launch, new_launch
+from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -331,22 +331,16 @@ def _launch(
         previous = lse_previous.float().contiguous()
 
     in_8_bits = factors is not None
-    launch = known_launch(call, _attention_kernel)
+    launch = call.known().get("gluon")
     if launch is None:
         row_tiles = block_count(rows if sums is None else parts * part_rows, BLOCK_ROWS)
         items = batch * heads * row_tiles
-        launch = new_launch(
-            call,
+        sizes = (items, row_tiles, heads, rows, columns, parts, columns)
+        launch = call.known()["gluon"] = Launch(
             _attention_kernel,
             (min(items, triton_support.multiprocessors(device)),),
             *output.stride()[:3],
-            items,
-            row_tiles,
-            heads,
-            rows,
-            columns,
-            parts,
-            columns,
+            *sizes,
             scale * LOG2_E.value,
             TILE=TILE,
             STAGES=STAGES[head_dim] * (2 if in_8_bits else 1),

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count
-from chipsparse.kernels.launch import known_launch, new_launch
+from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.neuron_selection import MeanPreactivations, NeuronSelection
 from chipsparse.kernels.sparse_mlp_up.triton_kernel import activate
 from chipsparse.kernels.triton_blocks import dot
@@ -73,7 +73,7 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
     if indices.numel() == 0:
         return indices
     means, scores = thin_product(mean_tokens(call), call, mean_cache)
-    launch = known_launch(call, _top_kernel)
+    launch = call.known().get("top")
     if launch is None:
         padded = max(16, next_power_of_2(neurons))
         # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
@@ -81,8 +81,7 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
         programs = batch * blocks * cdiv(neurons, part)
         if mean_cache.is_cuda and programs > multiprocessors(mean_cache.device):
             part = padded
-        launch = new_launch(
-            call,
+        launch = call.known()["top"] = Launch(
             _top_kernel,
             (blocks, cdiv(neurons, part), batch),
             *mean_cache.stride(),
@@ -106,22 +105,17 @@ def mean_tokens(call: FirstLayerCall[Any]) -> torch.Tensor:
     if parts.numel() == 0:
         return parts
     for first in range(0, blocks, MOST_BLOCKS):
-        grid_blocks = min(MOST_BLOCKS, blocks - first)
-        launch = known_launch(call, _means_kernel, (first, grid_blocks))
+        part = first, min(MOST_BLOCKS, blocks - first)
+        launch = call.known().get(part)
         if launch is None:
             # CHANNELS channels of up to ROWS tokens at a time.
             channels_at_once, most_rows = (512, 16) if channels >= 512 else (64, 64)
-            launch = new_launch(
-                call,
+            sizes = (rows, channels, first, blocks, block_size)
+            launch = call.known()[part] = Launch(
                 _means_kernel,
-                (cdiv(channels, channels_at_once), grid_blocks, batch),
+                (cdiv(channels, channels_at_once), part[1], batch),
                 *hidden.stride()[:2],
-                rows,
-                channels,
-                first,
-                blocks,
-                block_size,
-                variant=(first, grid_blocks),
+                *sizes,
                 CHANNELS=channels_at_once,
                 ROWS=min(most_rows, next_power_of_2(block_size)),
                 num_warps=4,
@@ -148,21 +142,18 @@ def thin_product(
     gated = call.gate_weight is not None
     # Never read where there is none.
     gate_weight = weight if call.gate_weight is None else call.gate_weight
-    launch = known_launch(call, _product_kernel)
+    launch = call.known().get("product")
     if launch is None:
         all_blocks = batch * blocks
         options = _product_config(parts.device, all_blocks, gated=gated)
-        launch = new_launch(
-            call,
+        sizes = (blocks, all_blocks, neurons, channels)
+        launch = call.known()["product"] = Launch(
             _product_kernel,
             (cdiv(all_blocks, options["BLOCK_M"]), cdiv(neurons, options["BLOCK_F"])),
             weight.stride(0),
             gate_weight.stride(0),
             *cache.stride(),
-            blocks,
-            all_blocks,
-            neurons,
-            channels,
+            *sizes,
             ACTIVATION=call.activation or "none",
             GATED=gated,
             BIAS=call.bias is not None,

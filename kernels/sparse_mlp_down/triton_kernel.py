@@ -40,6 +40,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(channels, options["BLOCK_N"])
+    sizes = (rows, channels, capacity, blocks, block_size, row_tiles)
     # The kernel never reads the tensors that are not there.
     added = result if addend is None else addend
     launch(
@@ -58,12 +59,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
         *neuron_indices.stride(),
         *output_cache.stride(),
         *added.stride(),
-        rows,
-        channels,
-        capacity,
-        blocks,
-        block_size,
-        row_tiles,
+        *sizes,
         ADDEND=addend is not None,
         COUNTS=counts is not None,
         EVEN_CHANNELS=channels % options["BLOCK_N"] == 0,

@@ -36,7 +36,7 @@ from chipsparse.kernels.gluon_compat import (
     mbarrier_arrive_on_copies,
     tma_load,
 )
-from chipsparse.kernels.launch import known_launch, new_launch
+from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous, with_padding
 
@@ -348,8 +348,8 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     cache = with_padding(call.activation_cache)
     # A view: the rows of all batches lie at one distance.
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
-    variant = cache.stride()  # of a copy where the tensor given lacks padding
-    launch = known_launch(call, _sparse_mlp_up_kernel, variant)
+    strides = cache.stride()  # of a copy where the tensor given lacks padding
+    launch = call.known().get(strides)
     if launch is None:
         tiles = -(-capacity // TILE)
         sms = triton_support.multiprocessors(hidden.device)
@@ -358,24 +358,18 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
         if 2 * (total - whole) > sms:  # halves would take two rounds more
             whole = total
         items = whole + 2 * (total - whole)
-        launch = new_launch(
-            call,
+        work = (items, whole, tiles, batch * blocks)
+        sizes = (blocks, rows, channels // 8, capacity)
+        launch = call.known()[strides] = Launch(
             _sparse_mlp_up_kernel,
             (min(items, sms),),
-            items,
-            whole,
-            tiles,
-            batch * blocks,
+            *work,
             lists_at_once(128 * channels * hidden.itemsize),
-            blocks,
-            rows,
-            channels // 8,
-            capacity,
+            *sizes,
             delta.stride(2) // 8,
             weight.stride(0) // 8,
             cache.stride(0),
             cache.stride(2) // 8,
-            variant=variant,
             **CONSTANTS,
             HAS_COUNTS=counts is not None,
             HAS_BIAS=bias is not None,

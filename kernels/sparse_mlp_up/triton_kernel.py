@@ -64,6 +64,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])
     cache = with_padding(call.activation_cache)
+    sizes = (rows, channels, capacity, blocks, block_size, row_tiles)
     # The kernel never reads the tensors that are not there.
     gate_weight = weight if gate_weight is None else gate_weight
     launch(
@@ -87,12 +88,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
         cache.stride(2),
         delta.stride(0),
         delta.stride(2),
-        rows,
-        channels,
-        capacity,
-        blocks,
-        block_size,
-        row_tiles,
+        *sizes,
         ACTIVATION=call.activation,
         GATED=gated,
         BIAS=bias is not None,

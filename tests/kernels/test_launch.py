@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from chipsparse.kernels.dispatch import known_of
+
 launching = pytest.importorskip("chipsparse.kernels.launch")
 
 
@@ -37,7 +39,7 @@ class Compiled:
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launching, "JITFunction", Kernel)
-    monkeypatch.setattr(launching, "_known", {})
+    known_of.cache_clear()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.version, "hip", None)
     return Kernel()
@@ -77,13 +79,6 @@ def test_other_devices_and_kernels_ask_triton(kernel):
     launching.launch(other := Kernel(), (5,), *arguments, TILE=64, num_warps=4)
     launching.launch(kernel, (5,), torch.zeros(16, device="meta"), 7, TILE=64, num_warps=4)
     assert (len(kernel.compiled), len(other.compiled)) == (2, 1)
-
-
-def test_it_forgets_rather_than_grow(kernel, monkeypatch):
-    monkeypatch.setattr(launching, "MOST_KNOWN", 3)
-    for number in range(10):
-        launching.launch(kernel, (5,), torch.zeros(16), number, TILE=64, num_warps=4)
-        assert len(launching._known) <= 3
 
 
 FOLDER = Path(__file__).parents[2] / "kernels"

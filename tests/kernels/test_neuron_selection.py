@@ -181,11 +181,10 @@ def test_more_blocks_than_the_second_axis_of_a_grid_has(monkeypatch):
     kernels = pytest.importorskip("chipsparse.kernels.neuron_selection.triton_kernel")
     grids = []
 
-    def new_launch(_, kernel, grid, *numbers, **constants):
-        grids.append(grid)
-        return lambda *tensors: None
+    def prepare(kernel, grid, *numbers, **constants):
+        return lambda *tensors: grids.append(grid)
 
-    monkeypatch.setattr(kernels, "new_launch", new_launch)
+    monkeypatch.setattr(kernels, "Launch", prepare)
     hidden, weight = torch.zeros(2, 70_000, 8).half(), torch.zeros(16, 8).half()
     cache = torch.zeros(2, 70_000, 16)
     kernels.neuron_selection(
