@@ -47,21 +47,21 @@ class Call(Generic[R_co]):
         """Raises ``ValueError`` of what does not fit; the operation puts its name before it."""
         raise NotImplementedError
 
+    @classmethod
+    @functools.cache
+    def _deciding(cls) -> Callable[[Any], tuple[Any, ...]]:
+        return operator.attrgetter(*(item.name for item in fields(cls) if item.compare))
+
     def known(self) -> dict[Any, Any]:
         """What is known of calls of this kind, and a place for more; the record stays as it is."""
         if self._known is None:
             traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
             try:
-                kind = None if traced else kind_of(*_compared(type(self))(self))
+                kind = None if traced else kind_of(*self._deciding()(self))
             except RuntimeError:  # a tensor has no memory, as under the transforms of `torch.func`
                 kind = None
             self._known = {} if kind is None else known_of((type(self), *kind))
         return self._known
-
-
-@functools.cache
-def _compared(record: type[Call[Any]]) -> Callable[[Any], tuple[Any, ...]]:
-    return operator.attrgetter(*(item.name for item in fields(record) if item.compare))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -229,7 +229,7 @@ def kind_of(*values: Any) -> tuple[object, ...]:
             kind += (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() % 16)
         elif isinstance(value, (tuple, list)):
             kind.append(kind_of(*value))
-        elif hasattr(value, "__dict__"):  # a record of tensors
+        elif hasattr(value, "__dataclass_fields__"):  # a record of tensors
             kind.append(kind_of(*vars(value).values()))
         else:
             kind.append(value)

@@ -618,6 +618,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         and torch.version.hip is None
         and compute_capability(device) >= (9, 0)
     )
+    sizes = (heads, blocks, columns, row_bytes)
     launch_changing(
         _select_kernel,
         (programs,),
@@ -626,10 +627,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         static_counts,
         packed,
         rows,
-        heads,
-        blocks,
-        columns,
-        row_bytes,
+        *sizes,
         min(call.keep_count, columns),
         LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
         *static_strides,
@@ -649,10 +647,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
             _draw_kernel,
             (rows,),
             packed,
-            heads,
-            blocks,
-            columns,
-            row_bytes,
+            *sizes,
             strata,
             state - (1 << 32) if state >= 1 << 31 else state,
             call.first_head,

@@ -81,13 +81,12 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
         programs = batch * blocks * cdiv(neurons, part)
         if mean_cache.is_cuda and programs > multiprocessors(mean_cache.device):
             part = padded
+        sizes = (blocks, neurons, keep)
         launch = call.known()["top"] = Launch(
             _top_kernel,
             (blocks, cdiv(neurons, part), batch),
             *mean_cache.stride(),
-            blocks,
-            neurons,
-            keep,
+            *sizes,
             BLOCK=padded,
             PART=part,
             num_warps=next(warps for most, warps in TOP_WARPS if padded <= most),

@@ -1,5 +1,6 @@
 """Launches on pretended compiled kernels: which one is found again, and what it is called with."""
 
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -60,25 +61,34 @@ def test_a_repeated_call_finds_the_compiled_kernel(kernel):
     [
         (torch.zeros(16).half(), 7, {"TILE": 64, "num_warps": 4}),
         (torch.zeros(17)[1:], 7, {"TILE": 64, "num_warps": 4}),
+        (torch.zeros(16, device="meta"), 7, {"TILE": 64, "num_warps": 4}),
         (torch.zeros(16), 8, {"TILE": 64, "num_warps": 4}),
         (torch.zeros(16), 7, {"TILE": 32, "num_warps": 4}),
         (torch.zeros(16), 7, {"TILE": 64, "num_warps": 8}),
     ],
-    ids=["dtype", "alignment", "number", "constant", "option"],
+    ids=["dtype", "alignment", "device", "number", "constant", "option"],
 )
 def test_other_arguments_ask_triton(kernel, tensor, number, constants):
     launching.launch(kernel, (5,), torch.zeros(16), 7, TILE=64, num_warps=4)
     launching.launch(kernel, (5,), tensor, number, **constants)
-    assert len(kernel.compiled) == 2
+    launching.launch(other := Kernel(), (5,), torch.zeros(16), 7, TILE=64, num_warps=4)
+    assert (len(kernel.compiled), len(other.compiled)) == (2, 1)
     assert kernel.launches == []
 
 
-def test_other_devices_and_kernels_ask_triton(kernel):
-    arguments = (torch.zeros(16), 7)
-    launching.launch(kernel, (5,), *arguments, TILE=64, num_warps=4)
-    launching.launch(other := Kernel(), (5,), *arguments, TILE=64, num_warps=4)
-    launching.launch(kernel, (5,), torch.zeros(16, device="meta"), 7, TILE=64, num_warps=4)
-    assert (len(kernel.compiled), len(other.compiled)) == (2, 1)
+def test_a_prepared_launch_runs_where_its_tensors_are(kernel, monkeypatch):
+    prepared, entered = launching.Launch(kernel, (6, 2), 7, num_warps=4, TILE=64), []
+    first, second, third = torch.zeros(3, 16)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: entered.append(x) or nullcontext())
+    prepared(first)
+    prepared(second)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    prepared(third)
+    assert len(kernel.compiled) == 1
+    for (_, grid, (tensor, *rest)), given in zip(kernel.launches, (second, third), strict=True):
+        assert tensor is given
+        assert (grid[:3], rest) == ((6, 2, 1), [7, 64, 4])
+    assert list(map(id, entered)) == [id(first), id(third)]
 
 
 FOLDER = Path(__file__).parents[2] / "kernels"
