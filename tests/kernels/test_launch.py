@@ -46,14 +46,21 @@ def kernel(monkeypatch):
     return Kernel()
 
 
-def test_a_repeated_call_finds_the_compiled_kernel(kernel):
-    first, second = torch.zeros(16), torch.ones(16)
-    launching.launch(kernel, (5,), first, 7, num_warps=4, TILE=64, maxnreg=None)
-    launching.launch(kernel, (5,), second, 7, num_warps=4, TILE=64, maxnreg=None)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_repeated_launch_finds_the_compiled_kernel_and_runs_where_its_tensors_are(
+    prepared, kernel, monkeypatch
+):
+    options, entered = {"num_warps": 4, "TILE": 64, "maxnreg": None}, []
+    once = launching.Launch(kernel, (6, 2), 7, **options)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: entered.append(x) or nullcontext())
+    tensors = torch.zeros(3, 16)
+    for x, current in zip(tensors, (0, 0, 1), strict=True):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda number=current: number)
+        once(x) if prepared else launching.launch(kernel, (6, 2), x, 7, **options)
     assert len(kernel.compiled) == 1
-    ((number, grid, (pointer, *rest)),) = kernel.launches
-    assert (number, grid[:3], rest) == (0, (5, 1, 1), [7, 64, 4])
-    assert pointer is second
+    for (_, grid, (x, *rest)), given in zip(kernel.launches, tensors[1:], strict=True):
+        assert (grid[:3], x.data_ptr(), rest) == ((6, 2, 1), given.data_ptr(), [7, 64, 4])
+    assert [x.data_ptr() for x in entered] == [tensors[0].data_ptr(), tensors[2].data_ptr()]
 
 
 @pytest.mark.parametrize(
@@ -74,21 +81,6 @@ def test_other_arguments_ask_triton(kernel, tensor, number, constants):
     launching.launch(other := Kernel(), (5,), torch.zeros(16), 7, TILE=64, num_warps=4)
     assert (len(kernel.compiled), len(other.compiled)) == (2, 1)
     assert kernel.launches == []
-
-
-def test_a_prepared_launch_runs_where_its_tensors_are(kernel, monkeypatch):
-    prepared, entered = launching.Launch(kernel, (6, 2), 7, num_warps=4, TILE=64), []
-    first, second, third = torch.zeros(3, 16)
-    monkeypatch.setattr(torch.cuda, "device_of", lambda x: entered.append(x) or nullcontext())
-    prepared(first)
-    prepared(second)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    prepared(third)
-    assert len(kernel.compiled) == 1
-    for (_, grid, (tensor, *rest)), given in zip(kernel.launches, (second, third), strict=True):
-        assert tensor is given
-        assert (grid[:3], rest) == ((6, 2, 1), [7, 64, 4])
-    assert list(map(id, entered)) == [id(first), id(third)]
 
 
 FOLDER = Path(__file__).parents[2] / "kernels"

@@ -181,10 +181,10 @@ def test_more_blocks_than_the_second_axis_of_a_grid_has(monkeypatch):
     kernels = pytest.importorskip("chipsparse.kernels.neuron_selection.triton_kernel")
     grids = []
 
-    def prepare(kernel, grid, *numbers, **constants):
+    def launch_of(_, grid, *numbers, **constants):
         return lambda *tensors: grids.append(grid)
 
-    monkeypatch.setattr(kernels, "Launch", prepare)
+    monkeypatch.setattr(kernels, "Launch", launch_of)
     hidden, weight = torch.zeros(2, 70_000, 8).half(), torch.zeros(16, 8).half()
     cache = torch.zeros(2, 70_000, 16)
     kernels.neuron_selection(
