@@ -60,7 +60,7 @@ class Call(Generic[R_co]):
                 kind = None if traced else kind_of(*self._deciding()(self))
             except RuntimeError:  # a tensor has no memory, as under the transforms of `torch.func`
                 kind = None
-            self._known = {} if kind is None else known_of((type(self), *kind))
+            self._known = {} if kind is None else known_of((type(self), kind))
         return self._known
 
 
@@ -183,12 +183,12 @@ class Operation(Generic[P, R]):
         backend = known.get(self.backends)
         if backend is None:
             try:
-                call.check()
+                if self.backends not in known:
+                    call.check()
             except ValueError as error:
                 raise ValueError(f"{self.__name__}: {error}") from None
             backend = self.choose(*self._facts(call), backend=call.backend).backend
-            if backend.for_all:
-                known[self.backends] = backend
+            known[self.backends] = backend if backend.for_all else None
         result: R = backend.launch(call)
         return result
 

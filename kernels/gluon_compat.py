@@ -80,25 +80,22 @@ def _compile_kernels(device: torch.device) -> None:
         sparse_mlp_down(SparseMLPDown(change, weight.t(), lists[:, 0], hidden))
 
 
-def descriptor(tensor: torch.Tensor, *block: int) -> Any:
-    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive."""
+def descriptor(known: dict[Any, Any], name: object, tensor: torch.Tensor, *block: int) -> Any:
+    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive.
+
+    To make one takes longer than a launch. So all but the tensor is kept in what is known of a kind
+    of calls, under a name.
+    """
+    if name not in known:
+        elements = {
+            torch.bfloat16: gl.bfloat16,
+            torch.float16: gl.float16,
+            torch.float8_e4m3fn: gl.float8e4nv,
+            torch.int8: gl.int8,
+        }
+        layout = gl.NVMMASharedLayout.get_default_for(list(block), elements[tensor.dtype])
+        described = TensorDescriptor.from_tensor(tensor, list(block), layout)
+        known[name] = {**vars(described), "base": None}
     made = TensorDescriptor.__new__(TensorDescriptor)
-    facts = _described(tensor.shape, tensor.stride(), tensor.dtype, block)
-    vars(made).update(facts, base=tensor)  # which starts at a multiple of 16 bytes
+    vars(made).update(known[name], base=tensor)
     return made
-
-
-@functools.lru_cache(maxsize=4096)
-def _described(
-    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, block: tuple[int, ...]
-) -> dict[str, Any]:
-    """Return all of a descriptor but its tensor: to check it takes longer than a launch."""
-    elements = {
-        torch.bfloat16: gl.bfloat16,
-        torch.float16: gl.float16,
-        torch.float8_e4m3fn: gl.float8e4nv,
-        torch.int8: gl.int8,
-    }
-    layout = gl.NVMMASharedLayout.get_default_for(list(block), elements[dtype])
-    like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return vars(TensorDescriptor.from_tensor(like, list(block), layout))

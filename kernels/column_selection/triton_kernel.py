@@ -19,7 +19,7 @@ import triton.language as tl
 
 from chipsparse.kernels.column_selection import ColumnSelection
 from chipsparse.kernels.column_selection.reference import position_state
-from chipsparse.kernels.launch import launch_changing
+from chipsparse.kernels.launch import launch, launch_changing
 from chipsparse.kernels.mask_packing.triton_kernel import packed_bits, packed_counts
 from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability, multiprocessors
 
@@ -619,7 +619,7 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         and compute_capability(device) >= (9, 0)
     )
     sizes = (heads, blocks, columns, row_bytes)
-    launch_changing(
+    launch(
         _select_kernel,
         (programs,),
         column_sums.contiguous(),

@@ -331,12 +331,13 @@ def _launch(
         previous = lse_previous.float().contiguous()
 
     in_8_bits = factors is not None
-    launch = call.known().get("gluon")
+    known = call.known()
+    launch = known.get("gluon")
     if launch is None:
         row_tiles = block_count(rows if sums is None else parts * part_rows, BLOCK_ROWS)
         items = batch * heads * row_tiles
         sizes = (items, row_tiles, heads, rows, columns, parts, columns)
-        launch = call.known()["gluon"] = Launch(
+        launch = known["gluon"] = Launch(
             _attention_kernel,
             (min(items, triton_support.multiprocessors(device)),),
             *output.stride()[:3],
@@ -353,9 +354,11 @@ def _launch(
             num_warps=4,
         )
     launch(
-        descriptor(query, 1, 1, 64, head_dim),
-        descriptor(key, 1, 1, TILE, head_dim),
-        descriptor(value, 1, 1, *((head_dim, TILE) if in_8_bits else (TILE, head_dim))),
+        descriptor(known, "query", query, 1, 1, 64, head_dim),
+        descriptor(known, "key", key, 1, 1, TILE, head_dim),
+        descriptor(
+            known, "value", value, 1, 1, *((head_dim, TILE) if in_8_bits else (TILE, head_dim))
+        ),
         output,
         lse,
         previous,

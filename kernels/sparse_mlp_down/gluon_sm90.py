@@ -275,7 +275,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
             WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
         )
     launch(
-        descriptor(changes, 1, DEPTH, 64),
+        descriptor(call.known(), strides, changes, 1, DEPTH, 64),
         weight,
         neuron_indices.contiguous(),
         neuron_indices if counts is None else counts.contiguous(),

@@ -379,7 +379,7 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             LAG=LAG,
         )
     launch(
-        descriptor(tokens, 64, DEPTH),
+        descriptor(call.known(), "tokens", tokens, 64, DEPTH),
         weight,
         weight if bias is None else bias,
         neuron_indices.contiguous(),
