@@ -406,8 +406,9 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     """Run a checked `ColumnSparseAttention`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
     key, value, indices, residual = call.key, call.value, call.indices, call.residual
+    batch, heads, rows, head_dim = query.shape
     output = torch.empty_like(query)
-    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel reads rows of the residual as they lie, and what is kept per row in float32.
     if residual is None:
         residual = output
@@ -416,7 +417,6 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
 
     launch = call.known().get("gluon")
     if launch is None:
-        batch, heads, rows, head_dim = query.shape
         tile_rows = next(r for r in (192, 128, 64) if call.block_size_q % r == 0)
         config = CONFIGS[head_dim, tile_rows]
         tiles_per_block = call.block_size_q // tile_rows

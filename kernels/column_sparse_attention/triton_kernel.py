@@ -40,9 +40,10 @@ def column_sparse_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `ColumnSparseAttention`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
+    batch, heads, rows, head_dim = query.shape
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
-    lse = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel never reads the tensors of a rule that is not asked for.
     residual = query if call.residual is None else call.residual
     in_fp8 = call.residual_scale is not None
@@ -50,7 +51,6 @@ def column_sparse_attention(
     launch = call.known().get(("triton", config))
     if launch is None:
         key, value, block_size_q = call.key, call.value, call.block_size_q
-        batch, heads, rows, head_dim = query.shape
         options = dict(CONFIGS[config or default_config(query)])
         tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
         blocks, row_tiles = block_count(rows, block_size_q), cdiv(block_size_q, tile_rows)
