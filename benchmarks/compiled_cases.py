@@ -120,6 +120,7 @@ def cases() -> Iterator[CompiledCase]:
     for head_dim, (rows, dtype) in product(HEAD_DIMS, sizes):
         for rule, in_fp8 in rules:
             yield case(sparse, "gluon", head_dim, rule, in_fp8, rows, dtype)
+        yield case(sparse, "gluon", head_dim, "difference", False, rows, dtype, means=11)
         if rows != 192:
             yield case(sums, "gluon", head_dim, rows, dtype)
             yield case(in_8_bits, "gluon", head_dim, True, rows, dtype)
@@ -134,6 +135,9 @@ def cases() -> Iterator[CompiledCase]:
         for capability in (HOPPER, AMPERE):
             for rule, in_fp8 in rules[:3]:
                 yield case(sparse, "triton", head_dim, rule, in_fp8, capability=capability)
+            yield case(
+                *(sparse, "triton", head_dim, "difference", False), means=11, capability=capability
+            )
             yield case(sums, "triton", head_dim, capability=capability)
             # Ampere cannot convert FP8 itself.
             yield case(residual, head_dim, BF16, "merge", True, capability=capability)
@@ -184,11 +188,18 @@ def _rows_of(head_dim: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def sparse(
-    backend: str, head_dim: int, rule: Any, in_fp8: bool, rows: int = 128, dtype: Any = BF16
+    backend: str,
+    head_dim: int,
+    rule: Any,
+    in_fp8: bool,
+    rows: int = 128,
+    dtype: Any = BF16,
+    means: int = 0,
 ) -> None:
-    """`column_sparse_attention`, with a residual in e4m3 where that is asked for."""
+    """`column_sparse_attention`, with a residual in e4m3 or with means where asked for."""
     query, per_row = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
     lists = _tensor(1, HEADS, -(-TOKENS // rows), KEPT, dtype=torch.int32)
+    mean = _tensor(1, HEADS, means, head_dim, dtype=dtype) if means else None
     column_sparse_attention(
         *(query, query, query, lists, _tensor(*lists.shape[:3], dtype=torch.int32)),
         block_size_q=rows,
@@ -197,6 +208,9 @@ def sparse(
         residual_scale=per_row if in_fp8 else None,
         lse_dense=per_row,
         kept_mass=per_row,
+        mean_key=mean,
+        mean_value=mean,
+        mean_weight=40.0,
         backend=backend,
     )
 

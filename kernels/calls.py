@@ -37,15 +37,20 @@ class AttentionCall(Call[R_co]):
 
     def check_attention(self) -> None:
         """Raises ``ValueError`` unless query, key and value fit."""
-        query, key, value = self.query, self.key, self.value
+        query = self.query
         check_floating(query=query)
         if query.dim() != 4 or 0 in query.shape:
             raise ValueError(f"query must be a non-empty [B, H, N, D], got {list(query.shape)}")
-        batch, heads, _, head_dim = query.shape
+        self.check_columns(key=self.key, value=self.value)
+
+    def check_columns(self, **tensors: torch.Tensor) -> None:
+        """Raises ``ValueError`` unless keys and then their values, by name, fit the query."""
+        query = self.query
+        name, key = next(iter(tensors.items()))
         if key.dim() != 4 or key.shape[2] == 0:
-            raise ValueError(f"key must be a non-empty [B, H, M, D], got {list(key.shape)}")
-        shape = batch, heads, key.shape[2], head_dim
-        for name, tensor in (("key", key), ("value", value)):
+            raise ValueError(f"{name} must be a non-empty [B, H, M, D], got {list(key.shape)}")
+        shape = *query.shape[:2], key.shape[2], query.shape[3]
+        for name, tensor in tensors.items():
             check_shape(name, tensor, shape, query.dtype)
             if tensor.device != query.device:
                 raise ValueError(f"{name} is on {tensor.device}, query on {query.device}")

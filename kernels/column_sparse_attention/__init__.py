@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -41,15 +42,19 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
       when nothing changed, and safe for any ``lse``. Where ``1 - w`` is within the rounding of the
       residual's dtype (query's, for one in e4m3) nothing was dropped, and the output is A.
 
-    NaN in a query, or in a key or value that a list names, comes out as NaN in the rows that it
-    enters, an infinite score as NaN too; no other row of key and value is read.
+    NaN in a query or mean, or in a key or value that a list names, comes out as NaN in the rows
+    that it enters, an infinite score as NaN too; no other row of key and value is read.
+
+    With means, every query also attends to all rows of ``mean_key`` and ``mean_value``: columns
+    that count ``mean_weight`` times, as log ``mean_weight`` is added to their scores. They are part
+    of A and lse, also of a block that keeps no column.
 
     Args (and those of `AttentionCall`):
         indices: int32 ``[B, H, G, K]``, columns below M; a list must not repeat a column. Entries
             past a block's count must be valid columns too (0 will do); they are ignored. No values
             are looked at, which would make the host wait for the device.
         counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A block with
-            none has A = 0 and lse = -inf.
+            none has A = 0 and lse = -inf, unless there are means.
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
         delta_rule: how A joins the residual, None for not at all.
         residual: ``[B, H, N, D]`` floating point, for either rule; or e4m3 of finite numbers.
@@ -57,13 +62,16 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
             multiplied; given with such a residual and no other.
         lse_dense: ``[B, H, N]`` float32, for ``merge``.
         kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
+        mean_key: ``[B, H, any, D]``, dtype and device of query; None for no means.
+        mean_value: the shape and dtype of mean_key; given with it.
+        mean_weight: above 0.
         shares_device: whether other kernels run beside, which exchange tensors with other GPUs.
             Then no program of this one waits for the multiprocessors that those occupy, with work
             of its own that others could do.
 
     Returns:
         The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept
-        columns ``[B, H, N]`` in float32 (float64 for float64 inputs).
+        columns and means ``[B, H, N]`` in float32 (float64 for float64 inputs).
     """
 
     indices: torch.Tensor
@@ -75,6 +83,9 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     residual_scale: torch.Tensor | None = None
     lse_dense: torch.Tensor | None = None
     kept_mass: torch.Tensor | None = None
+    mean_key: torch.Tensor | None = None
+    mean_value: torch.Tensor | None = None
+    mean_weight: float = 1.0
     shares_device: bool = False
 
     def of_heads(self, heads: slice) -> ColumnSparseAttention:
@@ -111,6 +122,16 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
             check_shape(name, tensor, self.query.shape[: 4 if name == "residual" else 3])
         if rule is not None:
             self._check_scale()
+        self._check_means()
+
+    def _check_means(self) -> None:
+        if (self.mean_key is None) != (self.mean_value is None):
+            missing = "mean_key" if self.mean_key is None else "mean_value"
+            raise ValueError(f"mean_key and mean_value belong together; {missing} is None")
+        if not 0 < self.mean_weight < math.inf:
+            raise ValueError(f"mean_weight must be above 0 and finite, got {self.mean_weight}")
+        if self.mean_key is not None and self.mean_value is not None:
+            self.check_columns(mean_key=self.mean_key, mean_value=self.mean_value)
 
     def _check_scale(self) -> None:
         assert self.residual is not None

@@ -8,10 +8,12 @@ stages and the overlap between items are what it adds to `triton_kernel.py`; the
 both to the reference.
 
 The tile that the count leaves partly filled comes first: it is the only one that needs a mask.
+Tiles of means come last and have a loop of their own, with a mask for the last of them.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -108,13 +110,13 @@ def _columns(list_ptr, rows, wanted):
 
 @gluon.jit
 def _produce(
-    pointers, smem, strides, sizes, capacity,
+    pointers, smem, strides, sizes, capacity, means,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
-    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, WIDE_ROWS: gl.constexpr,
-    WARPS: gl.constexpr,
+    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, MEANS: gl.constexpr,
+    WIDE_ROWS: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Gathers the query rows, then the key and value tiles of every item."""
-    q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr = pointers
+    q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr, mean_k_ptr, mean_v_ptr = pointers
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn = strides[:6]
     stride_vb, stride_vh, stride_vn = strides[6:]
@@ -156,6 +158,13 @@ def _produce(
 
         k_head = k_ptr + _offset(b, h, stride_kb, stride_kh)
         v_head = v_ptr + _offset(b, h, stride_vb, stride_vh)
+        if MEANS:
+            mean_k_head = mean_k_ptr + (b * H + h).to(gl.int64) * means * D
+            mean_v_head = mean_v_ptr + (b * H + h).to(gl.int64) * means * D
+            # The tile of an empty list counts for nothing, but NaN would show: it repeats a mean,
+            # whose NaN shows anyhow.
+            k_head = gl.where(count == 0, mean_k_head, k_head)
+            v_head = gl.where(count == 0, mean_v_head, v_head)
         position = number.to(gl.int64) * capacity + first
         for t in range(tiles):
             stage = filled % STAGES
@@ -178,16 +187,68 @@ def _produce(
             async_load(v_smem.index(stage), v_head + v_offsets)
             mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
             filled += 1
+        if MEANS:
+            # None past the last item: nobody would empty their stages.
+            for first_mean in range(0, gl.where(item < items, means, 0), TILE):
+                stage = filled % STAGES
+                free = ((filled // STAGES) & 1) ^ 1
+                # Rows past the end read the last row; the consumers mask them.
+                mean_rows = gl.minimum(first_mean + rows, means - 1)
+                mean_offsets = (mean_rows * D)[:, None] + channels[None, :]
+                mbarrier.wait(empty_k.index(stage), free)
+                async_load(k_smem.index(stage), mean_k_head + mean_offsets)
+                mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
+                mbarrier.wait(empty_v.index(stage), free)
+                async_load(v_smem.index(stage), mean_v_head + mean_offsets)
+                mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
+                filled += 1
         number, count = next_number, next_count
         next_number, next_count = after_number, after_count
 
 
 @gluon.jit
+def _consume_tile(
+    q, s, p_half, o, m, total, used, smem, scale_log2, means, mean_bias, in_tile,
+    STAGES: gl.constexpr, MEANS: gl.constexpr,
+):  # fmt: skip
+    """The value product of a tile, and meanwhile scores and weights of the next one.
+
+    That one is of means, of which so many are left, or of kept columns.
+    """
+    _, k_smem, v_smem, _, _, full_k, empty_k, full_v, empty_v = smem
+    stage = used % STAGES
+    phase = (used // STAGES) & 1
+    used += 1
+    next_stage = used % STAGES
+    mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
+    k_tile = k_smem.index(next_stage).permute((1, 0))
+    s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
+    mbarrier.wait(full_v.index(stage), phase)
+    o_token = warpgroup_mma(p_half, v_smem.index(stage), o, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s_token])
+    mbarrier.arrive(empty_k.index(next_stage), count=1)
+    if MEANS:
+        s = gl.where((in_tile < means)[None, :], s, float("-inf"))
+        m_new = gl.maximum(m, gl.max(s, 1) * scale_log2 + mean_bias)
+        p = gl.exp2(s * scale_log2 - (m_new - mean_bias)[:, None])
+    else:
+        m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+        p = gl.exp2(s * scale_log2 - m_new[:, None])
+    shrink = gl.exp2(m - m_new)
+    total = total * shrink + gl.sum(p, 1)
+    o = warpgroup_mma_wait(0, deps=[o_token])
+    mbarrier.arrive(empty_v.index(stage), count=1)
+    p_half = gl.convert_layout(p.to(q.dtype), p_half.type.layout)
+    o = o * gl.convert_layout(shrink, gl.SliceLayout(1, o.type.layout))[:, None]
+    return s, p_half, o, m_new, total, used
+
+
+@gluon.jit
 def _consume(
-    pointers, smem, strides, sizes, scale_log2, rounding,
+    pointers, smem, strides, sizes, scale_log2, rounding, means, mean_bias,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
     TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr,
-    IN_FP8: gl.constexpr, WG: gl.constexpr,
+    IN_FP8: gl.constexpr, MEANS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 query rows over the tiles, and the delta rule."""
     o_ptr, lse_ptr, residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, counts_ptr = pointers
@@ -229,26 +290,16 @@ def _consume(
         total = gl.sum(p, 1)
         p_half = gl.convert_layout(p.to(dtype), p_layout)
         for _ in range(tiles - 1):
-            stage = used % STAGES
-            phase = (used // STAGES) & 1
-            used += 1
-            next_stage = used % STAGES
-            mbarrier.wait(full_k.index(next_stage), (used // STAGES) & 1)
-            k_tile = k_smem.index(next_stage).permute((1, 0))
-            s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
-            mbarrier.wait(full_v.index(stage), phase)
-            o_token = warpgroup_mma(p_half, v_smem.index(stage), o, is_async=True)
-            s = warpgroup_mma_wait(1, deps=[s_token])
-            mbarrier.arrive(empty_k.index(next_stage), count=1)
-            m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
-            shrink = gl.exp2(m - m_new)
-            p = gl.exp2(s * scale_log2 - m_new[:, None])
-            total = total * shrink + gl.sum(p, 1)
-            m = m_new
-            o = warpgroup_mma_wait(0, deps=[o_token])
-            mbarrier.arrive(empty_v.index(stage), count=1)
-            p_half = gl.convert_layout(p.to(dtype), p_layout)
-            o = o * gl.convert_layout(shrink, o_rows)[:, None]
+            s, p_half, o, m, total, used = _consume_tile(
+                q, s, p_half, o, m, total, used, smem, scale_log2, means, 0.0, in_tile,
+                STAGES, False,
+            )  # fmt: skip
+        if MEANS:
+            for first_mean in range(0, means, TILE):
+                s, p_half, o, m, total, used = _consume_tile(
+                    q, s, p_half, o, m, total, used, smem, scale_log2, means - first_mean,
+                    mean_bias, in_tile, STAGES, True,
+                )  # fmt: skip
         mbarrier.arrive(empty_q.index(turn & 1), count=1)
         stage = used % STAGES
         mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
@@ -283,9 +334,11 @@ def _consume(
         kept_share = kept_share / total
         o = warpgroup_mma_wait(1, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
-        # An empty list multiplied one row of garbage by zero, and NaN survives that. The count says
-        # so, not the total: that of other lists may be NaN, and so must their result be.
-        o = gl.where(empty, 0.0, o * kept_share[:, None])
+        o = o * kept_share[:, None]
+        if not MEANS:
+            # An empty list multiplied one row of garbage by zero, and NaN survives that. The count
+            # says so, not the total: that of others may be NaN, and so must their result be.
+            o = gl.where(empty, 0.0, o)
         if RULE != 0:
             residual_head = residual_ptr + _offset(b, h, stride_rb, stride_rh)
             cached = gl.load(
@@ -308,16 +361,16 @@ def _consume(
 @gluon.jit
 def _column_sparse_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, indices_ptr, counts_ptr,
-    residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr,
+    residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, mean_k_ptr, mean_v_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     stride_rb, stride_rh, stride_rn,
-    items, row_tiles, H, N, capacity, scale_log2, rounding,
+    items, row_tiles, H, N, capacity, scale_log2, rounding, means, mean_bias,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     PRODUCER_WARPS: gl.constexpr, D: gl.constexpr,
     TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr,
-    IN_FP8: gl.constexpr, WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
+    IN_FP8: gl.constexpr, MEANS: gl.constexpr, WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(
@@ -346,7 +399,7 @@ def _column_sparse_attention_kernel(
     smem = (q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v)
     results = (o_ptr, lse_ptr, residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, counts_ptr)
     result_strides = (stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn)
-    inputs = (q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr)
+    inputs = (q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr, mean_k_ptr, mean_v_ptr)
     input_strides = (
         stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
         stride_vb, stride_vh, stride_vn,
@@ -358,11 +411,12 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            means, mean_bias,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            0)),
-                (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
-                            PRODUCER_WARPS)),
+                            MEANS, 0)),
+                (_produce, (inputs, smem, input_strides, sizes, capacity, means,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
+                            WIDE_ROWS, PRODUCER_WARPS)),
             ],
             [PRODUCER_WARPS], [PRODUCER_REGISTERS],
         )
@@ -370,14 +424,16 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            means, mean_bias,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            0)),
+                            MEANS, 0)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            means, mean_bias,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            1)),
-                (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
-                            PRODUCER_WARPS)),
+                            MEANS, 1)),
+                (_produce, (inputs, smem, input_strides, sizes, capacity, means,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
+                            WIDE_ROWS, PRODUCER_WARPS)),
             ],
             [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )
@@ -385,17 +441,20 @@ def _column_sparse_attention_kernel(
         gl.warp_specialize(
             [
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            means, mean_bias,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            0)),
+                            MEANS, 0)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            means, mean_bias,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            1)),
+                            MEANS, 1)),
                 (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
+                            means, mean_bias,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            2)),
-                (_produce, (inputs, smem, input_strides, sizes, capacity,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, WIDE_ROWS,
-                            PRODUCER_WARPS)),
+                            MEANS, 2)),
+                (_produce, (inputs, smem, input_strides, sizes, capacity, means,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
+                            WIDE_ROWS, PRODUCER_WARPS)),
             ],
             [4, 4, PRODUCER_WARPS], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
         )
@@ -435,6 +494,8 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             *sizes,
             scale * LOG2_E.value,
             merge_rounding(call.residual_rounding, torch.float32),
+            0 if call.mean_key is None else call.mean_key.shape[2],
+            math.log2(call.mean_weight),
             CONSUMERS=config.consumers,
             TILE=config.tile,
             STAGES=config.stages,
@@ -446,6 +507,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             BLOCK_SIZE_Q=call.block_size_q,
             RULE=RULES[call.delta_rule],
             IN_FP8=call.residual_scale is not None,
+            MEANS=call.mean_key is not None,
             WIDE_ROWS=furthest_row >= 2**31,
             num_warps=4,
             maxnreg=128 if config.blocks_per_sm == 2 else None,
@@ -462,5 +524,14 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
         lse if call.residual_scale is None else call.residual_scale.contiguous(),
         lse if call.lse_dense is None else call.lse_dense.float().contiguous(),
         lse if call.kept_mass is None else call.kept_mass.float().contiguous(),
+        key if call.mean_key is None else _packed(call.mean_key),
+        value if call.mean_value is None else _packed(call.mean_value),
     )
     return output, lse
+
+
+def _packed(means: torch.Tensor) -> torch.Tensor:
+    """Means as the kernel reads them: contiguous, from a multiple of 16 bytes on."""
+    if means.data_ptr() % 16 == 0:
+        return means.contiguous()
+    return means.clone(memory_format=torch.contiguous_format)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.dense_attention.reference import softmax_with_lse
+from chipsparse.kernels.dense_attention import DenseAttention
+from chipsparse.kernels.dense_attention.reference import dense_attention, softmax_with_lse
 
 # A log-sum-exp of some tens is exact to that many units of its dtype, and so is the kept mass.
 LSE_ROUNDING = 64
@@ -53,6 +56,8 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             )
         output[:, :, row_slice] = kept.view(batch, heads, -1, head_dim)
         lse[:, :, row_slice] = kept_lse.view(batch, heads, -1)
+    if call.mean_key is not None:
+        output, lse = _with_means(output, lse, call)
     if call.delta_rule is None:
         return output.to(query.dtype), lse
     residual = call.residual
@@ -73,6 +78,21 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             rounding=merge_rounding(call.residual_rounding, dtype),
         )
     return output.to(query.dtype), lse
+
+
+def _with_means(
+    kept: torch.Tensor, kept_lse: torch.Tensor, call: ColumnSparseAttention
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over kept columns and means, of that over the kept columns and its LSE."""
+    dtype = kept.dtype
+    assert call.mean_key is not None
+    assert call.mean_value is not None
+    means = (call.query.to(dtype), call.mean_key.to(dtype), call.mean_value.to(dtype))
+    output, lse = dense_attention(DenseAttention(*means, scale=call.softmax_scale))
+    lse += math.log(call.mean_weight)
+    total = torch.logaddexp(kept_lse, lse)
+    kept_share, share = ((part - total).exp_().unsqueeze(-1) for part in (kept_lse, lse))
+    return torch.addcmul(kept_share * kept, share, output), total
 
 
 def apply_merge(

@@ -67,9 +67,12 @@ def column_sparse_attention(
             *sizes,
             scale * LOG2_E,
             merge_rounding(call.residual_rounding, torch.float32),
+            0 if call.mean_key is None else call.mean_key.shape[2],
+            math.log2(call.mean_weight),
             HEAD_DIM=head_dim,
             RULE=call.delta_rule or "none",
             IN_FP8=in_fp8,
+            MEANS=call.mean_key is not None,
             WIDE_OFFSETS=max(largest_offset(key), largest_offset(value)) >= 2**31,
             WIDE_PRODUCTS=query.device.type == "cpu",
             BLOCK_M=tile_rows,
@@ -87,6 +90,8 @@ def column_sparse_attention(
         lse if call.residual_scale is None else call.residual_scale.contiguous(),
         lse if call.lse_dense is None else call.lse_dense.contiguous(),
         lse if call.kept_mass is None else call.kept_mass.contiguous(),
+        call.key if call.mean_key is None else call.mean_key.contiguous(),
+        call.value if call.mean_value is None else call.mean_value.contiguous(),
     )
     return output, lse
 
@@ -125,6 +130,8 @@ def _column_sparse_attention_kernel(
     residual_scale_ptr,
     lse_dense_ptr,
     kept_mass_ptr,
+    mean_key_ptr,  # [B, H, means, D], contiguous, as is mean_value
+    mean_value_ptr,
     query_stride_b,
     query_stride_h,
     query_stride_n,
@@ -152,9 +159,12 @@ def _column_sparse_attention_kernel(
     row_tiles,  # per block
     scale,  # of the scores in units of ln 2
     rounding,  # up to here, a dropped mass is none
+    means,
+    mean_bias,  # of their scores in units of ln 2
     HEAD_DIM: tl.constexpr,
     RULE: tl.constexpr,
     IN_FP8: tl.constexpr,
+    MEANS: tl.constexpr,
     WIDE_OFFSETS: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -232,9 +242,32 @@ def _column_sparse_attention_kernel(
     total = tl.where(nothing, 1.0, total * correction + tl.sum(weights, 1))
     kept = kept * correction[:, None]
     kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
+    largest = new_largest
+
+    if MEANS:
+        largest = tl.where(nothing, float("-inf"), largest)
+        total = tl.where(nothing, 0.0, total)
+        nothing = nothing & (means == 0)
+        mean_key_ptr += head.to(tl.int64) * means * HEAD_DIM
+        mean_value_ptr += head.to(tl.int64) * means * HEAD_DIM
+        # At least once, for the same reason as above.
+        for first in tl.range(0, tl.maximum(means, BLOCK_N), BLOCK_N, num_stages=STAGES):
+            there = first + entries < means
+            offsets = (first + entries)[:, None] * HEAD_DIM + dims[None, :]
+            key = tl.load(mean_key_ptr + offsets, mask=there[:, None], other=0.0)
+            value = tl.load(mean_value_ptr + offsets, mask=there[:, None], other=0.0)
+            scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale + mean_bias
+            scores = tl.where(there[None, :], scores, float("-inf"))
+            new_largest = tl.maximum(largest, tl.max(scores, 1))
+            weights = tl.exp2(scores - new_largest[:, None])
+            correction = tl.exp2(largest - new_largest)
+            total = total * correction + tl.sum(weights, 1)
+            kept = kept * correction[:, None]
+            kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
+            largest = new_largest
 
     kept = kept / total[:, None]
-    lse = (new_largest + tl.log2(total)) * LN_2
+    lse = (largest + tl.log2(total)) * LN_2
     lse = tl.where(nothing, float("-inf"), lse)
     per_row = head.to(tl.int64) * rows + row
     tl.store(lse_ptr + per_row, lse, mask=row_exists)
