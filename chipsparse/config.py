@@ -54,10 +54,11 @@ class AttentionConfig(Validated):
     random_fraction: float = share(
         0.0, "share of further columns besides density, chosen at random and always the same"
     )
-    delta_rule: Literal["merge", "difference"] = option(
+    delta_rule: Literal["merge", "difference", "means"] = option(
         "merge",
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
-        "mass, difference adds their change to what was cached",
+        "mass, difference adds their change to what was cached, means does so with one mean column "
+        "for every 128 besides",
     )
     precision: Precision = option(
         "auto",

@@ -159,12 +159,10 @@ def _produce(
         k_head = k_ptr + _offset(b, h, stride_kb, stride_kh)
         v_head = v_ptr + _offset(b, h, stride_vb, stride_vh)
         if MEANS:
-            mean_k_head = mean_k_ptr + (b * H + h).to(gl.int64) * means * D
-            mean_v_head = mean_v_ptr + (b * H + h).to(gl.int64) * means * D
-            # The tile of an empty list counts for nothing, but NaN would show: it repeats a mean,
-            # whose NaN shows anyhow.
-            k_head = gl.where(count == 0, mean_k_head, k_head)
-            v_head = gl.where(count == 0, mean_v_head, v_head)
+            mean_head = (b * H + h).to(gl.int64) * means * D
+            # The values of an empty list are multiplied by zero, and NaN survives that: they are of
+            # the first mean, whose NaN shows anyhow.
+            v_head = gl.where(count == 0, mean_v_ptr + mean_head, v_head)
         position = number.to(gl.int64) * capacity + first
         for t in range(tiles):
             stage = filled % STAGES
@@ -196,10 +194,10 @@ def _produce(
                 mean_rows = gl.minimum(first_mean + rows, means - 1)
                 mean_offsets = (mean_rows * D)[:, None] + channels[None, :]
                 mbarrier.wait(empty_k.index(stage), free)
-                async_load(k_smem.index(stage), mean_k_head + mean_offsets)
+                async_load(k_smem.index(stage), mean_k_ptr + mean_head + mean_offsets)
                 mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
                 mbarrier.wait(empty_v.index(stage), free)
-                async_load(v_smem.index(stage), mean_v_head + mean_offsets)
+                async_load(v_smem.index(stage), mean_v_ptr + mean_head + mean_offsets)
                 mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
                 filled += 1
         number, count = next_number, next_count

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from importlib import import_module
 
@@ -25,6 +26,7 @@ from tests.kernels.formulas import (
     kernel_names,
     masked_attention,
     random_mask,
+    scores_of,
 )
 
 FP8 = torch.float8_e4m3fn
@@ -233,6 +235,78 @@ def test_lists_beyond_32_bit_offsets(backend):
     output, _ = column_sparse_attention(*inputs, indices, counts, block_size_q=1, backend=backend)
     expected, _ = masked_attention(*inputs, mask, 1)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
+
+
+def attention_with_means(inputs, mask, block_size_q, means, weight, scale):
+    """One softmax over the kept columns and the means, in float64."""
+    query, key, value = inputs
+    scores = scores_of(query, key, scale)
+    kept = mask.repeat_interleave(block_size_q, dim=2)[:, :, : query.shape[2]]
+    of_means = scores_of(query, means[0], scale) + math.log(weight)
+    scores = torch.cat([scores.masked_fill(~kept, -torch.inf), of_means], -1)
+    return scores.softmax(-1) @ torch.cat([value, means[1]], 2).double(), scores.logsumexp(-1)
+
+
+@backend_names(column_sparse_attention)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "block_size_q", "count"),
+    [
+        ((2, 2, 333, 131, 64), 128, 130),
+        ((1, 2, 200, 60, 128), 64, 1),
+        ((1, 1, 390, 80, 64), 192, 64),
+    ],
+)
+@pytest.mark.parametrize(("rule", "scale"), [(None, -0.2), ("difference", None), ("merge", None)])
+def test_means_are_columns_that_count_several_times(
+    backend, rule, scale, shape, block_size_q, count, dtype, device
+):
+    """For every block, also the first one, which keeps no column."""
+    options = {"dtype": dtype, "device": device, "strided": True}
+    inputs = attention_inputs(*shape, **options)
+    mask = random_mask(*shape[:4], block_size_q, device=device)
+    _, *means = attention_inputs(*shape[:3], count, shape[4], **options, seed=1)
+    cache = refreshed(inputs, mask, block_size_q, torch.float32)
+    output, lse = attend(
+        *(inputs, mask, block_size_q),
+        mean_key=means[0],
+        mean_value=means[1],
+        mean_weight=5.0,
+        scale=scale,
+        **({} if rule is None else recorded(cache, rule)),
+        backend=backend,
+    )
+    kept, kept_lse = attention_with_means(inputs, mask, block_size_q, means, 5.0, scale)
+    residual = 0 if rule is None else cache[rule]
+    expected = kept if rule is None else joined(rule, kept, kept_lse, residual, cache)
+    assert_close(lse, kept_lse, LSE_TOLERANCE[dtype])
+    tolerance = TOLERANCE[dtype] if rule is None else max(TOLERANCE[dtype], 1e-6)
+    assert_close(output, expected, tolerance)
+
+
+@backend_names(column_sparse_attention)
+@pytest.mark.parametrize("block_size_q", [64, 192])
+def test_nan_in_a_mean_reaches_its_whole_head_and_in_a_dropped_column_nothing(
+    backend, block_size_q, device
+):
+    options = {"dtype": torch.bfloat16, "device": device}
+    inputs = attention_inputs(1, 2, 3 * block_size_q, 200, 64, **options)
+    mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)
+    mask[:, :, 1, 7:150] = True
+    _, mean_key, mean_value = attention_inputs(1, 2, 1, 90, 64, **options)
+    means = {"mean_key": mean_key, "mean_value": mean_value}
+    call = {"block_size_q": block_size_q, "mean_weight": 2.0, "backend": backend}
+    clean, _ = attend(inputs, mask, **means, **call)
+    assert clean.isfinite().all()
+    for tensor in inputs[1:]:
+        tensor.masked_fill_(~mask.any(2)[..., None], torch.nan)
+    assert torch.equal(attend(inputs, mask, **means, **call)[0], clean)
+    for name, place in (("mean_key", 0), ("mean_value", 89)):
+        poisoned = means | {name: means[name].clone()}
+        poisoned[name][0, 1, place] = torch.nan
+        output, _ = attend(inputs, mask, **poisoned, **call)
+        assert torch.equal(output[:, 0], clean[:, 0])
+        assert output[:, 1].isnan().all()
 
 
 @backend_names(column_sparse_attention)

@@ -19,6 +19,7 @@ OPERATIONS = {
     "column_selection": "special_rows and row9 or static_columns_beyond",
     "column_sparse_attention": (
         "laid_out_like or only_listed_rows and dtype1 or in_fp8_counts and True-64-merge"
+        " or nan_in_a_mean and 64"
     ),
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": (

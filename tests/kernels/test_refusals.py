@@ -41,6 +41,7 @@ LAYER = {"hidden": zeros(1, 200, 24), "weight": zeros(50, 24), "bias": zeros(50)
 CACHE = zeros(1, 200, 50)
 IN_FP8 = {"activation_cache": CACHE.to(FP8)}
 DIFFERENCE = {"delta_rule": "difference", "residual": LISTED["key"].to(FP8)}
+MEANS = {"mean_key": COLUMNS, "mean_value": COLUMNS}
 GATE, PIECE = {"gate_weight": zeros(50, 24)}, zeros(1, 4, 2, 8)
 CUT = {"tensors": (PIECE,), "pieces": (range(4),), "dim": 1}
 EIGHT_BITS = fp8_quantization(**QKV, backend="reference")
@@ -121,6 +122,12 @@ REFUSED = {
             | {"residual_scale": PER_ROW["kept_mass"]},
             f"{NEEDS_BOTH}float32 with it",
         ),
+        ({"mean_key": COLUMNS}, "mean_key and mean_value belong together; mean_value is None"),
+        ({"mean_value": COLUMNS}, "mean_key is None"),
+        ({**MEANS, "mean_value": ROWS}, r"mean_value must be \[1, 2, 9, 64\], got \[1, 2, 7, 64\]"),
+        ({**MEANS, "mean_key": COLUMNS.half()}, "mean_key must be torch.float32"),
+        ({**MEANS, "mean_key": COLUMNS[:, :, :0]}, r"mean_key must be a non-empty \[B, H, M, D\]"),
+        ({**MEANS, "mean_weight": 0.0}, "mean_weight must be above 0 and finite, got 0.0"),
         ({**DIFFERENCE, "residual_scale": zeros(1, 200)}, r"scale must be \[1, 2, 200\], got \[1,"),
         ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
     ],

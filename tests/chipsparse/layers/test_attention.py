@@ -1,5 +1,6 @@
 """What each action of self-attention computes and records, against float64 formulas."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,14 +20,14 @@ from chipsparse.layout import LayerKind, ModelLayout
 
 ROWS, TOKENS, KEEP, RANDOM = 16, 75, 20, 3
 BUDGET = AttentionBudget(KEEP, RANDOM, None, seed=5)
-RULES = ["merge", "difference"]
+RULES = ["merge", "difference", "means"]
 CPU = torch.device("cpu")
 
 
-def inputs(seed=0, *, batch=2, heads=3, dim=32):
+def inputs(seed=0, *, batch=2, heads=3, dim=32, tokens=TOKENS):
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randn(batch, TOKENS, heads, dim, generator=generator).transpose(1, 2)
+        torch.randn(batch, tokens, heads, dim, generator=generator).transpose(1, 2)
         for _ in range(3)
     ]
 
@@ -38,11 +39,23 @@ def given(seed=0, **sizes):
 CHANGED = [a + 0.1 * b for a, b in zip(inputs(), inputs(9), strict=True)]
 
 
-def softmax_parts(query, key, value, mask=None):
-    """Output and log-sum-exp over the columns of a mask ``[B, H, N, N]``, in float64."""
+def mean_of_blocks(rows):
+    """The mean of every 128 rows ``[B, H, M, D]``, and of those that are left."""
+    return torch.stack([part.mean(2) for part in rows.double().split(128, 2)], 2)
+
+
+def softmax_parts(query, key, value, mask=None, *, means=False):
+    """Output and log-sum-exp over the columns of a mask ``[B, H, N, N]``, in float64.
+
+    With ``means`` also over the mean of every 128 columns, which counts 40 times.
+    """
     scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
+    if means:
+        key, value = (torch.cat([a, mean_of_blocks(a)], 2) for a in (key.double(), value.double()))
+        extra = query.double() @ key[:, :, scores.shape[-1] :].mT * query.shape[-1] ** -0.5
+        scores = torch.cat([scores, extra + math.log(40)], -1)
     lse = scores.logsumexp(-1)
     return (scores - lse.unsqueeze(-1)).exp() @ value.double(), lse
 
@@ -102,6 +115,9 @@ def test_dense_steps_and_refreshes_compute_full_attention():
         close(output, expected)
         # Where nothing has changed, a sparse step gives it back.
         close(sparse_step(cache, given(), config=config), output)
+        cache, config, _ = refreshed(rule, budget=replace(BUDGET, keep_count=TOKENS))
+        changed, _ = softmax_parts(*CHANGED)
+        close(sparse_step(cache, AttentionInputs(*CHANGED), config=config), changed)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -109,9 +125,9 @@ def test_sparse_follows_the_formulas_when_something_changed(rule):
     cache, config, _ = refreshed(rule)
     mask = row_mask(cache)
     dense, lse = softmax_parts(*inputs())
-    kept, kept_lse = softmax_parts(*inputs(), mask)
-    new, new_lse = softmax_parts(*CHANGED, mask)
-    if rule == "difference":
+    kept, kept_lse = softmax_parts(*inputs(), mask, means=rule == "means")
+    new, new_lse = softmax_parts(*CHANGED, mask, means=rule == "means")
+    if rule != "merge":
         expected = dense - kept + new
     else:
         # Dropped columns keep the numerator and denominator that they had at the refresh.
@@ -137,6 +153,31 @@ def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
     full.residual = meant
     close(sparse_step(full, AttentionInputs(*CHANGED), config=config), result)
     assert 0 < (result - expected).norm() < 0.03 * output.norm()
+
+
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_means_of_blocks_are_summed_in_float32_at_least(tokens, dtype):
+    generator = torch.Generator().manual_seed(tokens)
+    rows = torch.randn(2, tokens, 3, 8, generator=generator).to(dtype).transpose(1, 2)
+    means, expected = attention.block_means(rows), mean_of_blocks(rows)
+    assert means.dtype == dtype
+    close(means, expected.to(dtype), 1e-12 if dtype == torch.float64 else 8e-3)
+
+
+def test_means_miss_less_than_the_difference_alone_where_all_values_drift():
+    """Columns that are alike in space, as those of pictures, and change alike."""
+    rough, drift = inputs(1, tokens=1024), inputs(2, tokens=8)
+    smooth = [a.repeat_interleave(128, 2) for a in inputs(3, tokens=8)]
+    before = [a + 0.3 * b for a, b in zip(smooth, rough, strict=True)]
+    now = [a + 0.3 * b.repeat_interleave(128, 2) for a, b in zip(before, drift, strict=True)]
+    expected, _ = softmax_parts(*now)
+    missed = {}
+    for rule in ("difference", "means"):
+        budget = replace(BUDGET, keep_count=100)
+        cache, config, _ = refreshed(rule, tensors=AttentionInputs(*before), budget=budget)
+        missed[rule] = error(sparse_step(cache, AttentionInputs(*now), config=config), expected)
+    assert missed["means"] < 0.7 * missed["difference"]
 
 
 @pytest.mark.parametrize("limit", [2 << 30, 1])
@@ -253,7 +294,9 @@ class InParts:
         return torch.cat([compute(slice(0, 1)), compute(slice(1, None))], 1)
 
 
-@pytest.mark.parametrize(("rule", "in_fp8"), [("merge", False), ("difference", True)])
+@pytest.mark.parametrize(
+    ("rule", "in_fp8"), [("merge", False), ("difference", True), ("means", False)]
+)
 def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
     expected = sparse_step(cache, given(9), config=config)
