@@ -57,8 +57,7 @@ class AttentionConfig(Validated):
     delta_rule: Literal["merge", "difference", "means"] = option(
         "merge",
         "how kept columns join the others: merge weighs them and the cached rest by their softmax "
-        "mass, difference adds their change to what was cached, means does so with one mean column "
-        "for every 128 besides",
+        "mass, difference adds their change to what was cached, means that of block means too",
     )
     precision: Precision = option(
         "auto",
