@@ -467,8 +467,8 @@ def _with_means(call: ColumnSparseAttention, config: SparsityConfig) -> ColumnSp
     columns = call.key.shape[2]
     if config.attention.delta_rule != "means" or call.indices.shape[3] >= columns:
         return call
-    means = {"mean_key": block_means(call.key), "mean_value": block_means(call.value)}
-    return replace(call, **means, mean_weight=MEAN_WEIGHT)
+    mean_key, mean_value = block_means(call.key), block_means(call.value)
+    return replace(call, mean_key=mean_key, mean_value=mean_value, mean_weight=MEAN_WEIGHT)
 
 
 def block_means(rows: torch.Tensor) -> torch.Tensor:
