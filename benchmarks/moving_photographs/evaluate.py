@@ -30,6 +30,7 @@ from benchmarks.curves import (
     by_workload,
     decibels,
     generation_of,
+    qualities,
     quality_rows,
 )
 from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
@@ -42,7 +43,7 @@ OP = "moving_photographs"
 # 0.20 with 10 %, 0.29 with 20 %.
 PRICES = {"dense": 1.0, "refresh": 1.14, "skip": 0.0}
 SPARSE_FIXED, SPARSE_COLUMNS = 0.11, 0.9
-SPEEDUPS = (2.5, 3.6, 5, 7)
+SPEEDUPS = {f"{speedup:g}x": 1 / speedup for speedup in (2.5, 3.6, 5, 7)}
 BASE = SparsityConfig().override(
     {
         "attention.random_fraction": 0.01,
@@ -334,26 +335,20 @@ def rows_of(clips: Sequence[Record]) -> list[Record]:
     return sorted(rows, key=lambda row: row["cost"])
 
 
+def made_in_all_ways(clips: Sequence[Record]) -> list[Record]:
+    """The records of the clips that are compared at equal cost."""
+    made = Counter(clip["prompt"] for clip in clips)
+    return [clip for clip in clips if made[clip["prompt"]] == max(made.values())]
+
+
 def report(clips: Sequence[Record]) -> str:
     """The tables of one kind of generation in Markdown, with what makes the model comparable."""
-    rows = rows_of(clips)
-    shares = [1 / speedup for speedup in SPEEDUPS]
-    made = Counter(clip["prompt"] for clip in clips)
-    whole = [clip for clip in clips if made[clip["prompt"]] == max(made.values())]
-    equal = quality_rows(whole, "cost", shares)
-    names = dict(zip((f"{share:.0%}" for share in shares), SPEEDUPS, strict=True))
-    titled = [
-        {f"{names[key]:g}x" if key in names else key: text for key, text in row.items()}
-        for row in equal
-    ]
-    lines = [
-        table(rows, COLUMNS),
-        "",
-        "PSNR in dB at equal cost, mean (worst), of clips made in all ways:",
-        "",
-    ]
-    lines += [table(titled, dict.fromkeys(titled[0] if titled else (), "s")), ""]
-    lines += [f"- {line}" for line in [*_changes(clips), *_beside_published(rows)]]
+    whole = made_in_all_ways(clips)
+    equal = quality_rows(whole, "cost", SPEEDUPS)
+    title = "PSNR in dB at equal cost, mean (worst), of clips made in all ways:"
+    columns = dict.fromkeys(equal[0] if equal else (), "s")
+    lines = [table(rows_of(clips), COLUMNS), "", title, "", table(equal, columns), ""]
+    lines += [f"- {line}" for line in [*_changes(clips), *_beside_published(whole)]]
     refused = {_name(clip): clip["refused"] for clip in clips if clip["refused"] is not None}
     return "\n".join([*lines, *(f"- {name} refused: {why}" for name, why in refused.items())])
 
@@ -371,14 +366,9 @@ def _changes(clips: Sequence[Record]) -> Iterator[str]:
             )
 
 
-def _beside_published(rows: Sequence[Record]) -> Iterator[str]:
+def _beside_published(clips: Sequence[Record]) -> Iterator[str]:
     for method, figures in PUBLISHED.items():
-        curves: dict[str, list[tuple[float, float]]] = {}
-        for row in rows:
-            if row["method"] == method:
-                curves.setdefault(row["variant"], []).append((row["cost"], row["psnr"]))
         for speedup, psnr in figures.items():
-            levels = [at_share(points, 1 / speedup) for points in curves.values()]
-            known = [level for level in levels if level is not None]
-            here = f"{max(known):.1f} dB" if known else "not measured"
+            quality = qualities(clips, "cost", 1 / speedup).get(method)
+            here = f"{quality.mean:.1f} dB" if quality else "not measured"
             yield f"{method} at {speedup:g}x: {here}; published for HunyuanVideo: {psnr:g}"

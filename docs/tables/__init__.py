@@ -34,7 +34,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "tiny-wan quality": measured.tiny_wan_quality,
     "tiny-flux quality": measured.tiny_flux_quality,
     "equal work": measured.equal_work,
-    "equal time": measured.equal_time,
 }
 START, END = "<!-- table: {} -->", "<!-- end of table -->"
 PLACE = re.compile(r"<!-- table: (?P<name>.*?) -->\n(?P<content>.*?)<!-- end of table -->", re.S)
