@@ -24,6 +24,7 @@ from benchmarks.moving_photographs.clips import (
 from benchmarks.moving_photographs.model import BLOCK, TINY, VALUES, LinearLatents, Model
 from benchmarks.records import read
 from chipsparse.config import SparsityConfig
+from docs.tables import figures
 
 CPU = torch.device("cpu")
 FACTS = {"transformer": TINY, "photographs": 4, **train.GENERATION}
@@ -236,7 +237,8 @@ def test_tables_compare_on_the_same_clips():
 
     def clip(method, setting, prompt, cost, psnr, **values):
         fixed = {"method": method, "variant": "", "setting": setting, "prompt": prompt, "steps": 50}
-        return {**fixed, "refused": None, "cost": cost, "psnr": psnr, **values}
+        fixed |= {"model": "a", "size": [64, 64, 5], "refused": None, "cost": cost, "psnr": psnr}
+        return {**fixed, **values}
 
     changes = {"change_l1": [0.1, 0.3], "change_l2": [0.2, 0.2]}
     clips = [
@@ -258,6 +260,12 @@ def test_tables_compare_on_the_same_clips():
     assert "MagCache at 2.25x: 31.0 dB; published for HunyuanVideo: 34.5" in text
     assert "Relative L1 between successive velocities: mean 0.200, median 0.200, 0.100 to" in text
     assert "SeaCache, a refused: IndexError: no" in text
+    (axes,) = figures.photographs(clips).axes
+    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
+    assert all(psnr == pytest.approx(20 + 100 * (1 / x - 0.2)) for x, psnr in lines[SKIPS])
+    assert len(lines[SKIPS]) > 30
+    hollow = [tuple(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"]
+    assert tuple(evaluate.PUBLISHED["MagCache"]) in hollow
 
 
 def test_costs_are_those_of_a_large_model():
