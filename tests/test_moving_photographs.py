@@ -285,7 +285,7 @@ def test_costs_are_those_of_a_large_model():
 
 
 def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
-    case = "sparse, 6 in full|middle, 20% of the columns, 4|MagCache.*0.12|fewer steps, 6 "
+    case = "sparse, [26] in full|middle, 20% of the columns, 4|MagCache.*(0.12|1)$|fewer steps, 6 "
     options = ["photographs", "--tiny", "--device", "cpu", "--case", case]
     folders = {"checkpoint": trained / "checkpoint"}
     folders |= {name: tmp_path / name for name in ("out", "pictures")}
@@ -295,8 +295,8 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert len(read(*tmp_path.glob("out/*.json"))) == 1
     assert main([*options, "--json", str(tmp_path / "all.json")]) == 0
     made = read(tmp_path / "all.json")
-    assert len(made) == 2 * 5
-    by_method = {record["method"]: record for record in made}
+    assert len(made) == 2 * 7
+    by_method = {clip["method"]: clip for clip in made if clip["setting"] != "2 in full"}
     assert by_method[SKIPS]["cost"] == by_method["fewer steps"]["cost"] == 0.5
     assert by_method[OURS]["calls"] == {"dense": 6, "refresh": 2, "skip": 14, "sparse": 2}
     assert by_method[OURS]["cost"] == pytest.approx((3 + 1.14 + 0.29) / 12, rel=1e-4)
@@ -311,6 +311,14 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert "| 0.500 | 2.00 | 6 | 0 | 0 | 6 |" in row
     picture = Image.open(tmp_path / "pictures" / "000-dense.jpg")
     assert picture.size == (4 * 64, 64)
+    psnr = {(clip["setting"], clip["seed"]): clip["psnr"] for clip in made}
+    seed = max((0, 1), key=lambda seed: psnr["2 in full", seed] - psnr["threshold 1", seed])
+    ours, mag = (f"{psnr[way, seed]:.1f} dB" for way in ("2 in full", "threshold 1"))
+    drawn = figures.frames(made, folders["pictures"]).axes
+    titles = ["dense", f"chipsparse, 6.0x: {ours}", f"MagCache, 4.4x: {mag}"]
+    assert [axes.get_title("left") for axes in drawn] == titles
+    with pytest.raises(ValueError, match=r"out has no clip's pictures of dense; .* threshold 1$"):
+        figures.frames(made, folders["out"])
     assert main(options) == 0  # nothing is made twice
     assert " dense: " not in capsys.readouterr().out
     assert read(tmp_path / "all.json") == read(*sorted(tmp_path.glob("out/*.json")))

@@ -267,25 +267,26 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     with lab.prepared(compiled=False):
         for clip in samples[rank::world]:
             file = args.out / f"{run_name}-{clip.index:03d}.json"
-            made = {_name(record): record for record in (read(file) if file.is_file() else [])}
+            made = {name_of(record): record for record in (read(file) if file.is_file() else [])}
             missing = [
                 entry
                 for way, entry in known.items()
                 if way not in made or made[way]["config"] != _digest(entry)
             ]
             for record in lab.records(missing, [clip]) if missing else ():
-                entry = known.get(_name(record), Entry(DENSE))
+                entry = known.get(name_of(record), Entry(DENSE))
                 record["config"], record["cost"] = _digest(entry), record.get("work")
                 if entry.config is not None and record["refused"] is None:
                     record["cost"] = cost(record["calls"], density(entry.config, layers))
-                made[_name(record)] = record
+                made[name_of(record)] = record
                 write([*made.values()], file)
                 if time.monotonic() > end:
                     print(f"clip {clip.index}: the time is up", flush=True)
                     return
 
 
-def _name(record: Record) -> str:
+def name_of(record: Record) -> str:
+    """The name of the way of a record or a row."""
     return str(Entry(record["method"], record["variant"], record["setting"]))
 
 
@@ -300,10 +301,13 @@ def _picture(folder: Path, way: Any, sample: Any, frames: np.ndarray) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     places = np.linspace(0, len(frames) - 1, PICTURE_FRAMES).round().astype(int)
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", way.name)
-    Image.fromarray(np.concatenate(frames[places], 1)).save(
-        folder / f"{sample.index:03d}-{name}.jpg", quality=85
-    )
+    picture = Image.fromarray(np.concatenate(frames[places], 1))
+    picture.save(folder / picture_name(sample.index, way.name), quality=85)
+
+
+def picture_name(clip: int, way: str) -> str:
+    """The file of a clip's frames, by its number, which is its seed, and the name of its way."""
+    return f"{clip:03d}-{re.sub(r'[^A-Za-z0-9.]+', '-', way)}.jpg"
 
 
 def rows_of(clips: Sequence[Record]) -> list[Record]:
@@ -349,7 +353,7 @@ def report(clips: Sequence[Record]) -> str:
     columns = dict.fromkeys(equal[0] if equal else (), "s")
     lines = [table(rows_of(clips), COLUMNS), "", title, "", table(equal, columns), ""]
     lines += [f"- {line}" for line in [*_changes(clips), *_beside_published(whole)]]
-    refused = {_name(clip): clip["refused"] for clip in clips if clip["refused"] is not None}
+    refused = {name_of(clip): clip["refused"] for clip in clips if clip["refused"] is not None}
     return "\n".join([*lines, *(f"- {name} refused: {why}" for name, why in refused.items())])
 
 

@@ -1,23 +1,32 @@
 """``python -m docs.tables.figures KIND RECORDS... -o FIGURE``: figures from records alone.
 
 Kinds: ``curve`` (speed-up over the keep fraction, time over the tokens), ``parts`` (where a sparse
-step's time goes) and ``photographs`` (quality over the speed-up, on moving photographs).
+step's time goes), ``photographs`` (quality over the speed-up, on moving photographs) and ``frames``
+(some frames of those, of three ways).
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 from matplotlib.ticker import LogLocator
 
-from benchmarks.curves import OURS, SKIPS, by_workload, qualities
-from benchmarks.moving_photographs.evaluate import PUBLISHED, made_in_all_ways, rows_of
+from benchmarks.curves import DENSE, OURS, SKIPS, by_workload, decibels, qualities
+from benchmarks.moving_photographs.evaluate import (
+    PUBLISHED,
+    made_in_all_ways,
+    name_of,
+    picture_name,
+    rows_of,
+)
 from benchmarks.records import Record, read
 from benchmarks.step_timing import PARTS
 
@@ -35,6 +44,7 @@ METHODS = {
     **{"MagCache": "#cc79a7", "fewer steps": "#888888"},
 }
 SPEEDUPS = (1.5, 2, 2.5, 3, 3.6, 4, 5, 6, 7, 8)  # marks of an axis, and its ends
+FRAMES_SPEEDUP = 5
 LEAST_LABEL = 0.025  # of a bar: what a share needs to be written on it
 
 
@@ -44,9 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("kind", choices=DRAWN)
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True, help=".png or .webp")
+    parser.add_argument("--pictures", type=Path, help="of frames: what photographs --pictures made")
     args = parser.parse_args(arguments)
-    options = {"lossless": True} if args.output.suffix == ".webp" else {}
-    DRAWN[args.kind](read(*args.records)).savefig(args.output, pil_kwargs=options)
+    if (args.kind == "frames") != (args.pictures is not None):
+        parser.error("frames needs --pictures, and no other figure takes it")
+    records, options = read(*args.records), {"lossless": args.kind != "frames", "quality": 80}
+    pictures = {} if args.pictures is None else {"pictures": args.pictures}
+    figure = DRAWN[args.kind](records, **pictures)
+    figure.savefig(args.output, pil_kwargs=options if args.output.suffix == ".webp" else {})
 
 
 @matplotlib.rc_context(STYLE)
@@ -205,12 +220,55 @@ def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
     axes.legend()
 
 
+@matplotlib.rc_context(STYLE)
+def frames(records: Sequence[Record], pictures: Path) -> Figure:
+    """Frames of one clip, in a row for each of dense, ours at `FRAMES_SPEEDUP` and MagCache.
+
+    Ours has its best setting of those that are as fast, over all clips. MagCache has its fastest
+    one that is no faster than ours. Of the clips with pictures, that of the median lead is shown.
+
+    Raises:
+        ValueError: no clip has pictures of all three.
+    """
+    clips = made_in_all_ways(records)
+    rows = rows_of(clips)
+    fast = [row for row in rows if row["speedup"] >= FRAMES_SPEEDUP]
+    ours = max((row for row in fast if row["method"] in (OURS, SKIPS)), key=itemgetter("psnr"))
+    slower = [row for row in rows if row["speedup"] <= ours["speedup"]]
+    other = max((row for row in slower if row["method"] == "MagCache"), key=itemgetter("speedup"))
+    ways = (DENSE, name_of(ours), name_of(other))
+    psnr = {(clip["seed"], name_of(clip)): decibels(clip) for clip in clips}
+    leads = sorted(
+        (psnr[seed, ways[1]] - psnr[seed, ways[2]], seed)
+        for seed in {clip["seed"] for clip in clips}
+        if all((pictures / picture_name(seed, way)).is_file() for way in ways)
+    )
+    if not leads:
+        raise ValueError(f"{pictures} has no clip's pictures of {'; '.join(ways)}")
+    _, seed = leads[len(leads) // 2]
+    titles = ["dense"]
+    for name, row in (("chipsparse", ours), ("MagCache", other)):
+        titles.append(f"{name}, {row['speedup']:.1f}x: {psnr[seed, name_of(row)]:.1f} dB")
+    figure = Figure((10.4, 8.6))
+    for place, (title, way) in enumerate(zip(titles, ways, strict=True), 1):
+        axes = figure.add_subplot(len(ways), 1, place)
+        axes.imshow(imread(pictures / picture_name(seed, way)))
+        axes.set_axis_off()
+        axes.set_title(title, loc="left")
+    return figure
+
+
 def _columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
     pairs = list(points)
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-DRAWN = {"curve": curve, "parts": parts, "photographs": photographs}
+DRAWN: dict[str, Callable[..., Figure]] = {
+    "curve": curve,
+    "parts": parts,
+    "photographs": photographs,
+    "frames": frames,
+}
 
 if __name__ == "__main__":
     main()
