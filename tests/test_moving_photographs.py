@@ -257,8 +257,8 @@ def test_tables_compare_on_the_same_clips():
     assert (mag["psnr"], mag["worst"], mag["ahead"]) == (32.0, 31.0, 32.0 - 24.5)
     assert mag["worst ahead"] == 31 - 9
     text = evaluate.report(clips)
-    assert "MagCache at 2.25x: 31.0 dB; published for HunyuanVideo: 34.5" in text
-    assert "Relative L1 between successive velocities: mean 0.200, median 0.200, 0.100 to" in text
+    assert "MagCache, dB (published for HunyuanVideo): 31.0 (34.5) at 2.25x, not measured (" in text
+    assert "Relative change of the velocity: L1 0.200 (0.100 to 0.300), L2 0.200 (0.200 to" in text
     assert "SeaCache, a refused: IndexError: no" in text
     (axes,) = figures.photographs(clips).axes
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}
@@ -305,8 +305,8 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert len(changes) == 11
     assert all(0 < change < 1 for change in changes)
     text = capsys.readouterr().out
-    assert "MagCache at 2.25x: " in text
-    assert "mean 0.173" in text
+    assert "MagCache, dB (published" in text
+    assert "L1 of MiniMax-H3: 0.173" in text
     row = next(line for line in text.splitlines() if "| 6 in full |" in line)
     assert "| 0.500 | 2.00 | 6 | 0 | 0 | 6 |" in row
     picture = Image.open(tmp_path / "pictures" / "000-dense.jpg")

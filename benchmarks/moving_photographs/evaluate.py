@@ -77,7 +77,7 @@ PUBLISHED = {
     "TaylorSeer": {1.88: 24.1, 2.65: 20.4},
     "fewer steps": {1.95: 20.0},
 }
-PUBLISHED_CHANGE = "MiniMax-H3: mean 0.173, 0.066 to 0.363"
+PUBLISHED_CHANGE = "L1 of MiniMax-H3: 0.173 (0.066 to 0.363)"
 ACTIONS = {"D": "dense", "R": "refresh", "S": "sparse", "skipped": "skip"}
 COLUMNS = {
     **dict.fromkeys(("method", "variant", "setting"), "s"),
@@ -352,27 +352,26 @@ def report(clips: Sequence[Record]) -> str:
     title = "PSNR in dB at equal cost, mean (worst), of clips made in all ways:"
     columns = dict.fromkeys(equal[0] if equal else (), "s")
     lines = [table(rows_of(clips), COLUMNS), "", title, "", table(equal, columns), ""]
-    lines += [f"- {line}" for line in [*_changes(clips), *_beside_published(whole)]]
+    lines.append(hardness(whole))
     refused = {name_of(clip): clip["refused"] for clip in clips if clip["refused"] is not None}
     return "\n".join([*lines, *(f"- {name} refused: {why}" for name, why in refused.items())])
 
 
-def _changes(clips: Sequence[Record]) -> Iterator[str]:
+def hardness(clips: Sequence[Record]) -> str:
+    """A list of the changes between steps, and of other methods beside their published figures."""
+    ranges = []
     for norm in ("l1", "l2"):
-        lists = [clip[f"change_{norm}"] for clip in clips if clip["method"] == DENSE]
-        values = [value for changes in lists for value in changes]
+        of_clips = [clip[f"change_{norm}"] for clip in clips if clip["method"] == DENSE]
+        values = [value for changes in of_clips for value in changes]
         if values:
-            middle = statistics.median(values)
-            yield (
-                f"Relative {norm.upper()} between successive velocities: mean "
-                f"{statistics.fmean(values):.3f}, median {middle:.3f}, {min(values):.3f} to "
-                f"{max(values):.3f} (L1 of {PUBLISHED_CHANGE})"
-            )
-
-
-def _beside_published(clips: Sequence[Record]) -> Iterator[str]:
+            mean = statistics.fmean(values)
+            ranges.append(f"{norm.upper()} {mean:.3f} ({min(values):.3f} to {max(values):.3f})")
+    lines = [f"- Relative change of the velocity: {', '.join(ranges)}; {PUBLISHED_CHANGE}"]
     for method, figures in PUBLISHED.items():
+        pairs = []
         for speedup, psnr in figures.items():
             quality = qualities(clips, "cost", 1 / speedup).get(method)
-            here = f"{quality.mean:.1f} dB" if quality else "not measured"
-            yield f"{method} at {speedup:g}x: {here}; published for HunyuanVideo: {psnr:g}"
+            here = f"{quality.mean:.1f}" if quality else "not measured"
+            pairs.append(f"{here} ({psnr:g}) at {speedup:g}x")
+        lines.append(f"- {method}, dB (published for HunyuanVideo): {', '.join(pairs)}")
+    return "\n".join(lines)

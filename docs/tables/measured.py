@@ -269,6 +269,8 @@ def tiny_wan_time() -> str:
 
 def tiny_wan_quality() -> str:
     """Return the PSNR of both delta rules by the share of columns, with controls, on tiny-wan."""
+    file = "quality_h200.json"
+    records = read(file)
     by_share = {
         f"`{rule}`, {parts}": f"{rule}, keep {{}}, {parts}"
         for parts in ("attention", "attention + MLP")
@@ -283,39 +285,13 @@ def tiny_wan_quality() -> str:
         "cached attention output only": "control: cached output only, attention",
         "MLP alone, 30 % of the neurons": "control: MLP only",
     }
-    return _psnr("quality_h200.json", ("5%", "10%", "20%", "30%"), by_share, others)
-
-
-def tiny_flux_quality() -> str:
-    """Return the PSNR by the shares of columns and neurons on tiny-flux, with controls."""
-    by_share = {part: f"keep {{}}, {part}" for part in ("MLP", "attention", "attention + MLP")}
-    others = {
-        "cached MLP output only": "control: cached output only, MLP",
-        "cached attention output only": "control: cached output only, attention",
-        "random columns": "control: random columns, keep 10%, attention",
-    }
-    return _psnr("quality_flux_h200.json", ("10%", "20%", "30%", "50%"), by_share, others)
-
-
-def _psnr(
-    file: str, shares: Sequence[str], by_share: dict[str, str], others: dict[str, str]
-) -> str:
-    """Return two tables: PSNR by the share kept, and that of other cases.
-
-    Args:
-        file: of records.
-        shares: the first table's columns.
-        by_share: its rows, each the name of a case with a place for the share.
-        others: the second table's rows, each the name of a case.
-    """
-    records = read(file)
 
     def cell(case: str) -> str:
         (record,) = find(records, case=case)
         return f"{record['psnr_median']:.1f} ({record['psnr_min']:.1f})"
 
     rows = [
-        {"kept": name, **{share: cell(case.format(share)) for share in shares}}
+        {"kept": name, **{share: cell(case.format(share)) for share in ("5%", "10%", "20%", "30%")}}
         for name, case in by_share.items()
     ]
     single = [{"10 % kept": name, "PSNR": cell(case)} for name, case in others.items()]
