@@ -55,8 +55,8 @@ BASE = SparsityConfig().override(
         "memory.offload": "never",
     }
 )
-SKIP_SHARES = (0.16, 0.2, 0.24, 0.3, 0.36, 0.4, 0.5, 0.6)
-SPARSE_SHARES = (0.16, 0.2, 0.24, 0.32)
+SKIP_SHARES = (0.12, 0.16, 0.2, 0.24, 0.3, 0.36, 0.4, 0.5, 0.6)
+SPARSE_SHARES = (0.1, 0.16, 0.2, 0.24, 0.32)
 # Lists of computed steps: shares of all, first ones in full, every which of the others in full.
 MIXED = ((0.3, 5, 3), (0.4, 8, 3), (0.5, 10, 3))
 # Which of the other methods' settings: those about their published speed-ups, and faster ones.
@@ -67,7 +67,7 @@ RIVALS = "|".join(
         r"MagCache, first 10%, at most 12 skipped, threshold (0.25|0.5|1)$",
         r"SeaCache, order 0.* threshold 0.(2|35)$",
         r"SeaCache, order 1.* threshold (0.2|0.35|0.6|1)$",
-        r"TaylorSeer, .*first 3, order 1, every [2346]$",
+        r"TaylorSeer, .*first 3, order 1, every [23469]$",
     )
 )
 # PSNR by speed-up of HunyuanVideo (540p to 720p, 50 steps), as their papers print it.
