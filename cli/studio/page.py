@@ -175,12 +175,11 @@ def fitting(studio: Studio, chosen: dict[str, Any]) -> dict[str, Updates]:
     assert profile is not None
     info = f"{request.model.transformer_class}, {request.dtype_name} on {request.device}. {ALSO}"
     names = list(profile.qualities)
-    quality = profile.quality if names else None
     called = {"frames": "num_frames", "steps": "num_inference_steps"}
     called["guidance_scale"] = guidance_argument(request.model)
     numbers = {name: getattr(request.settings, called.get(name, name)) for name in NUMBERS}
     return {
         "model": {"info": info},
-        "quality": {"choices": names, "value": quality, "visible": bool(names)},
+        "quality": {"choices": names, "value": profile.quality, "visible": bool(names)},
         **{name: {"value": v, "visible": v is not None} for name, v in numbers.items()},
     }
