@@ -77,7 +77,6 @@ def pretended_gpu(capability: int) -> Iterator[None]:
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
     )
     replaced: dict[str, Any] = {
-        "device": lambda _: nullcontext(),
         "device_of": lambda _: nullcontext(),
         "get_device_capability": lambda _: divmod(capability, 10),
         "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=132),

@@ -1,9 +1,8 @@
 """One way into every operation: its arguments are checked, a backend is chosen, and it runs.
 
 An `Operation` is called like a function. Its arguments become one record, a `Call`, which names and
-documents them once, checks them, and goes to the backend as it is. Nothing is remembered between
-calls: whoever runs an operation many times on tensors of one kind (see `kind_of`) asks `choose`
-once, keeps the `Choice`, and hands its backend the records, which then nobody looks at again.
+documents them once, checks them, and goes to the backend as it is. Calls of one kind differ in the
+values of their tensors alone: the first is checked and decides about the backend of all.
 Backends are chosen by the facts of a call: the few of its arguments that decide, a tensor first.
 """
 
@@ -11,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from chipsparse.kernels.triton_support import (
     hopper_unsupported_reason,
@@ -32,16 +33,41 @@ R_co = TypeVar("R_co", covariant=True)
 class Call(Generic[R_co]):
     """The arguments of one call of an operation whose result is an R; each has a record of its own.
 
+    A field with ``compare=False`` decides neither about checks and backends nor about launches.
+
     Attributes:
         backend: forces one of those that the operation has (``gluon`` on Hopper, ``triton``,
             ``reference``); None takes the first that can run.
     """
 
     backend: str | None = field(default=None, kw_only=True)
+    _known: dict[Any, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def check(self) -> None:
         """Raises ``ValueError`` of what does not fit; the operation puts its name before it."""
         raise NotImplementedError
+
+    @classmethod
+    @functools.cache
+    def _deciding(cls) -> Callable[[Any], tuple[Any, ...]]:
+        return operator.attrgetter(*(item.name for item in fields(cls) if item.compare))
+
+    def known(self) -> dict[Any, Any]:
+        """What is known of calls of this kind, and a place for more; the record stays as it is."""
+        if self._known is None:
+            traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+            try:
+                kind = None if traced else kind_of(*self._deciding()(self))
+            except RuntimeError:  # a tensor has no memory, as under the transforms of `torch.func`
+                kind = None
+            self._known = {} if kind is None else known_of((type(self), kind))
+        return self._known
+
+
+@functools.lru_cache(maxsize=4096)
+def known_of(kind: tuple[object, ...]) -> dict[Any, Any]:
+    """What is known of a kind: like Triton's own cache, facts about kernels, not about a caller."""
+    return {}
 
 
 # Given the facts of a call, the reason why a backend does not take it, or None.
@@ -52,7 +78,7 @@ def runs_anywhere(*_: object) -> None:
     """The ``unsupported_reason`` of the references, which take whatever the operation accepts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Backend:
     """One implementation of an operation."""
 
@@ -60,6 +86,7 @@ class Backend:
     load: Callable[[], Callable[..., Any]]  # imports what computes it from a checked `Call`
     unsupported_reason: Reason = runs_anywhere  # why it cannot run
     not_auto_reason: Reason | None = None  # why it is not chosen although it could run
+    for_all: bool = True  # the facts of a call decide alone: it is chosen for all of a kind
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
@@ -151,12 +178,17 @@ class Operation(Generic[P, R]):
         return self.run(self._record(*args, **kwargs))
 
     def run(self, call: Call[R]) -> R:
-        """Checks the call, chooses its backend, and runs it."""
-        try:
-            call.check()
-        except ValueError as error:
-            raise ValueError(f"{self.__name__}: {error}") from None
-        backend = self.choose(*self._facts(call), backend=call.backend).backend
+        """Runs the call; the first of its kind is checked, and its backend chosen for all."""
+        known = call.known()
+        backend = known.get(self.backends)
+        if backend is None:
+            try:
+                if self.backends not in known:
+                    call.check()
+            except ValueError as error:
+                raise ValueError(f"{self.__name__}: {error}") from None
+            backend = self.choose(*self._facts(call), backend=call.backend).backend
+            known[self.backends] = backend if backend.for_all else None
         result: R = backend.launch(call)
         return result
 
@@ -187,13 +219,18 @@ class Operation(Generic[P, R]):
         raise ValueError(f"{self.__name__}: no backend can run here ({reasons})")
 
 
-def kind_of(*tensors: torch.Tensor | None) -> tuple[object, ...]:
-    """All that decides about backends: tensors of one kind differ in their values alone."""
+def kind_of(*values: Any) -> tuple[object, ...]:
+    """All that decides about backends: of tensors, what is the same whatever their values are."""
     kind: list[object] = []
-    for tensor in tensors:
-        if tensor is None:
+    for value in values:
+        if value is None:
             kind.append(None)
+        elif isinstance(value, torch.Tensor):
+            kind += (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() % 16)
+        elif isinstance(value, (tuple, list)):
+            kind.append(kind_of(*value))
+        elif hasattr(value, "__dataclass_fields__"):  # a record of tensors
+            kind.append(kind_of(*vars(value).values()))
         else:
-            kind += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            kind.append(tensor.data_ptr() % 16)
+            kind.append(value)
     return tuple(kind)

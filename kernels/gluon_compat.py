@@ -80,18 +80,22 @@ def _compile_kernels(device: torch.device) -> None:
         sparse_mlp_down(SparseMLPDown(change, weight.t(), lists[:, 0], hidden))
 
 
-def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
-    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive."""
-    return TensorDescriptor.from_tensor(tensor, block, _block_layout(tuple(block), tensor.dtype))
+def descriptor(known: dict[Any, Any], name: object, tensor: torch.Tensor, *block: int) -> Any:
+    """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive.
 
-
-@functools.cache
-def _block_layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Return the layout of a loaded block; to ask Gluon takes longer than a launch."""
-    elements = {
-        torch.bfloat16: gl.bfloat16,
-        torch.float16: gl.float16,
-        torch.float8_e4m3fn: gl.float8e4nv,
-        torch.int8: gl.int8,
-    }
-    return gl.NVMMASharedLayout.get_default_for(list(block), elements[dtype])
+    To make one takes longer than a launch. So all but the tensor is kept in what is known of a kind
+    of calls, under a name.
+    """
+    if name not in known:
+        elements = {
+            torch.bfloat16: gl.bfloat16,
+            torch.float16: gl.float16,
+            torch.float8_e4m3fn: gl.float8e4nv,
+            torch.int8: gl.int8,
+        }
+        layout = gl.NVMMASharedLayout.get_default_for(list(block), elements[tensor.dtype])
+        described = TensorDescriptor.from_tensor(tensor, list(block), layout)
+        known[name] = {**vars(described), "base": None}
+    made = TensorDescriptor.__new__(TensorDescriptor)
+    vars(made).update(known[name], base=tensor)
+    return made

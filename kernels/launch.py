@@ -1,13 +1,13 @@
 """Launches kernels with little work of the host.
 
 At every launch Triton reads all arguments to find out which compiled kernel fits them. That takes
-longer than some of our kernels run, and a step launches hundreds. The calls of one layer differ in
-their pointers only, so here the compiled kernel is found by the arguments as they are.
+longer than some of our kernels run, and a step launches hundreds. Calls of one kind differ in their
+pointers only, so here a launch is found by the kind of the call, or by its arguments as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -15,10 +15,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-# Compiled kernels and the constants that they are launched with, by kernel, device and arguments.
-# Like Triton's own cache this holds facts about kernels, not about any caller.
-_known: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-MOST_KNOWN = 4096
+from chipsparse.kernels.dispatch import known_of
 
 _compiled: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("compiled", default=None)
 
@@ -34,40 +31,64 @@ def compile_only() -> Iterator[list[tuple[Any, Any]]]:
         _compiled.reset(token)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run ``kernel[grid](*arguments, **constants)`` on the current device and stream.
+class Launch:
+    """A launch of which all but the first arguments is known.
 
-    Numbers must be the same in most calls. Constants, which are the kernel's last parameters and
-    options of the compiler, come always in the same order.
+    These are tensors and descriptors of the same dtypes and alignment in every call. Numbers follow
+    them, and constants are the kernel's last parameters and options of the compiler.
     """
-    known_here = isinstance(kernel, JITFunction) and torch.version.hip is None
-    if not known_here or _compiled.get() is not None:
-        launch_changing(kernel, grid, *arguments, **constants)
-        return
-    key: list[Any] = [id(kernel), torch.cuda.current_device(), *constants.values()]
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: Any, **constants: Any) -> None:
+        self._kernel, self._grid = kernel, grid
+        self._numbers, self._constants = numbers, constants
+        # Where it ran, and the launch of what was compiled there with all that it takes at the end.
+        self._device: int | None = None
+        self._again: tuple[Callable[..., None], tuple[Any, ...]] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        """Run the kernel on the device of the first argument and on its current stream."""
+        if self._device is not None and torch.cuda.current_device() == self._device:
+            self._run(arguments)
+        else:
+            first = getattr(arguments[0], "base", arguments[0])  # the tensor of a descriptor
+            with torch.cuda.device_of(first):
+                self._run(arguments)
+
+    def _run(self, arguments: tuple[Any, ...]) -> None:
+        compiled = _compiled.get()
+        if compiled is None and self._again is not None:
+            run, rest = self._again
+            run(*arguments, *rest)
+            return
+        kernel, grid, constants = self._kernel, self._grid, self._constants
+        arguments = (*arguments, *self._numbers)
+        if compiled is not None:
+            compiled.append((kernel, kernel.warmup(*arguments, grid=grid, **constants)))
+            return
+        launched = kernel[grid](*arguments, **constants)
+        if isinstance(kernel, JITFunction) and torch.version.hip is None:
+            last = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+            self._again = launched[(*grid, 1, 1)], (*self._numbers, *last)
+            self._device = torch.cuda.current_device()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Run ``kernel[grid](*arguments, **constants)``, where arguments are the same in most calls.
+
+    Constants come always in the same order.
+    """
+    key: list[Any] = [id(kernel), grid, arguments[0].device, *constants.values()]
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             key += (argument.dtype, argument.data_ptr() % 16)
-        elif hasattr(argument, "block_shape"):
-            key += (argument.base.dtype, *argument.block_shape)
         else:
             key.append(argument)
-    known = _known.get(tuple(key))
-    if known is None:
-        compiled = kernel[grid](*arguments, **constants)
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        last = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
-        _known[tuple(key)] = compiled, last
-    else:
-        compiled, last = known
-        compiled[(*grid, 1, 1)](*arguments, *last)
+    known = known_of(tuple(key))
+    if "launch" not in known:
+        known["launch"] = Launch(kernel, grid, **constants)
+    known["launch"](*arguments)
 
 
 def launch_changing(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel with numbers that change from call to call, such as seeds."""
-    compiled = _compiled.get()
-    if compiled is None:
-        kernel[grid](*arguments, **constants)
-    else:
-        compiled.append((kernel, kernel.warmup(*arguments, grid=grid, **constants)))
+    """Run a kernel with numbers that change from call to call, such as seeds."""
+    Launch(kernel, grid, **constants)(*arguments)

@@ -25,7 +25,7 @@ def empty_token_contiguous(
     """An uninitialized ``[batch, rows, columns]`` whose rows (tokens) are contiguous."""
     padded = padded_rows(rows)
     storage = like.new_empty(batch, columns, padded, dtype=like.dtype if dtype is None else dtype)
-    return storage[:, :, :rows].transpose(1, 2)
+    return storage.as_strided((batch, rows, columns), (columns * padded, 1, padded))
 
 
 def aligned_rows(rows: int) -> int:

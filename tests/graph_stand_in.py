@@ -241,7 +241,7 @@ class Writer(TorchDispatchMode):
 
     def kernel(self, launch, call):
         """Runs a kernel of ours, which may write to whatever it is given."""
-        given = {each.name: getattr(call, each.name) for each in fields(call)}
+        given = {each.name: getattr(call, each.name) for each in fields(call) if each.init}
         record = type(call)
         with torch._C._DisableTorchDispatch():
             return self._tape.run(lambda **args: launch(record(**args)), (), given, _tensors(given))

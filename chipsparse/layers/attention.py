@@ -122,9 +122,7 @@ class AttentionLayer:
                     output = dense_step(cache, inputs, in_fp8=in_fp8)
                 elif action is Action.SPARSE:
                     entry.computed = cache.kept_fraction
-                    output = sparse_step(
-                        cache, inputs, config=shared.config, choices=choices, turns=turns
-                    )
+                    output = sparse_step(cache, inputs, config=shared.config, turns=turns)
                 else:
                     if columns is not None:
                         entry.backend = _backend_name(choices, Action.DENSE, in_fp8)
@@ -414,13 +412,11 @@ def sparse_step(
     inputs: AttentionInputs,
     *,
     config: SparsityConfig,
-    choices: Mapping[str, Choice] | None = None,
     turns: HeadTurns | None = None,
 ) -> torch.Tensor:
     """Attention over the kept columns only, combined with the residual cache.
 
-    The host does not wait for a GPU: the length of the lists is known from the refresh. With the
-    `backend_choices` for tensors of this kind it does not look at them again either. Where heads
+    The host does not wait for a GPU: the length of the lists is known from the refresh. Where heads
     come in ``turns``, they are computed so, and the result is what those make of it.
     """
     if cache.lists is None:
@@ -445,9 +441,7 @@ def sparse_step(
         shares_device=turns is not None,
         backend=inputs.backend,
     )
-    run = column_sparse_attention.run
-    launch = choices["column_sparse_attention"].backend.launch if choices else run
     if turns is not None:
-        return turns.attend(lambda heads: launch(call.of_heads(heads))[0])
-    output, _ = launch(call)
+        return turns.attend(lambda heads: column_sparse_attention.run(call.of_heads(heads))[0])
+    output, _ = column_sparse_attention.run(call)
     return output

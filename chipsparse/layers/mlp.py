@@ -13,18 +13,9 @@ import torch
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_rows import fp8_rows
-from chipsparse.kernels.neuron_selection import (
-    NeuronSelection,
-    mean_preactivations,
-    neuron_selection,
-)
-from chipsparse.kernels.sparse_mlp_down import SparseMLPDown, sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import (
-    FP8_HEADROOM,
-    SparseMLPUp,
-    dense_activation,
-    sparse_mlp_up,
-)
+from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
+from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
+from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.layers.state import Shared, StepState, split_exact_rows
@@ -87,7 +78,6 @@ class MLPLayer:
                         block_size=shared.config.block_size,
                         keep_count=keep_count,
                         backend=shared.backend,
-                        choices=choices,
                         addend=None if addend is None else addend(),
                     )
             if exact is None:
@@ -264,18 +254,16 @@ def sparse_step(
     block_size: int,
     keep_count: int,
     backend: str | None,
-    choices: Mapping[str, Choice] | None = None,
     addend: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Recomputes the neurons that changed most and adds their change to the cached output.
 
-    An ``addend`` ``[B, N, C]`` is added to the result, but not to the cache. With the
-    `backend_choices` for tensors of this kind, the operations do not look at them again.
+    An ``addend`` ``[B, N, C]`` is added to the result, but not to the cache.
     """
     assert cache.activation is not None
     assert cache.output is not None
     assert cache.mean is not None
-    selection = NeuronSelection(
+    neurons = neuron_selection(
         hidden,
         weights.up,
         weights.up_bias,
@@ -287,9 +275,7 @@ def sparse_step(
         block_size=block_size,
         backend=backend,
     )
-    launch = choices["neuron_selection"].backend.launch if choices else neuron_selection.run
-    neurons = launch(selection)
-    up = SparseMLPUp(
+    delta = sparse_mlp_up(
         hidden,
         weights.up,
         weights.up_bias,
@@ -302,9 +288,7 @@ def sparse_step(
         block_size=block_size,
         backend=backend,
     )
-    launch = choices["sparse_mlp_up"].backend.launch if choices else sparse_mlp_up.run
-    delta = launch(up)
-    down = SparseMLPDown(
+    return sparse_mlp_down(
         delta,
         weights.down,
         neurons,
@@ -313,6 +297,3 @@ def sparse_step(
         block_size=block_size,
         backend=backend,
     )
-    launch = choices["sparse_mlp_down"].backend.launch if choices else sparse_mlp_down.run
-    output: torch.Tensor = launch(down)
-    return output

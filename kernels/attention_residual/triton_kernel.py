@@ -101,26 +101,25 @@ def attention_residual(call: AttentionResidual) -> Residual:
     rows = max(1, TILE_ELEMENTS // columns)
     # The kernel never touches the tensors of what is not asked for.
     if output.numel():
-        with torch.cuda.device_of(output):
-            launch(
-                _residual_kernel,
-                (cdiv(tokens, rows), batch * heads),
-                output,
-                kept,
-                output if call.kept_lse is None else call.kept_lse.contiguous(),
-                output if call.lse is None else call.lse.contiguous(),
-                values.view(torch.uint8) if call.fp8 else values,
-                values if scale is None else scale,
-                values if mass is None else mass,
-                tokens,
-                heads,
-                *output.stride()[:3],
-                *kept.stride()[:3],
-                MERGES=mass is not None,
-                IN_FP8=call.fp8,
-                WIDTH=width,
-                ROWS=rows,
-                COLUMNS=columns,
-                num_warps=WARPS,
-            )
+        launch(
+            _residual_kernel,
+            (cdiv(tokens, rows), batch * heads),
+            output,
+            kept,
+            output if call.kept_lse is None else call.kept_lse.contiguous(),
+            output if call.lse is None else call.lse.contiguous(),
+            values.view(torch.uint8) if call.fp8 else values,
+            values if scale is None else scale,
+            values if mass is None else mass,
+            tokens,
+            heads,
+            *output.stride()[:3],
+            *kept.stride()[:3],
+            MERGES=mass is not None,
+            IN_FP8=call.fp8,
+            WIDTH=width,
+            ROWS=rows,
+            COLUMNS=columns,
+            num_warps=WARPS,
+        )
     return Residual(values, scale, mass)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 
@@ -51,7 +51,7 @@ class ColumnSelection(Call[torch.Tensor]):
     keep_count: int
     static_columns: torch.Tensor | None = None
     random_count: int = 0
-    seed: int = 0
+    seed: int = field(default=0, compare=False)
     first_head: int = 0
     first_block: int = 0
 

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from chipsparse.kernels.column_selection import ColumnSelection
 from chipsparse.kernels.column_selection.reference import position_state
-from chipsparse.kernels.launch import launch_changing
+from chipsparse.kernels.launch import launch, launch_changing
 from chipsparse.kernels.mask_packing.triton_kernel import packed_bits, packed_counts
 from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability, multiprocessors
 
@@ -618,51 +618,45 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         and torch.version.hip is None
         and compute_capability(device) >= (9, 0)
     )
-    with torch.cuda.device_of(column_sums):
+    sizes = (heads, blocks, columns, row_bytes)
+    launch(
+        _select_kernel,
+        (programs,),
+        column_sums.contiguous(),
+        static,
+        static_counts,
+        packed,
+        rows,
+        *sizes,
+        min(call.keep_count, columns),
+        LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
+        *static_strides,
+        INFINITY=infinity,
+        EVEN=whole_bytes,
+        STATIC=static_columns is not None,
+        PACKED=packed_compares,
+        BYTES=tile_bytes,
+        SAMPLE=SAMPLE_BYTES,
+        num_warps=SELECT_WARPS,
+        **(OCCUPANCY if packed_compares else {}),
+    )
+    strata = min(call.random_count, columns)
+    if strata > 0:
+        state = position_state(call.seed)
         launch_changing(
-            _select_kernel,
-            (programs,),
-            column_sums.contiguous(),
-            static,
-            static_counts,
+            _draw_kernel,
+            (rows,),
             packed,
-            rows,
-            heads,
-            blocks,
-            columns,
-            row_bytes,
-            min(call.keep_count, columns),
-            LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
-            *static_strides,
-            INFINITY=infinity,
-            EVEN=whole_bytes,
-            STATIC=static_columns is not None,
-            PACKED=packed_compares,
-            BYTES=tile_bytes,
-            SAMPLE=SAMPLE_BYTES,
-            num_warps=SELECT_WARPS,
-            **(OCCUPANCY if packed_compares else {}),
+            *sizes,
+            strata,
+            state - (1 << 32) if state >= 1 << 31 else state,
+            call.first_head,
+            call.first_block,
+            turns=-(-BYTE_COLUMNS // (columns // strata)) + 1,
+            WIDE=strata >= 1 << 15,
+            STRATA=STRATA,
+            num_warps=DRAW_WARPS,
         )
-        strata = min(call.random_count, columns)
-        if strata > 0:
-            state = position_state(call.seed)
-            launch_changing(
-                _draw_kernel,
-                (rows,),
-                packed,
-                heads,
-                blocks,
-                columns,
-                row_bytes,
-                strata,
-                state - (1 << 32) if state >= 1 << 31 else state,
-                call.first_head,
-                call.first_block,
-                turns=-(-BYTE_COLUMNS // (columns // strata)) + 1,
-                WIDE=strata >= 1 << 15,
-                STRATA=STRATA,
-                num_warps=DRAW_WARPS,
-            )
     return packed
 
 

@@ -27,7 +27,7 @@ from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -405,53 +405,34 @@ def _column_sparse_attention_kernel(
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `ColumnSparseAttention`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
-    key, value, indices, counts = call.key, call.value, call.indices, call.counts
-    block_size_q, residual = call.block_size_q, call.residual
+    key, value, indices, residual = call.key, call.value, call.indices, call.residual
     batch, heads, rows, head_dim = query.shape
-    device = query.device
-    tile_rows = next(r for r in (192, 128, 64) if block_size_q % r == 0)
-    config = CONFIGS[head_dim, tile_rows]
-    tiles_per_block = block_size_q // tile_rows
-    blocks = counts.shape[2]
-    row_tiles = blocks * tiles_per_block
-    items = batch * heads * row_tiles
     output = torch.empty_like(query)
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel reads rows of the residual as they lie, and what is kept per row in float32.
     if residual is None:
         residual = output
     elif residual.stride(-1) != 1:
         residual = residual.contiguous()
-    furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
-    # One program per place on the GPU goes from tile to tile; where some places are taken for a
-    # while, one program per tile, so that those go to whichever is free.
-    places = triton_support.multiprocessors(device) * config.blocks_per_sm
-    programs = items if call.shares_device else min(items, places)
-    with torch.cuda.device(device):
-        launch(
+
+    launch = call.known().get("gluon")
+    if launch is None:
+        tile_rows = next(r for r in (192, 128, 64) if call.block_size_q % r == 0)
+        config = CONFIGS[head_dim, tile_rows]
+        tiles_per_block = call.block_size_q // tile_rows
+        row_tiles = call.counts.shape[2] * tiles_per_block
+        items = batch * heads * row_tiles
+        furthest_row = (key.shape[2] - 1) * max(key.stride(2), value.stride(2)) + head_dim
+        # One program per place on the GPU goes from tile to tile; where some places are taken for a
+        # while, one program per tile, so that those go to whichever is free.
+        places = triton_support.multiprocessors(query.device) * config.blocks_per_sm
+        strided = (query, key, value, output, residual)
+        sizes = (items, row_tiles, heads, rows, indices.shape[3])
+        launch = call.known()["gluon"] = Launch(
             _column_sparse_attention_kernel,
-            (programs,),
-            query,
-            key,
-            value,
-            output,
-            lse,
-            indices.contiguous(),
-            counts.contiguous(),
-            residual,
-            lse if call.residual_scale is None else call.residual_scale.contiguous(),
-            lse if call.lse_dense is None else call.lse_dense.float().contiguous(),
-            lse if call.kept_mass is None else call.kept_mass.float().contiguous(),
-            *query.stride()[:3],
-            *key.stride()[:3],
-            *value.stride()[:3],
-            *output.stride()[:3],
-            *residual.stride()[:3],
-            items,
-            row_tiles,
-            heads,
-            rows,
-            indices.shape[3],
+            (items if call.shares_device else min(items, places),),
+            *(stride for tensor in strided for stride in tensor.stride()[:3]),
+            *sizes,
             scale * LOG2_E.value,
             merge_rounding(call.residual_rounding, torch.float32),
             CONSUMERS=config.consumers,
@@ -462,11 +443,24 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             PRODUCER_WARPS=config.producer_warps,
             D=head_dim,
             TILES_PER_BLOCK=tiles_per_block,
-            BLOCK_SIZE_Q=block_size_q,
+            BLOCK_SIZE_Q=call.block_size_q,
             RULE=RULES[call.delta_rule],
             IN_FP8=call.residual_scale is not None,
             WIDE_ROWS=furthest_row >= 2**31,
             num_warps=4,
             maxnreg=128 if config.blocks_per_sm == 2 else None,
         )
+    launch(
+        query,
+        key,
+        value,
+        output,
+        lse,
+        indices.contiguous(),
+        call.counts.contiguous(),
+        residual,
+        lse if call.residual_scale is None else call.residual_scale.contiguous(),
+        lse if call.lse_dense is None else call.lse_dense.float().contiguous(),
+        lse if call.kept_mass is None else call.kept_mass.float().contiguous(),
+    )
     return output, lse

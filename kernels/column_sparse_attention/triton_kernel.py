@@ -16,7 +16,7 @@ import triton.language as tl
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.triton_blocks import dot, from_fp8_bits, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
@@ -40,48 +40,31 @@ def column_sparse_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `ColumnSparseAttention`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
-    key, value, indices, block_size_q = call.key, call.value, call.indices, call.block_size_q
     batch, heads, rows, head_dim = query.shape
-    options = dict(CONFIGS[config or default_config(query)])
-    tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
-    blocks = block_count(rows, block_size_q)
-    row_tiles = cdiv(block_size_q, tile_rows)
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel never reads the tensors of a rule that is not asked for.
     residual = query if call.residual is None else call.residual
     in_fp8 = call.residual_scale is not None
-    residual_scale = lse if call.residual_scale is None else call.residual_scale.contiguous()
-    lse_dense = lse if call.lse_dense is None else call.lse_dense.contiguous()
-    kept_mass = lse if call.kept_mass is None else call.kept_mass.contiguous()
-    # Consecutive programs share a head, and tiles of a block are neighbours: both reuse the cache.
-    with torch.cuda.device_of(query):
-        launch(
+
+    launch = call.known().get(("triton", config))
+    if launch is None:
+        key, value, block_size_q = call.key, call.value, call.block_size_q
+        options = dict(CONFIGS[config or default_config(query)])
+        tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
+        blocks, row_tiles = block_count(rows, block_size_q), cdiv(block_size_q, tile_rows)
+        sizes = (heads, rows, blocks, block_size_q, row_tiles)
+        launch = call.known()["triton", config] = Launch(
             _column_sparse_attention_kernel,
+            # Consecutive programs share a head, and tiles of a block are neighbours: both reuse the
+            # cache.
             (blocks * row_tiles, batch * heads),
-            query,
-            key,
-            value,
-            indices,
-            call.counts.contiguous(),
-            output,
-            lse,
-            residual.view(torch.uint8) if in_fp8 else residual,
-            residual_scale,
-            lse_dense,
-            kept_mass,
-            *query.stride()[:3],
-            *key.stride()[:3],
-            *value.stride()[:3],
-            *indices.stride(),
+            *(stride for tensor in (query, key, value) for stride in tensor.stride()[:3]),
+            *call.indices.stride(),
             *output.stride()[:3],
             *residual.stride(),
-            heads,
-            rows,
-            blocks,
-            block_size_q,
-            row_tiles,
+            *sizes,
             scale * LOG2_E,
             merge_rounding(call.residual_rounding, torch.float32),
             HEAD_DIM=head_dim,
@@ -92,6 +75,19 @@ def column_sparse_attention(
             BLOCK_M=tile_rows,
             **options,
         )
+    launch(
+        query,
+        call.key,
+        call.value,
+        call.indices,
+        call.counts.contiguous(),
+        output,
+        lse,
+        residual.view(torch.uint8) if in_fp8 else residual,
+        lse if call.residual_scale is None else call.residual_scale.contiguous(),
+        lse if call.lse_dense is None else call.lse_dense.contiguous(),
+        lse if call.kept_mass is None else call.kept_mass.contiguous(),
+    )
     return output, lse
 
 

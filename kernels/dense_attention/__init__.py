@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 
@@ -41,7 +41,7 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     """
 
     _: KW_ONLY
-    kernels: FastestKernel | None = None
+    kernels: FastestKernel | None = field(default=None, compare=False)
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
@@ -79,6 +79,7 @@ dense_attention = Operation(
         attention_unsupported_reason,
         not_auto=_not_auto_reason,
     ),
-    Backend("library", lambda: library.dense_attention, library.unsupported_reason),
-    Backend("reference", imported(f"{__name__}.reference", OP)),
+    # PyTorch's settings decide, too, and may change.
+    Backend("library", lambda: library.dense_attention, library.unsupported_reason, for_all=False),
+    Backend("reference", imported(f"{__name__}.reference", OP), for_all=False),
 )

@@ -14,6 +14,8 @@ The last tile of keys, which may be ragged, comes first: it is the only one that
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,6 +29,7 @@ from chipsparse.kernels import triton_support
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.dense_attention import DenseAttention
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
+from chipsparse.kernels.dispatch import Call
 from chipsparse.kernels.fp8_dense_attention import Fp8DenseAttention
 from chipsparse.kernels.fp8_dense_attention.gluon_sm90 import attend_8_bits, load_8_bits
 from chipsparse.kernels.gluon_column_sums import (
@@ -37,7 +40,7 @@ from chipsparse.kernels.gluon_column_sums import (
     write_sums,
 )
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
-from chipsparse.kernels.launch import launch_changing
+from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -268,13 +271,14 @@ def _attention_kernel(
 def dense_attention_column_sums(call: DenseAttentionColumnSums) -> Result:
     """Run a checked `DenseAttentionColumnSums`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
-    return _launch(query, call.key, call.value, call.lse_previous, call.block_size_q, scale=scale)
+    tensors = query, call.key, call.value
+    return _launch(call, *tensors, call.lse_previous, call.block_size_q, scale=scale)
 
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `DenseAttention`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
-    output, lse, _ = _launch(query, call.key, call.value, None, BLOCK_ROWS, scale=scale)
+    output, lse, _ = _launch(call, query, call.key, call.value, None, BLOCK_ROWS, scale=scale)
     return output, lse
 
 
@@ -282,6 +286,7 @@ def fp8_dense_attention(call: Fp8DenseAttention) -> Result:
     """Run a checked `Fp8DenseAttention`."""
     tensors = call.tensors
     return _launch(
+        call,
         tensors.query,
         tensors.key,
         tensors.value,
@@ -293,6 +298,7 @@ def fp8_dense_attention(call: Fp8DenseAttention) -> Result:
 
 
 def _launch(
+    call: Call[Any],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -312,7 +318,6 @@ def _launch(
     """
     batch, heads, rows, head_dim = query.shape
     columns, device = key.shape[2], query.device
-    in_8_bits = factors is not None
     part_rows = BLOCK_ROWS if block_size_q % BLOCK_ROWS == 0 else 64
     parts_per_block = block_size_q // part_rows
     blocks = block_count(rows, block_size_q)
@@ -324,29 +329,19 @@ def _launch(
         shape = (batch, heads, parts, columns)
         sums = torch.empty(shape, dtype=torch.bfloat16, device=device)
         previous = lse_previous.float().contiguous()
-    row_tiles = block_count(rows if sums is None else parts * part_rows, BLOCK_ROWS)
-    items = batch * heads * row_tiles
-    grid = (min(items, triton_support.multiprocessors(device)),)
-    with torch.cuda.device(device):
-        launch_changing(
+
+    in_8_bits = factors is not None
+    known = call.known()
+    launch = known.get("gluon")
+    if launch is None:
+        row_tiles = block_count(rows if sums is None else parts * part_rows, BLOCK_ROWS)
+        items = batch * heads * row_tiles
+        sizes = (items, row_tiles, heads, rows, columns, parts, columns)
+        launch = known["gluon"] = Launch(
             _attention_kernel,
-            grid,
-            descriptor(query, [1, 1, 64, head_dim]),
-            descriptor(key, [1, 1, TILE, head_dim]),
-            descriptor(value, [1, 1, *((head_dim, TILE) if in_8_bits else (TILE, head_dim))]),
-            output,
-            lse,
-            previous,
-            lse if sums is None else sums,
-            *(factors or [lse] * 4),  # never read of 16-bit numbers
+            (min(items, triton_support.multiprocessors(device)),),
             *output.stride()[:3],
-            items,
-            row_tiles,
-            heads,
-            rows,
-            columns,
-            parts,
-            columns,
+            *sizes,
             scale * LOG2_E.value,
             TILE=TILE,
             STAGES=STAGES[head_dim] * (2 if in_8_bits else 1),
@@ -358,6 +353,18 @@ def _launch(
             HELPER_REGISTERS=HELPER_REGISTERS,
             num_warps=4,
         )
+    launch(
+        descriptor(known, "query", query, 1, 1, 64, head_dim),
+        descriptor(known, "key", key, 1, 1, TILE, head_dim),
+        descriptor(
+            known, "value", value, 1, 1, *((head_dim, TILE) if in_8_bits else (TILE, head_dim))
+        ),
+        output,
+        lse,
+        previous,
+        lse if sums is None else sums,
+        *(factors or [lse] * 4),  # never read of 16-bit numbers
+    )
     if sums is not None and parts_per_block > 1:
         sums = sums.unflatten(2, (blocks, parts_per_block)).sum(3)
     return output, lse, sums

@@ -25,7 +25,7 @@ from chipsparse.kernels.checks import TRANSIENT_BYTES, block_count, ranges
 from chipsparse.kernels.dense_attention_column_sums import DenseAttentionColumnSums
 from chipsparse.kernels.dense_attention_column_sums.reference import LARGEST_EXPONENT
 from chipsparse.kernels.fp8_dense_attention import LOWEST_BITS, WEIGHT_BITS, Fp8DenseAttention
-from chipsparse.kernels.launch import launch_changing
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.triton_blocks import (
     SCORE_OFFSET,
     dot,
@@ -127,52 +127,47 @@ def _launch(
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
     previous = lse if lse_previous is None else lse_previous.float().contiguous()
 
-    def launch(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
+    sizes = (heads, rows, columns, value.shape[3], blocks, block_size_q, row_tiles)
+
+    def attend(first_unit: int, last_unit: int, sums: torch.Tensor) -> None:
         # Consecutive programs share a head, so that they find its keys in the cache.
-        with torch.cuda.device_of(query):
-            launch_changing(
-                _attention_kernel,
-                ((last_unit - first_unit) * row_tiles,),
-                query,
-                key,
-                value,
-                *(factors or [lse] * 4),  # never read of 16-bit numbers
-                previous,
-                output,
-                lse,
-                sums,
-                *query.stride()[:3],
-                *key.stride()[:3],
-                *value.stride()[:3],
-                *output.stride()[:3],
-                heads,
-                rows,
-                columns,
-                value.shape[3],
-                blocks,
-                block_size_q,
-                row_tiles,
-                first_unit,
-                scale * LOG2_E.value,
-                HEAD_DIM=head_dim,
-                IN_8_BITS=factors is not None,
-                WITH_COLUMN_SUMS=lse_previous is not None,
-                WIDE_PRODUCTS=device.type == "cpu",
-                **(options | {"BLOCK_M": tile_rows}),
-            )
+        launch(
+            _attention_kernel,
+            ((last_unit - first_unit) * row_tiles,),
+            query,
+            key,
+            value,
+            *(factors or [lse] * 4),  # never read of 16-bit numbers
+            previous,
+            output,
+            lse,
+            sums,
+            *query.stride()[:3],
+            *key.stride()[:3],
+            *value.stride()[:3],
+            *output.stride()[:3],
+            *sizes,
+            first_unit,
+            scale * LOG2_E.value,
+            HEAD_DIM=head_dim,
+            IN_8_BITS=factors is not None,
+            WITH_COLUMN_SUMS=lse_previous is not None,
+            WIDE_PRODUCTS=device.type == "cpu",
+            **(options | {"BLOCK_M": tile_rows}),
+        )
 
     if lse_previous is None:
-        launch(0, units, lse)
+        attend(0, units, lse)
         return output, lse, None
     column_sums = torch.empty(batch, heads, blocks, columns, dtype=torch.bfloat16, device=device)
     if row_tiles == 1:
-        launch(0, units, column_sums)
+        attend(0, units, column_sums)
         return output, lse, column_sums
     unit_sums = column_sums.view(units, columns)
     # One more row for their sum, which is float32 before it is rounded.
     for first, last in ranges(units, 4 * (row_tiles + 1) * columns, TRANSIENT_BYTES):
         sums = torch.empty(last - first, row_tiles, columns, dtype=torch.float32, device=device)
-        launch(first, last, sums)
+        attend(first, last, sums)
         unit_sums[first:last] = sums.sum(1)
     return output, lse, column_sums
 

@@ -21,22 +21,21 @@ def fp8_dequantization(call: Fp8Dequantization) -> torch.Tensor:
     shape = (columns, rows) if call.turned else (rows, columns)
     stored = torch.empty(shape, dtype=call.dtype, device=data.device)
     if stored.numel():
-        with torch.cuda.device_of(data):
-            launch(
-                _dequantize_kernel,
-                (cdiv(columns, TILE_COLUMNS), cdiv(rows, TILE_ROWS)),
-                data.view(torch.uint8),
-                scale,
-                stored,
-                data.stride(0),
-                scale.stride(0) if scale.shape[0] > 1 else 0,
-                rows,
-                columns,
-                TURNED=call.turned,
-                ROWS=TILE_ROWS,
-                COLUMNS=TILE_COLUMNS,
-                num_warps=WARPS,
-            )
+        launch(
+            _dequantize_kernel,
+            (cdiv(columns, TILE_COLUMNS), cdiv(rows, TILE_ROWS)),
+            data.view(torch.uint8),
+            scale,
+            stored,
+            data.stride(0),
+            scale.stride(0) if scale.shape[0] > 1 else 0,
+            rows,
+            columns,
+            TURNED=call.turned,
+            ROWS=TILE_ROWS,
+            COLUMNS=TILE_COLUMNS,
+            num_warps=WARPS,
+        )
     return stored.t() if call.turned else stored
 
 

@@ -42,22 +42,21 @@ def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
         "UNITS": call.headroom / LARGEST_FP8,
         "CONVERTS": converts_fp8(rows.device),
     }
-    with torch.cuda.device_of(rows):
-        if call.turned:
-            _round_turned(rows, data, scale, rounding)
-        else:
-            launch(
-                _round_rows_kernel,
-                (len(rows),),
-                rows,
-                data.view(torch.uint8),
-                scale,
-                rows.stride(0),
-                rows.shape[1],
-                TILE=min(TILE, next_power_of_2(rows.shape[1])),
-                **rounding,
-                num_warps=WARPS,
-            )
+    if call.turned:
+        _round_turned(rows, data, scale, rounding)
+    else:
+        launch(
+            _round_rows_kernel,
+            (len(rows),),
+            rows,
+            data.view(torch.uint8),
+            scale,
+            rows.stride(0),
+            rows.shape[1],
+            TILE=min(TILE, next_power_of_2(rows.shape[1])),
+            **rounding,
+            num_warps=WARPS,
+        )
     return Fp8Rows(data, scale)
 
 

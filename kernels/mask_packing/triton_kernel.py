@@ -257,18 +257,17 @@ def _convert(
     """Launch a kernel for every row of packed bits, from the source to the result."""
     if result.numel():
         row_bytes = packed.shape[-1]
-        with torch.cuda.device_of(result):
-            launch_changing(
-                kernel,
-                (packed.shape[:-1].numel(), cdiv(row_bytes, PACK_BYTES)),
-                source,
-                result,
-                row_bytes,
-                columns,
-                EVEN=columns % 8 == 0,
-                BYTES=PACK_BYTES,
-                num_warps=PACK_WARPS,
-            )
+        launch_changing(
+            kernel,
+            (packed.shape[:-1].numel(), cdiv(row_bytes, PACK_BYTES)),
+            source,
+            result,
+            row_bytes,
+            columns,
+            EVEN=columns % 8 == 0,
+            BYTES=PACK_BYTES,
+            num_warps=PACK_WARPS,
+        )
 
 
 def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
@@ -277,17 +276,16 @@ def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
     packed = _word_aligned(packed)
     counts = torch.zeros(shape, dtype=torch.int32, device=packed.device)
     if packed.numel():
-        with torch.cuda.device_of(packed):
-            launch_changing(
-                _count_kernel,
-                (shape.numel(),),
-                packed,
-                counts,
-                row_bytes,
-                columns,
-                WORDS=COUNT_WORDS,
-                num_warps=COUNT_WARPS,
-            )
+        launch_changing(
+            _count_kernel,
+            (shape.numel(),),
+            packed,
+            counts,
+            row_bytes,
+            columns,
+            WORDS=COUNT_WORDS,
+            num_warps=COUNT_WARPS,
+        )
     return counts
 
 
@@ -301,19 +299,18 @@ def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor
     indices = torch.empty(*shape, capacity, dtype=torch.int32, device=packed.device)
     counts = torch.empty(shape, dtype=torch.int32, device=packed.device)
     if shape.numel():
-        with torch.cuda.device_of(packed):
-            launch(
-                _list_kernel,
-                (shape.numel(),),
-                packed,
-                indices,
-                counts,
-                row_bytes,
-                columns,
-                capacity,
-                STAGED=LIST_STAGED and packed.is_cuda and torch.version.hip is None,
-                num_warps=1,  # sums and prefix sums are shuffles, and rows need no barrier
-            )
+        launch(
+            _list_kernel,
+            (shape.numel(),),
+            packed,
+            indices,
+            counts,
+            row_bytes,
+            columns,
+            capacity,
+            STAGED=LIST_STAGED and packed.is_cuda and torch.version.hip is None,
+            num_warps=1,  # sums and prefix sums are shuffles, and rows need no barrier
+        )
     return indices, counts
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from chipsparse.kernels.calls import FirstLayerCall
 from chipsparse.kernels.checks import block_count
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.neuron_selection import MeanPreactivations, NeuronSelection
 from chipsparse.kernels.sparse_mlp_up.triton_kernel import activate
 from chipsparse.kernels.triton_blocks import dot
@@ -60,7 +60,7 @@ def _product_config(device: torch.device, blocks: int, *, gated: bool) -> dict[s
 
 def mean_preactivations(call: MeanPreactivations) -> torch.Tensor:
     """Run a checked `MeanPreactivations`."""
-    means, _ = thin_product(mean_tokens(call.hidden, call.block_size), call, None)
+    means, _ = thin_product(mean_tokens(call), call, None)
     return means
 
 
@@ -72,110 +72,106 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
     indices = torch.empty(batch, blocks, keep, dtype=torch.int32, device=mean_cache.device)
     if indices.numel() == 0:
         return indices
-    tokens = mean_tokens(call.hidden, call.block_size)
-    means, scores = thin_product(tokens, call, mean_cache)
-    padded = max(16, next_power_of_2(neurons))
-    # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
-    part = min(padded, TOP_PART)
-    programs = batch * blocks * cdiv(neurons, part)
-    if mean_cache.is_cuda and programs > multiprocessors(mean_cache.device):
-        part = padded
-    with torch.cuda.device_of(mean_cache):
-        launch(
+    means, scores = thin_product(mean_tokens(call), call, mean_cache)
+    launch = call.known().get("top")
+    if launch is None:
+        padded = max(16, next_power_of_2(neurons))
+        # A program lists as few neurons as the device has multiprocessors for, `TOP_PART` or more.
+        part = min(padded, TOP_PART)
+        programs = batch * blocks * cdiv(neurons, part)
+        if mean_cache.is_cuda and programs > multiprocessors(mean_cache.device):
+            part = padded
+        sizes = (blocks, neurons, keep)
+        launch = call.known()["top"] = Launch(
             _top_kernel,
             (blocks, cdiv(neurons, part), batch),
-            scores,
-            means,
-            mean_cache,
-            indices,
             *mean_cache.stride(),
-            blocks,
-            neurons,
-            keep,
+            *sizes,
             BLOCK=padded,
             PART=part,
             num_warps=next(warps for most, warps in TOP_WARPS if padded <= most),
         )
+    launch(scores, means, mean_cache, indices)
     return indices
 
 
-def mean_tokens(hidden: torch.Tensor, block_size: int) -> torch.Tensor:
+def mean_tokens(call: FirstLayerCall[Any]) -> torch.Tensor:
     """Mean token of each block, as two numbers whose sum it is: ``[2, B, G, C]``, contiguous."""
+    hidden, block_size = call.hidden, call.block_size
     batch, rows, channels = hidden.shape
     blocks = block_count(rows, block_size)
     parts = torch.empty(2, batch, blocks, channels, dtype=hidden.dtype, device=hidden.device)
     if parts.numel() == 0:
         return parts
-    # CHANNELS channels of up to ROWS tokens at a time.
-    options = {"CHANNELS": 512, "ROWS": 16} if channels >= 512 else {"CHANNELS": 64, "ROWS": 64}
-    options["ROWS"] = min(options["ROWS"], next_power_of_2(block_size))
-    tiles = cdiv(channels, options["CHANNELS"])
-    with torch.cuda.device_of(hidden):
-        for first in range(0, blocks, MOST_BLOCKS):
-            launch(
+    for first in range(0, blocks, MOST_BLOCKS):
+        part = first, min(MOST_BLOCKS, blocks - first)
+        launch = call.known().get(part)
+        if launch is None:
+            # CHANNELS channels of up to ROWS tokens at a time.
+            channels_at_once, most_rows = (512, 16) if channels >= 512 else (64, 64)
+            sizes = (rows, channels, first, blocks, block_size)
+            launch = call.known()[part] = Launch(
                 _means_kernel,
-                (tiles, min(MOST_BLOCKS, blocks - first), batch),
-                hidden,
-                parts,
+                (cdiv(channels, channels_at_once), part[1], batch),
                 *hidden.stride()[:2],
-                rows,
-                channels,
-                first,
-                blocks,
-                block_size,
-                **options,
+                *sizes,
+                CHANNELS=channels_at_once,
+                ROWS=min(most_rows, next_power_of_2(block_size)),
                 num_warps=4,
             )
+        launch(hidden, parts)
     return parts
 
 
 def thin_product(
-    parts: torch.Tensor, layer: FirstLayerCall[Any], mean_cache: torch.Tensor | None
+    parts: torch.Tensor, call: FirstLayerCall[Any], mean_cache: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The first layer on `mean_tokens`, and how far it is from a ``mean_cache`` if there is one.
 
     Returns the means and their absolute differences, float32 ``[B, G, F]``.
     """
     _, batch, blocks, channels = parts.shape
-    weight, gate_weight, gate_bias = layer.weight, layer.gate_weight, layer.gate_bias
-    all_blocks, neurons = batch * blocks, weight.shape[0]
+    weight, gate_bias = call.weight, call.gate_bias
+    neurons = weight.shape[0]
     means = torch.empty(batch, blocks, neurons, dtype=torch.float32, device=parts.device)
     scores = None if mean_cache is None else torch.empty_like(means)
     if means.numel() == 0:
         return means, scores
     cache = means if mean_cache is None else mean_cache
-    gated = gate_weight is not None
-    options = _product_config(parts.device, all_blocks, gated=gated)
-    gate_weight = weight if gate_weight is None else gate_weight  # never read where there is none
-    grid = (cdiv(all_blocks, options["BLOCK_M"]), cdiv(neurons, options["BLOCK_F"]))
-    with torch.cuda.device_of(parts):
-        launch(
+    gated = call.gate_weight is not None
+    # Never read where there is none.
+    gate_weight = weight if call.gate_weight is None else call.gate_weight
+    launch = call.known().get("product")
+    if launch is None:
+        all_blocks = batch * blocks
+        options = _product_config(parts.device, all_blocks, gated=gated)
+        sizes = (blocks, all_blocks, neurons, channels)
+        launch = call.known()["product"] = Launch(
             _product_kernel,
-            grid,
-            parts,
-            weight,
-            gate_weight,
-            weight if layer.bias is None else layer.bias.contiguous(),
-            weight if gate_bias is None else gate_bias.contiguous(),
-            cache,
-            means,
-            means if scores is None else scores,
+            (cdiv(all_blocks, options["BLOCK_M"]), cdiv(neurons, options["BLOCK_F"])),
             weight.stride(0),
             gate_weight.stride(0),
             *cache.stride(),
-            blocks,
-            all_blocks,
-            neurons,
-            channels,
-            ACTIVATION=layer.activation or "none",
+            *sizes,
+            ACTIVATION=call.activation or "none",
             GATED=gated,
-            BIAS=layer.bias is not None,
+            BIAS=call.bias is not None,
             GATE_BIAS=gate_bias is not None,
             SCORES=scores is not None,
             EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
             WIDE_PRODUCTS=parts.device.type == "cpu",
             **options,
         )
+    launch(
+        parts,
+        weight,
+        gate_weight,
+        weight if call.bias is None else call.bias.contiguous(),
+        weight if gate_bias is None else gate_bias.contiguous(),
+        cache,
+        means,
+        means if scores is None else scores,
+    )
     return means, scores
 
 

@@ -124,25 +124,24 @@ def _copy(
     places = tuple(
         (piece.start, len(piece), room) for piece, room in zip(pieces, before, strict=True)
     )
-    with torch.cuda.device_of(buffer):
-        launch(
-            _copy_kernel,
-            (cdiv(longest, rows), len(pieces), len(tensors)),
-            *three,
-            buffer,
-            _table(places, buffer.device),
-            batch,
-            tokens,
-            heads,
-            *(stride for tensor in three for stride in tensor.stride()[:3]),
-            TENSORS=len(tensors),
-            CUTS_HEADS=dim == 2,
-            PACKS=packs,
-            WIDTH=width,
-            ROWS=rows,
-            COLUMNS=columns,
-            num_warps=WARPS,
-        )
+    launch(
+        _copy_kernel,
+        (cdiv(longest, rows), len(pieces), len(tensors)),
+        *three,
+        buffer,
+        _table(places, buffer.device),
+        batch,
+        tokens,
+        heads,
+        *(stride for tensor in three for stride in tensor.stride()[:3]),
+        TENSORS=len(tensors),
+        CUTS_HEADS=dim == 2,
+        PACKS=packs,
+        WIDTH=width,
+        ROWS=rows,
+        COLUMNS=columns,
+        num_warps=WARPS,
+    )
 
 
 @functools.lru_cache(maxsize=256)

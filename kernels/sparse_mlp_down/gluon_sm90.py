@@ -35,7 +35,7 @@ from chipsparse.kernels.gluon_compat import (
     mbarrier_arrive_on_copies,
     tma_load,
 )
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 from chipsparse.kernels.token_layout import empty_token_contiguous, padded_rows, with_padding
 
@@ -250,28 +250,19 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     # With what pads the tokens: the sums with it are not stored.
     strides = (delta.stride(0), delta.stride(2), 1)
     changes = delta.as_strided((batch, capacity, padded_rows(rows)), strides)
-    tiles = -(-channels // TILE)
-    items = batch * blocks * tiles
-    sms = triton_support.multiprocessors(delta.device)
-    with torch.cuda.device(delta.device):
-        launch(
+    launch = call.known().get("gluon")
+    if launch is None:
+        tiles = -(-channels // TILE)
+        items = batch * blocks * tiles
+        sizes = (blocks, rows, channels // 8, capacity)
+        launch = call.known()["gluon"] = Launch(
             _sparse_mlp_down_kernel,
-            (min(items, sms),),
-            descriptor(changes, [1, DEPTH, 64]),
-            weight,
-            neuron_indices.contiguous(),
-            neuron_indices if counts is None else counts.contiguous(),
-            cache,
-            added,
-            output,
+            (min(items, triton_support.multiprocessors(delta.device)),),
             items,
             tiles,
             batch * blocks,
             lists_at_once(128 * capacity * delta.itemsize),
-            blocks,
-            rows,
-            channels // 8,
-            capacity,
+            *sizes,
             weight.stride(1) // 8,
             cache.stride(0),
             cache.stride(1) // 8,
@@ -283,6 +274,15 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
             EVEN_CHANNELS=channels % TILE == 0,
             WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
         )
+    launch(
+        descriptor(call.known(), strides, changes, 1, DEPTH, 64),
+        weight,
+        neuron_indices.contiguous(),
+        neuron_indices if counts is None else counts.contiguous(),
+        cache,
+        added,
+        output,
+    )
     if cache is not output_cache:
         output_cache.copy_(cache)
     return output

@@ -40,40 +40,35 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(channels, options["BLOCK_N"])
+    sizes = (rows, channels, capacity, blocks, block_size, row_tiles)
     # The kernel never reads the tensors that are not there.
     added = result if addend is None else addend
-    with torch.cuda.device_of(delta):
-        launch(
-            _sparse_mlp_down_kernel,
-            (blocks * row_tiles * tiles, batch),
-            delta,
-            weight,
-            neuron_indices,
-            neuron_indices if counts is None else counts.contiguous(),
-            output_cache,
-            added,
-            result,
-            delta.stride(0),
-            delta.stride(2),
-            weight.stride(1),
-            *neuron_indices.stride(),
-            *output_cache.stride(),
-            *added.stride(),
-            rows,
-            channels,
-            capacity,
-            blocks,
-            block_size,
-            row_tiles,
-            ADDEND=addend is not None,
-            COUNTS=counts is not None,
-            EVEN_CHANNELS=channels % options["BLOCK_N"] == 0,
-            EVEN_NEURONS=counts is None and capacity > 0 and capacity % options["BLOCK_K"] == 0,
-            WIDE_OFFSETS=weight.shape[1] * weight.stride(1) >= 2**31,
-            WIDE_PRODUCTS=delta.device.type == "cpu",
-            BLOCK_M=tile_rows,
-            **options,
-        )
+    launch(
+        _sparse_mlp_down_kernel,
+        (blocks * row_tiles * tiles, batch),
+        delta,
+        weight,
+        neuron_indices,
+        neuron_indices if counts is None else counts.contiguous(),
+        output_cache,
+        added,
+        result,
+        delta.stride(0),
+        delta.stride(2),
+        weight.stride(1),
+        *neuron_indices.stride(),
+        *output_cache.stride(),
+        *added.stride(),
+        *sizes,
+        ADDEND=addend is not None,
+        COUNTS=counts is not None,
+        EVEN_CHANNELS=channels % options["BLOCK_N"] == 0,
+        EVEN_NEURONS=counts is None and capacity > 0 and capacity % options["BLOCK_K"] == 0,
+        WIDE_OFFSETS=weight.shape[1] * weight.stride(1) >= 2**31,
+        WIDE_PRODUCTS=delta.device.type == "cpu",
+        BLOCK_M=tile_rows,
+        **options,
+    )
     return result
 
 

@@ -36,7 +36,7 @@ from chipsparse.kernels.gluon_compat import (
     mbarrier_arrive_on_copies,
     tma_load,
 )
-from chipsparse.kernels.launch import launch
+from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.sparse_mlp_up import SparseMLPUp
 from chipsparse.kernels.token_layout import empty_token_contiguous, with_padding
 
@@ -348,33 +348,24 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     cache = with_padding(call.activation_cache)
     # A view: the rows of all batches lie at one distance.
     tokens = hidden.as_strided((batch * rows, channels), (hidden.stride(1), 1))
-    tiles = -(-capacity // TILE)
-    sms = triton_support.multiprocessors(hidden.device)
-    total = batch * blocks * tiles
-    whole = total // sms * sms
-    if 2 * (total - whole) > sms:  # halves would take two rounds more
-        whole = total
-    items = whole + 2 * (total - whole)
-    with torch.cuda.device(hidden.device):
-        launch(
+    strides = cache.stride()  # of a copy where the tensor given lacks padding
+    launch = call.known().get(strides)
+    if launch is None:
+        tiles = -(-capacity // TILE)
+        sms = triton_support.multiprocessors(hidden.device)
+        total = batch * blocks * tiles
+        whole = total // sms * sms
+        if 2 * (total - whole) > sms:  # halves would take two rounds more
+            whole = total
+        items = whole + 2 * (total - whole)
+        work = (items, whole, tiles, batch * blocks)
+        sizes = (blocks, rows, channels // 8, capacity)
+        launch = call.known()[strides] = Launch(
             _sparse_mlp_up_kernel,
             (min(items, sms),),
-            descriptor(tokens, [64, DEPTH]),
-            weight,
-            weight if bias is None else bias,
-            neuron_indices.contiguous(),
-            neuron_indices if counts is None else counts.contiguous(),
-            cache,
-            delta,
-            items,
-            whole,
-            tiles,
-            batch * blocks,
+            *work,
             lists_at_once(128 * channels * hidden.itemsize),
-            blocks,
-            rows,
-            channels // 8,
-            capacity,
+            *sizes,
             delta.stride(2) // 8,
             weight.stride(0) // 8,
             cache.stride(0),
@@ -387,6 +378,15 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             WIDE_ROWS=weight.shape[0] * weight.stride(0) >= 2**31,
             LAG=LAG,
         )
+    launch(
+        descriptor(call.known(), "tokens", tokens, 64, DEPTH),
+        weight,
+        weight if bias is None else bias,
+        neuron_indices.contiguous(),
+        neuron_indices if counts is None else counts.contiguous(),
+        cache,
+        delta,
+    )
     if cache is not call.activation_cache:
         call.activation_cache.copy_(cache)
     return delta

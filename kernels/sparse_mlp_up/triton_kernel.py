@@ -64,48 +64,43 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])
     cache = with_padding(call.activation_cache)
+    sizes = (rows, channels, capacity, blocks, block_size, row_tiles)
     # The kernel never reads the tensors that are not there.
     gate_weight = weight if gate_weight is None else gate_weight
-    with torch.cuda.device_of(hidden):
-        launch(
-            _sparse_mlp_up_kernel,
-            (blocks * row_tiles * tiles, batch),
-            hidden,
-            weight,
-            gate_weight,
-            weight if bias is None else bias.contiguous(),
-            weight if gate_bias is None else gate_bias.contiguous(),
-            neuron_indices,
-            neuron_indices if counts is None else counts.contiguous(),
-            cache.view(torch.uint8) if in_fp8 else cache,
-            hidden if call.cache_scale is None else call.cache_scale.contiguous(),
-            delta,
-            *hidden.stride()[:2],
-            weight.stride(0),
-            gate_weight.stride(0),
-            *neuron_indices.stride(),
-            cache.stride(0),
-            cache.stride(2),
-            delta.stride(0),
-            delta.stride(2),
-            rows,
-            channels,
-            capacity,
-            blocks,
-            block_size,
-            row_tiles,
-            ACTIVATION=call.activation,
-            GATED=gated,
-            BIAS=bias is not None,
-            GATE_BIAS=gate_bias is not None,
-            IN_FP8=in_fp8,
-            CONVERTS=in_fp8 and converts_fp8(hidden.device),
-            COUNTS=counts is not None,
-            EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
-            WIDE_PRODUCTS=hidden.device.type == "cpu",
-            BLOCK_M=tile_rows,
-            **options,
-        )
+    launch(
+        _sparse_mlp_up_kernel,
+        (blocks * row_tiles * tiles, batch),
+        hidden,
+        weight,
+        gate_weight,
+        weight if bias is None else bias.contiguous(),
+        weight if gate_bias is None else gate_bias.contiguous(),
+        neuron_indices,
+        neuron_indices if counts is None else counts.contiguous(),
+        cache.view(torch.uint8) if in_fp8 else cache,
+        hidden if call.cache_scale is None else call.cache_scale.contiguous(),
+        delta,
+        *hidden.stride()[:2],
+        weight.stride(0),
+        gate_weight.stride(0),
+        *neuron_indices.stride(),
+        cache.stride(0),
+        cache.stride(2),
+        delta.stride(0),
+        delta.stride(2),
+        *sizes,
+        ACTIVATION=call.activation,
+        GATED=gated,
+        BIAS=bias is not None,
+        GATE_BIAS=gate_bias is not None,
+        IN_FP8=in_fp8,
+        CONVERTS=in_fp8 and converts_fp8(hidden.device),
+        COUNTS=counts is not None,
+        EVEN_CHANNELS=channels % options["BLOCK_K"] == 0,
+        WIDE_PRODUCTS=hidden.device.type == "cpu",
+        BLOCK_M=tile_rows,
+        **options,
+    )
     if cache is not call.activation_cache:
         call.activation_cache.copy_(cache)
     return delta
@@ -287,25 +282,24 @@ def dense_activation(call: DenseActivation) -> torch.Tensor:
         return up
     gate = up if gate_weight is None else _products(hidden, gate_weight)
     grid = (cdiv(up.stride(2), ACTIVATE_TOKENS), cdiv(neurons, ACTIVATE_NEURONS), batch)
-    with torch.cuda.device_of(hidden):
-        launch_changing(
-            _activate_kernel,
-            grid,
-            up,
-            gate,
-            weight if bias is None else bias.contiguous(),
-            weight if gate_bias is None else gate_bias.contiguous(),
-            up.stride(0),
-            up.stride(2),
-            neurons,
-            ACTIVATION=call.activation,
-            GATED=gate_weight is not None,
-            BIAS=bias is not None,
-            GATE_BIAS=gate_bias is not None,
-            TOKENS=ACTIVATE_TOKENS,
-            NEURONS=ACTIVATE_NEURONS,
-            num_warps=ACTIVATE_WARPS,
-        )
+    launch_changing(
+        _activate_kernel,
+        grid,
+        up,
+        gate,
+        weight if bias is None else bias.contiguous(),
+        weight if gate_bias is None else gate_bias.contiguous(),
+        up.stride(0),
+        up.stride(2),
+        neurons,
+        ACTIVATION=call.activation,
+        GATED=gate_weight is not None,
+        BIAS=bias is not None,
+        GATE_BIAS=gate_bias is not None,
+        TOKENS=ACTIVATE_TOKENS,
+        NEURONS=ACTIVATE_NEURONS,
+        num_warps=ACTIVATE_WARPS,
+    )
     return up
 
 

@@ -1,4 +1,4 @@
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, make_dataclass
 
 import pytest
 import torch
@@ -58,11 +58,16 @@ def test_what_cannot_run_says_why(operation, options, said):
         operation(X, **options)
 
 
-def test_calls_are_checked_and_kept_choices_are_not():
-    operation = add(PLAIN)
+@pytest.mark.parametrize(("for_all", "choices"), [(True, 2), (False, 3)])
+def test_calls_of_one_kind_are_checked_and_their_backend_chosen_once(for_all, choices):
+    asked = []
+    operation = add(Backend("only", lambda: PLAIN.launch, asked.append, for_all=for_all))
+    for x in (X, X + 1, torch.zeros(3)):
+        assert operation(x).tolist() == (x + 4).tolist()
+    assert len(asked) == choices
     with pytest.raises(ValueError, match="step must not be negative, got -1"):
         operation(X, step=-1)
-    assert operation.choose(X).backend.launch(Add(X, step=-1)).tolist() == [-1.0, -1.0]
+    assert torch.vmap(operation)(torch.zeros(1, 2)).tolist() == [[4.0, 4.0]]
 
 
 def test_a_backend_is_imported_where_it_first_runs_and_once():
@@ -89,6 +94,8 @@ def test_one_kind_whatever_the_values():
         "device": torch.zeros(4, 6, device="meta"),
         "alignment": torch.zeros(25)[1:].view(4, 6),
         "none": None,
+        "tuple": (tensor, 5),
+        "record": make_dataclass("Record", ["x", "size"])(tensor, 6),
     }
     kinds = {name: kind_of(other, None) for name, other in others.items()}
     assert len({kind, *kinds.values()}) == len(others) + 1

@@ -1,10 +1,13 @@
 """Launches on pretended compiled kernels: which one is found again, and what it is called with."""
 
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+
+from chipsparse.kernels.dispatch import known_of
 
 launching = pytest.importorskip("chipsparse.kernels.launch")
 
@@ -37,20 +40,27 @@ class Compiled:
 @pytest.fixture
 def kernel(monkeypatch):
     monkeypatch.setattr(launching, "JITFunction", Kernel)
-    monkeypatch.setattr(launching, "_known", {})
+    known_of.cache_clear()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.version, "hip", None)
     return Kernel()
 
 
-def test_a_repeated_call_finds_the_compiled_kernel(kernel):
-    first, second = torch.zeros(16), torch.ones(16)
-    launching.launch(kernel, (5,), first, 7, num_warps=4, TILE=64, maxnreg=None)
-    launching.launch(kernel, (6, 2), second, 7, num_warps=4, TILE=64, maxnreg=None)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_repeated_launch_finds_the_compiled_kernel_and_runs_where_its_tensors_are(
+    prepared, kernel, monkeypatch
+):
+    options, entered = {"num_warps": 4, "TILE": 64, "maxnreg": None}, []
+    once = launching.Launch(kernel, (6, 2), 7, **options)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: entered.append(x) or nullcontext())
+    tensors = torch.zeros(3, 16)
+    for x, current in zip(tensors, (0, 0, 1), strict=True):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda number=current: number)
+        once(x) if prepared else launching.launch(kernel, (6, 2), x, 7, **options)
     assert len(kernel.compiled) == 1
-    ((number, grid, (pointer, *rest)),) = kernel.launches
-    assert (number, grid[:3], rest) == (0, (6, 2, 1), [7, 64, 4])
-    assert pointer is second
+    for (_, grid, (x, *rest)), given in zip(kernel.launches, tensors[1:], strict=True):
+        assert (grid[:3], x.data_ptr(), rest) == ((6, 2, 1), given.data_ptr(), [7, 64, 4])
+    assert [x.data_ptr() for x in entered] == [tensors[0].data_ptr(), tensors[2].data_ptr()]
 
 
 @pytest.mark.parametrize(
@@ -58,33 +68,19 @@ def test_a_repeated_call_finds_the_compiled_kernel(kernel):
     [
         (torch.zeros(16).half(), 7, {"TILE": 64, "num_warps": 4}),
         (torch.zeros(17)[1:], 7, {"TILE": 64, "num_warps": 4}),
+        (torch.zeros(16, device="meta"), 7, {"TILE": 64, "num_warps": 4}),
         (torch.zeros(16), 8, {"TILE": 64, "num_warps": 4}),
         (torch.zeros(16), 7, {"TILE": 32, "num_warps": 4}),
         (torch.zeros(16), 7, {"TILE": 64, "num_warps": 8}),
     ],
-    ids=["dtype", "alignment", "number", "constant", "option"],
+    ids=["dtype", "alignment", "device", "number", "constant", "option"],
 )
 def test_other_arguments_ask_triton(kernel, tensor, number, constants):
     launching.launch(kernel, (5,), torch.zeros(16), 7, TILE=64, num_warps=4)
     launching.launch(kernel, (5,), tensor, number, **constants)
-    assert len(kernel.compiled) == 2
-    assert kernel.launches == []
-
-
-def test_other_devices_and_kernels_ask_triton(kernel, monkeypatch):
-    arguments = (torch.zeros(16), 7)
-    launching.launch(kernel, (5,), *arguments, TILE=64, num_warps=4)
-    launching.launch(other := Kernel(), (5,), *arguments, TILE=64, num_warps=4)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    launching.launch(kernel, (5,), *arguments, TILE=64, num_warps=4)
+    launching.launch(other := Kernel(), (5,), torch.zeros(16), 7, TILE=64, num_warps=4)
     assert (len(kernel.compiled), len(other.compiled)) == (2, 1)
-
-
-def test_it_forgets_rather_than_grow(kernel, monkeypatch):
-    monkeypatch.setattr(launching, "MOST_KNOWN", 3)
-    for number in range(10):
-        launching.launch(kernel, (5,), torch.zeros(16), number, TILE=64, num_warps=4)
-        assert len(launching._known) <= 3
+    assert kernel.launches == []
 
 
 FOLDER = Path(__file__).parents[2] / "kernels"

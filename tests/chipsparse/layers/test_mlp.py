@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import chipsparse.layers.mlp
 from chipsparse.cache.tensors import MLPCache
 from chipsparse.kernels.token_layout import empty_token_contiguous
-from chipsparse.layers.mlp import backend_choices, dense_step, sparse_step
+from chipsparse.layers.mlp import dense_step, sparse_step
 from chipsparse.layers.mlp_weights import MLPWeights
 
 BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
@@ -76,17 +76,12 @@ def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_ou
 ):
     cache, weights, before = MLPCache(), weights_of(gate), normal(BATCH, TOKENS, CHANNELS)
     made = dense(cache, before, weights)
-    choices = backend_choices(cache, before, weights, block_size=ROWS, backend=None)
-    ops = ("neuron_selection", "sparse_mlp_up", "sparse_mlp_down")
-    assert {op: choice.backend.name for op, choice in choices.items()} == dict.fromkeys(
-        ops, "reference"
-    )
     addend = normal(BATCH, TOKENS, CHANNELS, seed=19) if with_addend else None
     output = sparse(cache, 2 * before, weights, 0, addend=addend)
     torch.testing.assert_close(output, made + (addend if with_addend else 0))
-    for seed, known in ((5, None), (6, choices)):
+    for seed in (5, 6):
         hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
-        output = sparse(cache, hidden, weights, addend=addend, choices=known)
+        output = sparse(cache, hidden, weights, addend=addend)
         wanted = expected(hidden, gate) + (addend if with_addend else 0)
         torch.testing.assert_close(output, wanted, atol=2e-4, rtol=2e-4)
         output.fill_(torch.nan)  # what the caller does to its result is nobody else's business

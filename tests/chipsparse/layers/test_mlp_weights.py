@@ -83,9 +83,7 @@ def test_in_16_bits_the_kernels_of_the_device_run_on_what_is_read(where):
     on_gpu = device.type == "cuda"
     assert {choice.backend.name == "reference" for choice in choices.values()} == {not on_gpu}
     assert is_token_contiguous(cache.activation) is on_gpu
-    found = mlp.sparse_step(
-        cache, hidden, read, block_size=128, keep_count=neurons, backend=None, choices=choices
-    )
+    found = mlp.sparse_step(cache, hidden, read, block_size=128, keep_count=neurons, backend=None)
     wide = hidden.double() @ up.dequantize().double().T
     expected = F.gelu(wide, approximate="tanh") @ down.dequantize().double().T
     assert (found.double() - expected).norm() < 2e-2 * expected.norm()
