@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -20,14 +20,13 @@ OP = "equal_work"
 DENSE = "dense"
 # What our own search finds, with sparse steps and without any.
 OURS, SKIPS = "chipsparse, sparse steps", "chipsparse, nothing sparse"
-# Shares of the dense generation's work, or of its time.
-TARGETS = (0.25, 0.33, 0.4, 0.5)
+# Shares of the dense generation's work, or of its time, by their titles.
+TARGETS = {f"{share:.0%}": share for share in (0.25, 0.33, 0.4, 0.5)}
 Axis = Literal["work", "time", "cost"]
 # What a clip is that equals the dense one bit for bit.
 EQUAL_DB = 100.0
 RESAMPLES = 4000
-LEAD = "ours ahead of other methods"
-INTERVAL = f"{LEAD}: 95 % of the means"
+LEAD, INTERVAL = "lead over the best other method", "95 % interval of the mean lead"
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,18 @@ class Quality:
 
 @dataclass(frozen=True)
 class Lead:
-    """The lead of the better of ours over the best other method, in dB; below zero, behind.
+    """The lead of the better of ours over the best other method, both by the mean.
+
+    In dB; below zero, behind.
 
     Attributes:
-        best: the other method, by the mean.
         mean: over the prompts, paired.
+        worst: between the two methods' worst prompts.
         interval: in which the mean lies with 95 % confidence, by resampling the prompts.
     """
 
-    best: str
     mean: float
+    worst: float
     interval: tuple[float, float]
 
 
@@ -115,13 +116,12 @@ def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Qu
 def lead(by_method: dict[str, Quality]) -> Lead | None:
     """Ours against the best of the other methods; None where either is missing."""
     mine = [quality for method, quality in by_method.items() if method in (OURS, SKIPS)]
-    others = {method: q for method, q in by_method.items() if method not in (OURS, SKIPS)}
+    others = [quality for method, quality in by_method.items() if method not in (OURS, SKIPS)]
     if not mine or not others:
         return None
-    ours = max(mine, key=lambda quality: quality.mean)
-    best = max(others, key=lambda method: others[method].mean)
-    differences = [ours.psnrs[prompt] - others[best].psnrs[prompt] for prompt in ours.psnrs]
-    return Lead(best, statistics.fmean(differences), interval(differences))
+    ours, best = (max(group, key=lambda quality: quality.mean) for group in (mine, others))
+    differences = [ours.psnrs[prompt] - best.psnrs[prompt] for prompt in ours.psnrs]
+    return Lead(statistics.fmean(differences), ours.worst - best.worst, interval(differences))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -132,30 +132,30 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def quality_rows(
-    clips: Sequence[Record], axis: Axis, shares: Sequence[float] = TARGETS
+    clips: Sequence[Record], axis: Axis, shares: Mapping[str, float] = TARGETS
 ) -> list[dict[str, str]]:
-    """Mean and worst PSNR of every method at each share, in its best variant there; our lead.
+    """Mean (worst) PSNR of every method at each share, in its best variant there; our lead.
 
     Args:
         clips: compared ones, of one model, size and number of steps.
         axis: what is equal.
-        shares: of the dense generation's.
+        shares: of the dense generation's, by the titles of their columns.
     """
-    at_target = {f"{share:.0%}": qualities(clips, axis, share) for share in shares}
+    at_target = {title: qualities(clips, axis, share) for title, share in shares.items()}
     methods = {clip["method"] for clip in clips} - {DENSE}
     rows = []
     for method in sorted(methods, key=lambda name: (name != OURS, name != SKIPS, name)):
         row = {"method": method}
-        for share, by_method in at_target.items():
+        for title, by_method in at_target.items():
             quality = by_method.get(method)
-            row[share] = f"{quality.mean:.1f} ({quality.worst:.1f})" if quality else "-"
+            row[title] = f"{quality.mean:.1f} ({quality.worst:.1f})" if quality else "-"
         rows.append(row)
-    leads = {share: lead(by_method) for share, by_method in at_target.items()}
+    leads = {title: lead(by_method) for title, by_method in at_target.items()}
     if any(leads.values()):
         means, intervals = {"method": LEAD}, {"method": INTERVAL}
-        for share, ours in leads.items():
-            means[share] = f"{ours.mean:+.1f} ({ours.best})" if ours else "-"
-            intervals[share] = "{:+.1f} to {:+.1f}".format(*ours.interval) if ours else "-"
+        for title, ours in leads.items():
+            means[title] = f"{ours.mean:+.1f} ({ours.worst:+.1f})" if ours else "-"
+            intervals[title] = "{:+.1f} to {:+.1f}".format(*ours.interval) if ours else "-"
         rows += [means, intervals]
     return rows
 

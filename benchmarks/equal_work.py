@@ -27,7 +27,7 @@ from chipsparse.plan import Action
 from chipsparse.profiles.profile import ASSETS, bundled_model, find_profile, load_profile
 from chipsparse.schedule.schedule import Schedule
 
-FEWER_STEPS = (0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)  # shares of the dense steps
+FEWER_STEPS = (0.14, 0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)  # shares of the dense steps
 MAG_LIMITS = ((0.2, 4), (0.2, 12), (0.1, 5), (0.1, 12))  # first share that is kept, most skipped
 MAG_THRESHOLDS = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
 SEA_THRESHOLDS = (0.1, 0.2, 0.35, 0.6, 1.0)

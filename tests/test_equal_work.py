@@ -16,7 +16,6 @@ from benchmarks.work import DenseWork
 from chipsparse.experiments.diffusers_caches import CacheRun
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.mlp import MLPLayer
-from docs.tables import figures
 from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow
@@ -152,15 +151,12 @@ def test_methods_are_compared_in_their_best_variant_on_all_prompts():
     assert set(at_40) == {OURS, "A", "B"}
     assert (at_40["A"].variant, at_40["A"].psnrs) == ("", {"x": 38.0, "y": 46.0})
     ahead = lead(at_40)
-    assert (ahead.best, ahead.mean, ahead.interval) == ("A", 3.0, (2.0, 4.0))
+    assert (ahead.mean, ahead.worst, ahead.interval) == (3.0, 2.0, (2.0, 4.0))
     assert lead({"A": at_40["A"]}) is None
     rows = {row["method"]: row for row in quality_rows(some_clips(), "work")}
     assert (rows[OURS]["40%"], rows["C"]["40%"]) == ("45.0 (40.0)", "-")
-    assert (rows[curves.LEAD]["40%"], rows[curves.INTERVAL]["40%"]) == ("+3.0 (A)", "+2.0 to +4.0")
-    work, _ = figures.equal_work(some_clips()).axes
-    assert {line.get_label() for line in work.lines} == {OURS}  # the one with a colour of its own
-    with pytest.raises(ValueError, match="no records of equal work"):
-        figures.equal_work([])
+    assert rows[curves.LEAD]["40%"] == "+3.0 (+2.0)"
+    assert rows[curves.INTERVAL]["40%"] == "+2.0 to +4.0"
 
 
 PROFILE = """
@@ -203,5 +199,4 @@ def test_ways_are_compared_on_prompts(tmp_path):
     assert ours["psnr"] > by_name[SKIPS, "skips"]["psnr"] > 0
     again = [*options[:-1], str(tmp_path / "again.json"), "--first", "1", "--count", "1"]
     assert main(again) == 0  # nothing is made twice
-    for one, other in zip(read(tmp_path / "all.json"), read(tmp_path / "again.json"), strict=True):
-        assert one == other
+    assert read(tmp_path / "all.json") == read(tmp_path / "again.json")

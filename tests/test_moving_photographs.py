@@ -24,6 +24,7 @@ from benchmarks.moving_photographs.clips import (
 from benchmarks.moving_photographs.model import BLOCK, TINY, VALUES, LinearLatents, Model
 from benchmarks.records import read
 from chipsparse.config import SparsityConfig
+from docs.tables import figures
 
 CPU = torch.device("cpu")
 FACTS = {"transformer": TINY, "photographs": 4, **train.GENERATION}
@@ -236,7 +237,8 @@ def test_tables_compare_on_the_same_clips():
 
     def clip(method, setting, prompt, cost, psnr, **values):
         fixed = {"method": method, "variant": "", "setting": setting, "prompt": prompt, "steps": 50}
-        return {**fixed, "refused": None, "cost": cost, "psnr": psnr, **values}
+        fixed |= {"model": "a", "size": [64, 64, 5], "refused": None, "cost": cost, "psnr": psnr}
+        return {**fixed, **values}
 
     changes = {"change_l1": [0.1, 0.3], "change_l2": [0.2, 0.2]}
     clips = [
@@ -255,9 +257,15 @@ def test_tables_compare_on_the_same_clips():
     assert (mag["psnr"], mag["worst"], mag["ahead"]) == (32.0, 31.0, 32.0 - 24.5)
     assert mag["worst ahead"] == 31 - 9
     text = evaluate.report(clips)
-    assert "MagCache at 2.25x: 32.0 dB; published for HunyuanVideo: 34.5" in text
-    assert "Relative L1 between successive velocities: mean 0.200, median 0.200, 0.100 to" in text
+    assert "MagCache, dB (published for HunyuanVideo): 31.0 (34.5) at 2.25x, not measured (" in text
+    assert "Relative change of the velocity: L1 0.200 (0.100 to 0.300), L2 0.200 (0.200 to" in text
     assert "SeaCache, a refused: IndexError: no" in text
+    (axes,) = figures.photographs(clips).axes
+    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
+    assert all(psnr == pytest.approx(20 + 100 * (1 / x - 0.2)) for x, psnr in lines[SKIPS])
+    assert len(lines[SKIPS]) > 30
+    hollow = [tuple(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"]
+    assert tuple(evaluate.PUBLISHED["MagCache"]) in hollow
 
 
 def test_costs_are_those_of_a_large_model():
@@ -277,7 +285,7 @@ def test_costs_are_those_of_a_large_model():
 
 
 def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
-    case = "sparse, 6 in full|middle, 20% of the columns, 4|MagCache.*0.12|fewer steps, 6 "
+    case = "sparse, [26] in full|middle, 20% of the columns, 4|MagCache.*(0.12|1)$|fewer steps, 6 "
     options = ["photographs", "--tiny", "--device", "cpu", "--case", case]
     folders = {"checkpoint": trained / "checkpoint"}
     folders |= {name: tmp_path / name for name in ("out", "pictures")}
@@ -287,8 +295,8 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert len(read(*tmp_path.glob("out/*.json"))) == 1
     assert main([*options, "--json", str(tmp_path / "all.json")]) == 0
     made = read(tmp_path / "all.json")
-    assert len(made) == 2 * 5
-    by_method = {record["method"]: record for record in made}
+    assert len(made) == 2 * 7
+    by_method = {clip["method"]: clip for clip in made if clip["setting"] != "2 in full"}
     assert by_method[SKIPS]["cost"] == by_method["fewer steps"]["cost"] == 0.5
     assert by_method[OURS]["calls"] == {"dense": 6, "refresh": 2, "skip": 14, "sparse": 2}
     assert by_method[OURS]["cost"] == pytest.approx((3 + 1.14 + 0.29) / 12, rel=1e-4)
@@ -297,12 +305,20 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert len(changes) == 11
     assert all(0 < change < 1 for change in changes)
     text = capsys.readouterr().out
-    assert "MagCache at 2.25x: " in text
-    assert "mean 0.173" in text
+    assert "MagCache, dB (published" in text
+    assert "L1 of MiniMax-H3: 0.173" in text
     row = next(line for line in text.splitlines() if "| 6 in full |" in line)
     assert "| 0.500 | 2.00 | 6 | 0 | 0 | 6 |" in row
     picture = Image.open(tmp_path / "pictures" / "000-dense.jpg")
     assert picture.size == (4 * 64, 64)
+    psnr = {(clip["setting"], clip["seed"]): clip["psnr"] for clip in made}
+    seed = max((0, 1), key=lambda seed: psnr["2 in full", seed] - psnr["threshold 1", seed])
+    ours, mag = (f"{psnr[way, seed]:.1f} dB" for way in ("2 in full", "threshold 1"))
+    drawn = figures.frames(made, folders["pictures"]).axes
+    titles = ["dense", f"chipsparse, 6.0x: {ours}", f"MagCache, 4.4x: {mag}"]
+    assert [axes.get_title("left") for axes in drawn] == titles
+    with pytest.raises(ValueError, match=r"out has no clip's pictures of dense; .* threshold 1$"):
+        figures.frames(made, folders["out"])
     assert main(options) == 0  # nothing is made twice
     assert " dense: " not in capsys.readouterr().out
     assert read(tmp_path / "all.json") == read(*sorted(tmp_path.glob("out/*.json")))

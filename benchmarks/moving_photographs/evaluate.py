@@ -30,6 +30,7 @@ from benchmarks.curves import (
     by_workload,
     decibels,
     generation_of,
+    qualities,
     quality_rows,
 )
 from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
@@ -42,7 +43,7 @@ OP = "moving_photographs"
 # 0.20 with 10 %, 0.29 with 20 %.
 PRICES = {"dense": 1.0, "refresh": 1.14, "skip": 0.0}
 SPARSE_FIXED, SPARSE_COLUMNS = 0.11, 0.9
-SPEEDUPS = (2.5, 3.6, 5, 7)
+SPEEDUPS = {f"{speedup:g}x": 1 / speedup for speedup in (2.5, 3.6, 5, 7)}
 BASE = SparsityConfig().override(
     {
         "attention.random_fraction": 0.01,
@@ -54,8 +55,8 @@ BASE = SparsityConfig().override(
         "memory.offload": "never",
     }
 )
-SKIP_SHARES = (0.16, 0.2, 0.24, 0.3, 0.36, 0.4, 0.5, 0.6)
-SPARSE_SHARES = (0.16, 0.2, 0.24, 0.32)
+SKIP_SHARES = (0.12, 0.16, 0.2, 0.24, 0.3, 0.36, 0.4, 0.5, 0.6)
+SPARSE_SHARES = (0.1, 0.16, 0.2, 0.24, 0.32)
 # Lists of computed steps: shares of all, first ones in full, every which of the others in full.
 MIXED = ((0.3, 5, 3), (0.4, 8, 3), (0.5, 10, 3))
 # Which of the other methods' settings: those about their published speed-ups, and faster ones.
@@ -66,7 +67,7 @@ RIVALS = "|".join(
         r"MagCache, first 10%, at most 12 skipped, threshold (0.25|0.5|1)$",
         r"SeaCache, order 0.* threshold 0.(2|35)$",
         r"SeaCache, order 1.* threshold (0.2|0.35|0.6|1)$",
-        r"TaylorSeer, .*first 3, order 1, every [2346]$",
+        r"TaylorSeer, .*first 3, order 1, every [23469]$",
     )
 )
 # PSNR by speed-up of HunyuanVideo (540p to 720p, 50 steps), as their papers print it.
@@ -76,7 +77,7 @@ PUBLISHED = {
     "TaylorSeer": {1.88: 24.1, 2.65: 20.4},
     "fewer steps": {1.95: 20.0},
 }
-PUBLISHED_CHANGE = "MiniMax-H3: mean 0.173, 0.066 to 0.363"
+PUBLISHED_CHANGE = "L1 of MiniMax-H3: 0.173 (0.066 to 0.363)"
 ACTIONS = {"D": "dense", "R": "refresh", "S": "sparse", "skipped": "skip"}
 COLUMNS = {
     **dict.fromkeys(("method", "variant", "setting"), "s"),
@@ -266,25 +267,26 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     with lab.prepared(compiled=False):
         for clip in samples[rank::world]:
             file = args.out / f"{run_name}-{clip.index:03d}.json"
-            made = {_name(record): record for record in (read(file) if file.is_file() else [])}
+            made = {name_of(record): record for record in (read(file) if file.is_file() else [])}
             missing = [
                 entry
                 for way, entry in known.items()
                 if way not in made or made[way]["config"] != _digest(entry)
             ]
             for record in lab.records(missing, [clip]) if missing else ():
-                entry = known.get(_name(record), Entry(DENSE))
+                entry = known.get(name_of(record), Entry(DENSE))
                 record["config"], record["cost"] = _digest(entry), record.get("work")
                 if entry.config is not None and record["refused"] is None:
                     record["cost"] = cost(record["calls"], density(entry.config, layers))
-                made[_name(record)] = record
+                made[name_of(record)] = record
                 write([*made.values()], file)
                 if time.monotonic() > end:
                     print(f"clip {clip.index}: the time is up", flush=True)
                     return
 
 
-def _name(record: Record) -> str:
+def name_of(record: Record) -> str:
+    """The name of the way of a record or a row."""
     return str(Entry(record["method"], record["variant"], record["setting"]))
 
 
@@ -299,10 +301,13 @@ def _picture(folder: Path, way: Any, sample: Any, frames: np.ndarray) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     places = np.linspace(0, len(frames) - 1, PICTURE_FRAMES).round().astype(int)
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", way.name)
-    Image.fromarray(np.concatenate(frames[places], 1)).save(
-        folder / f"{sample.index:03d}-{name}.jpg", quality=85
-    )
+    picture = Image.fromarray(np.concatenate(frames[places], 1))
+    picture.save(folder / picture_name(sample.index, way.name), quality=85)
+
+
+def picture_name(clip: int, way: str) -> str:
+    """The file of a clip's frames, by its number, which is its seed, and the name of its way."""
+    return f"{clip:03d}-{re.sub(r'[^A-Za-z0-9.]+', '-', way)}.jpg"
 
 
 def rows_of(clips: Sequence[Record]) -> list[Record]:
@@ -334,51 +339,39 @@ def rows_of(clips: Sequence[Record]) -> list[Record]:
     return sorted(rows, key=lambda row: row["cost"])
 
 
+def made_in_all_ways(clips: Sequence[Record]) -> list[Record]:
+    """The records of the clips that are compared at equal cost."""
+    made = Counter(clip["prompt"] for clip in clips)
+    return [clip for clip in clips if made[clip["prompt"]] == max(made.values())]
+
+
 def report(clips: Sequence[Record]) -> str:
     """The tables of one kind of generation in Markdown, with what makes the model comparable."""
-    rows = rows_of(clips)
-    shares = [1 / speedup for speedup in SPEEDUPS]
-    made = Counter(clip["prompt"] for clip in clips)
-    whole = [clip for clip in clips if made[clip["prompt"]] == max(made.values())]
-    equal = quality_rows(whole, "cost", shares)
-    names = dict(zip((f"{share:.0%}" for share in shares), SPEEDUPS, strict=True))
-    titled = [
-        {f"{names[key]:g}x" if key in names else key: text for key, text in row.items()}
-        for row in equal
-    ]
-    lines = [
-        table(rows, COLUMNS),
-        "",
-        "PSNR in dB at equal cost, mean (worst), of clips made in all ways:",
-        "",
-    ]
-    lines += [table(titled, dict.fromkeys(titled[0] if titled else (), "s")), ""]
-    lines += [f"- {line}" for line in [*_changes(clips), *_beside_published(rows)]]
-    refused = {_name(clip): clip["refused"] for clip in clips if clip["refused"] is not None}
+    whole = made_in_all_ways(clips)
+    equal = quality_rows(whole, "cost", SPEEDUPS)
+    title = "PSNR in dB at equal cost, mean (worst), of clips made in all ways:"
+    columns = dict.fromkeys(equal[0] if equal else (), "s")
+    lines = [table(rows_of(clips), COLUMNS), "", title, "", table(equal, columns), ""]
+    lines.append(hardness(whole))
+    refused = {name_of(clip): clip["refused"] for clip in clips if clip["refused"] is not None}
     return "\n".join([*lines, *(f"- {name} refused: {why}" for name, why in refused.items())])
 
 
-def _changes(clips: Sequence[Record]) -> Iterator[str]:
+def hardness(clips: Sequence[Record]) -> str:
+    """A list of the changes between steps, and of other methods beside their published figures."""
+    ranges = []
     for norm in ("l1", "l2"):
-        lists = [clip[f"change_{norm}"] for clip in clips if clip["method"] == DENSE]
-        values = [value for changes in lists for value in changes]
+        of_clips = [clip[f"change_{norm}"] for clip in clips if clip["method"] == DENSE]
+        values = [value for changes in of_clips for value in changes]
         if values:
-            middle = statistics.median(values)
-            yield (
-                f"Relative {norm.upper()} between successive velocities: mean "
-                f"{statistics.fmean(values):.3f}, median {middle:.3f}, {min(values):.3f} to "
-                f"{max(values):.3f} (L1 of {PUBLISHED_CHANGE})"
-            )
-
-
-def _beside_published(rows: Sequence[Record]) -> Iterator[str]:
+            mean = statistics.fmean(values)
+            ranges.append(f"{norm.upper()} {mean:.3f} ({min(values):.3f} to {max(values):.3f})")
+    lines = [f"- Relative change of the velocity: {', '.join(ranges)}; {PUBLISHED_CHANGE}"]
     for method, figures in PUBLISHED.items():
-        curves: dict[str, list[tuple[float, float]]] = {}
-        for row in rows:
-            if row["method"] == method:
-                curves.setdefault(row["variant"], []).append((row["cost"], row["psnr"]))
+        pairs = []
         for speedup, psnr in figures.items():
-            levels = [at_share(points, 1 / speedup) for points in curves.values()]
-            known = [level for level in levels if level is not None]
-            here = f"{max(known):.1f} dB" if known else "not measured"
-            yield f"{method} at {speedup:g}x: {here}; published for HunyuanVideo: {psnr:g}"
+            quality = qualities(clips, "cost", 1 / speedup).get(method)
+            here = f"{quality.mean:.1f}" if quality else "not measured"
+            pairs.append(f"{here} ({psnr:g}) at {speedup:g}x")
+        lines.append(f"- {method}, dB (published for HunyuanVideo): {', '.join(pairs)}")
+    return "\n".join(lines)

@@ -32,9 +32,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "host memory": measured.host_memory,
     "tiny-wan time": measured.tiny_wan_time,
     "tiny-wan quality": measured.tiny_wan_quality,
-    "tiny-flux quality": measured.tiny_flux_quality,
     "equal work": measured.equal_work,
-    "equal time": measured.equal_time,
 }
 START, END = "<!-- table: {} -->", "<!-- end of table -->"
 PLACE = re.compile(r"<!-- table: (?P<name>.*?) -->\n(?P<content>.*?)<!-- end of table -->", re.S)

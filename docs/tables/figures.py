@@ -1,23 +1,32 @@
 """``python -m docs.tables.figures KIND RECORDS... -o FIGURE``: figures from records alone.
 
 Kinds: ``curve`` (speed-up over the keep fraction, time over the tokens), ``parts`` (where a sparse
-step's time goes) and ``equal_work`` (quality over work and over time).
+step's time goes), ``photographs`` (quality over the speed-up, on moving photographs) and ``frames``
+(some frames of those, of three ways).
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MultipleLocator, PercentFormatter
+from matplotlib.image import imread
+from matplotlib.ticker import LogLocator
 
-from benchmarks import curves
-from benchmarks.curves import by_workload
+from benchmarks.curves import DENSE, OURS, SKIPS, by_workload, decibels, qualities
+from benchmarks.moving_photographs.evaluate import (
+    PUBLISHED,
+    made_in_all_ways,
+    name_of,
+    picture_name,
+    rows_of,
+)
 from benchmarks.records import Record, read
 from benchmarks.step_timing import PARTS
 
@@ -31,15 +40,11 @@ STYLE: dict[Any, Any] = {
     **{"font.size": 10, "grid.color": "#e4e4e4"},
 }
 METHODS = {
-    **{curves.OURS: "#0072b2", curves.SKIPS: "#56b4e9", "fewer steps": "#888888"},
-    **{"FirstBlockCache": "#d55e00", "MagCache": "#cc79a7", "TaylorSeer": "#e69f00"},
-    **{"PAB": "#e7298a", "FasterCache": "#66a61e", "SeaCache": "#8b1a1a"},
+    **{OURS: "#0072b2", SKIPS: "#56b4e9", "SeaCache": "#8b1a1a", "TaylorSeer": "#e69f00"},
+    **{"MagCache": "#cc79a7", "fewer steps": "#888888"},
 }
-SHARES = tuple(percent / 100 for percent in range(20, 61, 2))
-AXES: dict[curves.Axis, str] = {
-    "work": "share of the dense generation's work",
-    "time": "share of its GPU time",
-}
+SPEEDUPS = (1.5, 2, 2.5, 3, 3.6, 4, 5, 6, 7, 8)  # marks of an axis, and its ends
+FRAMES_SPEEDUP = 5
 LEAST_LABEL = 0.025  # of a bar: what a share needs to be written on it
 
 
@@ -49,9 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("kind", choices=DRAWN)
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True, help=".png or .webp")
+    parser.add_argument("--pictures", type=Path, help="of frames: what photographs --pictures made")
     args = parser.parse_args(arguments)
-    options = {"lossless": True} if args.output.suffix == ".webp" else {}
-    DRAWN[args.kind](read(*args.records)).savefig(args.output, pil_kwargs=options)
+    if (args.kind == "frames") != (args.pictures is not None):
+        parser.error("frames needs --pictures, and no other figure takes it")
+    records, options = read(*args.records), {"lossless": args.kind != "frames", "quality": 80}
+    pictures = {} if args.pictures is None else {"pictures": args.pictures}
+    figure = DRAWN[args.kind](records, **pictures)
+    figure.savefig(args.output, pil_kwargs=options if args.output.suffix == ".webp" else {})
 
 
 @matplotlib.rc_context(STYLE)
@@ -166,43 +176,99 @@ def parts(records: Sequence[Record]) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def equal_work(records: Sequence[Record]) -> Figure:
-    """Mean PSNR over prompts, each method in the variant that is best at each share.
+def photographs(records: Sequence[Record]) -> Figure:
+    """Mean PSNR over the speed-up: all settings as points, and a line through each method's best.
 
-    A model, a size and a number of steps together have a panel of their own.
+    A line has the values of the table at equal cost, from the method's slowest setting on. Hollow
+    marks are published figures. Each size has a panel of its own.
 
     Raises:
         ValueError: there is no record.
     """
-    panels = [(name, clips, axis) for name, clips in by_workload(records).items() for axis in AXES]
+    panels = by_workload(records)
     if not panels:
-        raise ValueError("no records of equal work")
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure((4.2 * columns + 2.0, 2.6 * rows + 0.3))
-    handles: dict[Any, Any] = {}
-    for place, (name, clips, axis) in enumerate(panels, 1):
-        axes = figure.add_subplot(rows, columns, place)
-        at_share = {share: curves.qualities(clips, axis, share) for share in SHARES}
-        for method, colour in METHODS.items():
-            points = [(share, at[method].mean) for share, at in at_share.items() if method in at]
-            if points:
-                style: dict[str, Any] = {"color": colour, "label": method, "markersize": 4}
-                (handles[method],) = axes.plot(*zip(*points, strict=True), "o-", **style)
-        axes.set_xlabel(AXES[axis])
-        axes.xaxis.set_major_locator(MultipleLocator(0.05))
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.grid()
-        axes.set_title(f"{name}: PSNR, dB", fontsize=9)
-    methods = [method for method in METHODS if method in handles]
-    lines = [handles[method] for method in methods]
-    figure.legend(lines, methods, loc="outside right upper", frameon=False)
-    devices = ", ".join(dict.fromkeys(clip["device"] for clip in records))
-    figure.supxlabel(devices, color=NOTE, fontsize=9)
+        raise ValueError("no records of moving photographs")
+    figure = Figure((8.4 * len(panels), 4.8))
+    for place, (name, clips) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        _photographs_panel(axes, made_in_all_ways(clips))
+        axes.set_title(name, color=NOTE, fontsize=9)
     return figure
 
 
-DRAWN = {"curve": curve, "parts": parts, "equal_work": equal_work}
+def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
+    first, last = SPEEDUPS[0], SPEEDUPS[-1]
+    rows = [row for row in rows_of(clips) if first <= row["speedup"] <= last]
+    grid = [first * (last / first) ** (place / 100) for place in range(101)]
+    at_speedup = {speedup: qualities(clips, "cost", 1 / speedup) for speedup in grid}
+    for method, colour in METHODS.items():
+        points = [(row["speedup"], row["psnr"]) for row in rows if row["method"] == method]
+        slowest = min((speedup for speedup, _ in points), default=last)
+        line = [
+            (x, at[method].mean) for x, at in at_speedup.items() if method in at and x >= slowest
+        ]
+        style: dict[str, Any] = {"color": colour, "zorder": 3 if method == OURS else 2}
+        axes.plot(*_columns(points), ".", alpha=0.3, **style)
+        axes.plot(*_columns(line), lw=2.8 if method == OURS else 1.6, label=method, **style)
+        published = PUBLISHED.get(method, {}).items()
+        axes.plot(*_columns(published), "D", markerfacecolor="white", **style)
+    axes.plot([], [], "D", color=NOTE, markerfacecolor="white", label="published for HunyuanVideo")
+    axes.set(xscale="log", xlabel="speed-up", ylabel="PSNR to the dense clip, dB")
+    axes.set_xticks(SPEEDUPS, [f"{speedup:g}x" for speedup in SPEEDUPS])
+    axes.minorticks_off()
+    axes.grid()
+    axes.legend()
+
+
+@matplotlib.rc_context(STYLE)
+def frames(records: Sequence[Record], pictures: Path) -> Figure:
+    """Frames of one clip, in a row for each of dense, ours at `FRAMES_SPEEDUP` and MagCache.
+
+    Ours has its best setting of those that are as fast, over all clips. MagCache has its fastest
+    one that is no faster than ours. Of the clips with pictures, that of the median lead is shown.
+
+    Raises:
+        ValueError: no clip has pictures of all three.
+    """
+    clips = made_in_all_ways(records)
+    rows = rows_of(clips)
+    fast = [row for row in rows if row["speedup"] >= FRAMES_SPEEDUP]
+    ours = max((row for row in fast if row["method"] in (OURS, SKIPS)), key=itemgetter("psnr"))
+    slower = [row for row in rows if row["speedup"] <= ours["speedup"]]
+    other = max((row for row in slower if row["method"] == "MagCache"), key=itemgetter("speedup"))
+    ways = (DENSE, name_of(ours), name_of(other))
+    psnr = {(clip["seed"], name_of(clip)): decibels(clip) for clip in clips}
+    leads = sorted(
+        (psnr[seed, ways[1]] - psnr[seed, ways[2]], seed)
+        for seed in {clip["seed"] for clip in clips}
+        if all((pictures / picture_name(seed, way)).is_file() for way in ways)
+    )
+    if not leads:
+        raise ValueError(f"{pictures} has no clip's pictures of {'; '.join(ways)}")
+    _, seed = leads[len(leads) // 2]
+    titles = ["dense"]
+    for name, row in (("chipsparse", ours), ("MagCache", other)):
+        titles.append(f"{name}, {row['speedup']:.1f}x: {psnr[seed, name_of(row)]:.1f} dB")
+    figure = Figure((10.4, 8.6))
+    for place, (title, way) in enumerate(zip(titles, ways, strict=True), 1):
+        axes = figure.add_subplot(len(ways), 1, place)
+        axes.imshow(imread(pictures / picture_name(seed, way)))
+        axes.set_axis_off()
+        axes.set_title(title, loc="left")
+    return figure
+
+
+def _columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    pairs = list(points)
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+DRAWN: dict[str, Callable[..., Figure]] = {
+    "curve": curve,
+    "parts": parts,
+    "photographs": photographs,
+    "frames": frames,
+}
 
 if __name__ == "__main__":
     main()

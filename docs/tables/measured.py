@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.curves import INTERVAL, LEAD, OURS, SKIPS, TARGETS, generation_of, quality_rows
+from benchmarks.curves import generation_of, quality_rows
 from benchmarks.models import STEPS
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
@@ -48,9 +47,7 @@ WORKLOADS = {
     "tiny-wan 57,600": "equal_work_57600_h200.json",
     "tiny-flux 1,088": "equal_work_flux_h200.json",
 }
-NAMES = {OURS: "sparse steps", SKIPS: "nothing sparse", LEAD: "lead", INTERVAL: "95 % interval"}
 USUAL = "NVIDIA H200, torch 2.11.0+cu130, diffusers 0.42.1"
-SHARES = tuple(f"{share:.0%}" for share in TARGETS)
 
 
 def _speedups(file: str, qualities: Sequence[str]) -> list[dict[str, str]]:
@@ -272,6 +269,8 @@ def tiny_wan_time() -> str:
 
 def tiny_wan_quality() -> str:
     """Return the PSNR of both delta rules by the share of columns, with controls, on tiny-wan."""
+    file = "quality_h200.json"
+    records = read(file)
     by_share = {
         f"`{rule}`, {parts}": f"{rule}, keep {{}}, {parts}"
         for parts in ("attention", "attention + MLP")
@@ -286,39 +285,13 @@ def tiny_wan_quality() -> str:
         "cached attention output only": "control: cached output only, attention",
         "MLP alone, 30 % of the neurons": "control: MLP only",
     }
-    return _psnr("quality_h200.json", ("5%", "10%", "20%", "30%"), by_share, others)
-
-
-def tiny_flux_quality() -> str:
-    """Return the PSNR by the shares of columns and neurons on tiny-flux, with controls."""
-    by_share = {part: f"keep {{}}, {part}" for part in ("MLP", "attention", "attention + MLP")}
-    others = {
-        "cached MLP output only": "control: cached output only, MLP",
-        "cached attention output only": "control: cached output only, attention",
-        "random columns": "control: random columns, keep 10%, attention",
-    }
-    return _psnr("quality_flux_h200.json", ("10%", "20%", "30%", "50%"), by_share, others)
-
-
-def _psnr(
-    file: str, shares: Sequence[str], by_share: dict[str, str], others: dict[str, str]
-) -> str:
-    """Return two tables: PSNR by the share kept, and that of other cases.
-
-    Args:
-        file: of records.
-        shares: the first table's columns.
-        by_share: its rows, each the name of a case with a place for the share.
-        others: the second table's rows, each the name of a case.
-    """
-    records = read(file)
 
     def cell(case: str) -> str:
         (record,) = find(records, case=case)
         return f"{record['psnr_median']:.1f} ({record['psnr_min']:.1f})"
 
     rows = [
-        {"kept": name, **{share: cell(case.format(share)) for share in shares}}
+        {"kept": name, **{share: cell(case.format(share)) for share in ("5%", "10%", "20%", "30%")}}
         for name, case in by_share.items()
     ]
     single = [{"10 % kept": name, "PSNR": cell(case)} for name, case in others.items()]
@@ -330,31 +303,11 @@ def equal_work() -> str:
     parts = []
     for name, file in WORKLOADS.items():
         clips = read(file)
-        rows = [
-            {name: NAMES.get(row["method"], row["method"]), **_by_share(row)}
-            for row in quality_rows(clips, "work")
-        ]
+        rows = [{name: row.pop("method"), **row} for row in quality_rows(clips, "work")]
         prompts = len({clip["prompt"] for clip in clips})
         made = f"{generation_of(clips[0])}; {prompts} prompts"
         parts.append(f"{table(rows, texts=1)}\n\n{made}; {source(clips, file)}")
     return "\n\n".join(parts)
-
-
-def equal_time() -> str:
-    """Return the quality of ours at equal time and its lead, of all workloads."""
-    rows = []
-    for name, file in WORKLOADS.items():
-        for row in quality_rows(read(file), "time"):
-            cells = _by_share(row)
-            if row["method"] in (OURS, SKIPS, LEAD) and set(cells.values()) != {"-"}:
-                rows.append({"workload": f"{name}, {NAMES[row['method']]}", **cells})
-    return table(rows, texts=1)
-
-
-def _by_share(row: dict[str, str]) -> dict[str, str]:
-    """Return the cells of the shares, a lead without the name of the best other method."""
-    cells = {share: row[share] for share in SHARES}
-    return {share: re.sub(r" \([A-Za-z].*\)", "", cell) for share, cell in cells.items()}
 
 
 def read(file: str) -> list[Record]:
