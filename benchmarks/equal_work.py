@@ -280,6 +280,7 @@ class Lab:
         samples: all prompts.
         calibrating: the one of MagCache's calibration.
         store: keeps the records of the experiments.
+        timed: whether the time of clips matters, so that each way is warmed up.
         experiment: further fields of `Experiment`.
     """
 
@@ -292,6 +293,7 @@ class Lab:
         *,
         calibrating: Any,
         store: Any,
+        timed: bool = True,
         **experiment: Any,
     ) -> None:
         from chipsparse.experiments.clips import ClipMaker
@@ -303,6 +305,7 @@ class Lab:
         self._samples, self._calibrating, self._store = samples, calibrating, store
         self._maker = ClipMaker(lambda: self.pipe, self._arguments, self.steps)
         self._compiles = False  # see `prepared`
+        self._timed = timed
         self._experiment = Experiment(self._maker, samples, store, describe=plainly, **experiment)
 
     def _arguments(self, prompt: str) -> dict[str, Any]:
@@ -398,7 +401,8 @@ class Lab:
                 yield applied
 
         config = "" if entry.config is None else config_digest(entry.config)
-        return Way(str(entry), apply, key=f"{entry} {config}".strip(), method=entry.method)
+        key = f"{entry} {config}".strip()
+        return Way(str(entry), apply, key=key, method=entry.method, warm=self._timed)
 
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(forward, **COMPILE_OPTIONS) if self._compiles else forward

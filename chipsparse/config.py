@@ -19,7 +19,6 @@ from chipsparse.common.validation import Validated, build, option, shown
 
 Part = Literal["attention", "mlp"]
 PARTS: tuple[Part, ...] = ("attention", "mlp")
-Between = Literal["none", "middle", "every_other", "all"]
 Precision = Literal["auto", "bf16", "fp8"]
 ActionName = Literal["dense", "refresh", "sparse", "skip"]
 CachePrecision = Literal["auto", "full", "fp8"]
@@ -100,7 +99,7 @@ class ScheduleConfig(Validated):
     """The denoising steps that are computed in full, refreshed, sparse or skipped.
 
     A schedule has one of two forms. One lists the full steps (``full_steps``, ``full_share``) and
-    says which of the others are sparse (``between``); what is left is skipped. The other one, as
+    the sparse ones (``sparse_steps``); what is left is skipped. The other one, as
     published, has full steps at the start and at its refreshes, and all others are sparse. The
     first step is always dense.
     """
@@ -121,11 +120,12 @@ class ScheduleConfig(Validated):
         "but at least so many of them: with no more steps than this, all are computed in full",
         minimum=2,
     )
-    between: Between | tuple[int, ...] = option(
-        "middle",
-        "which steps between two full ones, and behind the last, are sparse: none; the middle one, "
-        "of three and more; every_other, of two and more; all; or, with full_steps, those listed "
-        "(from 0). The rest is skipped",
+    sparse_steps: float | tuple[int, ...] = option(
+        0.0,
+        "make this share of the steps sparse, each in the middle of the gap between computed steps "
+        "that is then the largest (1: all but the full ones); or, with full_steps, exactly these "
+        "steps (from 0, in order). The rest is skipped. Where full_share is of at most 8 steps and "
+        "this not 0, every fourth step is a refresh, and the others are sparse",
         minimum=0,
     )
     forecast: float = share(
@@ -182,11 +182,16 @@ class ScheduleConfig(Validated):
 
     def _check_full(self) -> None:
         """Raises `ValueError` for a list of full steps that cannot be, or one in both forms."""
-        sparse = self.between if isinstance(self.between, tuple) else ()
+        sparse = self.sparse_steps if isinstance(self.sparse_steps, tuple) else ()
         if sparse and self.full_steps is None:
             raise ValueError(
-                f"between ({shown(list(sparse))}) needs full_steps: the list of what is computed "
-                "in full between them"
+                f"sparse_steps ({shown(list(sparse))}) needs full_steps: the list of what is "
+                "computed in full"
+            )
+        if not isinstance(self.sparse_steps, tuple) and self.sparse_steps > 1:
+            raise ValueError(
+                "sparse_steps: expected a share of at most 1, or a list of steps, got "
+                f"{self.sparse_steps:g}"
             )
         if self.full_steps is None and self.full_share is None:
             return
@@ -198,7 +203,7 @@ class ScheduleConfig(Validated):
             )
         if self.full_share == 0:
             raise ValueError("full_share: expected a number above 0 and at most 1, got 0")
-        for field, steps in (("full_steps", self.full_steps or ()), ("between", sparse)):
+        for field, steps in (("full_steps", self.full_steps or ()), ("sparse_steps", sparse)):
             if any(step >= later for step, later in itertools.pairwise(steps)):
                 raise ValueError(
                     f"{field}: expected steps in order, each of them once, got {shown(list(steps))}"
@@ -206,7 +211,7 @@ class ScheduleConfig(Validated):
         both = sorted({0, *(self.full_steps or ())} & set(sparse))
         if both:
             raise ValueError(
-                f"between: {shown(both)} are computed in full, as full_steps or the first step"
+                f"sparse_steps: {shown(both)} are computed in full, as full_steps or the first step"
             )
         name = "full_share" if self.full_steps is None else "full_steps"
         for other in PUBLISHED_FORM:

@@ -33,10 +33,8 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
     for path, reason in _reasons(plan, on_cpu).items():
         field = attrgetter(path)
         value, default = field(config), field(SparsityConfig())
-        # A list of full steps asks for sparse ones between them unless it says none.
-        gaps = path == "schedule.between" and rules.lists_full and isinstance(value, str)
         is_usual = usual is not None and value == field(usual)
-        if reason is None or is_usual or value in OFF or (value == default and not gaps):
+        if reason is None or is_usual or value in OFF or value == default:
             continue
         if path in ("memory.vram", "memory.ram"):
             text = format_bytes(value)
@@ -50,7 +48,7 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
         f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'} no effect: {reason}"
         for reason, paths in fields.items()
     ]
-    for name in ("full_steps", "between"):
+    for name in ("full_steps", "sparse_steps"):
         listed = getattr(rules, name)
         own = usual is None or getattr(usual.schedule, name) != listed
         if not own or plan.steps is None or not isinstance(listed, tuple):
@@ -96,15 +94,8 @@ def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, st
         first = NOTHING_SPARSE if plan.is_dense() else None
     else:
         first = None if plan.config.attention.is_sparse or plan.config.mlp.is_sparse else no_layer
-    gaps = None
-    if not rules.lists_full:
-        gaps = "no full steps are listed"
-    elif isinstance(rules.between, tuple):
-        gaps = no_layer
-    elif skips and Action.SPARSE not in actions:
-        gaps = "no gap between full steps is long enough"
     reasons = {
-        "schedule.between": gaps,
+        "schedule.sparse_steps": no_layer if rules.lists_full else "no full steps are listed",
         "schedule.least_full": None if rules.full_share else "schedule.full_share is not given",
         **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
     }

@@ -15,7 +15,7 @@ from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedFor
 
 # Fields that a search chooses, which are written even where they are at their defaults.
-CHOSEN = ("density", "between", "forecast", "forecast_after", "correct")
+CHOSEN = ("density", "sparse_steps", "forecast", "forecast_after", "correct")
 HEADER = "# Written by `chipsparse {}`. What the fields mean: docs/config.md.\n"
 
 

@@ -166,7 +166,7 @@ generation: {height: 64, width: 64, num_frames: 9, num_inference_steps: 10, guid
 sparsity:
   attention: {density: 0.25}
   mlp: {density: dense}
-  schedule: {full_steps: [0, 1, 4], between: middle}
+  schedule: {full_steps: [0, 1, 4], sparse_steps: 0.1}
   block_size: 16
   tile: [2, 2, 4]
 """
@@ -177,7 +177,7 @@ def test_ways_are_compared_on_prompts(tmp_path):
     tiny_wan_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "chipsparse.yaml").write_text(PROFILE)
     (tmp_path / "ours.yaml").write_text(PROFILE)
-    (tmp_path / "skips.yaml").write_text(PROFILE.replace("middle", "none"))
+    (tmp_path / "skips.yaml").write_text(PROFILE.replace("sparse_steps: 0.1", "sparse_steps: 0"))
     (tmp_path / "prompts.txt").write_text(f"{PROMPT}\na blue square\n")
     options = ["equal-work", "--device", "cpu", "--case", FEW]
     files = {"model": "model", "prompts": "prompts.txt", "store": "s.json"}

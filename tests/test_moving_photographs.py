@@ -274,18 +274,22 @@ def test_costs_are_those_of_a_large_model():
     assert evaluate.cost(calls, 0.2) == pytest.approx(0.274, abs=5e-4)
     assert evaluate.cost({"dense": 1, "refresh": 5, "sparse": 44}, 0.1) == pytest.approx(0.310)
     assert evaluate.cost({"dense": 12, "skip": 38}, 0.1) == 0.24
-    config = SparsityConfig().override({"attention.density": 0.2, "schedule.first_dense_layers": 1})
+    config = SparsityConfig().override(
+        {
+            "attention.density": 0.2,
+            "attention.delta_rule": "difference",
+            "schedule.first_dense_layers": 1,
+        }
+    )
     assert evaluate.density(config, 12) == pytest.approx(0.2)
     config = config.override({"layers": ({"layers": "10-11", "attention": "dense"},)})
     assert evaluate.density(config, 12) == pytest.approx((9 * 0.2 + 2) / 11)
-    actions = evaluate.mixed(50, 15, 5, 3)
-    counted = {action: actions.count(action) for action in set(actions)}
-    assert counted == {"dense": 4, "refresh": 4, "sparse": 7, "skip": 35}
-    assert actions[0] == "dense"
+    of_means = config.override({"attention.delta_rule": "means"})
+    assert evaluate.density(of_means, 12) == pytest.approx((9 * 0.2 + 2) / 11 + 0.022)
 
 
 def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
-    case = "sparse, [26] in full|middle, 20% of the columns, 4|MagCache.*(0.12|1)$|fewer steps, 6 "
+    case = "sparse, [26] in full|means, 2 in full, 4 sparse|MagCache.*(0.12|1)$|fewer steps, 6 "
     options = ["photographs", "--tiny", "--device", "cpu", "--case", case]
     folders = {"checkpoint": trained / "checkpoint"}
     folders |= {name: tmp_path / name for name in ("out", "pictures")}
@@ -298,8 +302,8 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert len(made) == 2 * 7
     by_method = {clip["method"]: clip for clip in made if clip["setting"] != "2 in full"}
     assert by_method[SKIPS]["cost"] == by_method["fewer steps"]["cost"] == 0.5
-    assert by_method[OURS]["calls"] == {"dense": 6, "refresh": 2, "skip": 14, "sparse": 2}
-    assert by_method[OURS]["cost"] == pytest.approx((3 + 1.14 + 0.29) / 12, rel=1e-4)
+    assert by_method[OURS]["calls"] == {"dense": 2, "refresh": 2, "skip": 12, "sparse": 8}
+    assert by_method[OURS]["cost"] == pytest.approx((1 + 1.14 + 4 * 0.2198) / 12, rel=1e-4)
     assert by_method["MagCache"]["cost"] == by_method["MagCache"]["work"] < 1
     changes = by_method["dense"]["change_l1"]
     assert len(changes) == 11

@@ -57,9 +57,9 @@ SCHEDULES = (
     {"schedule.refresh_every": 6},
     {"schedule.refresh_every": 6, "schedule.warmup_steps": 3},
     {"schedule.actions": ["dense", "dense", "refresh", "sparse", "skip", "sparse"]},
-    {"schedule.full_share": 0.5, "schedule.between": "middle"},
-    {"schedule.full_steps": [0, 1, 4], "schedule.between": "all"},
-    {"schedule.full_steps": [0, 1, 4], "schedule.between": "none"},
+    {"schedule.full_share": 0.5, "schedule.sparse_steps": 0.2},
+    {"schedule.full_steps": [0, 1, 4], "schedule.sparse_steps": 1.0},
+    {"schedule.full_steps": [0, 1, 4], "schedule.sparse_steps": 0.0},
 )
 FAULTS = (RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError)
 MOST_OPERATIONS = 9000  # of a short generation: where among them a fault strikes

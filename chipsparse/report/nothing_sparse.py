@@ -48,7 +48,7 @@ def wants_sparse(config: SparsityConfig) -> bool:
         return "skip" in schedule.actions or (parts and "sparse" in schedule.actions)
     if parts:
         return True
-    return schedule.lists_full and schedule.between != "all"
+    return schedule.lists_full and schedule.sparse_steps != 1
 
 
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from chipsparse.config import Between, ScheduleConfig
+from chipsparse.config import ScheduleConfig
 
 MANY_STEPS = 1000  # assumed where the number of steps is not known
 FEW_STEPS = 16  # fewer make too large jumps for any share of full steps below a half
@@ -23,23 +25,17 @@ LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))
 # exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models, and
 # the best that was tried where skipped steps are not put right: benchmarks/notes/schedules.md.
 EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
-# Steps of a gap whose middle is worth a sparse one: shorter ones are early, where outputs change
-# too much for it.
-LEAST_GAP = 3
-BETWEEN = {
-    "none": "",
-    "middle": f", one {{}} step in each gap of {LEAST_GAP} and more",
-    "every_other": ", every other step of a gap {}",
-    "all": ", all others {}",
-}
+# They are flatter where sparse steps stand between full ones: the caches of a refresh grow old.
+EARLY_OF_SPARSE, LATE_OF_SPARSE = 3.0, 1.4
+FEWEST_STEPS, FEWEST_EVERY = 8, 4  # of at most so many steps every fourth is a refresh
 SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
+NO_SPARSE_SHARE = (
+    "a schedule.sparse_steps below 1 needs the number of steps, which the pipeline does not tell: "
+    "nothing is sparse"
+)
 NO_SHARE = (
     "schedule.full_share needs the number of steps, which the pipeline does not tell: all "
     "steps are computed in full"
-)
-NO_MIDDLE = (
-    "the pipeline does not tell the number of steps: behind the last of schedule.full_steps every "
-    "other step is sparse, because there is no middle"
 )
 
 
@@ -71,6 +67,10 @@ class Schedule:
     def run(self) -> int | None:
         return None if self.steps is None else self.steps - self.first
 
+    @property
+    def _is_short(self) -> bool:
+        return self.config.full_share is not None and (self.run or MANY_STEPS) <= FEWEST_STEPS
+
     @cached_property
     def full_steps(self) -> tuple[int, ...] | None:
         """The steps that are listed to be computed in full, the first one among them.
@@ -86,8 +86,25 @@ class Schedule:
             return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
         if run is None or config.full_share is None:
             return None
+        if config.sparse_steps and self._is_short:
+            return tuple(self.first + step for step in (0, *range(1, run, FEWEST_EVERY)))
         count = min(run, max(config.least_full, round(config.full_share * run)))
-        return tuple(self.first + step for step in spread(run, count))
+        listed = spread(run, count, among_sparse=bool(config.sparse_steps))
+        return tuple(self.first + step for step in listed)
+
+    @cached_property
+    def sparse_steps(self) -> tuple[int, ...]:
+        """The steps that a list of full steps makes sparse."""
+        share, run, full = self.config.sparse_steps, self.run, self.full_steps
+        assert full is not None
+        if isinstance(share, tuple):
+            return share
+        if share == 1 or (share and self._is_short):
+            return tuple(range(self.end))
+        if run is None:
+            return ()
+        listed = halved([step - self.first for step in full], run, round(share * run))
+        return tuple(self.first + step for step in listed)
 
     @property
     def end(self) -> int:
@@ -102,9 +119,7 @@ class Schedule:
             count = len(config.actions)
             return tuple(Action(config.actions[min(step, count - 1)]) for step in range(self.end))
         if self.full_steps is not None:
-            return around_full(
-                self.full_steps, self.end, config.between, known=self.steps is not None
-            )
+            return around_full(self.full_steps, self.sparse_steps, self.end)
         if config.lists_full:  # a share of a number that is not known
             return (Action.DENSE,) * self.end
         last = 0 if self.steps is None else config.warmup_steps // 3
@@ -140,12 +155,13 @@ class Schedule:
         config, run = self.config, self.run
         if not config.lists_full:
             return []
-        if run is None and config.full_share is not None:
-            return [NO_SHARE]
         if run is None:
-            return [NO_MIDDLE] if config.between == "middle" else []
+            if config.full_share is not None:
+                return [NO_SHARE]
+            return [NO_SPARSE_SHARE] if config.sparse_steps and not self.sparse_steps else []
         count = len(self.full_steps or ())
-        if config.full_share is None or run >= FEW_STEPS or 2 * count >= run:
+        skips = len(self.actions[self.first :]) - count - len(self.sparse_steps)
+        if config.full_share is None or run >= FEW_STEPS or 2 * count >= run or skips <= 0:
             return []
         return [
             f"full_share {config.full_share:g} of only {run} steps lists {count} of them: such "
@@ -167,43 +183,53 @@ def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
 
 
 def around_full(
-    full_steps: Sequence[int], end: int, between: Between | tuple[int, ...], *, known: bool
+    full_steps: Sequence[int], sparse_steps: Iterable[int], end: int
 ) -> tuple[Action, ...]:
     """Return full steps, refreshes where sparse ones come behind them, and the rest skipped.
 
-    ``full_steps`` are in order, from the first step that runs on; ``between`` is as in
-    `ScheduleConfig`. Where the number of steps is not ``known``, there is no middle behind the last
-    full step.
+    ``full_steps`` are in order, from the first step that runs on.
     """
-    actions = [Action.DENSE] * end
+    actions, wanted = [Action.DENSE] * end, set(sparse_steps)
     for full, following in itertools.pairwise((*full_steps, end)):
-        gap, middle = range(full + 1, following), (following - full - 1) // 2
-        sparse: Sequence[int] = gap[:0]
-        if isinstance(between, tuple):
-            sparse = [step for step in between if step in gap]
-        elif between == "all":
-            sparse = gap
-        elif between == "every_other" or (between == "middle" and following == end and not known):
-            sparse = gap[1::2]
-        elif between == "middle" and len(gap) >= LEAST_GAP:
-            sparse = gap[middle : middle + 1]
-        if sparse and full > full_steps[0]:
+        gap = range(full + 1, following)
+        if full > full_steps[0] and not wanted.isdisjoint(gap):
             actions[full] = Action.REFRESH
         for step in gap:
-            actions[step] = Action.SPARSE if step in sparse else Action.SKIP
+            actions[step] = Action.SPARSE if step in wanted else Action.SKIP
     return tuple(actions)
 
 
+def _weights(steps: int, *, among_sparse: bool) -> Any:
+    early, late = (EARLY_OF_SPARSE, LATE_OF_SPARSE) if among_sparse else (EARLY, LATE)
+    places = np.arange(steps) / max(1, steps - 1)
+    return np.exp(early * np.exp(-places / REACH) + late * places**POWER)
+
+
+def halved(full_steps: Sequence[int], end: int, count: int) -> list[int]:
+    """Return ``count`` sparse steps, each in the middle of the gap that is then the largest.
+
+    A gap is as large as the sum of the roots of its steps' weights. That behind the first full step
+    has none, since the first cannot be a refresh.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(_weights(end, among_sparse=True) ** 0.5)])
+    computed = [*full_steps[1:], end]
+    for _ in range(min(count, end - full_steps[0] - len(full_steps))):
+        gaps = itertools.pairwise(computed)
+        largest = max(gaps, key=lambda gap: sums[gap[1]] - sums[gap[0] + 1], default=(0, 0))
+        if largest[1] - largest[0] < 2:
+            break
+        bisect.insort(computed, sum(largest) // 2)
+    return sorted(set(computed[:-1]) - set(full_steps))
+
+
 @functools.lru_cache(maxsize=64)
-def spread(steps: int, count: int) -> tuple[int, ...]:
+def spread(steps: int, count: int, *, among_sparse: bool = False) -> tuple[int, ...]:
     """Return ``count`` full steps, from 0: close at the start, and somewhat closer at the end.
 
     A gap costs the square of the sum of its skipped steps' weights, so gaps are short where weights
     are large. The list costs the least of all of its length, by dynamic programming.
     """
-    places = np.arange(steps) / max(1, steps - 1)
-    weights = np.exp(EARLY * np.exp(-places / REACH) + LATE * places**POWER)
-    sums = np.concatenate([[0.0], np.cumsum(weights)])
+    sums = np.concatenate([[0.0], np.cumsum(_weights(steps, among_sparse=among_sparse))])
     gaps = (sums[None, :] - sums[1:, None]) ** 2  # from behind a step to one, or to the end
     gaps[np.tril_indices(steps, m=steps + 1)] = np.inf
     ending = np.full(steps, np.inf)  # the least cost of a list that ends with each step
@@ -228,12 +254,12 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     of = "" if schedule.run is None else f" of {schedule.run}"
     form = "as listed" if config.full_share is None else "close at the start"
     what = "sparse" if sparse else "dense"
-    if isinstance(config.between, str):
-        between = BETWEEN[config.between].format(what)
-    else:
-        between = f", {len(config.between)} {what}, likewise" if config.between else ""
-    text = f"{len(full)}{of} steps in full, {form}{between}"
-    if config.between == "all":
+    text = f"{len(full)}{of} steps in full, {form}"
+    if len(schedule.sparse_steps) == schedule.end:
+        return f"{text}, all others {what}"
+    count = schedule.actions[schedule.first :].count(Action.SPARSE)
+    text += f", {count} between them {what}" if count else ""
+    if Action.SKIP not in schedule.actions:
         return text
     corrects = config.correct and schedule.corrects and len(full) > 1
     return f"{text}, the rest skipped{forecast_text(schedule)}{', then corrected' * corrects}"

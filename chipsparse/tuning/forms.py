@@ -43,7 +43,7 @@ class Form:
         """Return the base with this schedule instead of its own, whatever form that has."""
         schedule = ScheduleConfig(
             full_steps=steps.full,
-            between=steps.sparse or "none",
+            sparse_steps=steps.sparse or 0.0,
             first_dense_layers=base.schedule.first_dense_layers,
             **vars(self.reuse),
         )

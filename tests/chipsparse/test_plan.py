@@ -33,22 +33,25 @@ TAKEN = [
     (12, {"refresh_every": 5}, "DRSSSSRSSSSD"),
     (12, {"refresh_every": 4, "warmup_steps": 4}, "DDDRSSSRSSSD"),
     (12, {"warmup_steps": 40}, "DDDDDDDDDDDD"),
-    (12, {"full_steps": [1, 2, 4, 7], "between": "none"}, "DDDKDKKDKKKK"),
-    (12, {"full_steps": [1, 2, 4, 7], "between": "middle"}, "DDDKDKKRKKSK"),
-    (12, {"full_steps": [1, 2, 4, 7], "between": "every_other"}, "DDDKRKSRKSKS"),
-    (12, {"full_steps": [1, 2, 4, 7], "between": "all"}, "DDRSRSSRSSSS"),
-    (12, {"full_steps": [1, 4, 8], "between": [5, 7, 10]}, "DDKKRSKSRKSK"),
-    (12, {"full_steps": [6]}, "DKKDKKRKKSKK"),  # step 3 has no refresh to read
+    (12, {"full_steps": [1, 2, 4, 7], "sparse_steps": 0.0}, "DDDKDKKDKKKK"),
+    (12, {"full_steps": [1, 2, 4, 7], "sparse_steps": 0.1}, "DDDKDKKRKSKK"),
+    (12, {"full_steps": [1, 2, 4, 7], "sparse_steps": 0.25}, "DDDKRSKRKSSK"),
+    (12, {"full_steps": [1, 2, 4, 7], "sparse_steps": 1.0}, "DDRSRSSRSSSS"),
+    (12, {"full_steps": [1, 4, 8], "sparse_steps": [5, 7, 10]}, "DDKKRSKSRKSK"),
+    (12, {"full_steps": [6], "sparse_steps": [3, 9]}, "DKKDKKRKKSKK"),  # 3 has no refresh to read
+    (12, {"full_share": 0.3, "sparse_steps": 0.35}, "DRSKRSKSSKDK"),
+    (8, {"full_share": 0.3, "sparse_steps": 0.1}, "DRSSSRSS"),
+    (4, {"full_share": 0.3, "least_full": 4, "sparse_steps": 0.1}, "DRSS"),
     (2, {"full_share": 0.5}, "DD"),
     (6, {"full_share": 1.0}, "DDDDDD"),
-    (9, {"full_share": 0.1, "least_full": 4, "between": "none"}, "DDKDKKKKD"),
-    # Without a number of steps there is no share, and behind the last full step no middle.
+    (9, {"full_share": 0.1, "least_full": 4, "sparse_steps": 0.0}, "DDKDKKKKD"),
+    # Without a number of steps there is no share of them.
     (None, {"full_share": 0.5}, "DDDDDDDDDDDD"),
-    (None, {"full_steps": [1, 4]}, "DDKKRKSKSKSK"),
-    (None, {"full_steps": [1, 4], "between": "all"}, "DRSSRSSSSSSS"),
+    (None, {"full_steps": [1, 4], "sparse_steps": 0.5}, "DDKKDKKKKKKK"),
+    (None, {"full_steps": [1, 4], "sparse_steps": 1.0}, "DRSSRSSSSSSS"),
     # A refresh that no sparse step reads is a dense step.
     *(
-        (steps, {"full_steps": [1, 4, 5], "between": [2, 6]}, "DRSKDRSKKKKK")
+        (steps, {"full_steps": [1, 4, 5], "sparse_steps": [2, 6]}, "DRSKDRSKKKKK")
         for steps in (12, None)
     ),
     *(
@@ -107,21 +110,25 @@ def test_layers_have_budgets_of_their_own():
 
 NAMED = "layers names it dense"
 REST = "the rest skipped, then corrected"
-MIDDLE = f"one sparse step in each gap of 3 and more, {REST}"
 # Steps, schedule, how it is described, and the beginning of its note, if it has one.
 DESCRIBED = [
-    (50, {"full_share": 0.26}, f"13 of 50 steps in full, close at the start, {MIDDLE}", None),
+    (
+        50,
+        {"full_share": 0.26, "sparse_steps": 0.1},
+        f"13 of 50 steps in full, close at the start, 5 between them sparse, {REST}",
+        None,
+    ),
     (
         12,
-        {"full_steps": [0, 1, 6], "between": "every_other", "forecast": 1},
-        "3 of 12 steps in full, as listed, every other step of a gap sparse, the rest skipped "
+        {"full_steps": [0, 1, 6], "sparse_steps": 0.5, "forecast": 1},
+        "3 of 12 steps in full, as listed, 6 between them sparse, the rest skipped "
         "with a full forecast, then corrected",
         None,
     ),
     (
         12,
         {"full_share": 0.25, "forecast": 0.3, "forecast_after": 0.3, "correct": False},
-        "3 of 12 steps in full, close at the start, one sparse step in each gap of 3 and more, "
+        "3 of 12 steps in full, close at the start, "
         "the rest skipped with 0.3 of a forecast from step 4 on",
         "full_share 0.25 of only 12 steps lists 3 of them: such shares are made for some 50",
     ),
@@ -134,21 +141,21 @@ DESCRIBED = [
     (4, {"full_share": 0.1, "least_full": 4}, "all 4 steps in full", None),
     (
         12,
-        {"full_steps": [1, 12, 40], "between": [3]},
-        f"2 of 12 steps in full, as listed, 1 sparse, likewise, {REST}",
+        {"full_steps": [1, 12, 40], "sparse_steps": [3]},
+        f"2 of 12 steps in full, as listed, 1 between them sparse, {REST}",
         "full_steps 12, 40 are never reached: the last of 12 steps is 11",
     ),
     (
         12,
-        {"full_steps": [6]},
-        f"2 of 12 steps in full, as listed, {MIDDLE}",
+        {"full_steps": [6], "sparse_steps": [3, 9]},
+        f"2 of 12 steps in full, as listed, 2 between them sparse, {REST}",
         "step 3 is computed in full: it was to be sparse, and the only full step before it is",
     ),
     (
         None,
-        {"full_steps": [1, 4]},
-        f"3 steps in full, as listed, {MIDDLE}",
-        "the pipeline does not tell the number of steps: behind the last of schedule.full_steps",
+        {"full_steps": [1, 4], "sparse_steps": 0.5},
+        f"3 steps in full, as listed, {REST}",
+        "a schedule.sparse_steps below 1 needs the number of steps, which the pipeline does not",
     ),
     (
         None,
@@ -180,7 +187,7 @@ def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
 @pytest.mark.parametrize("first", [0, 20, 35, 42])
 def test_a_share_is_one_of_the_steps_that_run(first):
     """Of image to image, which starts late."""
-    schedule = {"full_share": 0.3, "least_full": 8, "between": "none", "forecast_after": 0.2}
+    schedule = {"full_share": 0.3, "least_full": 8, "sparse_steps": 0.0, "forecast_after": 0.2}
     late = SparsityPlan(config_of(**schedule), LAYOUT, 50, first)
     alone = listed(50 - first, **schedule)
     assert letters(late.actions(first)) == letters(alone.actions())
@@ -201,7 +208,7 @@ def test_which_skipped_outputs_are_forecast():
     assert forecasts(12) == []
     for changes in (
         {},
-        {"full_steps": [1], "between": "all"},
+        {"full_steps": [1], "sparse_steps": 1.0},
         {"full_steps": [1], "forecast_after": 1},
     ):
         assert not listed(forecast=0.5, **changes).schedule.forecasts_any
@@ -215,7 +222,7 @@ def test_which_skipped_outputs_are_forecast():
 )
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
-    plan = listed(8, full_steps=[1, 4], between=[2, 3, 5, 6])
+    plan = listed(8, full_steps=[1, 4], sparse_steps=[2, 3, 5, 6])
     assert letters(plan.actions(first)) == expected
 
 

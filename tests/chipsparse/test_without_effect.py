@@ -12,7 +12,7 @@ from chipsparse.without_effect import _reasons
 from tests.chipsparse.test_plan import LAYOUT
 
 DENSE = "attention.density: dense, mlp.density: dense"
-NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.between: none"
+NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.sparse_steps: 0"
 ACTIONS = "schedule.actions: [dense, refresh, sparse]"
 SHORT_GAPS = "schedule.full_steps: [0, 2, 4, 6, 8, 10]"
 NO_LAYER = "no layer is sparse"
@@ -22,7 +22,7 @@ CASES = [
     (NOTHING_SPARSE, "", ""),
     (DENSE, "", ""),
     (f"{ACTIONS}, schedule.first_dense_layers: 1, schedule.correct: false", "", ""),
-    (f"{SHORT_GAPS}, schedule.between: none", "", ""),
+    (f"{SHORT_GAPS}, schedule.sparse_steps: 0", "", ""),
     (
         "attention: {density: dense, random_fraction: 0.1}, tile: [1, 8, 8]",
         "attention.random_fraction (0.1), tile ([1, 8, 8])",
@@ -51,13 +51,12 @@ CASES = [
         "schedule.forecast_after (0.3)",
         "schedule.forecast is not given",
     ),
-    (SHORT_GAPS, "schedule.between ('middle')", "no gap between full steps is long enough"),
     (
-        f"{DENSE}, schedule.full_steps: [1], schedule.between: [3]",
-        "schedule.between ([3])",
+        f"{DENSE}, schedule.full_steps: [1], schedule.sparse_steps: [3]",
+        "schedule.sparse_steps ([3])",
         NO_LAYER,
     ),
-    ("schedule.between: all", "schedule.between ('all')", "no full steps are listed"),
+    ("schedule.sparse_steps: 1", "schedule.sparse_steps (1.0)", "no full steps are listed"),
     (
         "schedule: {least_full: 4, full_steps: [1, 5]}",
         "schedule.least_full (4)",
@@ -124,7 +123,7 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
     path = tmp_path / "mine.yaml"
     path.write_text(
         "sparsity: {tile: [1, 8, 8]}\n"
-        "qualities: {faithful: {schedule: {full_share: 0.5, between: none, forecast_after: 0.3}}}"
+        "qualities: {faithful: {schedule: {full_share: 0.5, sparse_steps: 0, forecast_after: 0.3}}}"
     )
     config = load_profile(path).of_quality("faithful").sparsity.override({"memory.ram": "1G"})
     assert SparsityPlan(config, LAYOUT, 50).notes() == [

@@ -150,7 +150,7 @@ QUALITIES = """
 sparsity: {attention: {density: 0.5}}
 qualities:
   balanced: {schedule: {full_steps: [0, 1]}}
-  fast: {schedule: {full_steps: [0, 1], between: none}}
+  fast: {schedule: {full_steps: [0, 1], sparse_steps: 0}}
 """
 
 

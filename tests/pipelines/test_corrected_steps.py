@@ -20,7 +20,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
 
 STEPS = 9
 LISTED = small_sparse.SPARSE.override(
-    {"schedule.refresh_every": 10, "schedule.full_steps": [0, 1, 4, 6], "schedule.between": "none"}
+    {
+        "schedule.refresh_every": 10,
+        "schedule.full_steps": [0, 1, 4, 6],
+        "schedule.sparse_steps": 0.0,
+    }
 )
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "
@@ -154,7 +158,7 @@ def test_a_scheduler_that_cannot_go_again_is_noted_once_where_steps_are_skipped(
             (note,) = notes(handle)
             assert note.startswith(f"{NOT_CORRECTED}{said}")
             assert not any(corrected(handle).values())
-    with chipsparse.enable(pipe, LISTED.override({"schedule.between": "all"})) as handle:
+    with chipsparse.enable(pipe, LISTED.override({"schedule.sparse_steps": 1.0})) as handle:
         generate(pipe, name)
         assert notes(handle) == []
 

@@ -303,7 +303,7 @@ SKIPPING = SparsityConfig().override(
     {
         "mlp.density": "dense",
         "schedule.full_steps": [0, 1, 5],
-        "schedule.between": "none",
+        "schedule.sparse_steps": 0.0,
         "schedule.forecast": 0.5,
     }
 )

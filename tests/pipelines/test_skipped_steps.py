@@ -93,7 +93,7 @@ LISTED = SPARSE.override(
     {
         "schedule.actions": None,
         "schedule.full_steps": [0, 1, 2, 5, 9],
-        "schedule.between": [4, 7, 11],
+        "schedule.sparse_steps": [4, 7, 11],
         "schedule.forecast": 0.5,
     }
 )

@@ -124,7 +124,7 @@ CASES = {
                 "mlp.density": "dense",
                 "schedule": {
                     "full_steps": [0, 1, 2, 3, 5, 8, 12],
-                    "between": [6, 10, 14],
+                    "sparse_steps": [6, 10, 14],
                     "forecast": 0.5,
                     "forecast_after": 0.2,
                     "first_dense_layers": 1,

@@ -145,7 +145,7 @@ def small_latents(config):
 def test_a_preferred_backend_computes_everything(backend, monkeypatch):
     if backend == "triton" and not (triton_installed() and interpreting()):
         pytest.skip("needs Triton's interpreter")
-    config = SPARSE.override({"schedule": {"full_steps": [1, 2], "between": "all"}})
+    config = SPARSE.override({"schedule": {"full_steps": [1, 2], "sparse_steps": 1.0}})
     expected, _ = small_latents(config.override({"backend": "reference"}))
     prefer(monkeypatch, backend)
     found, report = small_latents(config)

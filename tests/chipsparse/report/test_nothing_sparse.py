@@ -93,7 +93,7 @@ def test_a_transformer_that_is_called_late():
         ({**OFF, "schedule.actions": ["dense", "refresh", "sparse"]}, False),
         ({**OFF, "schedule.actions": ["dense", "skip"]}, True),
         ({**OFF, "schedule.full_share": 0.3}, True),
-        ({**OFF, "schedule.full_share": 0.3, "schedule.between": "all"}, False),
+        ({**OFF, "schedule.full_share": 0.3, "schedule.sparse_steps": 1.0}, False),
     ],
 )
 def test_what_a_config_wants(changes, wanted):

@@ -27,7 +27,7 @@ SECONDS = ActionSeconds(
 def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     form = Form(reuse=Reuse(0.5, 0.25), density=0.3)
     config = form.config(BASE, Steps((0, 1, 5)))
-    expected = {"full_steps": (0, 1, 5), "between": "none", "forecast": 0.5}
+    expected = {"full_steps": (0, 1, 5), "sparse_steps": 0.0, "forecast": 0.5}
     expected |= {"forecast_after": 0.25, "warmup_steps": 2, "first_dense_layers": 1}
     assert {name: getattr(config.schedule, name) for name in expected} == expected
     assert config.attention.density == 0.3
@@ -50,7 +50,7 @@ def candidate(form, sparse=()):
             Form(sparse_error=0.3),
             (6,),
             10 + 2 * 2 + 3 + 1 + 4 * 0.1,
-            "3 of 8 steps in full, as listed, 1 sparse, likewise, the rest skipped, then "
+            "3 of 8 steps in full, as listed, 1 between them sparse, the rest skipped, then "
             "corrected; 20% of the columns (list by growth 1)",
         ),
         (

@@ -60,7 +60,7 @@ OTHERS = {
         {
             "schedule.actions": None,
             "schedule.full_steps": [0, 1, 4, 7],
-            "schedule.between": "none",
+            "schedule.sparse_steps": 0.0,
             "schedule.forecast": 0.5,
         },
     ),
