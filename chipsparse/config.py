@@ -122,10 +122,9 @@ class ScheduleConfig(Validated):
     )
     sparse_steps: float | tuple[int, ...] = option(
         0.0,
-        "make this share of the steps sparse, each in the middle of the gap between computed steps "
-        "that is then the largest (1: all but the full ones); or, with full_steps, exactly these "
-        "steps (from 0, in order). The rest is skipped. Where full_share is of at most 8 steps and "
-        "this not 0, every fourth step is a refresh, and the others are sparse",
+        "make this share of the steps sparse, each in the middle of the gap that is then the "
+        "largest (1: all but full ones), or, with full_steps, exactly these (from 0, in order); "
+        "the rest is skipped. Of at most 8 steps, every fourth is a refresh, others are sparse",
         minimum=0,
     )
     forecast: float = share(
