@@ -18,7 +18,6 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
@@ -38,6 +37,10 @@ HOPPER, AMPERE = 90, 80
 ADA, BLACKWELL = 89, 100  # for FP8, besides Hopper
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HEAD_DIMS = (64, 128)
+SPARSE_FORMS: tuple[dict[str, Any], ...] = (
+    *({"residual": precision} for precision in ("none", "full", "fp8")),
+    {"residual": "full", "means": 11},
+)
 HEADS, TOKENS, KEPT = 3, 1337, 333  # of attention; a multiple of 16 would be compiled in
 
 
@@ -115,32 +118,20 @@ def case(
 
 
 def cases() -> Iterator[CompiledCase]:
-    rules = ((None, False), ("merge", False), ("merge", True), ("difference", True))
     sizes = ((128, BF16), (64, BF16), (192, BF16), (128, FP16))
     for head_dim, (rows, dtype) in product(HEAD_DIMS, sizes):
-        for rule, in_fp8 in rules:
-            yield case(sparse, "gluon", head_dim, rule, in_fp8, rows, dtype)
-        yield case(sparse, "gluon", head_dim, "difference", False, rows, dtype, means=11)
+        for form in SPARSE_FORMS:
+            yield case(sparse, "gluon", head_dim, rows, dtype, **form)
         if rows != 192:
             yield case(sums, "gluon", head_dim, rows, dtype)
             yield case(in_8_bits, "gluon", head_dim, True, rows, dtype)
     for head_dim in HEAD_DIMS:
         yield case(dense, head_dim)
         yield case(in_8_bits, "gluon", head_dim, False)
-        for dtype, rule, in_fp8 in (
-            *((BF16, "merge", False), (FP32, "merge", False)),
-            *((BF16, "difference", False), (BF16, "difference", True)),
-        ):
-            yield case(residual, head_dim, dtype, rule, in_fp8)
         for capability in (HOPPER, AMPERE):
-            for rule, in_fp8 in rules[:3]:
-                yield case(sparse, "triton", head_dim, rule, in_fp8, capability=capability)
-            yield case(
-                *(sparse, "triton", head_dim, "difference", False), means=11, capability=capability
-            )
+            for form in SPARSE_FORMS:
+                yield case(sparse, "triton", head_dim, **form, capability=capability)
             yield case(sums, "triton", head_dim, capability=capability)
-            # Ampere cannot convert FP8 itself.
-            yield case(residual, head_dim, BF16, "merge", True, capability=capability)
         for capability in (HOPPER, ADA, BLACKWELL):
             for with_sums in (True, False):
                 yield case(in_8_bits, "triton", head_dim, with_sums, capability=capability)
@@ -148,7 +139,9 @@ def cases() -> Iterator[CompiledCase]:
     for capability, flag in product((HOPPER, ADA, AMPERE, BLACKWELL), (False, True)):
         yield case(weight_of_8_bits, turned=flag, capability=capability)
     for capability, dtype in product((HOPPER, ADA, BLACKWELL), (BF16, FP16)):
-        yield case(rounded_rows, dtype, capability=capability)
+        yield case(rounded_rows, 4096, dtype, capability=capability)
+    for capability in (HOPPER, AMPERE):  # which cannot convert FP8 itself
+        yield case(rounded_rows, 128, BF16, capability=capability)
     for capability, flag in product((HOPPER, AMPERE), (False, True)):
         yield case(rounded_activations, by_tokens=flag, capability=capability)
     for dtype, columns in product((BF16, FP32), (1352, 1337)):
@@ -190,24 +183,21 @@ def _rows_of(head_dim: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 def sparse(
     backend: str,
     head_dim: int,
-    rule: Any,
-    in_fp8: bool,
     rows: int = 128,
     dtype: Any = BF16,
+    *,
+    residual: str = "none",  # its precision, full or fp8
     means: int = 0,
 ) -> None:
-    """`column_sparse_attention`, with a residual in e4m3 or with means where asked for."""
-    query, per_row = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
+    """`column_sparse_attention`, with a residual and with means where asked for."""
+    query, in_fp8 = _rows_of(head_dim, dtype), residual == "fp8"
     lists = _tensor(1, HEADS, -(-TOKENS // rows), KEPT, dtype=torch.int32)
     mean = _tensor(1, HEADS, means, head_dim, dtype=dtype) if means else None
     column_sparse_attention(
         *(query, query, query, lists, _tensor(*lists.shape[:3], dtype=torch.int32)),
         block_size_q=rows,
-        delta_rule=rule,
-        residual=_rows_of(head_dim, FP8 if in_fp8 else dtype),
-        residual_scale=per_row if in_fp8 else None,
-        lse_dense=per_row,
-        kept_mass=per_row,
+        residual=None if residual == "none" else _rows_of(head_dim, FP8 if in_fp8 else dtype),
+        residual_scale=_tensor(1, HEADS, TOKENS, dtype=FP32) if in_fp8 else None,
         mean_key=mean,
         mean_value=mean,
         mean_weight=40.0,
@@ -238,19 +228,13 @@ def in_8_bits(backend: str, head_dim: int, sums: bool, rows: int = 128, dtype: A
     fp8_dense_attention(rounded, lse_previous=lse, block_size_q=rows, backend=backend)
 
 
-def residual(head_dim: int, dtype: Any, rule: Any, in_fp8: bool) -> None:
-    output, lse = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
-    options = {"delta_rule": rule, "fp8": in_fp8, "backend": "triton"}
-    attention_residual(output, output, lse, lse, **options)
-
-
 def weight_of_8_bits(*, turned: bool) -> None:
     data, scale = _tensor(512, 1024, dtype=FP8), _tensor(512, 1, dtype=FP32)
     fp8_dequantization(data, scale, dtype=BF16, turned=turned, backend="triton")
 
 
-def rounded_rows(dtype: Any) -> None:
-    fp8_rows(_tensor(256, 4096, dtype=dtype), backend="triton")
+def rounded_rows(width: int, dtype: Any) -> None:
+    fp8_rows(_tensor(256, width, dtype=dtype), backend="triton")
 
 
 def rounded_activations(*, by_tokens: bool) -> None:

@@ -36,6 +36,7 @@ from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
+from chipsparse.layers.attention import MEAN_WEIGHT, block_means
 
 Tensors = tuple[torch.Tensor, ...]
 Errors = dict[str, float]
@@ -76,7 +77,7 @@ class Settings:
 
     block_size: int = 128  # R, query rows per block
     density: float | None = None  # in place of the case's own
-    delta_rule: str = "none"  # none, merge or difference
+    delta_rule: str = "none"  # none, difference or means
 
     def kept(self, of_case: float, count: int) -> int:
         """The number of kept columns or neurons: one at least."""
@@ -250,20 +251,18 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
     indices = cases.index_lists(lists, case.tokens, count, device=inputs.device)
     counts = torch.full(lists, count, dtype=torch.int32, device=inputs.device)
     tensors = {"indices": indices, "counts": counts}
-    # Random tensors of what a refresh records for a rule.
-    generator = torch.Generator(inputs.device).manual_seed(4)
     if rule != "none":
+        generator = torch.Generator(inputs.device).manual_seed(4)
         tensors["residual"] = torch.empty_like(inputs.qkv[0]).normal_(generator=generator)
-    if rule == "merge":
-        mass = torch.rand(inputs.lse.shape, generator=generator, device=inputs.device)
-        tensors |= {"lse_dense": inputs.lse, "kept_mass": mass * 0.6 + 0.3}
 
     def run(qkv: Tensors, tensors: dict[str, torch.Tensor], name: str) -> Tensors:
         recorded = {**tensors}
         lists = recorded.pop("indices"), recorded.pop("counts")
         options: dict[str, Any] = {"block_size_q": rows, "backend": name, **recorded}
-        options["delta_rule"] = None if rule == "none" else rule
         query, key, value = qkv
+        if rule == "means":  # which every sparse step makes anew
+            options |= {"mean_key": block_means(key), "mean_value": block_means(value)}
+            options["mean_weight"] = MEAN_WEIGHT
         return column_sparse_attention(query, key, value, *lists, **options)
 
     fields = {

@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(CASES)}")
     parser.add_argument("--backend", help="comma-separated, default all but the reference")
     parser.add_argument("--block-size", default="128", help="comma-separated")
-    rules = ("none", "merge", "difference")
+    rules = ("none", "difference", "means")
     parser.add_argument("--delta-rule", choices=rules, default="none")
 
 

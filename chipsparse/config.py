@@ -53,10 +53,10 @@ class AttentionConfig(Validated):
     random_fraction: float = share(
         0.0, "share of further columns besides density, chosen at random and always the same"
     )
-    delta_rule: Literal["merge", "difference", "means"] = option(
-        "merge",
-        "how kept columns join the others: merge weighs them and the cached rest by their softmax "
-        "mass, difference adds their change to what was cached, means that of block means too",
+    delta_rule: Literal["difference", "means"] = option(
+        "means",
+        "how kept columns join the others: difference adds their change to what was cached, means "
+        "that of block means too",
     )
     precision: Precision = option(
         "auto",

@@ -40,7 +40,7 @@ WAYS = {"recorded": 0.6, "one handle": 0.6, "caches on the host": 0.25, "inferen
 USUAL = {
     "attention.density": (0.1, 0.25, 0.5),
     "block_size": (16, 16, 32),
-    "attention.delta_rule": ("merge", "merge", "difference", "means"),
+    "attention.delta_rule": ("difference", "means", "means"),
     "mlp.density": (0.1, 0.3),
     "tile": ([2, 2, 2], [1, 4, 4], None),
 }

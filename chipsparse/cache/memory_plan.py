@@ -24,7 +24,6 @@ from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
 from chipsparse.config import PARTS, ConfigError, LayerPart, MemoryConfig, Part
 from chipsparse.cost_model.layer_times import Rates, layer_time
-from chipsparse.kernels.attention_residual.reference import TRANSIENT_BYTES, TRANSIENT_TENSORS
 from chipsparse.kernels.checks import block_count
 from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
@@ -277,9 +276,6 @@ def working_bytes(
         attention += min(sums, COLUMN_SUMS_BYTES)
         lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists
-        if config.attention.delta_rule == "merge":
-            whole = TRANSIENT_TENSORS * 4 * heads * tokens * layout.head_dim
-            attention += min(whole, TRANSIENT_BYTES)
         attention += tokens
         if lists <= LISTS_BYTES:
             kept_lists = BRANCHES * layout.layers * lists

@@ -80,10 +80,6 @@ class PartCache:
         return {name: tensor for name, tensor in tensors if tensor is not None}
 
 
-def _merges(config: SparsityConfig) -> bool:
-    return config.attention.delta_rule == "merge"
-
-
 def _rounds(config: SparsityConfig) -> bool:
     return config.memory.cache_precision == "fp8"
 
@@ -96,13 +92,9 @@ class AttentionCache(PartCache):
 
     # Log-sum-exp of the last dense or refresh step, float32 `[B, H, N]`.
     lse: torch.Tensor | None = kept("heads", "rows")
-    # (merge) log-sum-exp of the refresh, float32 `[B, H, N]`.
-    lse_dense: torch.Tensor | None = kept("heads", "rows", wanted=_merges)
-    # (merge) softmax mass of the kept columns at the refresh, float32 `[B, H, N]`.
-    kept_mass: torch.Tensor | None = kept("heads", "rows", wanted=_merges)
     # Packed bits of the kept columns, uint8 `[B, H, G, ceil(N / 8)]`.
     columns: torch.Tensor | None = kept("heads", "row blocks", "column bytes", numbers="uint8")
-    # (merge, difference) what is added to the kept columns, `[B, H, N, D]`.
+    # The output of the refresh less that of the kept columns, `[B, H, N, D]`.
     residual: torch.Tensor | None = kept("heads", "rows", "head channels", numbers="cache")
     # (e4m3) by which its rows are multiplied, float32 `[B, H, N]`.
     residual_scale: torch.Tensor | None = kept("heads", "rows", wanted=_rounds)

@@ -1,20 +1,19 @@
 """Self-attention of one layer: what it does at a step, and what each action computes and records.
 
 The method is Chipmunk's column-sparse attention delta (Silveria, Govande, Fu, "Chipmunk: Deep Dive
-on GPU Kernel Optimizations and Systems", part III, 2025); the ``merge`` rule is ours.
+on GPU Kernel Optimizations and Systems", part III, 2025); the ``means`` rule is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from chipsparse.cache.tensors import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionCache
 from chipsparse.config import SparsityConfig
-from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.checks import block_count, compute_dtype, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
@@ -26,6 +25,7 @@ from chipsparse.kernels.dense_attention_column_sums import dense_attention_colum
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
 from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
+from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layers.full_attention import AttentionInputs, fp8_choices
@@ -304,12 +304,11 @@ def refresh_step(
 def record_residual(
     cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: SparsityConfig
 ) -> None:
-    """Fills the residual cache of the delta rule and makes lists of the columns.
+    """Fills the residual cache and makes lists of the columns.
 
-    ``cache.lse`` and ``cache.columns`` must be those of the output ``[B, H, N, D]``.
+    ``cache.columns`` must be those of the output ``[B, H, N, D]``.
     """
     assert cache.columns is not None
-    assert cache.lse is not None
     columns = inputs.key.shape[2]
     indices, counts = packed_to_indices(
         cache.columns, columns, capacity=cache.capacity, backend=inputs.backend
@@ -325,21 +324,13 @@ def record_residual(
         scale=inputs.scale,
         backend=inputs.backend,
     )
-    kept, kept_lse = column_sparse_attention.run(_with_means(call, config))
-    residual = attention_residual(
-        output,
-        kept,
-        kept_lse,
-        cache.lse,
-        delta_rule=_joins_by(config),
-        fp8=cache.in_fp8,
-        backend=inputs.backend,
-    )
-    cache.residual = residual.values
-    if residual.scale is not None:
-        cache.residual_scale = residual.scale
-    if residual.kept_mass is not None:
-        cache.lse_dense, cache.kept_mass = cache.lse, residual.kept_mass
+    kept, _ = column_sparse_attention.run(_with_means(call, config))
+    cache.residual = output - kept
+    if cache.in_fp8:
+        rows = cache.residual.transpose(1, 2).contiguous()  # as models have them in memory
+        data, scale = fp8_rows(rows.flatten(0, 2), backend=inputs.backend)
+        cache.residual = data.view(rows.shape).transpose(1, 2)
+        cache.residual_scale = scale.view(rows.shape[:3]).transpose(1, 2).contiguous()
 
 
 def _choose_columns(
@@ -436,11 +427,8 @@ def sparse_step(
         counts,
         block_size_q=config.block_size,
         scale=inputs.scale,
-        delta_rule=_joins_by(config),
         residual=cache.residual,
         residual_scale=cache.residual_scale,
-        lse_dense=cache.lse_dense,
-        kept_mass=cache.kept_mass,
         shares_device=turns is not None,
         backend=inputs.backend,
     )
@@ -451,12 +439,6 @@ def sparse_step(
         )
     output, _ = column_sparse_attention.run(_with_means(call, config))
     return output
-
-
-def _joins_by(config: SparsityConfig) -> Literal["merge", "difference"]:
-    """The rule by which the kernels join the residual."""
-    rule = config.attention.delta_rule
-    return "difference" if rule == "means" else rule
 
 
 def _with_means(call: ColumnSparseAttention, config: SparsityConfig) -> ColumnSparseAttention:

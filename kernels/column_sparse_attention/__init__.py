@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,26 +21,18 @@ from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.triton_support import attention_unsupported_reason, block_rows_reason
 
 OP = "column_sparse_attention"
-CACHED = {None: (), "difference": ("residual",), "merge": ("residual", "lse_dense", "kept_mass")}
 
 
 @dataclass(slots=True, eq=False)
 class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
-    """Softmax attention over the kept columns, with tile packing, and the delta rule after it.
+    """Softmax attention over the kept columns, with tile packing, and the residual added to it.
 
     Every block of query rows packs the key and value rows that it keeps into dense tiles (Chipmunk,
     "Deep Dive on GPU Kernel Optimizations and Systems", part III). Any lists of columns work, so a
     static pattern is only another set of indices.
 
-    With A the attention over the kept columns alone and lse its log-sum-exp, the output is
-
-    - without a rule: A;
-    - ``difference``: ``residual + A``, where the refresh recorded ``residual = o - A``;
-    - ``merge``: ``(a A + residual) / (a + 1 - w)`` with ``a = exp(lse - lse_dense)``, where the
-      refresh recorded ``lse_dense`` of all columns, ``w = exp(lse - lse_dense)`` and
-      ``residual = o - w A``. It weighs kept and dropped columns by their softmax mass, is exact
-      when nothing changed, and safe for any ``lse``. Where ``1 - w`` is within the rounding of the
-      residual's dtype (query's, for one in e4m3) nothing was dropped, and the output is A.
+    With A the attention over the kept columns alone, the output is ``A + residual``, or A where no
+    residual is given. A refresh, whose full output is o, records ``residual = o - A``.
 
     NaN in a query or mean, or in a key or value that a list names, comes out as NaN in the rows
     that it enters, an infinite score as NaN too; no other row of key and value is read.
@@ -56,12 +48,9 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A block with
             none has A = 0 and lse = -inf, unless there are means.
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
-        delta_rule: how A joins the residual, None for not at all.
-        residual: ``[B, H, N, D]`` floating point, for either rule; or e4m3 of finite numbers.
+        residual: ``[B, H, N, D]`` floating point, or e4m3 of finite numbers; None for none.
         residual_scale: float32 ``[B, H, N]``, by which the rows of a residual in e4m3 are
             multiplied; given with such a residual and no other.
-        lse_dense: ``[B, H, N]`` float32, for ``merge``.
-        kept_mass: w, ``[B, H, N]`` float32, for ``merge``.
         mean_key: ``[B, H, any, D]``, dtype and device of query; None for no means.
         mean_value: the shape and dtype of mean_key; given with it.
         mean_weight: above 0.
@@ -78,11 +67,8 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
     counts: torch.Tensor
     _: KW_ONLY
     block_size_q: int = 128
-    delta_rule: Literal["merge", "difference"] | None = None
     residual: torch.Tensor | None = None
     residual_scale: torch.Tensor | None = None
-    lse_dense: torch.Tensor | None = None
-    kept_mass: torch.Tensor | None = None
     mean_key: torch.Tensor | None = None
     mean_value: torch.Tensor | None = None
     mean_weight: float = 1.0
@@ -99,7 +85,7 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         return replace(self, **tensors)
 
     def check(self) -> None:
-        """Raises ``ValueError`` where shapes, dtypes, devices or the rule do not fit."""
+        """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
         self.check_attention()
         check_block_size(block_size_q=self.block_size_q)
         indices = self.indices
@@ -109,19 +95,7 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
             raise ValueError(f"indices must be [B, H, G, K], got {list(indices.shape)}")
         check_shape("indices", indices, (*lists, indices.shape[3]))
         check_shape("counts", self.counts, lists, torch.int32)
-        rule = self.delta_rule
-        if rule not in CACHED:
-            raise ValueError(f"delta_rule must be merge, difference or None, got {rule!r}")
-        for name in CACHED[rule]:
-            tensor = getattr(self, name)
-            if tensor is None:
-                needed = ", ".join(CACHED[rule])
-                raise ValueError(f"delta_rule {rule!r} needs {needed}; {name} is None")
-            if not (name == "residual" and tensor.dtype == FP8):
-                check_floating(**{name: tensor})
-            check_shape(name, tensor, self.query.shape[: 4 if name == "residual" else 3])
-        if rule is not None:
-            self._check_scale()
+        self._check_residual()
         self._check_means()
 
     def _check_means(self) -> None:
@@ -133,23 +107,21 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
         if self.mean_key is not None and self.mean_value is not None:
             self.check_columns(mean_key=self.mean_key, mean_value=self.mean_value)
 
-    def _check_scale(self) -> None:
-        assert self.residual is not None
-        scale = self.residual_scale
-        if (scale is not None) != (self.residual.dtype == FP8):
+    def _check_residual(self) -> None:
+        residual, scale = self.residual, self.residual_scale
+        if (scale is not None) != (residual is not None and residual.dtype == FP8):
+            dtype = None if residual is None else residual.dtype
             raise ValueError(
                 f"residual_scale belongs to a residual in {FP8}; got one of "
-                f"{self.residual.dtype} {'without' if scale is None else 'with'} it"
+                f"{dtype} {'without' if scale is None else 'with'} it"
             )
-        if scale is not None:
+        if residual is None:
+            return
+        check_shape("residual", residual, self.query.shape)
+        if scale is None:
+            check_floating(residual=residual)
+        else:
             check_shape("residual_scale", scale, self.query.shape[:3], torch.float32)
-
-    @property
-    def residual_rounding(self) -> torch.dtype:
-        """The dtype whose rounding the residual has from the outputs that it was made of."""
-        if self.residual is None or self.residual_scale is not None:
-            return self.query.dtype
-        return self.residual.dtype
 
 
 column_sparse_attention = Operation(

@@ -27,14 +27,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
 from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-RULES = {None: 0, "difference": 1, "merge": 2}
-MERGE = gl.constexpr(RULES["merge"])
 
 
 @dataclass(frozen=True)
@@ -243,13 +240,13 @@ def _consume_tile(
 
 @gluon.jit
 def _consume(
-    pointers, smem, strides, sizes, scale_log2, rounding, means, mean_bias,
+    pointers, smem, strides, sizes, scale_log2, means, mean_bias,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, D: gl.constexpr,
-    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr,
+    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     IN_FP8: gl.constexpr, MEANS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
-    """Attention of 64 query rows over the tiles, and the delta rule."""
-    o_ptr, lse_ptr, residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, counts_ptr = pointers
+    """Attention of 64 query rows over the tiles, and their residual added."""
+    o_ptr, lse_ptr, residual_ptr, scale_ptr, counts_ptr = pointers
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
     stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn = strides
     items, row_tiles, H, N = sizes
@@ -316,35 +313,26 @@ def _consume(
         row = row0 + WG * 64 + local_rows
         inside = row < N
         per_row = (b * H + h).to(gl.int64) * N + row
-        kept_share = gl.full([64], 1.0, gl.float32, o_rows)
-        residual_share = gl.full([64], 1.0, gl.float32, o_rows)
-        if RULE == MERGE:
-            shift = (lse - gl.load(lse_dense_ptr + per_row, mask=inside, other=0.0)) * LOG2_E
-            dropped = 1.0 - gl.load(mass_ptr + per_row, mask=inside, other=0.0)
-            # Not gl.minimum, which hides NaN.
-            kept_share = gl.exp2(gl.where(shift > 0.0, 0.0, shift))
-            residual_share = gl.exp2(gl.where(shift < 0.0, 0.0, -shift))
-            both = kept_share + residual_share * dropped
-            kept_share = gl.where(dropped <= rounding, 1.0, kept_share / both)
-            residual_share = gl.where(dropped <= rounding, 0.0, residual_share / both)
+        share = 1.0 / total
         if IN_FP8:
-            residual_share *= gl.load(scale_ptr + per_row, mask=inside, other=0.0)
-        kept_share = kept_share / total
+            residual_scale = gl.load(scale_ptr + per_row, mask=inside, other=0.0)
         o = warpgroup_mma_wait(1, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
-        o = o * kept_share[:, None]
+        o = o * share[:, None]
         if not MEANS:
             # An empty list multiplied one row of garbage by zero, and NaN survives that. The count
             # says so, not the total: that of others may be NaN, and so must their result be.
             o = gl.where(empty, 0.0, o)
-        if RULE != 0:
+        if HAS_RESIDUAL:
             residual_head = residual_ptr + _offset(b, h, stride_rb, stride_rh)
             cached = gl.load(
                 residual_head + (row.to(gl.int64) * stride_rn)[:, None] + channels[None, :],
                 mask=inside[:, None],
                 other=0.0,
             ).to(gl.float32)
-            o += cached * residual_share[:, None]
+            if IN_FP8:
+                cached *= residual_scale[:, None]
+            o += cached
         gl.store(lse_ptr + per_row, lse, mask=inside)
         o_head = o_ptr + _offset(b, h, stride_ob, stride_oh)
         gl.store(
@@ -359,15 +347,15 @@ def _consume(
 @gluon.jit
 def _column_sparse_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, indices_ptr, counts_ptr,
-    residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, mean_k_ptr, mean_v_ptr,
+    residual_ptr, scale_ptr, mean_k_ptr, mean_v_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
     stride_rb, stride_rh, stride_rn,
-    items, row_tiles, H, N, capacity, scale_log2, rounding, means, mean_bias,
+    items, row_tiles, H, N, capacity, scale_log2, means, mean_bias,
     CONSUMERS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
     PRODUCER_WARPS: gl.constexpr, D: gl.constexpr,
-    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, RULE: gl.constexpr,
+    TILES_PER_BLOCK: gl.constexpr, BLOCK_SIZE_Q: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
     IN_FP8: gl.constexpr, MEANS: gl.constexpr, WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
@@ -395,7 +383,7 @@ def _column_sparse_attention_kernel(
         mbarrier.init(empty_v.index(i), count=CONSUMERS)
     partition_barrier()
     smem = (q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v)
-    results = (o_ptr, lse_ptr, residual_ptr, scale_ptr, lse_dense_ptr, mass_ptr, counts_ptr)
+    results = (o_ptr, lse_ptr, residual_ptr, scale_ptr, counts_ptr)
     result_strides = (stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn)
     inputs = (q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr, mean_k_ptr, mean_v_ptr)
     input_strides = (
@@ -408,10 +396,9 @@ def _column_sparse_attention_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            MEANS, 0)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                            HAS_RESIDUAL, IN_FP8, MEANS, 0)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity, means,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
                             WIDE_ROWS, PRODUCER_WARPS)),
@@ -421,14 +408,12 @@ def _column_sparse_attention_kernel(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            MEANS, 0)),
-                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            MEANS, 1)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                            HAS_RESIDUAL, IN_FP8, MEANS, 0)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                            HAS_RESIDUAL, IN_FP8, MEANS, 1)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity, means,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
                             WIDE_ROWS, PRODUCER_WARPS)),
@@ -438,18 +423,15 @@ def _column_sparse_attention_kernel(
     else:
         gl.warp_specialize(
             [
-                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            MEANS, 0)),
-                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            MEANS, 1)),
-                (_consume, (results, smem, result_strides, sizes, scale_log2, rounding,
-                            means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, RULE, IN_FP8,
-                            MEANS, 2)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                            HAS_RESIDUAL, IN_FP8, MEANS, 0)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                            HAS_RESIDUAL, IN_FP8, MEANS, 1)),
+                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                            HAS_RESIDUAL, IN_FP8, MEANS, 2)),
                 (_produce, (inputs, smem, input_strides, sizes, capacity, means,
                             CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
                             WIDE_ROWS, PRODUCER_WARPS)),
@@ -466,7 +448,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     batch, heads, rows, head_dim = query.shape
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
-    # The kernel reads rows of the residual as they lie, and what is kept per row in float32.
+    # The kernel reads rows of the residual as they lie.
     if residual is None:
         residual = output
     elif residual.stride(-1) != 1:
@@ -491,7 +473,6 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             *(stride for tensor in strided for stride in tensor.stride()[:3]),
             *sizes,
             scale * LOG2_E.value,
-            merge_rounding(call.residual_rounding, torch.float32),
             0 if call.mean_key is None else call.mean_key.shape[2],
             math.log2(call.mean_weight),
             CONSUMERS=config.consumers,
@@ -503,7 +484,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             D=head_dim,
             TILES_PER_BLOCK=tiles_per_block,
             BLOCK_SIZE_Q=call.block_size_q,
-            RULE=RULES[call.delta_rule],
+            HAS_RESIDUAL=call.residual is not None,
             IN_FP8=call.residual_scale is not None,
             MEANS=call.mean_key is not None,
             WIDE_ROWS=furthest_row >= 2**31,
@@ -520,8 +501,6 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
         call.counts.contiguous(),
         residual,
         lse if call.residual_scale is None else call.residual_scale.contiguous(),
-        lse if call.lse_dense is None else call.lse_dense.float().contiguous(),
-        lse if call.kept_mass is None else call.kept_mass.float().contiguous(),
         key if call.mean_key is None else _packed(call.mean_key),
         value if call.mean_value is None else _packed(call.mean_value),
     )

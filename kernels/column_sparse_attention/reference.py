@@ -1,4 +1,4 @@
-"""Definition of `column_sparse_attention` and of the two delta rules."""
+"""Definition of `column_sparse_attention`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.dense_attention import DenseAttention
 from chipsparse.kernels.dense_attention.reference import dense_attention, softmax_with_lse
-
-# A log-sum-exp of some tens is exact to that many units of its dtype, and so is the kept mass.
-LSE_ROUNDING = 64
 
 
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,25 +55,11 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
         lse[:, :, row_slice] = kept_lse.view(batch, heads, -1)
     if call.mean_key is not None:
         output, lse = _with_means(output, lse, call)
-    if call.delta_rule is None:
-        return output.to(query.dtype), lse
-    residual = call.residual
-    assert residual is not None
-    if call.residual_scale is not None:
-        residual = residual.to(dtype) * call.residual_scale.unsqueeze(-1)
-    if call.delta_rule == "difference":
-        output = output + residual
-    else:
-        assert call.lse_dense is not None
-        assert call.kept_mass is not None
-        output = apply_merge(
-            output,
-            lse,
-            residual,
-            call.lse_dense,
-            call.kept_mass,
-            rounding=merge_rounding(call.residual_rounding, dtype),
-        )
+    if call.residual is not None:
+        residual = call.residual.to(dtype)
+        if call.residual_scale is not None:
+            residual = residual * call.residual_scale.unsqueeze(-1)
+        output += residual
     return output.to(query.dtype), lse
 
 
@@ -93,37 +76,6 @@ def _with_means(
     total = torch.logaddexp(kept_lse, lse)
     kept_share, share = ((part - total).exp_().unsqueeze(-1) for part in (kept_lse, lse))
     return torch.addcmul(kept_share * kept, share, output), total
-
-
-def apply_merge(
-    kept: torch.Tensor,
-    kept_lse: torch.Tensor,
-    residual: torch.Tensor,
-    lse_dense: torch.Tensor,
-    kept_mass: torch.Tensor,
-    *,
-    rounding: float,
-) -> torch.Tensor:
-    """The ``merge`` rule of `ColumnSparseAttention`, for A ``[..., D]`` and what it names.
-
-    Where ``t = kept_lse - lse_dense`` is above 0 both parts of the ratio are divided by ``exp(t)``,
-    so no exponential exceeds 1, and the denominator is at least ``min(1, 1 - w)``. Where ``1 - w``
-    is at most ``rounding`` the result is A, not the ratio of two rounding errors.
-    """
-    shift = (kept_lse - lse_dense).unsqueeze(-1)
-    dropped_mass = (1 - kept_mass.to(kept.dtype)).unsqueeze(-1)
-    nothing_dropped = dropped_mass <= rounding
-    kept_weight = shift.clamp(max=0).exp_()
-    dropped_weight = (-shift).clamp_(max=0).exp_()
-    total = kept_weight + dropped_weight * dropped_mass
-    kept_share = torch.where(nothing_dropped, 1, kept_weight / total)
-    residual_share = torch.where(nothing_dropped, 0, dropped_weight / total)
-    return torch.addcmul(kept_share * kept, residual_share, residual.to(kept.dtype))
-
-
-def merge_rounding(residual: torch.dtype, computed: torch.dtype) -> float:
-    """Up to here a dropped mass is a rounding error: of the residual, or of a mass so computed."""
-    return max(torch.finfo(residual).eps, LSE_ROUNDING * torch.finfo(computed).eps)
 
 
 def _pack_rows(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,6 @@ import triton.language as tl
 
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.column_sparse_attention.reference import merge_rounding
 from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.triton_blocks import dot, from_fp8_bits, rows_per_program
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
@@ -44,7 +43,7 @@ def column_sparse_attention(
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
-    # The kernel never reads the tensors of a rule that is not asked for.
+    # The kernel never reads what stands in for a tensor that is not given.
     residual = query if call.residual is None else call.residual
     in_fp8 = call.residual_scale is not None
 
@@ -66,11 +65,10 @@ def column_sparse_attention(
             *residual.stride(),
             *sizes,
             scale * LOG2_E,
-            merge_rounding(call.residual_rounding, torch.float32),
             0 if call.mean_key is None else call.mean_key.shape[2],
             math.log2(call.mean_weight),
             HEAD_DIM=head_dim,
-            RULE=call.delta_rule or "none",
+            HAS_RESIDUAL=call.residual is not None,
             IN_FP8=in_fp8,
             MEANS=call.mean_key is not None,
             WIDE_OFFSETS=max(largest_offset(key), largest_offset(value)) >= 2**31,
@@ -88,8 +86,6 @@ def column_sparse_attention(
         lse,
         residual.view(torch.uint8) if in_fp8 else residual,
         lse if call.residual_scale is None else call.residual_scale.contiguous(),
-        lse if call.lse_dense is None else call.lse_dense.contiguous(),
-        lse if call.kept_mass is None else call.kept_mass.contiguous(),
         call.key if call.mean_key is None else call.mean_key.contiguous(),
         call.value if call.mean_value is None else call.mean_value.contiguous(),
     )
@@ -125,11 +121,9 @@ def _column_sparse_attention_kernel(
     indices_ptr,  # [B, H, G, K]
     counts_ptr,  # [B, H, G], contiguous
     output_ptr,  # [B, H, N, D]
-    lse_ptr,  # [B, H, N], contiguous, as the tensors of the rules
+    lse_ptr,  # [B, H, N], contiguous, as is residual_scale
     residual_ptr,  # [B, H, N, D]; bytes of e4m3 where IN_FP8
     residual_scale_ptr,
-    lse_dense_ptr,
-    kept_mass_ptr,
     mean_key_ptr,  # [B, H, means, D], contiguous, as is mean_value
     mean_value_ptr,
     query_stride_b,
@@ -158,11 +152,10 @@ def _column_sparse_attention_kernel(
     block_size_q,
     row_tiles,  # per block
     scale,  # of the scores in units of ln 2
-    rounding,  # up to here, a dropped mass is none
     means,
     mean_bias,  # of their scores in units of ln 2
     HEAD_DIM: tl.constexpr,
-    RULE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     IN_FP8: tl.constexpr,
     MEANS: tl.constexpr,
     WIDE_OFFSETS: tl.constexpr,
@@ -272,7 +265,7 @@ def _column_sparse_attention_kernel(
     per_row = head.to(tl.int64) * rows + row
     tl.store(lse_ptr + per_row, lse, mask=row_exists)
 
-    if RULE != "none":
+    if HAS_RESIDUAL:
         residual_ptr += b * residual_stride_b + h * residual_stride_h
         residual = tl.load(
             residual_ptr
@@ -284,14 +277,7 @@ def _column_sparse_attention_kernel(
         if IN_FP8:
             residual_scale = tl.load(residual_scale_ptr + per_row, mask=row_exists, other=0.0)
             residual = from_fp8_bits(residual) * residual_scale[:, None]
-        else:
-            residual = residual.to(tl.float32)
-        if RULE == "difference":
-            kept += residual
-        else:
-            lse_dense = tl.load(lse_dense_ptr + per_row, mask=row_exists, other=0.0)
-            kept_mass = tl.load(kept_mass_ptr + per_row, mask=row_exists, other=0.0)
-            kept = _merge(kept, lse, residual, lse_dense, kept_mass, rounding)
+        kept += residual.to(tl.float32)
 
     output_ptr += b * output_stride_b + h * output_stride_h
     tl.store(
@@ -299,18 +285,3 @@ def _column_sparse_attention_kernel(
         kept.to(output_ptr.dtype.element_ty),
         mask=row_exists[:, None],
     )
-
-
-@triton.jit
-def _merge(kept, lse, residual, lse_dense, kept_mass, rounding):
-    """`reference.apply_merge`, line by line."""
-    shift = lse - lse_dense.to(tl.float32)
-    dropped_mass = 1.0 - kept_mass.to(tl.float32)
-    nothing_dropped = dropped_mass <= rounding
-    # Not tl.minimum, which hides NaN.
-    kept_weight = tl.exp(tl.where(shift > 0, 0.0, shift))
-    dropped_weight = tl.exp(tl.where(shift < 0, 0.0, -shift))
-    sum_of_weights = kept_weight + dropped_weight * dropped_mass
-    kept_share = tl.where(nothing_dropped, 1.0, kept_weight / sum_of_weights)
-    residual_share = tl.where(nothing_dropped, 0.0, dropped_weight / sum_of_weights)
-    return kept * kept_share[:, None] + residual * residual_share[:, None]

@@ -45,6 +45,7 @@ def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
     if call.turned:
         _round_turned(rows, data, scale, rounding)
     else:
+        tile = min(TILE, next_power_of_2(rows.shape[1]))
         launch(
             _round_rows_kernel,
             (len(rows),),
@@ -53,9 +54,9 @@ def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
             scale,
             rows.stride(0),
             rows.shape[1],
-            TILE=min(TILE, next_power_of_2(rows.shape[1])),
+            TILE=tile,
             **rounding,
-            num_warps=WARPS,
+            num_warps=max(1, WARPS * tile // TILE),
         )
     return Fp8Rows(data, scale)
 

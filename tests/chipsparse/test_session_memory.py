@@ -27,7 +27,6 @@ from tests.chipsparse.sessions import (
 )
 from tests.variants import slow
 
-RULES = ["merge", "difference"]
 ROUNDED = {"memory.cache_precision": "fp8"}
 IN_FULL = {"memory.cache_precision": "full"}
 DENSE_LAYERS = {
@@ -41,14 +40,8 @@ DENSE_LAYERS = {
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        {"attention.delta_rule": "merge"},
-        {"attention.delta_rule": "difference"},
-        ROUNDED,
-        slow({"attention.delta_rule": "difference", **ROUNDED}),
-        DENSE_LAYERS,
-    ],
-    ids=["merge", "difference", "rounded", "both", "dense layers"],
+    [{}, slow({"attention.delta_rule": "difference"}), ROUNDED, DENSE_LAYERS],
+    ids=["full", "difference", "rounded", "dense layers"],
 )
 def test_caches_in_host_memory_give_the_same_bits(overrides):
     """Also where a slot holds NaN as soon as nothing may read it."""
@@ -99,15 +92,14 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
         assert taken.count(Action.SPARSE) == 4
 
 
-@pytest.mark.parametrize("rule", [slow("merge"), "difference"])
-def test_no_copy_can_overtake_a_layer(rule):
+def test_no_copy_can_overtake_a_layer():
     traces = []
 
     def traced(_device):
         traces.append(TracedCopies())
         return traces[-1]
 
-    session = session_with(HOSTED | {"attention.delta_rule": rule}, copies=traced)
+    session = session_with(HOSTED, copies=traced)
     with WatchComputation(session._pool):
         generate(session)
         generate(session, generation=2, layout=layout_of(grid=(1, 5, 5)))
@@ -165,9 +157,8 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
     [(1, IN_FULL), (3, DENSE_LAYERS), (2, ROUNDED)],
     ids=["full", "dense layers", "fp8"],
 )
-@pytest.mark.parametrize("rule", RULES)
-def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides, rule):
-    session, seen = session_with({"attention.delta_rule": rule} | overrides), set()
+def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides):
+    session, seen = session_with(overrides), set()
     generate(session, layout=layout_of(batch=batch), branches=("cond",))
     placed = placement_of(session, "cond").device
     for branch, layer in session._caches:

@@ -10,7 +10,6 @@ from chipsparse.kernels.column_sparse_attention import (
     column_sparse_attention,
     reference,
 )
-from chipsparse.kernels.column_sparse_attention.reference import apply_merge, merge_rounding
 from tests.kernels.formulas import (
     DTYPES,
     LSE_TOLERANCE,
@@ -40,24 +39,22 @@ def attend(inputs, mask, block_size_q=128, **options):
     )
 
 
-def recorded(cache, rule):
-    """The part of the cache that a rule reads."""
-    of_merge = {name: cache[name] for name in ("lse_dense", "kept_mass")}
-    return {"delta_rule": rule, "residual": cache[rule], **of_merge}
-
-
 def refreshed(inputs, mask, block_size_q, dtype):
-    """The record of a refresh by the formulas: output, residuals of both rules, lse, mass."""
-    output, lse = full_attention(*inputs)
-    kept, kept_lse = masked_attention(*inputs, mask, block_size_q)
-    mass = torch.exp(kept_lse - lse)
-    return {
-        "output": output.to(dtype),
-        "difference": (output - kept).to(dtype),
-        "merge": (output - mass[..., None] * kept).to(dtype),
-        "lse_dense": lse.float(),
-        "kept_mass": mass.float(),
-    }
+    """Output and residual of a refresh by the formulas, laid out like the query."""
+    output, _ = full_attention(*inputs)
+    kept, _ = masked_attention(*inputs, mask, block_size_q)
+    return [torch.empty_like(inputs[0], dtype=dtype).copy_(a) for a in (output, output - kept)]
+
+
+def given(residual, form):
+    """A residual as arguments, in FP8 where the form says so, and what they stand for."""
+    if form != "fp8":
+        return {"residual": residual}, residual.double()
+    scale = residual.abs().amax(-1).float().clamp(min=1e-30) / 448
+    rounded = (residual / scale[..., None]).to(FP8)
+    rounded[0, 0, 0, 0], rounded[0, 0, 0, 1] = 0.0, -(2**-9)  # its smallest number
+    meant = rounded.double() * scale.double()[..., None]
+    return {"residual": rounded, "residual_scale": scale}, meant
 
 
 @backend_names(column_sparse_attention)
@@ -125,11 +122,9 @@ def test_only_listed_rows_are_used(backend, dtype, device):
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize(
-    ("rule", "block_size_q"), [(None, 128), ("difference", 64), ("merge", 128), ("merge", 192)]
-)
+@pytest.mark.parametrize(("adds", "block_size_q"), [(False, 128), (True, 64), (True, 192)])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf], ids=str)
-def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, block_size_q, device):
+def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, adds, block_size_q, device):
     """In the rows that they enter, and nowhere else; nothing listed is still the cache alone."""
     shape = (1, 2, 3 * block_size_q - 5, 200, 64)
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device)
@@ -137,10 +132,9 @@ def test_nan_and_infinity_come_out_where_they_went_in(backend, poison, rule, blo
     mask[:, 0, 1, 7:20] = True
     mask[:, 0, 2, 40:170] = True  # two tiles and a part
     mask[:, 1, :2, 1] = True
-    cache = refreshed(inputs, mask, block_size_q, torch.float32)
-    options = {"block_size_q": block_size_q, "backend": backend}
-    if rule is not None:
-        options |= recorded(cache, rule) | {"residual": cache[rule].bfloat16()}
+    _, residual = refreshed(inputs, mask, block_size_q, torch.bfloat16)
+    options = {"residual": residual if adds else None}
+    options |= {"block_size_q": block_size_q, "backend": backend}
     clean, _ = attend(inputs, mask, **options)
     assert clean.isfinite().all()
     lists = mask.repeat_interleave(block_size_q, 2)[:, :, : shape[2]]
@@ -177,19 +171,16 @@ def test_all_configs_of_triton(backend, head_dim, device):
     inputs = attention_inputs(1, 1, 300, 300, head_dim, dtype=torch.bfloat16, device=device)
     column_sparse_attention.choose(*inputs, 256, backend=backend)
     mask = random_mask(1, 1, 300, 300, 256, device=device)
-    cache = refreshed(inputs, mask, 256, torch.float32)
+    expected, residual = refreshed(inputs, mask, 256, torch.float32)
     call = ColumnSparseAttention(
         *inputs,
         *index_lists(mask),
         block_size_q=256,
-        delta_rule="merge",
-        residual=cache["merge"].mT.contiguous().mT,  # any strides
-        lse_dense=cache["lse_dense"],
-        kept_mass=cache["kept_mass"],
+        residual=residual.mT.contiguous().mT,  # any strides
     )
     for config in kernel.CONFIGS:
         output, _ = kernel.column_sparse_attention(call, config=config)
-        assert_close(output, cache["output"], TOLERANCE[torch.bfloat16])
+        assert_close(output, expected, TOLERANCE[torch.bfloat16])
 
 
 @backend_names(column_sparse_attention)
@@ -257,31 +248,22 @@ def attention_with_means(inputs, mask, block_size_q, means, weight, scale):
         ((1, 1, 390, 80, 64), 192, 64),
     ],
 )
-@pytest.mark.parametrize(("rule", "scale"), [(None, -0.2), ("difference", None), ("merge", None)])
+@pytest.mark.parametrize(("form", "scale"), [(None, -0.2), ("fp8", None)])
 def test_means_are_columns_that_count_several_times(
-    backend, rule, scale, shape, block_size_q, count, dtype, device
+    backend, form, scale, shape, block_size_q, count, dtype, device
 ):
     """For every block, also the first one, which keeps no column."""
     options = {"dtype": dtype, "device": device, "strided": True}
     inputs = attention_inputs(*shape, **options)
     mask = random_mask(*shape[:4], block_size_q, device=device)
     _, *means = attention_inputs(*shape[:3], count, shape[4], **options, seed=1)
-    cache = refreshed(inputs, mask, block_size_q, torch.float32)
-    output, lse = attend(
-        *(inputs, mask, block_size_q),
-        mean_key=means[0],
-        mean_value=means[1],
-        mean_weight=5.0,
-        scale=scale,
-        **({} if rule is None else recorded(cache, rule)),
-        backend=backend,
-    )
+    _, residual = refreshed(inputs, mask, block_size_q, torch.float32)
+    options, meant = given(residual, form)
+    options |= {"mean_key": means[0], "mean_value": means[1], "mean_weight": 5.0, "scale": scale}
+    output, lse = attend(inputs, mask, block_size_q, **options, backend=backend)
     kept, kept_lse = attention_with_means(inputs, mask, block_size_q, means, 5.0, scale)
-    residual = 0 if rule is None else cache[rule]
-    expected = kept if rule is None else joined(rule, kept, kept_lse, residual, cache)
     assert_close(lse, kept_lse, LSE_TOLERANCE[dtype])
-    tolerance = TOLERANCE[dtype] if rule is None else max(TOLERANCE[dtype], 1e-6)
-    assert_close(output, expected, tolerance)
+    assert_close(output, kept + meant, TOLERANCE[dtype])
 
 
 @backend_names(column_sparse_attention)
@@ -332,24 +314,13 @@ def test_large_scores_do_not_overflow(backend, device):
     assert_close(lse, expected_lse, 1e-5)
 
 
-def joined(rule, kept, kept_lse, residual, cache, rounding=0.0):
-    """The formulas of both rules in float64; within the rounding nothing was dropped."""
-    if rule == "difference":
-        return kept + residual.double()
-    now = torch.exp(kept_lse - cache["lse_dense"].double())[..., None]
-    dropped = 1 - cache["kept_mass"].double()[..., None]
-    merged = (now * kept + residual.double()) / (now + dropped)
-    return torch.where(dropped <= rounding, kept, merged)
-
-
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("rule", ["merge", "difference"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
-@pytest.mark.parametrize("changed", [False, True])
-def test_rules_match_their_formulas(backend, changed, rule, dtype, strided, device):
-    """Where nothing changed, they give the cached output back."""
-    shape = (2, 2, 333, 131, 64)
+@pytest.mark.parametrize(("form", "head_dim"), [("unchanged", 64), (None, 64), ("fp8", 128)])
+def test_a_residual_is_added_to_the_kept_columns(backend, form, head_dim, dtype, strided, device):
+    """Where nothing changed, that gives the cached output back."""
+    shape, changed = (2, 2, 333, 131, head_dim), form != "unchanged"
     before, inputs = (
         attention_inputs(*shape, dtype=dtype, device=device, strided=strided, seed=seed)
         for seed in (0, int(changed))
@@ -357,92 +328,30 @@ def test_rules_match_their_formulas(backend, changed, rule, dtype, strided, devi
     mask = random_mask(*shape[:4], 32, device=device)
     if changed:
         mask[:, :, -1, ::3] = False
-    cache = refreshed(before, mask, 32, torch.float32 if changed else dtype)
-    output, lse = attend(inputs, mask, 32, **recorded(cache, rule), backend=backend)
+    cached, residual = refreshed(before, mask, 32, torch.float32 if changed else dtype)
+    options, meant = given(residual, form)
+    output, lse = attend(inputs, mask, 32, **options, backend=backend)
     kept, kept_lse = masked_attention(*inputs, mask, 32)
     assert output.dtype == dtype
     assert_close(lse, kept_lse, LSE_TOLERANCE[dtype])
-    if changed:
-        assert_close(output, joined(rule, kept, kept_lse, cache[rule], cache), TOLERANCE[dtype])
-    else:
-        assert_close(output, cache["output"], TOLERANCE[dtype])
-        # Nothing is kept in the first block: the cached output itself.
-        assert torch.equal(output[:, :, :32], cache["output"][:, :, :32])
+    assert_close(output, kept + meant if changed else cached, TOLERANCE[dtype])
+    if not changed:  # nothing is kept in the first block: the cached output itself
+        assert torch.equal(output[:, :, :32], cached[:, :, :32])
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shift", [-1e5, -300.0, -90.0, 90.0, 300.0, 1e5])
-def test_merge_under_huge_shifts(backend, shift, dtype, device):
-    """Kept columns that take over leave A, those that vanish leave the dropped columns' output."""
-    inputs = attention_inputs(1, 2, 100, 90, 64, dtype=dtype, device=device)
-    mask = torch.zeros(1, 2, 2, 90, dtype=torch.bool, device=device)
-    mask[:, :, 0, ::2] = True
-    mask[:, :, 1] = True
-    cache = refreshed(inputs, mask, 64, dtype)
-    kept, kept_lse = masked_attention(*inputs, mask, 64)
-    shifted = recorded(cache, "merge") | {"lse_dense": (kept_lse - shift).float()}
-    output, _ = attend(inputs, mask, 64, **shifted, backend=backend)
-    dropped, _ = masked_attention(*inputs, ~mask, 64)
-    expected = kept if shift > 0 else dropped
-    assert_close(output[:, :, :64], expected[:, :, :64], 4 * TOLERANCE[dtype])
-    assert_close(output[:, :, 64:], kept[:, :, 64:], TOLERANCE[dtype])  # nothing was dropped there
-
-
-@backend_names(column_sparse_attention)
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("strided", [False, True])
-def test_a_residual_in_fp8_counts_as_what_it_stands_for(backend, rule, head_dim, strided, device):
-    shape = (2, 2, 300, 131, head_dim)
-    inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=strided)
-    mask = random_mask(*shape[:4], 128, device=device)
-    other = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=strided, seed=1)
-    cache = refreshed(other, mask, 128, torch.float32)
-    scale = cache[rule].abs().amax(-1).clamp(min=1e-30) / 448
-    rounded = torch.empty_like(inputs[0], dtype=torch.float8_e4m3fn)
-    rounded.copy_(cache[rule] / scale[..., None])
-    rounded[0, 0, 0, 0], rounded[0, 0, 0, 1] = 0.0, -(2**-9)  # its smallest number
-    meant = rounded.double() * scale.double()[..., None]
-    rounded_cache = recorded(cache, rule) | {"residual": rounded, "residual_scale": scale}
-    output, _ = attend(inputs, mask, **rounded_cache, backend=backend)
-    kept, kept_lse = masked_attention(*inputs, mask, 128)
-    # Within the rounding of the outputs nothing was dropped, whatever that of e4m3 is.
-    rounding = torch.finfo(torch.bfloat16).eps
-    dropped = 1 - cache["kept_mass"]
-    assert (dropped <= rounding).any()
-    assert (dropped[dropped > rounding] < torch.finfo(FP8).eps).any()
-    expected = joined(rule, kept, kept_lse, meant, cache, rounding)
-    assert_close(output, expected, TOLERANCE[torch.bfloat16])
-
-
-@backend_names(column_sparse_attention)
-@pytest.mark.parametrize("residuals", ["bf16", "fp8"])
+@pytest.mark.parametrize("form", [None, "fp8"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(
-    backend, residuals, batch, device
-):
+def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(backend, form, batch, device):
     """Bit for bit: a block's rows do not depend on which program has them, nor on other heads."""
     if backend == "reference" and device.type == "cuda":
         pytest.skip("cuBLAS takes other ways for other numbers of heads")
     shape = (batch, 3, 300, 131, 64)
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=True)
     mask = random_mask(*shape[:4], 128, device=device)
-    cache = refreshed(inputs, mask, 128, torch.bfloat16)
-    residual, scale = cache["merge"], None
-    if residuals == "fp8":
-        residual, scale = residual.to(FP8), torch.rand(shape[:3], device=device) + 0.5
-    call = ColumnSparseAttention(
-        *inputs,
-        *index_lists(mask),
-        delta_rule="merge",
-        residual=residual,
-        residual_scale=scale,
-        lse_dense=cache["lse_dense"],
-        kept_mass=cache["kept_mass"],
-        shares_device=True,
-        backend=backend,
-    )
+    options, _ = given(refreshed(inputs, mask, 128, torch.bfloat16)[1], form)
+    lists = index_lists(mask)
+    call = ColumnSparseAttention(*inputs, *lists, **options, shares_device=True, backend=backend)
     whole, lse = column_sparse_attention.run(replace(call, shares_device=False))
     for heads in (slice(0, 2), slice(2, 3)):
         part, part_lse = column_sparse_attention.run(call.of_heads(heads))
@@ -450,33 +359,15 @@ def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(
         assert torch.equal(part_lse, lse[:, heads])
 
 
-def test_merge_formula_at_its_edges():
-    kept = torch.tensor([[1.0, 2.0]] * 6)
-    residual = torch.tensor([[0.3, -0.4]] * 6)
-    inf = torch.inf
-    kept_lse = torch.tensor([2.0, -inf, 5.0, 2.0, 1e4, 0.0])
-    lse_dense = torch.tensor([2.5, 1.0, 5.0, 2.0, 0.0, 1e4])
-    kept_mass = torch.tensor([0.4, 0.0, 1 - 60 * 2**-23, 1.0000002, 1.0, 1 - 60 * 2**-23])
-    rounding = merge_rounding(torch.float32, torch.float32)
-    result = apply_merge(kept, kept_lse, residual, lse_dense, kept_mass, rounding=rounding)
-    a = torch.exp(torch.tensor(-0.5))
-    assert_close(result[0], (a * kept[0] + residual[0]) / (a + 0.6), 1e-6)
-    assert torch.equal(result[1], residual[1])
-    # All mass was kept, if rounding says more or less than all: A, no ratio of rounding errors.
-    assert torch.equal(result[2:], kept[2:])
-
-
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_repeats_bit_for_bit_and_spares_its_inputs(backend, dtype, device):
     inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device)
     mask = random_mask(2, 2, 333, 131, 128, device=device)
-    cache = refreshed(inputs, mask, 128, dtype)
-    tensors = (*inputs, *cache.values())
+    _, residual = refreshed(inputs, mask, 128, dtype)
+    tensors = (*inputs, residual)
     copies = [tensor.clone() for tensor in tensors]
-    first, second = (
-        attend(inputs, mask, **recorded(cache, "merge"), backend=backend) for _ in range(2)
-    )
+    first, second = (attend(inputs, mask, residual=residual, backend=backend) for _ in range(2))
     assert all(map(torch.equal, first, second))
     assert all(map(torch.equal, tensors, copies))
 

@@ -18,7 +18,7 @@ OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
     "column_selection": "special_rows and row9 or static_columns_beyond",
     "column_sparse_attention": (
-        "laid_out_like or only_listed_rows and dtype1 or in_fp8_counts and True-64-merge"
+        "laid_out_like or only_listed_rows and dtype1 or residual_is_added and fp8 and True-dtype1"
         " or nan_in_a_mean and 64"
     ),
     "neuron_selection": "ties_nan_and_repeats and dtype1",
@@ -35,7 +35,6 @@ OPERATIONS = {
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number and dtype1",
     "fp8_rows": "each_row and dtype1 or not_finite",
-    "attention_residual": "columns_leave and dtype1 or other_strides or row_that_is_not_finite",
     "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
 }
 

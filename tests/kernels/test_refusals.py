@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention import dense_attention
@@ -35,12 +34,11 @@ def octets(*shape):
 
 ROWS, COLUMNS, LSE = zeros(1, 2, 7, 64), zeros(1, 2, 9, 64), zeros(1, 2, 7)
 QKV = {"query": ROWS, "key": COLUMNS, "value": COLUMNS}
-PER_ROW = {name: zeros(1, 2, 200) for name in ("lse_dense", "kept_mass")}
 LISTED = {name: zeros(1, 2, 200, 64) for name in ("query", "key", "value")}
 LAYER = {"hidden": zeros(1, 200, 24), "weight": zeros(50, 24), "bias": zeros(50)}
 CACHE = zeros(1, 200, 50)
 IN_FP8 = {"activation_cache": CACHE.to(FP8)}
-DIFFERENCE = {"delta_rule": "difference", "residual": LISTED["key"].to(FP8)}
+RESIDUAL = {"residual": LISTED["key"].to(FP8)}
 MEANS = {"mean_key": COLUMNS, "mean_value": COLUMNS}
 GATE, PIECE = {"gate_weight": zeros(50, 24)}, zeros(1, 4, 2, 8)
 CUT = {"tensors": (PIECE,), "pieces": (range(4),), "dim": 1}
@@ -48,7 +46,6 @@ EIGHT_BITS = fp8_quantization(**QKV, backend="reference")
 
 # Arguments that fit.
 GOOD = {
-    attention_residual: {"output": ROWS, "kept": ROWS, "kept_lse": LSE, "lse": LSE},
     column_selection: {"column_sums": zeros(1, 2, 3, 9), "keep_count": 3},
     column_sparse_attention: {**LISTED, "indices": ints(1, 2, 2, 5), "counts": ints(1, 2, 2)},
     dense_attention: QKV,
@@ -91,13 +88,6 @@ OF_LAYERS = [
 ]
 # Other arguments, and what is said of them.
 REFUSED = {
-    attention_residual: [
-        ({"kept": ROWS[:, :, :4]}, r"kept must be \[1, 2, 7, 64\], got \[1, 2, 4, 64\]"),
-        ({"lse": LSE[..., :3]}, r"lse must be \[1, 2, 7\]"),
-        ({"kept": ROWS.double()}, "kept must be torch.float32, got torch.float64"),
-        ({"lse": None}, "'merge' needs kept_lse, lse; lse is None"),
-        ({"delta_rule": "mean"}, "merge or difference, got 'mean'"),
-    ],
     column_selection: [
         ({"keep_count": -1}, "got keep_count=-1, random_count=0"),
         ({"random_count": -2}, "random_count=-2"),
@@ -112,23 +102,18 @@ REFUSED = {
         ({"indices": ints(2, 5)}, r"\[B, H, G, K\], got \[2, 5\]"),
         ({"counts": zeros(1, 2, 2)}, "counts must be torch.int32"),
         ({"counts": ints(1, 2)}, r"counts must be \[1, 2, 2\]"),
-        ({"block_size_q": 100, "delta_rule": "mean"}, "got 'mean'"),
-        ({"delta_rule": "difference"}, "'difference' needs residual; residual is None"),
-        ({"delta_rule": "merge", "residual": LISTED["key"]}, "kept_mass; lse_dense is None"),
-        ({**DIFFERENCE, "residual": zeros(1, 2, 200)}, r"\[1, 2, 200, 64\], got \[1, 2, 200\]"),
-        (DIFFERENCE, f"{NEEDS_BOTH}float8_e4m3fn without it"),
-        (
-            {**PER_ROW, "delta_rule": "merge", "residual": LISTED["key"]}
-            | {"residual_scale": PER_ROW["kept_mass"]},
-            f"{NEEDS_BOTH}float32 with it",
-        ),
+        ({"residual": zeros(1, 2, 200)}, r"residual must be \[1, 2, 200, 64\], got \[1, 2, 200\]"),
+        ({"residual": ints(1, 2, 200, 64)}, "residual must be a floating point tensor"),
+        (RESIDUAL, f"{NEEDS_BOTH}float8_e4m3fn without it"),
+        ({"residual_scale": LSE}, f"{NEEDS_BOTH}None with it"),
+        ({"residual": LISTED["key"], "residual_scale": LSE}, f"{NEEDS_BOTH}float32 with it"),
         ({"mean_key": COLUMNS}, "mean_key and mean_value belong together; mean_value is None"),
         ({"mean_value": COLUMNS}, "mean_key is None"),
         ({**MEANS, "mean_value": ROWS}, r"mean_value must be \[1, 2, 9, 64\], got \[1, 2, 7, 64\]"),
         ({**MEANS, "mean_key": COLUMNS.half()}, "mean_key must be torch.float32"),
         ({**MEANS, "mean_key": COLUMNS[:, :, :0]}, r"mean_key must be a non-empty \[B, H, M, D\]"),
         ({**MEANS, "mean_weight": 0.0}, "mean_weight must be above 0 and finite, got 0.0"),
-        ({**DIFFERENCE, "residual_scale": zeros(1, 200)}, r"scale must be \[1, 2, 200\], got \[1,"),
+        ({**RESIDUAL, "residual_scale": zeros(1, 200)}, r"scale must be \[1, 2, 200\], got \[1,"),
         ({"block_size_q": 0}, "block_size_q must be at least 1, got 0"),
     ],
     dense_attention: [
@@ -253,7 +238,6 @@ NOT_HALF, ROWS_OF = "needs fp16 or bf16, got torch.float32", "rows of {} are not
 # Facts that the Triton kernel of an operation takes; then the place and value of another, and why
 # it cannot run with that.
 TAKEN = {
-    attention_residual: [zeros(1, 2, 5, 8)] * 2,
     column_selection: [zeros(1, 2, 3, 9)],
     column_sparse_attention: [*HALF_QKV, 128],
     dense_attention_column_sums: [*HALF_QKV, 128],
@@ -267,8 +251,6 @@ TAKEN = {
     sparse_mlp_up: [*HALF_LAYER, 128, TURNED[:, :20]],
 }
 NOT_TAKEN = [
-    (attention_residual, 0, zeros(1, 2, 5, 8).double(), "computes in float32, got torch.float64"),
-    (attention_residual, 1, zeros(1, 2, 8, 5).mT, "dimension of output or kept is not contiguous"),
     (column_selection, 0, zeros(1, 2, 3, 9).double(), "computes in float32, got torch.float64"),
     (column_sparse_attention, 0, zeros(1, 2, 8, 64), NOT_HALF),
     (column_sparse_attention, 0, zeros(1, 2, 8, 96, dtype=F16), "head size 64 or 128, got 96"),

@@ -35,12 +35,12 @@ def memory_of(handle):
     return adapter.session._pool.host
 
 
-@pytest.mark.parametrize(("name", "rule"), [slow("wan", "merge"), ("flux", "difference")])
-def test_the_same_bits_as_with_caches_on_the_device(name, rule, device):
+@pytest.mark.parametrize("name", [slow("wan"), "flux"])
+def test_the_same_bits_as_with_caches_on_the_device(name, device):
     """Also of a branch that nobody announced, as of the true guidance of FLUX."""
     model, call = MODELS[name], TRUE_GUIDANCE if name == "flux" else {}
     pipe = model.make().to(device)
-    config = model.SPARSE.override({"attention.delta_rule": rule, **listed("DRSKSRS")})
+    config = model.SPARSE.override(listed("DRSKSRS"))
     with chipsparse.enable(pipe, config):
         expected = model.generate(pipe, **call)
     with chipsparse.enable(pipe, config.override(HOSTED)) as handle:

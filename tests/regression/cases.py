@@ -38,7 +38,7 @@ class Case:
 # Steps skipped between the refreshes of the published schedule, ever more of them.
 SKIPS = listed("DDDDDDDRSSSSKSRSKSKSKSKRSKSKSKSKSKSRKKSKKKKKSKKDDD")
 # Every action, and a second refresh with sparse steps on both sides.
-SHORT = listed("DRSSRSKS")
+SHORT = {"attention.delta_rule": "means", **listed("DRSSRSKS")}
 SHORT_STEPS = 8
 
 CASES = {
@@ -119,7 +119,7 @@ CASES = {
             seed=4,
             arguments={"num_frames": 9, "num_inference_steps": 16},
             sparsity={
-                "attention.delta_rule": "difference",
+                "attention.delta_rule": "means",
                 "attention.density": 0.2,
                 "mlp.density": "dense",
                 "schedule": {

@@ -23,7 +23,7 @@ from chipsparse.session import Session
 from tests.wrapped_backends import wrap_backends
 
 FAULTS, GROSS = [], set()
-ROW_TENSORS = ("residual", "lse_dense", "kept_mass")  # along the query rows, dimension 2
+ROW_TENSORS = ("residual", "residual_scale")  # along the query rows, dimension 2
 
 
 def fault(function):
@@ -42,7 +42,7 @@ def change_sparse_attention(patch, change):
     wrap_backends(
         patch,
         column_sparse_attention,
-        lambda launch, call: launch(call if call.delta_rule is None else change(call)),
+        lambda launch, call: launch(call if call.residual is None else change(call)),
     )
 
 
@@ -150,7 +150,7 @@ def rows_off_by_one(patch):
     """Sparse steps let every query block begin one row late: its first row joins the one before."""
 
     def around(launch, call):
-        if call.delta_rule is None:
+        if call.residual is None:
             return launch(call)
         tensors = {name: getattr(call, name) for name in ("query", *ROW_TENSORS)}
         rolled = {

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.kernels.attention_residual import attention_residual
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
@@ -46,7 +45,6 @@ OPERATIONS = (
     dense_activation,
     dense_attention_column_sums,
     mean_preactivations,
-    attention_residual,
     fp8_rows,
     neuron_selection,
     packed_to_indices,

@@ -69,9 +69,8 @@ def test_every_layer_of_every_call_is_recorded():
     assert records[4].attention_kept == pytest.approx((13 + 32 + 13) / 3 / 63)
 
 
-@pytest.mark.parametrize("rule", ["merge", "difference"])
-def test_bytes_of_each_layer_are_those_of_the_plan(rule):
-    session = session_with(BUDGETS | HOSTED | {"attention.delta_rule": rule})
+def test_bytes_of_each_layer_are_those_of_the_plan():
+    session = session_with(BUDGETS | HOSTED)
     generate(session)
     places = session._pool._opened.places.items()
     held = {
