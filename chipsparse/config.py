@@ -122,9 +122,8 @@ class ScheduleConfig(Validated):
     )
     sparse_steps: float | tuple[int, ...] = option(
         0.0,
-        "make this share of the steps sparse, each in the middle of the gap that is then the "
-        "largest (1: all but full ones), or, with full_steps, exactly these (from 0, in order); "
-        "the rest is skipped. Of at most 8 steps, every fourth is a refresh, others are sparse",
+        "this share of the steps is sparse, each in the middle of the largest gap (1: all but full "
+        "ones); or, with full_steps, these steps in order. The rest is skipped",
         minimum=0,
     )
     forecast: float = share(
