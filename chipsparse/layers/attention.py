@@ -14,7 +14,7 @@ import torch
 
 from chipsparse.cache.tensors import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionCache
 from chipsparse.config import SparsityConfig
-from chipsparse.kernels.checks import block_count, compute_dtype, ranges
+from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
@@ -455,7 +455,9 @@ def _with_means(call: ColumnSparseAttention, config: SparsityConfig) -> ColumnSp
 
 def block_means(rows: torch.Tensor) -> torch.Tensor:
     """Means ``[B, H, ceil(M / 128), D]`` of consecutive rows ``[B, H, M, D]``, in their dtype."""
-    blocks, dtype = rows.shape[2] // COLUMNS_PER_MEAN, compute_dtype(rows)
+    # A layout's order of summing must not show: processes that share heads get the same bits.
+    dtype = torch.float32 if rows.dtype.itemsize == 2 else torch.float64
+    blocks = rows.shape[2] // COLUMNS_PER_MEAN
     whole = blocks * COLUMNS_PER_MEAN
     means = rows[:, :, :whole].unflatten(2, (blocks, COLUMNS_PER_MEAN)).mean(3, dtype=dtype)
     if whole < rows.shape[2]:

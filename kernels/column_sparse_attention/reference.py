@@ -8,17 +8,24 @@ import torch
 
 from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.dense_attention import DenseAttention
-from chipsparse.kernels.dense_attention.reference import dense_attention, softmax_with_lse
+from chipsparse.kernels.dense_attention.reference import softmax_with_lse
 
 
 def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `ColumnSparseAttention`, as many blocks of heads at a time as fit a tile."""
     query, key, value, indices, counts = call.query, call.key, call.value, call.indices, call.counts
-    block_size_q = call.block_size_q
+    block_size_q, dtype, device = call.block_size_q, compute_dtype(query), query.device
     batch, heads, rows, head_dim = query.shape
+    means = 0
+    if call.mean_key is not None and call.mean_value is not None:  # every list begins with them
+        means = call.mean_key.shape[2]
+        key, value = torch.cat([call.mean_key, key], 2), torch.cat([call.mean_value, value], 2)
+        listed = torch.arange(means, dtype=torch.int32, device=device)
+        indices = torch.cat([listed.expand(*counts.shape, means), indices + means], 3)
+        counts = counts + means
     columns, capacity = key.shape[2], indices.shape[3]
-    dtype, device = compute_dtype(query), query.device
+    bias = torch.zeros(capacity, dtype=dtype, device=device)
+    bias[:means] = math.log(call.mean_weight)
     flat_key, flat_value = key.flatten(0, 2), value.flatten(0, 2)
     first_row = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1) * columns
     packed_rows = indices + first_row
@@ -50,11 +57,10 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
                 _pack_rows(flat_key, lists[first:last]).to(dtype),
                 _pack_rows(flat_value, lists[first:last]).to(dtype),
                 list_counts[first:last] if masked else None,
+                bias,
             )
         output[:, :, row_slice] = kept.view(batch, heads, -1, head_dim)
         lse[:, :, row_slice] = kept_lse.view(batch, heads, -1)
-    if call.mean_key is not None:
-        output, lse = _with_means(output, lse, call)
     if call.residual is not None:
         residual = call.residual.to(dtype)
         if call.residual_scale is not None:
@@ -63,42 +69,31 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     return output.to(query.dtype), lse
 
 
-def _with_means(
-    kept: torch.Tensor, kept_lse: torch.Tensor, call: ColumnSparseAttention
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over kept columns and means, of that over the kept columns and its LSE."""
-    dtype = kept.dtype
-    assert call.mean_key is not None
-    assert call.mean_value is not None
-    means = (call.query.to(dtype), call.mean_key.to(dtype), call.mean_value.to(dtype))
-    output, lse = dense_attention(DenseAttention(*means, scale=call.softmax_scale))
-    lse += math.log(call.mean_weight)
-    total = torch.logaddexp(kept_lse, lse)
-    kept_share, share = ((part - total).exp_().unsqueeze(-1) for part in (kept_lse, lse))
-    return torch.addcmul(kept_share * kept, share, output), total
-
-
 def _pack_rows(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Packs the rows ``[M, D]`` that lists ``[G, K]`` name into tiles ``[G, K, D]``."""
     return rows.index_select(0, columns.flatten()).unflatten(0, columns.shape)
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, counts: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    counts: torch.Tensor | None,
+    bias: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output ``[G, R, D]`` and log-sum-exp ``[G, R]`` of each block; 0 and -inf without an entry.
 
     The query ``[G, R, D]`` is scaled, key and value are ``[G, K, D]``; without counts all K
-    entries count.
+    entries count. The bias ``[K]`` is added to their scores.
     """
     if key.shape[1] == 0:
         return torch.zeros_like(query), query.new_full(query.shape[:2], -torch.inf)
+    if counts is not None:
+        ignored = torch.arange(key.shape[1], device=key.device) >= counts[:, None]
+        bias = bias.masked_fill(ignored, -torch.inf)[:, None]
+    weights, lse = softmax_with_lse(torch.baddbmm(bias, query, key.mT))
+    output = torch.bmm(weights, value)
     if counts is None:
-        weights, lse = softmax_with_lse(torch.bmm(query, key.mT))
-        return torch.bmm(weights, value), lse
-    ignored = torch.arange(key.shape[1], device=key.device) >= counts[:, None]
-    mask = torch.zeros_like(ignored, dtype=query.dtype).masked_fill_(ignored, -torch.inf)
-    weights, lse = softmax_with_lse(torch.baddbmm(mask[:, None], query, key.mT))
+        return output, lse
     empty = (counts == 0)[:, None]
-    output = torch.bmm(weights, value).masked_fill_(empty[:, None], 0)
-    return output, lse.masked_fill_(empty, -torch.inf)
+    return output.masked_fill_(empty[:, None], 0), lse.masked_fill_(empty, -torch.inf)

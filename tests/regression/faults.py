@@ -98,7 +98,7 @@ def residual_of_an_earlier_refresh(patch):
     keep_at_later_refreshes(patch, *ROW_TENSORS)
 
 
-@gross
+@fault
 def lse_not_stored(patch):
     """A refresh keeps the LSE of the dense step before it."""
 
