@@ -40,7 +40,7 @@ TINY = {"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 128, "num
 # Steps of a row's root mean square in int8: 6.6 bits a weight when compressed.
 FINENESS = 24
 LEAST_ROUNDED = 4096  # elements; smaller tensors stay float32
-PART_BYTES = 15_000_000
+PART_BYTES = 16_000_000
 
 
 class LinearLatents(ModelMixin, ConfigMixin):

@@ -374,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=520, help="seconds of this call")
     parser.add_argument("--steps", type=int, help="at most so many in this call")
     parser.add_argument("--plan", help="canvases: HEIGHTxWIDTHxFRAMES:CLIPS:WEIGHT:FROM:TO,...")
-    parser.add_argument("--rate", type=float, default=2e-3, help="learning rate")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; 2e-3 diverges")
     parser.add_argument("--checkpoint", type=Path, help="go on from its weights without a state")
     parser.add_argument("--teacher", type=Path, help="checkpoint of a teacher, for --distil")
     parser.add_argument("--distil", type=int, help="train a student of so many steps")

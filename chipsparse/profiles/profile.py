@@ -5,8 +5,8 @@ brings its own ``chipsparse.yaml``.
 
 The named configs are its qualities: how much of a generation is computed, for people who do not
 tune. Each is put together from three mappings, the later going before the earlier: what
-``assets/qualities.yaml`` says for its name, the profile's ``sparsity``, which all have in common,
-and what the profile says for its name.
+``assets/qualities`` says for its name, the profile's ``sparsity``, which all have in common, and
+what the profile says for its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import yaml
 
@@ -24,16 +24,18 @@ from chipsparse.common.validation import Validated, build, option, shown
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedFor
 
+Medium = Literal["video", "image"]
 ASSETS = Path(__file__).parents[1] / "assets"
 PROFILES = ASSETS / "profiles"
-QUALITIES_FILE = ASSETS / "qualities.yaml"
+QUALITIES_FILES = {medium: ASSETS / "qualities" / f"{medium}.yaml" for medium in get_args(Medium)}
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
 MOST_STEPS = 1000  # the most that a schedule of diffusers tells apart
 QUALITIES = {
-    "faithful": "closest to dense, the slowest of the three",
+    "faithful": "closest to dense",
     "balanced": "the default",
-    "fast": "the fastest, furthest from dense",
+    "fast": "further from dense",
+    "draft": "the fastest, to see what comes",
     "published": "few full steps, all others sparse: the schedule that was published first",
 }
 DEFAULT_QUALITY = "balanced"
@@ -69,8 +71,9 @@ class _ProfileFile(Validated):
     sparsity: SparsityConfig = option(
         SparsityConfig(), "what is computed; where there are qualities, what they have in common"
     )
+    medium: Medium = option("video", "whose named qualities it has: those of videos or of images")
     qualities: dict[str, Any] | None = option(
-        None, "named qualities, each with the fields of sparsity in which it differs"
+        None, "by name, the fields of sparsity in which a quality differs; null: it has none"
     )
     tuned: TunedFor | None = option(None, "what it was tuned for and measured with")
 
@@ -99,7 +102,7 @@ class Profile:
     @property
     def is_general(self) -> bool:
         """True for the profile of models that have none."""
-        return self.source == str(QUALITIES_FILE)
+        return self.source == str(QUALITIES_FILES["video"])
 
     def of_quality(self, name: str) -> Profile:
         """Return the same profile with another of its qualities taken.
@@ -108,9 +111,8 @@ class Profile:
             ValueError: if it has none of this name; the message names those that there are.
         """
         check_quality(name)
-        if name not in self.qualities:
-            has = f"it has {', '.join(self.qualities)}" if self.qualities else "it has no qualities"
-            raise ValueError(f"{self.source} does not say what {name} is; {has}")
+        if not self.qualities:
+            raise ValueError(f"{self.source} does not say what {name} is: it has no qualities")
         return dataclasses.replace(self, quality=name, sparsity=self.qualities[name])
 
     def for_steps(self, steps: int | None, *, experts: int = 1) -> Profile:
@@ -176,8 +178,10 @@ def load_profile(path: Path | str) -> Profile:
     data = _read(Path(path))
     try:
         parsed = build(_ProfileFile, data)
-        listed = parsed.qualities
-        qualities = _read_qualities(listed, data.get("sparsity", {})) if listed else {}
+        qualities = {}
+        if parsed.qualities is not None:
+            common = data.get("sparsity") or {}
+            qualities = _read_qualities(parsed.qualities, common, QUALITIES_FILES[parsed.medium])
         if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
             qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
@@ -191,7 +195,7 @@ def load_profile(path: Path | str) -> Profile:
         parsed.tuned,
         qualities=qualities,
     )
-    return profile.of_quality(DEFAULT_QUALITY) if DEFAULT_QUALITY in qualities else profile
+    return profile.of_quality(DEFAULT_QUALITY) if qualities else profile
 
 
 def check_quality(name: str) -> None:
@@ -201,17 +205,17 @@ def check_quality(name: str) -> None:
 
 
 def _read_qualities(
-    listed: Mapping[str, Any], common: Mapping[str, Any]
+    differing: Mapping[str, Any], common: Mapping[str, Any], defaults: Path
 ) -> dict[str, SparsityConfig]:
-    """Return the configs of the qualities that a profile lists, beside what they have in common."""
-    defaults, configs = _read(QUALITIES_FILE)["qualities"], {}
-    for name, own in listed.items():
-        path = f"qualities.{name}"
+    """Return the configs of all qualities: the file's, what they have in common, each its own."""
+    configs, usually = {}, _read(defaults)["qualities"]
+    for name in dict.fromkeys([*QUALITIES, *differing]):
+        own, path = differing.get(name), f"qualities.{name}"
         if name not in QUALITIES:
             raise ValueError(f"{path}: unknown quality; allowed: {', '.join(QUALITIES)}")
         if own is not None and not isinstance(own, Mapping):
             raise ValueError(f"{path}: expected a mapping as under sparsity, got {shown(own)}")
-        usual = _merged(defaults[name], common)
+        usual = _merged(usually[name], common)
         config = build(SparsityConfig, _merged(usual, own or {}), path)
         configs[name] = config.over(build(SparsityConfig, usual))
     return configs
@@ -285,7 +289,7 @@ def profile_classes() -> list[str]:
 
 def default_profile() -> Profile:
     """Return the profile of models that have none: the named qualities in general."""
-    return load_profile(QUALITIES_FILE)
+    return load_profile(QUALITIES_FILES["video"])
 
 
 def bundled_model() -> Path:

@@ -220,8 +220,6 @@ def _ours(options: CompareOptions, request: Request) -> list[Way]:
         return [sparse_way(f"{OURS} profile", profile, cost=0.5, method=OURS, setting=setting)]
     ways = []
     for quality, cost in QUALITIES.items():
-        if quality not in profile.qualities:
-            continue
         asked = dataclasses.replace(options, quality=quality)
         own = choose_profile(asked, request.model)
         assert own is not None  # as the profile has such a quality

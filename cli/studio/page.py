@@ -16,7 +16,7 @@ from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.settings import guidance_argument
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.run import Live, Studio
-from chipsparse.profiles.profile import ASSETS, QUALITIES, bundled_model
+from chipsparse.profiles.profile import ASSETS, bundled_model
 
 # Fonts of this machine: Gradio's own are Google's.
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -174,7 +174,7 @@ def fitting(studio: Studio, chosen: dict[str, Any]) -> dict[str, Updates]:
     profile = request.profile
     assert profile is not None
     info = f"{request.model.transformer_class}, {request.dtype_name} on {request.device}. {ALSO}"
-    names = [name for name in QUALITIES if name in profile.qualities]
+    names = list(profile.qualities)
     quality = profile.quality if names else None
     called = {"frames": "num_frames", "steps": "num_inference_steps"}
     called["guidance_scale"] = guidance_argument(request.model)

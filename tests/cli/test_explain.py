@@ -286,18 +286,18 @@ def test_qualities_stand_side_by_side(explained, folder):
     result = explained(*arguments)
     rows, estimate = result["qualities"], result["estimate"]
     assert result["quality"] == "balanced"
-    assert list(rows) == ["faithful", "balanced", "fast", "published"]
+    assert list(rows) == ["faithful", "balanced", "fast", "draft", "published"]
     assert rows["balanced"]["counts"] == result["counts"]
     assert rows["balanced"]["speedup_run"] == estimate["stock_run"] / estimate["run"]
     published = {"model": "WanTransformer3DModel", "speedup": 3.0, "low": 21, "high": 25}
     assert rows["balanced"]["published"] == published
     works, gains = (
-        [rows[name][key] for name in ("faithful", "balanced", "fast")]
+        [rows[name][key] for name in ("faithful", "balanced", "fast", "draft")]
         for key in ("work", "speedup_run")
     )
     assert (works, gains) == (sorted(works, reverse=True), sorted(gains))
     # A dense step is 1, a skipped one nothing, and a sparse one more than the columns it keeps.
-    assert (8 + 0.2 * rows["fast"]["counts"]["sparse"]) / 50 < works[-1] < works[0] < 1
+    assert (8 + 0.2 * rows["fast"]["counts"]["sparse"]) / 50 < works[2] < works[0] < 1
     # Where gaps are short nothing is sparse.
     assert rows["faithful"]["counts"] == {"dense": 20, "skip": 30}
     alone = explained(*arguments, "--quality", "faithful")

@@ -104,7 +104,7 @@ NO_CONFIG = "expected a SparsityConfig, a Profile or the path.*override.* makes 
     ("arguments", "said"),
     [
         *[({"config": each}, NO_CONFIG) for each in ({"a": 1}, 5, b"a.yaml", AttentionConfig())],
-        ({"quality": "best"}, "no quality 'best'; known are faithful, balanced, fast, published"),
+        ({"quality": "best"}, "no quality 'best'; known are faithful, balanced, fast, draft"),
         ({"quality": ["fast"]}, r"no quality \['fast'\]; known are"),
         ({"config": CONFIG, "quality": "fast"}, "'fast' is one of a profile's, and a SparsityConf"),
         ({"config": "plain.yaml", "quality": "fast"}, "it has no qualities"),

@@ -9,6 +9,7 @@ from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.profiles.profile import (
     ASSETS,
     QUALITIES,
+    QUALITIES_FILES,
     GenerationDefaults,
     default_profile,
     find_profile,
@@ -68,9 +69,7 @@ def test_where_profiles_come_from(tmp_path):
 
 QUALITY_TEXT = """
 sparsity: {tile: null, attention: {random_fraction: 0.5}, schedule: {full_share: 0.5}}
-qualities:
-  balanced:
-  fast: {attention: {density: 0.07}, schedule: {warmup_steps: 3}}
+qualities: {balanced: , fast: {attention: {density: 0.07}, schedule: {warmup_steps: 3}}}
 """
 
 
@@ -95,22 +94,22 @@ def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_
     changed = mine.override({"memory.vram": "1G"})  # in all qualities
     assert changed.of_quality("fast").sparsity == fast.sparsity.override({"memory.vram": "1G"})
     assert (changed.sparsity.memory.vram, mine.sparsity.memory.vram) == (1 << 30, None)
+    assert mine.qualities["draft"] == general["draft"].override({**common, **schedule})
 
 
-def test_qualities_that_are_not_there_are_named(mine, tmp_path):
-    known = "known are faithful, balanced, fast, published"
+def test_a_profile_has_all_qualities_or_none(mine, tmp_path):
+    known = "known are faithful, balanced, fast, draft, published"
     with pytest.raises(ValueError, match=f"there is no quality 'best'; {known}"):
         mine.of_quality("best")
-    with pytest.raises(ValueError, match=r"mine.yaml does not say what .*; it has balanced, fast"):
-        mine.of_quality("faithful")
     path = tmp_path / "plain.yaml"
-    path.write_text("sparsity: {tile: null}\nqualities: {fast: {backend: reference}}")
-    profile = load_profile(path)  # without balanced, the common part is taken
-    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(tile=None))
-    assert profile.of_quality("fast").sparsity.backend == "reference"
+    path.write_text("medium: image\nqualities: {}")
+    of_images = load_profile(QUALITIES_FILES["image"])
+    assert load_profile(path).qualities == of_images.qualities != default_profile().qualities
     path.write_text("sparsity: {tile: null}")
-    with pytest.raises(ValueError, match=r"what fast is; it has no qualities"):
-        load_profile(path).of_quality("fast")
+    profile = load_profile(path)
+    assert (profile.quality, profile.sparsity) == (None, SparsityConfig(tile=None))
+    with pytest.raises(ValueError, match=r"what fast is: it has no qualities"):
+        profile.of_quality("fast")
 
 
 NO_TEXT = "cannot read the profile (it is no text in UTF-8)"
