@@ -213,6 +213,10 @@ def figures():
     sums = measured.find(records, op="dense_attention_column_sums", backend="gluon")
     ratios = [result["latency_ms"] / result["baseline_ms"] for result in sums]
     yield "limits", f"takes {min(ratios):.2f} to {max(ratios):.2f} times that of a dense step"
+    records = measured.read("full_size_qualities_h200.json")
+    for case in ("wan14b_720p", "flux_1280x768"):
+        speedups = [f"{record['speedup']:.2f}x" for record in measured.find(records, case=case)]
+        yield "../README", "{}, {} and {}".format(*speedups)
     quality, merge = measured.read("quality_h200.json"), "merge, keep 10%, attention"
     tiles, rows = (
         measured.find(quality, case=c) for c in (merge, f"control: raster order, {merge}")

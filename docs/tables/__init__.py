@@ -19,7 +19,8 @@ from docs.tables import config, measured, models
 
 ROOT = Path(__file__).parents[2]
 TABLES: dict[str, Callable[[], str]] = {
-    "large models": measured.large_models,
+    "moving photographs": measured.photographs,
+    "moving photographs in short": measured.photographs_in_short,
     "published quality": measured.published_quality,
     "config": config.sections,
     "models": models.models,

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.curves import generation_of, quality_rows
+from benchmarks.curves import INTERVAL, generation_of, quality_rows
 from benchmarks.models import STEPS
+from benchmarks.moving_photographs.evaluate import SPEEDUPS, hardness, made_in_all_ways
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
-from chipsparse.profiles.published import published_psnr, published_ranges
+from chipsparse.profiles.published import published_ranges
 from docs.tables.markdown import table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -42,6 +43,7 @@ CASES = {
 QUALITIES = ("faithful", "balanced", "fast", "published")
 STEP_COLUMNS = ("dense", "refresh", "sparse")
 STOCK = "stock step, ms"
+PHOTOGRAPHS = "moving_photographs_h200.json"
 WORKLOADS = {
     "tiny-wan 17,408": "equal_work_17408_h200.json",
     "tiny-wan 57,600": "equal_work_57600_h200.json",
@@ -50,38 +52,24 @@ WORKLOADS = {
 USUAL = "NVIDIA H200, torch 2.11.0+cu130, diffusers 0.42.1"
 
 
-def _speedups(file: str, qualities: Sequence[str]) -> list[dict[str, str]]:
-    """Return the stock step and the speed-up of each quality, by model."""
-    records = read(file)
-    rows = []
-    for case in unique(records, "case"):
-        by_quality = {record["schedule"]: record for record in find(records, case=case)}
-        first = next(iter(by_quality.values()))
-        row = {"model": CASES[case], STOCK: f"{first['baseline_step_ms']:,.0f}"}
-        for quality in qualities:
-            record = by_quality.get(quality)
-            row[f"`{quality}`"] = f"{record['speedup']:.2f}x" if record else ""
-        rows.append(row)
-    return rows
+def photographs() -> str:
+    """Return the quality of every method at equal cost on moving photographs, and our lead."""
+    clips = made_in_all_ways(read(PHOTOGRAPHS))
+    prompts = len({clip["prompt"] for clip in clips})
+    made = f"{generation_of(clips[0])}; {prompts} clips; {source(clips, PHOTOGRAPHS)}"
+    rows = quality_rows(clips, "cost", SPEEDUPS)
+    return f"{table(rows, texts=1)}\n\n{made}\n\n{hardness(clips)}"
 
 
-def large_models() -> str:
-    """Return the README's table: the speed-up and the quality of each named quality."""
-    rows = _speedups("full_size_qualities_h200.json", QUALITIES[:-1])
-    rows = [row for row in rows if all(row.values())]
-    page = (RESULTS.parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
-    psnr = {"model": "PSNR in dB, mean (worst)", STOCK: ""}
-    for name in (
-        f"`{quality}`" for quality in QUALITIES[:-1]
-    ):  # from the page's table of sparse or skipped
-        (line,) = (line for line in page.splitlines() if f"x, {name} | " in line)
-        skipped, sparse = line.split(" | ")[1:3]
-        psnr[name] = skipped if sparse == "-" else sparse
-    hunyuan = {name: float(value.removesuffix("x")) for name, value in [*rows[0].items()][2:]}
-    published = {"model": "published step caches, HunyuanVideo", STOCK: ""}
-    for name, speedup in hunyuan.items():
-        published[name] = str(published_psnr("HunyuanVideoTransformer3DModel", speedup))
-    return table([*rows, psnr, published], texts=1)
+def photographs_in_short() -> str:
+    """Return the README's table of quality: the means of the same."""
+    rows = quality_rows(made_in_all_ways(read(PHOTOGRAPHS)), "cost", SPEEDUPS)
+    means = [
+        {"PSNR, dB": row["method"], **{title: row[title].partition(" ")[0] for title in SPEEDUPS}}
+        for row in rows
+        if row["method"] != INTERVAL
+    ]
+    return table(means, texts=1)
 
 
 def published_quality() -> str:
@@ -99,17 +87,18 @@ def full_size() -> str:
     A dense step is that of the model's first record, the others are those of ``published``.
     """
     files = ("full_size_qualities_h200.json", "full_size_families_h200.json")
-    rows = []
-    for file in files:
-        for row, case in zip(_speedups(file, QUALITIES), unique(read(file), "case"), strict=True):
-            records = find(read(file), case=case)
-            (published,) = find(records, schedule="published")
-            times = {name: published[f"{name}_ms"] for name in STEP_COLUMNS[1:]}
-            times = {"dense": records[0]["dense_ms"], **times}
-            steps = {f"{name}, ms": f"{ms:,.0f}" for name, ms in times.items()}
-            head = {name: row.pop(name) for name in ("model", STOCK)}
-            rows.append({**head, **steps, **row})
     records = [record for file in files for record in read(file)]
+    rows = []
+    for case in unique(records, "case"):
+        by_schedule = {record["schedule"]: record for record in find(records, case=case)}
+        first, published = next(iter(by_schedule.values())), by_schedule["published"]
+        row = {"model": CASES[case], STOCK: _ms(first["baseline_step_ms"])}
+        for name in STEP_COLUMNS:
+            row[f"{name}, ms"] = _ms((first if name == "dense" else published)[f"{name}_ms"])
+        for name in QUALITIES:
+            known = name in by_schedule
+            row[f"`{name}`"] = f"{by_schedule[name]['speedup']:.2f}x" if known else ""
+        rows.append(row)
     return f"{table(rows, texts=1)}\n\n{source(records, *files)}"
 
 
