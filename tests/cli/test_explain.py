@@ -141,10 +141,8 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
     planned = {kind: size["total"] for kind, size in result["caches"].items()}
     assert planned == {kind: size for kind, size in sizes[1].items() if size}
     assert planned == {kind: size["device"] for kind, size in result["caches"].items()}
-    # Right after a refresh two kinds are one tensor, counted once, and each layer has a count of
-    # four bytes.
-    once = sum(planned.values()) - planned.get("lse", 0)
-    assert 0 < handle.report.cache_bytes - once <= 4 * 10
+    # Each layer also has a count of four bytes.
+    assert 0 < handle.report.cache_bytes - sum(planned.values()) <= 4 * 10
     # Weights are counted as they are loaded: some modules keep float32.
     loaded = DiffusionPipeline.from_pretrained("model", dtype=torch.bfloat16)
     weights = explained("--model", "model", "--dtype", "bfloat16")["weights"]
@@ -172,8 +170,6 @@ def test_a_large_model_without_weights(wan):
         "output": 75600 * 5120 * 2,
         "activation": 75600 * 13824 * 2,
         "lse": 40 * 75600 * 4,
-        "lse_dense": 40 * 75600 * 4,
-        "kept_mass": 40 * 75600 * 4,
         "columns": 40 * 591 * 9450,
         "residual": 75600 * 5120 * 2,
     }
@@ -340,7 +336,7 @@ ALLEGRO = {"pipeline": "AllegroPipeline", "transformer": "AllegroTransformer3DMo
 @pytest.mark.parametrize(
     ("model", "arguments", "sentence"),
     [
-        ({}, "--vram 37G --ram 64M", "not one layer's caches fit: all of them need 292.87 GiB"),
+        ({}, "--vram 37G --ram 64M", "not one layer's caches fit: all of them need 291.07 GiB"),
         ({}, "--vram 32G", "--vram 32.00 GiB does not hold the model and its work (weights 26.9"),
         ({}, "--gpus 41", "this model has 40 attention heads, fewer than the 41 processes"),
         ({}, "--gpus 2 --guidance-parallel 2 --guidance-scale 1", "--guidance-parallel 2: this ge"),
@@ -369,7 +365,7 @@ def test_what_each_of_two_gpus_has(wan, explain):
     last, first = result["shared"]["ranks"]  # the first rank has less
     assert (last["tokens"], first["tokens"]) == (295 * 128, 75600 - 295 * 128)
     assert (first["heads"], last["heads"]) == (20, 20)
-    one = 20 * 75600 * 4 * 3 + 20 * 591 * 9450 + 75600 * 2560 * 2  # of attention
+    one = 20 * 75600 * 4 + 20 * 591 * 9450 + 75600 * 2560 * 2  # of attention
     one += 296 * 13824 * 4 + 37840 * 5120 * 2 + 37840 * 13824 * 2
     assert first["cache_bytes"] == 2 * 40 * one == total(result, "device")
     times, single = result["estimate"], alone["estimate"]
