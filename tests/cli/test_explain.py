@@ -141,7 +141,7 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
     planned = {kind: size["total"] for kind, size in result["caches"].items()}
     assert planned == {kind: size for kind, size in sizes[1].items() if size}
     assert planned == {kind: size["device"] for kind, size in result["caches"].items()}
-    # Each layer has a count of four bytes.
+    # Each layer also has a count of four bytes.
     assert 0 < handle.report.cache_bytes - sum(planned.values()) <= 4 * 10
     # Weights are counted as they are loaded: some modules keep float32.
     loaded = DiffusionPipeline.from_pretrained("model", dtype=torch.bfloat16)

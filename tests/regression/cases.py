@@ -139,7 +139,7 @@ CASES = {
             seed=3,
             arguments={"num_inference_steps": SHORT_STEPS},
             sparsity=SHORT,
-            bounds=Bounds(psnr=21, ssim=0.9, flicker=1.25, golden=32, golden_half=26),
+            bounds=Bounds(psnr=21, ssim=0.9, flicker=1.25, golden=32, golden_half=22),
         ),
     )
 }
