@@ -200,13 +200,10 @@ def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
     first, last = SPEEDUPS[0], SPEEDUPS[-1]
     rows = [row for row in rows_of(clips) if first <= row["speedup"] <= last]
     grid = [first * (last / first) ** (place / 100) for place in range(101)]
-    at_speedup = {speedup: qualities(clips, "cost", 1 / speedup) for speedup in grid}
+    at_speedup = {speedup: qualities(clips, "cost", 1 / speedup, measured=True) for speedup in grid}
     for method, colour in METHODS.items():
         points = [(row["speedup"], row["psnr"]) for row in rows if row["method"] == method]
-        slowest = min((speedup for speedup, _ in points), default=last)
-        line = [
-            (x, at[method].mean) for x, at in at_speedup.items() if method in at and x >= slowest
-        ]
+        line = [(x, at[method].mean) for x, at in at_speedup.items() if method in at]
         style: dict[str, Any] = {"color": colour, "zorder": 3 if method == OURS else 2}
         axes.plot(*_columns(points), ".", alpha=0.3, **style)
         axes.plot(*_columns(line), lw=2.8 if method == OURS else 1.6, label=method, **style)
@@ -217,31 +214,38 @@ def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
     axes.set_xticks(SPEEDUPS, [f"{speedup:g}x" for speedup in SPEEDUPS])
     axes.minorticks_off()
     axes.grid()
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 @matplotlib.rc_context(STYLE)
 def frames(records: Sequence[Record], pictures: Path) -> Figure:
     """Frames of one clip, in a row for each of dense, ours at `FRAMES_SPEEDUP` and MagCache.
 
-    Ours has its best setting of those that are as fast, over all clips. MagCache has its fastest
-    one that is no faster than ours. Of the clips with pictures, that of the median lead is shown.
+    Of the settings with pictures, ours has its best one that is as fast, over all clips. MagCache
+    has the one of the nearest speed-up. Of the clips, that of the median lead is shown.
 
     Raises:
         ValueError: no clip has pictures of all three.
     """
     clips = made_in_all_ways(records)
-    rows = rows_of(clips)
+    seeds = {clip["seed"] for clip in clips}
+
+    def shown(seed: int, way: str) -> bool:
+        return (pictures / picture_name(seed, way)).is_file()
+
+    rows = [row for row in rows_of(clips) if any(shown(seed, name_of(row)) for seed in seeds)]
+    if {"MagCache", OURS} - {row["method"] for row in rows}:
+        raise ValueError(f"{pictures} has no pictures of MagCache and of {OURS}")
     fast = [row for row in rows if row["speedup"] >= FRAMES_SPEEDUP]
     ours = max((row for row in fast if row["method"] in (OURS, SKIPS)), key=itemgetter("psnr"))
-    slower = [row for row in rows if row["speedup"] <= ours["speedup"]]
-    other = max((row for row in slower if row["method"] == "MagCache"), key=itemgetter("speedup"))
+    others = (row for row in rows if row["method"] == "MagCache")
+    other = min(others, key=lambda row: abs(row["speedup"] - ours["speedup"]))
     ways = (DENSE, name_of(ours), name_of(other))
     psnr = {(clip["seed"], name_of(clip)): decibels(clip) for clip in clips}
     leads = sorted(
         (psnr[seed, ways[1]] - psnr[seed, ways[2]], seed)
-        for seed in {clip["seed"] for clip in clips}
-        if all((pictures / picture_name(seed, way)).is_file() for way in ways)
+        for seed in seeds
+        if all(shown(seed, way) for way in ways)
     )
     if not leads:
         raise ValueError(f"{pictures} has no clip's pictures of {'; '.join(ways)}")

@@ -113,12 +113,6 @@ REST = "the rest skipped, then corrected"
 # Steps, schedule, how it is described, and the beginning of its note, if it has one.
 DESCRIBED = [
     (
-        50,
-        {"full_share": 0.26, "sparse_steps": 0.1},
-        f"13 of 50 steps in full, close at the start, 5 between them sparse, {REST}",
-        None,
-    ),
-    (
         12,
         {"full_steps": [0, 1, 6], "sparse_steps": 0.5, "forecast": 1},
         "3 of 12 steps in full, as listed, 6 between them sparse, the rest skipped "

@@ -10,7 +10,7 @@ LETTERS = {Action.DENSE: "d", Action.REFRESH: "r", Action.SPARSE: "s", Action.SK
 GENERAL = {
     "faithful": "ddddd-d--d---d----d----d--d- ddddddddd-d-d--d--d---d----d----d-----d----d--d-d-",
     "balanced": "ddrsrs-r-ss-rs-s-s-r--ss-rs- drsrsrs-r-ss-r-s-s-s--r--s--s--s--r-s--s--ss-r-ss-",
-    "fast": "dd-rs-r-s--r--s---r--s---rs- d-d-r-s-r--s---r--s--s--s---r--s---s---s---r--s---",
+    "fast": "drsr-s-r--s-s-r-s--s-s--r-s- d-rs-rs-s--r--s--s--s--r---s-s--s---s-s--r-s-s-ss-",
     "draft": "d-d--r--s---r----s--s--r-s-- d-r-s-r---s----r----s----s----s-----r------s--s---",
     "published": "dddddrsssssssssrsssssssssddd dddddrsssssssssrsssssssssrsssssssssrsssssssssrssdd",
 }
