@@ -2,8 +2,7 @@
 
 A method's curve of one prompt is PSNR over its share of the dense generation's work, or of its
 time, straight between its settings. What does less work than all of them is unknown; where more is
-allowed than any of them did, the one that did most counts, unless only what was measured is asked
-for.
+allowed than any of them did, the one that did most counts. At equal cost, more is unknown, too.
 """
 
 from __future__ import annotations
@@ -86,16 +85,13 @@ def at_share(points: Iterable[tuple[float, float]], share: float) -> float | Non
     return curve[-1][1]
 
 
-def qualities(
-    clips: Iterable[Record], axis: Axis, share: float, *, measured: bool = False
-) -> dict[str, Quality]:
+def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Quality]:
     """Every method at a share, in its best variant; those that do not reach it are missing.
 
     Args:
         clips: records of clips of one model, size and number of steps.
         axis: what is equal.
         share: of the dense generation's.
-        measured: a curve counts only up to its largest share, and 1 % more.
     """
     points: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     prompts = set()
@@ -110,7 +106,7 @@ def qualities(
     best: dict[str, Quality] = {}
     for (method, variant), by_prompt in points.items():
         most = max(done for curve in by_prompt.values() for done, _ in curve)
-        if measured and share > 1.01 * most:
+        if axis == "cost" and share > 1.01 * most:
             continue
         psnrs = {prompt: at_share(by_prompt.get(prompt, []), share) for prompt in sorted(prompts)}
         known = {prompt: psnr for prompt, psnr in psnrs.items() if psnr is not None}
@@ -139,11 +135,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def quality_rows(
-    clips: Sequence[Record],
-    axis: Axis,
-    shares: Mapping[str, float] = TARGETS,
-    *,
-    measured: bool = False,
+    clips: Sequence[Record], axis: Axis, shares: Mapping[str, float] = TARGETS
 ) -> list[dict[str, str]]:
     """Mean (worst) PSNR of every method at each share, in its best variant there; our lead.
 
@@ -151,11 +143,8 @@ def quality_rows(
         clips: compared ones, of one model, size and number of steps.
         axis: what is equal.
         shares: of the dense generation's, by the titles of their columns.
-        measured: as in `qualities`.
     """
-    at_target = {
-        title: qualities(clips, axis, share, measured=measured) for title, share in shares.items()
-    }
+    at_target = {title: qualities(clips, axis, share) for title, share in shares.items()}
     methods = {clip["method"] for clip in clips} - {DENSE}
     rows = []
     for method in sorted(methods, key=lambda name: (name != OURS, name != SKIPS, name)):

@@ -55,8 +55,8 @@ class AttentionConfig(Validated):
     )
     delta_rule: Literal["difference", "means"] = option(
         "means",
-        "how kept columns join the others: difference adds their change to what was cached, means "
-        "that of block means too",
+        "difference: the change of the kept columns is added to what was cached; means: and that "
+        "of the mean of every 128 columns",
     )
     precision: Precision = option(
         "auto",
@@ -117,13 +117,14 @@ class ScheduleConfig(Validated):
     )
     least_full: int = option(
         2,
-        "but at least so many of them: with no more steps than this, all are computed in full",
+        "but at least so many of them: with no more steps than this, all are computed in full. "
+        "With more, but at most 8, and a share of sparse_steps, every fourth is",
         minimum=2,
     )
     sparse_steps: float | tuple[int, ...] = option(
         0.0,
-        "this share of the steps is sparse, each in the middle of the largest gap (1: all but full "
-        "ones); or, with full_steps, these steps in order. The rest is skipped",
+        "a share, at most 1: so many steps are sparse, each in the middle of the largest gap, with "
+        "1 all but the full ones; or, with full_steps, these steps in order. The rest is skipped",
         minimum=0,
     )
     forecast: float = share(

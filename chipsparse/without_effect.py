@@ -16,7 +16,7 @@ from chipsparse.schedule.schedule import Action
 if TYPE_CHECKING:
     from chipsparse.plan import SparsityPlan
 
-OFF = ("never", "none", "bf16", "dense")  # values that keep something off and ask for nothing
+OFF = ("never", "bf16", "dense", ())  # values that keep something off and ask for nothing
 NOTHING_SPARSE = "no step is sparse"
 # Fields of the schedule that hold beside ``actions`` too.
 BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
@@ -94,8 +94,11 @@ def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, st
         first = NOTHING_SPARSE if plan.is_dense() else None
     else:
         first = None if plan.config.attention.is_sparse or plan.config.mlp.is_sparse else no_layer
+    sparse = no_layer if rules.lists_full else "no full steps are listed"
+    if rules.lists_full and skips and Action.SPARSE not in actions and plan.steps is not None:
+        sparse = sparse or "no gap between full steps has room for one, or it rounds to none"
     reasons = {
-        "schedule.sparse_steps": no_layer if rules.lists_full else "no full steps are listed",
+        "schedule.sparse_steps": sparse,
         "schedule.least_full": None if rules.full_share else "schedule.full_share is not given",
         **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
     }

@@ -275,8 +275,8 @@ class GenerationOptions(PrintOptions):
         help="Profile (YAML) that says what is computed when.", shown="the model's own"
     )
     quality: Quality | None = sparsity_option(
-        help="Quality of the profile: faithful (closest to dense), balanced, fast, or published "
-        "(few full steps, all others sparse).",
+        help="Quality of the profile: faithful (closest to dense), balanced, fast, draft "
+        "(fastest), or published (the schedule published first, to compare with).",
         shown="balanced",
     )
     vram: Memory | None = sparsity_option(

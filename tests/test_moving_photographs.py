@@ -257,7 +257,7 @@ def test_tables_compare_on_the_same_clips():
     assert mag["worst ahead"] == 31 - 9
     text = evaluate.report(clips)
     assert "MagCache, dB (published for HunyuanVideo): 31.0 (34.5) at 2.25x, not measured (" in text
-    assert "Relative change of the velocity: L1 0.200 (0.100 to 0.300), L2 0.200 (0.200 to" in text
+    assert "from step to step, over its size: L1 0.200 (0.100 to 0.300), L2 0.200 (0.200 to" in text
     assert "SeaCache, a refused: IndexError: no" in text
     (axes,) = figures.photographs(clips).axes
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}

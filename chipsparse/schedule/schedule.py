@@ -29,13 +29,9 @@ EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
 EARLY_OF_SPARSE, LATE_OF_SPARSE = 3.0, 1.4
 FEWEST_STEPS, FEWEST_EVERY = 8, 4  # of at most so many steps every fourth is a refresh
 SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
-NO_SPARSE_SHARE = (
-    "a schedule.sparse_steps below 1 needs the number of steps, which the pipeline does not tell: "
-    "nothing is sparse"
-)
 NO_SHARE = (
-    "schedule.full_share needs the number of steps, which the pipeline does not tell: all "
-    "steps are computed in full"
+    "a share of the steps needs their number, which the pipeline does not tell: full_share makes "
+    "all of them full, sparse_steps none sparse"
 )
 
 
@@ -68,8 +64,12 @@ class Schedule:
         return None if self.steps is None else self.steps - self.first
 
     @property
-    def _is_short(self) -> bool:
-        return self.config.full_share is not None and (self.run or MANY_STEPS) <= FEWEST_STEPS
+    def is_short(self) -> bool:
+        """True where there are so few steps that every fourth is in full, and the rest sparse."""
+        config, run = self.config, self.run
+        if run is None or config.full_share is None or run > FEWEST_STEPS:
+            return False
+        return bool(config.sparse_steps) and max(config.least_full, config.full_share * run) < run
 
     @cached_property
     def full_steps(self) -> tuple[int, ...] | None:
@@ -86,9 +86,9 @@ class Schedule:
             return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
         if run is None or config.full_share is None:
             return None
-        if config.sparse_steps and self._is_short:
-            return tuple(self.first + step for step in (0, *range(1, run, FEWEST_EVERY)))
         count = min(run, max(config.least_full, round(config.full_share * run)))
+        if self.is_short:
+            return tuple(self.first + step for step in (0, *range(1, run, FEWEST_EVERY)))
         listed = spread(run, count, among_sparse=bool(config.sparse_steps))
         return tuple(self.first + step for step in listed)
 
@@ -99,7 +99,7 @@ class Schedule:
         assert full is not None
         if isinstance(share, tuple):
             return share
-        if share == 1 or (share and self._is_short):
+        if share == 1 or self.is_short:
             return tuple(range(self.end))
         if run is None:
             return ()
@@ -156,12 +156,10 @@ class Schedule:
         if not config.lists_full:
             return []
         if run is None:
-            if config.full_share is not None:
-                return [NO_SHARE]
-            return [NO_SPARSE_SHARE] if config.sparse_steps and not self.sparse_steps else []
+            lost = config.full_share is not None or (config.sparse_steps and not self.sparse_steps)
+            return [NO_SHARE] if lost else []
         count = len(self.full_steps or ())
-        skips = len(self.actions[self.first :]) - count - len(self.sparse_steps)
-        if config.full_share is None or run >= FEW_STEPS or 2 * count >= run or skips <= 0:
+        if config.full_share is None or run >= FEW_STEPS or 2 * count >= run or self.is_short:
             return []
         return [
             f"full_share {config.full_share:g} of only {run} steps lists {count} of them: such "
@@ -252,7 +250,8 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     if len(full) == schedule.run:
         return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
     of = "" if schedule.run is None else f" of {schedule.run}"
-    form = "as listed" if config.full_share is None else "close at the start"
+    usual = "every fourth" if schedule.is_short else "close at the start"
+    form = "as listed" if config.full_share is None else usual
     what = "sparse" if sparse else "dense"
     text = f"{len(full)}{of} steps in full, {form}"
     if len(schedule.sparse_steps) == schedule.end:

@@ -32,7 +32,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "sparse MLP": measured.sparse_mlp,
     "host memory": measured.host_memory,
     "tiny-wan time": measured.tiny_wan_time,
-    "tiny-wan quality": measured.tiny_wan_quality,
     "equal work": measured.equal_work,
 }
 START, END = "<!-- table: {} -->", "<!-- end of table -->"

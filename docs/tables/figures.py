@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.ticker import LogLocator
 
-from benchmarks.curves import DENSE, OURS, SKIPS, by_workload, decibels, qualities
+from benchmarks.curves import DENSE, OURS, SKIPS, by_workload, decibels, generation_of, qualities
 from benchmarks.moving_photographs.evaluate import (
     PUBLISHED,
     made_in_all_ways,
@@ -189,10 +189,10 @@ def photographs(records: Sequence[Record]) -> Figure:
     if not panels:
         raise ValueError("no records of moving photographs")
     figure = Figure((8.4 * len(panels), 4.8))
-    for place, (name, clips) in enumerate(panels.items(), 1):
+    for place, clips in enumerate(panels.values(), 1):
         axes = figure.add_subplot(1, len(panels), place)
         _photographs_panel(axes, made_in_all_ways(clips))
-        axes.set_title(name, color=NOTE, fontsize=9)
+        axes.set_title(generation_of(clips[0]), color=NOTE, fontsize=9)
     return figure
 
 
@@ -200,7 +200,7 @@ def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
     first, last = SPEEDUPS[0], SPEEDUPS[-1]
     rows = [row for row in rows_of(clips) if first <= row["speedup"] <= last]
     grid = [first * (last / first) ** (place / 100) for place in range(101)]
-    at_speedup = {speedup: qualities(clips, "cost", 1 / speedup, measured=True) for speedup in grid}
+    at_speedup = {speedup: qualities(clips, "cost", 1 / speedup) for speedup in grid}
     for method, colour in METHODS.items():
         points = [(row["speedup"], row["psnr"]) for row in rows if row["method"] == method]
         line = [(x, at[method].mean) for x, at in at_speedup.items() if method in at]

@@ -57,14 +57,14 @@ def photographs() -> str:
     clips = made_in_all_ways(read(PHOTOGRAPHS))
     prompts = len({clip["prompt"] for clip in clips})
     made = f"{generation_of(clips[0])}; {prompts} clips; {source(clips, PHOTOGRAPHS)}"
-    rows = quality_rows(clips, "cost", SPEEDUPS, measured=True)
+    rows = quality_rows(clips, "cost", SPEEDUPS)
     return f"{table(rows, texts=1)}\n\n{made}\n\n{hardness(clips)}"
 
 
 def photographs_in_short() -> str:
     """Return the README's table of quality: the means of the same."""
     clips = made_in_all_ways(read(PHOTOGRAPHS))
-    rows = quality_rows(clips, "cost", SPEEDUPS, measured=True)
+    rows = quality_rows(clips, "cost", SPEEDUPS)
     means = [
         {"PSNR, dB": row["method"], **{title: row[title].partition(" ")[0] for title in SPEEDUPS}}
         for row in rows
@@ -255,37 +255,6 @@ def tiny_wan_time() -> str:
         for name, function in (("of 8 prompts", f) for f in (statistics.median, min, max))
     ]
     return f"{table(rows, texts=1)}\n\n{source(records, file)}"
-
-
-def tiny_wan_quality() -> str:
-    """Return the PSNR of tiny-wan by the share of columns, with controls."""
-    file = "quality_h200.json"
-    records = read(file)
-    by_share = {
-        "`difference`, attention": "difference, keep {}, attention",
-        "`difference`, attention + MLP": "difference, keep {}, attention + MLP",
-        "kept columns, no cache": "control: kept columns only, keep {}, attention",
-    }
-    others = {  # but for the last two of a rule that was removed
-        "128 queries a block, tile order": "merge, keep 10%, attention",
-        "64 queries a block": "merge, keep 10%, attention, groups of 64 rows",
-        "192 queries a block": "merge, keep 10%, attention, groups of 192 rows",
-        "raster order": "control: raster order, merge, keep 10%, attention",
-        "random columns": "control: random columns, merge, keep 10%, attention",
-        "cached attention output only": "control: cached output only, attention",
-        "MLP alone, 30 % of the neurons": "control: MLP only",
-    }
-
-    def cell(case: str) -> str:
-        (record,) = find(records, case=case)
-        return f"{record['psnr_median']:.1f} ({record['psnr_min']:.1f})"
-
-    rows = [
-        {"kept": name, **{share: cell(case.format(share)) for share in ("5%", "10%", "20%", "30%")}}
-        for name, case in by_share.items()
-    ]
-    single = [{"10 % kept": name, "PSNR": cell(case)} for name, case in others.items()]
-    return f"{table(rows, texts=1)}\n\n{table(single, texts=1)}\n\n{source(records, file)}"
 
 
 def equal_work() -> str:

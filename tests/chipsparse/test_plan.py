@@ -40,8 +40,9 @@ TAKEN = [
     (12, {"full_steps": [1, 4, 8], "sparse_steps": [5, 7, 10]}, "DDKKRSKSRKSK"),
     (12, {"full_steps": [6], "sparse_steps": [3, 9]}, "DKKDKKRKKSKK"),  # 3 has no refresh to read
     (12, {"full_share": 0.3, "sparse_steps": 0.35}, "DRSKRSKSSKDK"),
-    (8, {"full_share": 0.3, "sparse_steps": 0.1}, "DRSSSRSS"),
-    (4, {"full_share": 0.3, "least_full": 4, "sparse_steps": 0.1}, "DRSS"),
+    (8, {"full_share": 0.3, "least_full": 7, "sparse_steps": 0.1}, "DRSSSRSS"),
+    (8, {"full_share": 1.0, "sparse_steps": 0.5}, "DDDDDDDD"),
+    (4, {"full_share": 0.3, "least_full": 4, "sparse_steps": 0.1}, "DDDD"),
     (2, {"full_share": 0.5}, "DD"),
     (6, {"full_share": 1.0}, "DDDDDD"),
     (9, {"full_share": 0.1, "least_full": 4, "sparse_steps": 0.0}, "DDKDKKKKD"),
@@ -149,13 +150,13 @@ DESCRIBED = [
         None,
         {"full_steps": [1, 4], "sparse_steps": 0.5},
         f"3 steps in full, as listed, {REST}",
-        "a schedule.sparse_steps below 1 needs the number of steps, which the pipeline does not",
+        "a share of the steps needs their number, which the pipeline does not tell",
     ),
     (
         None,
         {"full_share": 0.5},
         "number of steps unknown",
-        "schedule.full_share needs the number of steps",
+        "a share of the steps needs their number",
     ),
 ]
 

@@ -62,7 +62,7 @@ def test_attention_in_8_bits(tokens, measured):
     [
         (Action.DENSE, ATTENTION, IMAGE_MLP + TEXT_MLP),
         (Action.REFRESH, 2 * ATTENTION + 7, IMAGE_MLP + TEXT_MLP),
-        (Action.SPARSE, ATTENTION * (8 + 2) / 20 / 0.5, (IMAGE_MLP + TEXT_MLP) * 0.5 / 0.25),
+        (Action.SPARSE, ATTENTION * (10 / 20 + 0.022) / 0.5, (IMAGE_MLP + TEXT_MLP) * 0.5 / 0.25),
     ],
 )
 def test_a_layer_by_hand(action, attention, mlp):
