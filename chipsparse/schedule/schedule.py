@@ -27,7 +27,7 @@ LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))
 EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
 # They are flatter where sparse steps stand between full ones: the caches of a refresh grow old.
 EARLY_OF_SPARSE, LATE_OF_SPARSE = 3.0, 1.4
-FEWEST_STEPS, FEWEST_EVERY = 8, 4  # of at most so many steps every fourth is a refresh
+FEWEST_STEPS, FEWEST_FULL = 8, 3  # of at most 8 steps the first three are full
 SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 NO_SHARE = (
     "a share of the steps needs their number, which the pipeline does not tell: full_share makes "
@@ -65,7 +65,7 @@ class Schedule:
 
     @property
     def is_short(self) -> bool:
-        """True where there are so few steps that every fourth is in full, and the rest sparse."""
+        """True where there are so few steps that the first are in full, and the rest sparse."""
         config, run = self.config, self.run
         if run is None or config.full_share is None or run > FEWEST_STEPS:
             return False
@@ -88,7 +88,7 @@ class Schedule:
             return None
         count = min(run, max(config.least_full, round(config.full_share * run)))
         if self.is_short:
-            return tuple(self.first + step for step in (0, *range(1, run, FEWEST_EVERY)))
+            return tuple(self.first + step for step in range(min(run, FEWEST_FULL)))
         listed = spread(run, count, among_sparse=bool(config.sparse_steps))
         return tuple(self.first + step for step in listed)
 
@@ -250,7 +250,7 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     if len(full) == schedule.run:
         return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
     of = "" if schedule.run is None else f" of {schedule.run}"
-    usual = "every fourth" if schedule.is_short else "close at the start"
+    usual = "the first" if schedule.is_short else "close at the start"
     form = "as listed" if config.full_share is None else usual
     what = "sparse" if sparse else "dense"
     text = f"{len(full)}{of} steps in full, {form}"

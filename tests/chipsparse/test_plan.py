@@ -40,7 +40,7 @@ TAKEN = [
     (12, {"full_steps": [1, 4, 8], "sparse_steps": [5, 7, 10]}, "DDKKRSKSRKSK"),
     (12, {"full_steps": [6], "sparse_steps": [3, 9]}, "DKKDKKRKKSKK"),  # 3 has no refresh to read
     (12, {"full_share": 0.3, "sparse_steps": 0.35}, "DRSKRSKSSKDK"),
-    (8, {"full_share": 0.3, "least_full": 7, "sparse_steps": 0.1}, "DRSSSRSS"),
+    (8, {"full_share": 0.3, "least_full": 7, "sparse_steps": 0.1}, "DDRSSSSS"),
     (8, {"full_share": 1.0, "sparse_steps": 0.5}, "DDDDDDDD"),
     (4, {"full_share": 0.3, "least_full": 4, "sparse_steps": 0.1}, "DDDD"),
     (2, {"full_share": 0.5}, "DD"),
