@@ -66,7 +66,7 @@ SHOWN = [
         (0, GREEN),
         (-1, GREEN),
         15,
-        {"dense": 8, "refresh": 4, "sparse": 4, "skip": 34},
+        {"dense": 1, "refresh": 8, "sparse": 17, "skip": 24},
         40,
     ),
 ]
