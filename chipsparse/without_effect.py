@@ -95,7 +95,8 @@ def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, st
     else:
         first = None if plan.config.attention.is_sparse or plan.config.mlp.is_sparse else no_layer
     sparse = no_layer if rules.lists_full else "no full steps are listed"
-    if rules.lists_full and skips and Action.SPARSE not in actions and plan.steps is not None:
+    is_share = not isinstance(rules.sparse_steps, tuple)
+    if is_share and skips and Action.SPARSE not in actions and plan.steps is not None:
         sparse = sparse or "no gap between full steps has room for one, or it rounds to none"
     reasons = {
         "schedule.sparse_steps": sparse,

@@ -60,7 +60,6 @@ BASE = SparsityConfig().override(
 SKIP_SHARES = (0.12, 0.16, 0.2, 0.24, 0.28, 0.34, 0.4, 0.5)
 # Shares of the steps in full and sparse; draft, fast, balanced and others.
 SPARSE_SHARES = ((0.1, 0.14), (0.12, 0.3), (0.18, 0.34), (0.08, 0.22), (0.14, 0.18), (0.22, 0.24))
-OF_DIFFERENCE = SPARSE_SHARES[:3]
 # Which of the other methods' settings: those about their published speed-ups, and faster ones.
 RIVALS = "|".join(
     (
@@ -106,17 +105,17 @@ def _skips(steps: int) -> Iterator[Entry]:
 
 
 def _sparse(steps: int) -> Iterator[Entry]:
-    def entry(rule: str, setting: str, variant: str = "", **schedule: Any) -> Entry:
+    def entry(variant: str, setting: str, rule: str, **schedule: Any) -> Entry:
         changes = {f"schedule.{name}": value for name, value in schedule.items()}
         config = BASE.override({"attention.delta_rule": rule, **changes})
-        return Entry(OURS, variant or rule, setting, config)
+        return Entry(OURS, variant, setting, config)
 
-    for rule, shares in (("means", SPARSE_SHARES), ("difference", OF_DIFFERENCE)):
+    for rule, shares in (("means", SPARSE_SHARES), ("difference", SPARSE_SHARES[:3])):
         for full, sparse in shares:
             setting = f"{round(full * steps)} in full, {round(sparse * steps)} sparse"
-            yield entry(rule, setting, full_share=full, sparse_steps=sparse)
+            yield entry(rule, setting, rule, full_share=full, sparse_steps=sparse)
     published = {"warmup_steps": 6, "refresh_every": 10}
-    yield entry("difference", "warm-up 6, refresh every 10", "published", **published)
+    yield entry("published", "warm-up 6, refresh every 10", "difference", **published)
 
 
 def cost(calls: Mapping[str, int], density: float) -> float:

@@ -167,9 +167,8 @@ def layer_time(
         attention *= 1 / rates.fp8_attention + rates.fp8_tokens / layout.tokens
         attention += rounding
     if "attention" in sparse:
-        share = kept_columns(plan, layer) / layout.tokens
-        if plan.config.attention.delta_rule == "means":
-            share += MEANS_SHARE
+        means = plan.config.attention.delta_rule == "means"
+        share = kept_columns(plan, layer) / layout.tokens + MEANS_SHARE * means
         kept = share / rates.sparse_attention * sixteen_bit
         if action is Action.SPARSE:
             attention = kept

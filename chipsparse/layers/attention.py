@@ -325,12 +325,13 @@ def record_residual(
         backend=inputs.backend,
     )
     kept, _ = column_sparse_attention.run(_with_means(call, config))
-    cache.residual = output - kept
+    residual = output - kept
     if cache.in_fp8:
-        rows = cache.residual.transpose(1, 2).contiguous()  # as models have them in memory
+        rows = residual.transpose(1, 2).contiguous()  # as models have them in memory
         data, scale = fp8_rows(rows.flatten(0, 2), backend=inputs.backend)
-        cache.residual = data.view(rows.shape).transpose(1, 2)
+        residual = data.view(rows.shape).transpose(1, 2)
         cache.residual_scale = scale.view(rows.shape[:3]).transpose(1, 2).contiguous()
+    cache.residual = residual
 
 
 def _choose_columns(
@@ -432,25 +433,23 @@ def sparse_step(
         shares_device=turns is not None,
         backend=inputs.backend,
     )
-    if turns is not None:
-        # A head has no means before it is there.
-        return turns.attend(
-            lambda heads: column_sparse_attention.run(_with_means(call.of_heads(heads), config))[0]
-        )
-    output, _ = column_sparse_attention.run(_with_means(call, config))
-    return output
+    if turns is None:
+        return column_sparse_attention.run(_with_means(call, config))[0]
+    # A head has no means before it is there.
+    return turns.attend(
+        lambda heads: column_sparse_attention.run(_with_means(call.of_heads(heads), config))[0]
+    )
 
 
 def _with_means(call: ColumnSparseAttention, config: SparsityConfig) -> ColumnSparseAttention:
-    """The call, where the config wants it with the mean columns of the call's keys and values.
+    """The new call, given the mean columns of its keys and values where the config wants them.
 
     Lists with room for every column have none, so that attention which keeps all of them is exact.
     """
-    columns = call.key.shape[2]
-    if config.attention.delta_rule != "means" or call.indices.shape[3] >= columns:
-        return call
-    mean_key, mean_value = block_means(call.key), block_means(call.value)
-    return replace(call, mean_key=mean_key, mean_value=mean_value, mean_weight=MEAN_WEIGHT)
+    if config.attention.delta_rule == "means" and call.indices.shape[3] < call.key.shape[2]:
+        call.mean_key, call.mean_value = block_means(call.key), block_means(call.value)
+        call.mean_weight = MEAN_WEIGHT
+    return call
 
 
 def block_means(rows: torch.Tensor) -> torch.Tensor:

@@ -66,10 +66,16 @@ class Schedule:
     @property
     def is_short(self) -> bool:
         """True where there are so few steps that the first are in full, and the rest sparse."""
+        run = self.run or 0
+        return bool(self.config.sparse_steps) and (self._full_count or run) < run <= FEWEST_STEPS
+
+    @property
+    def _full_count(self) -> int | None:
+        """The number of full steps that a share asks for; None where it cannot be said."""
         config, run = self.config, self.run
-        if run is None or config.full_share is None or run > FEWEST_STEPS:
-            return False
-        return bool(config.sparse_steps) and max(config.least_full, config.full_share * run) < run
+        if run is None or config.full_share is None:
+            return None
+        return min(run, max(config.least_full, round(config.full_share * run)))
 
     @cached_property
     def full_steps(self) -> tuple[int, ...] | None:
@@ -78,18 +84,16 @@ class Schedule:
         None where none are listed: the schedule has the published form, or gives a share of a
         number of steps that is not known.
         """
-        config, run = self.config, self.run
+        config, run, count = self.config, self.run, self._full_count
         if not config.lists_full:
             return None
         if config.full_steps is not None:
             reached = range(self.first, self.end)
             return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
-        if run is None or config.full_share is None:
+        if run is None or count is None:
             return None
-        count = min(run, max(config.least_full, round(config.full_share * run)))
-        if self.is_short:
-            return tuple(self.first + step for step in range(min(run, FEWEST_FULL)))
-        listed = spread(run, count, among_sparse=bool(config.sparse_steps))
+        sparse = bool(config.sparse_steps)
+        listed = range(FEWEST_FULL) if self.is_short else spread(run, count, among_sparse=sparse)
         return tuple(self.first + step for step in listed)
 
     @cached_property
@@ -180,14 +184,12 @@ def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def around_full(
-    full_steps: Sequence[int], sparse_steps: Iterable[int], end: int
-) -> tuple[Action, ...]:
+def around_full(full_steps: Sequence[int], sparse: Iterable[int], end: int) -> tuple[Action, ...]:
     """Return full steps, refreshes where sparse ones come behind them, and the rest skipped.
 
     ``full_steps`` are in order, from the first step that runs on.
     """
-    actions, wanted = [Action.DENSE] * end, set(sparse_steps)
+    actions, wanted = [Action.DENSE] * end, set(sparse)
     for full, following in itertools.pairwise((*full_steps, end)):
         gap = range(full + 1, following)
         if full > full_steps[0] and not wanted.isdisjoint(gap):
@@ -258,7 +260,7 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
         return f"{text}, all others {what}"
     count = schedule.actions[schedule.first :].count(Action.SPARSE)
     text += f", {count} between them {what}" if count else ""
-    if Action.SKIP not in schedule.actions:
+    if not schedule.skips_any:
         return text
     corrects = config.correct and schedule.corrects and len(full) > 1
     return f"{text}, the rest skipped{forecast_text(schedule)}{', then corrected' * corrects}"
