@@ -50,9 +50,6 @@ class AttentionConfig(Validated):
         "share of key columns that each query block keeps, static columns included; or dense: "
         "never sparse",
     )
-    random_fraction: float = share(
-        0.0, "share of further columns besides density, chosen at random and always the same"
-    )
     delta_rule: Literal["difference", "means"] = option(
         "means",
         "how kept columns join the others: difference adds their change to what was cached, means "

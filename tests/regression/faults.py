@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 
 from chipsparse.cache.store import CacheStore
-from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.neuron_selection import neuron_selection
@@ -170,14 +169,6 @@ def columns_off_by_one(patch):
         return replace(call, indices=(call.indices + 1) % call.key.shape[2])
 
     change_sparse_attention(patch, shifted)
-
-
-@fault
-def other_random_columns(patch):
-    """The random columns are not those of the seed."""
-    wrap_backends(
-        patch, column_selection, lambda launch, call: launch(replace(call, seed=call.seed + 1))
-    )
 
 
 # Whose tensors, and where they belong.

@@ -19,9 +19,7 @@ LAYOUT = ModelLayout(
 )
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)
-SPLIT = Share(
-    heads=3, first_head=0, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40
-)
+SPLIT = Share(heads=3, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40)
 LENGTHS = [(4, 4), (16, 0), (0, 16), (21, 2), (2, 21), (13, 12), (40, 17), (17, 40)]
 
 
