@@ -37,16 +37,19 @@ OPERATIONS = {
     "fp8_rows": "each_row and dtype1 or not_finite",
     "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
 }
+FILES = [f"tests/kernels/test_{operation}.py" for operation in OPERATIONS]
+GENERATION = "tests/regression/test_backends.py"
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-def run(operations, selected):
+def run(files, selected):
+    """Runs tests of some files where Triton's kernels are interpreted."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
             *("-k", selected, "-m", "not gpu and not slow", "-rA"),
-            *(f"tests/kernels/test_{operation}.py" for operation in operations),
+            *files,
         ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -57,27 +60,27 @@ def run(operations, selected):
     )
 
 
-def check(done, operations):
+def check(done, files):
     tail = "\n".join(done.stdout.splitlines()[-60:])
     assert done.returncode == 0, tail
-    for operation in operations:  # none of them skipped altogether
-        assert f"PASSED tests/kernels/test_{operation}.py" in done.stdout, tail
+    for file in files:  # none of them skipped altogether
+        assert f"PASSED {file}" in done.stdout, tail
 
 
 def test_some_tests_of_every_triton_kernel():
-    done = run(OPERATIONS, f"triton and ({' or '.join(OPERATIONS.values())})")
-    check(done, OPERATIONS)
+    done = run(FILES, f"triton and ({' or '.join(OPERATIONS.values())})")
+    check(done, FILES)
 
 
 @pytest.fixture(scope="module")
 def runs():
-    """All of them, two at a time."""
+    """All of them, and a whole generation by these kernels, two at a time."""
     pool = ThreadPoolExecutor(min(2, os.cpu_count() or 1))
-    yield {operation: pool.submit(run, [operation], "triton") for operation in OPERATIONS}
+    yield {file: pool.submit(run, [file], "triton") for file in (*FILES, GENERATION)}
     pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_all_tests_of_a_triton_kernel(operation, runs):
-    check(runs[operation].result(), [operation])
+@pytest.mark.parametrize("file", [*FILES, GENERATION])
+def test_all_tests_of_a_triton_kernel(file, runs):
+    check(runs[file].result(), [file])

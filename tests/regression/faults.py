@@ -65,6 +65,15 @@ def change_mlp_delta(patch, change):
     wrap_backends(patch, sparse_mlp_up, lambda launch, call: change(launch(call)))
 
 
+def keep_cache(patch, operation, name):
+    """Lets an operation change a copy of a cache."""
+
+    def forgetting(launch, call):
+        return launch(replace(call, **{name: getattr(call, name).clone()}))
+
+    wrap_backends(patch, operation, forgetting)
+
+
 # The delta rule of attention.
 
 
@@ -164,11 +173,9 @@ def rows_off_by_one(patch):
 @fault
 def columns_off_by_one(patch):
     """Sparse steps read the key and value behind the one that was chosen."""
-
-    def shifted(call):
-        return replace(call, indices=(call.indices + 1) % call.key.shape[2])
-
-    change_sparse_attention(patch, shifted)
+    change_sparse_attention(
+        patch, lambda call: replace(call, indices=(call.indices + 1) % call.key.shape[2])
+    )
 
 
 # Whose tensors, and where they belong.
@@ -225,21 +232,13 @@ def mlp_delta_taken_too_late(patch):
 @fault
 def mlp_activations_not_stored(patch):
     """The cache keeps the refresh's activations, so later steps add the same change again."""
-
-    def forgetting(launch, call):
-        return launch(replace(call, activation_cache=call.activation_cache.clone()))
-
-    wrap_backends(patch, sparse_mlp_up, forgetting)
+    keep_cache(patch, sparse_mlp_up, "activation_cache")
 
 
 @fault
 def mlp_output_not_stored(patch):
     """The cache keeps the refresh's output, so each sparse step forgets the one before it."""
-
-    def forgetting(launch, call):
-        return launch(replace(call, output_cache=call.output_cache.clone()))
-
-    wrap_backends(patch, sparse_mlp_down, forgetting)
+    keep_cache(patch, sparse_mlp_down, "output_cache")
 
 
 @fault

@@ -238,9 +238,7 @@ HEAD_BYTES = 2 * 5 * TOKENS * 4  # batch, groups, columns, fp32
 def test_column_sums_of_a_few_heads_at_a_time(limit, precision, monkeypatch):
     budget = AttentionBudget(KEEP, torch.eye(5, TOKENS, dtype=torch.bool))
     expected, _, output = refreshed(budget=budget, precision=precision)
-    held = watch(
-        monkeypatch, "column_selection", lambda args, _: args[0].numel() * args[0].itemsize
-    )
+    held = watch(monkeypatch, "column_selection", lambda args, _: args[0].nbytes)
     monkeypatch.setattr(attention, "COLUMN_SUMS_BYTES", limit)
     cache, _, in_chunks = refreshed(budget=budget, precision=precision)
     assert sum(held) == 3 * HEAD_BYTES
