@@ -7,8 +7,6 @@ second pass writes the bits of all sums above the nearest of those keys, and of 
 and the next one as are left to keep. Long rows stop at keys within 1/LOOSENESS of the count.
 
 Where the kernel's own PTX runs, two 16-bit sums are compared and counted by one instruction each.
-
-A second kernel draws the random columns from the bits, one stratum a lane.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.column_selection import ColumnSelection
-from chipsparse.kernels.column_selection.reference import position_state
-from chipsparse.kernels.launch import launch, launch_changing
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.mask_packing.triton_kernel import packed_bits, packed_counts
 from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability, multiprocessors
 
@@ -33,12 +30,6 @@ SAMPLE_BYTES = 2048
 # At most this part of the kept columns is exchanged for ones that come next; 0 for exact rows.
 LOOSENESS = 50
 PACKED_COMPARES = True
-
-STRATA = 512
-DRAW_WARPS = 4
-# A byte has 8 columns: strata of one column are drawn in 9 turns, so that two that are drawn in the
-# same turn never write the same byte.
-BYTE_COLUMNS = 8
 
 # Below all keys: their upper halves are from -0x8000 (only as NaN) to 0x7fff.
 EXCLUDED = tl.constexpr(-0x80000000)
@@ -496,104 +487,6 @@ def _select_kernel(
                 tl.store(bits_ptr + byte, kept.to(tl.uint8), mask=byte < row_bytes)
 
 
-@triton.jit
-def _mix(state, part):
-    """The 32-bit finalizer of MurmurHash3 on a state and the next part, as in the reference."""
-    state = (state + 0x9E3779B9) ^ part.to(tl.uint32)
-    state = (state ^ (state >> 16)) * 0x85EBCA6B
-    state = (state ^ (state >> 13)) * 0xC2B2AE35
-    return state ^ (state >> 16)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "heads",
-        "blocks",
-        "columns",
-        "row_bytes",
-        "strata",
-        "seed_state",
-        "first_head",
-        "first_block",
-        "turns",
-    ]
-)
-def _draw_kernel(
-    packed_ptr,
-    heads,
-    blocks,
-    columns,
-    row_bytes,
-    strata,
-    seed_state,
-    first_head,
-    first_block,
-    turns,
-    WIDE: tl.constexpr,
-    STRATA: tl.constexpr,
-):
-    """Sets one free column in each stratum of a row.
-
-    The strata of one turn are so far apart that they share no byte; a barrier parts the turns.
-    """
-    row = tl.program_id(0)
-    bits_ptr = packed_ptr + row.to(tl.int64) * row_bytes
-    state = tl.zeros([1], tl.uint32) + seed_state.to(tl.uint32)
-    state = _mix(state, row // (heads * blocks))
-    state = _mix(state, first_head + row // blocks % heads)
-    state = _mix(state, first_block + row % blocks)
-    for turn in range(0, turns):
-        for first in range(0, tl.cdiv(strata - turn, turns), STRATA):
-            stratum = turn + (first + tl.arange(0, STRATA)) * turns
-            inside = stratum < strata
-            stratum = tl.where(inside, stratum, 0)
-            # floor(stratum * columns / strata), by parts that stay within 32 bits where they can
-            whole, rest = columns // strata, columns % strata
-            if WIDE:
-                left = (stratum.to(tl.int64) * rest // strata).to(tl.int32)
-                right = ((stratum + 1).to(tl.int64) * rest // strata).to(tl.int32)
-            else:
-                left = stratum * rest // strata
-                right = (stratum + 1) * rest // strata
-            left += stratum * whole
-            right += (stratum + 1) * whole
-            width = (right - left).to(tl.uint32)
-            middle = left + (_mix(state, stratum) % width).to(tl.int32)
-
-            # From the middle to the right, then from the left to the middle, in windows of 32
-            # columns that start with the byte of the position.
-            position = middle
-            end = right
-            again = inside
-            drawn = tl.full([STRATA], -1, tl.int32)
-            while tl.max(again.to(tl.int32), axis=0) > 0:
-                byte = position // 8
-                taken = tl.zeros([STRATA], tl.uint32)
-                for j in tl.static_range(4):
-                    part = tl.load(
-                        bits_ptr + byte + j, mask=again & (byte + j < row_bytes), other=0xFF
-                    )
-                    taken |= part.to(tl.uint32) << (8 * j)
-                skipped = (position - byte * 8).to(tl.uint32)
-                past = tl.minimum(tl.maximum(byte * 8 + 32 - end, 0), 31).to(tl.uint32)
-                free = ((~taken >> skipped) << skipped) << past >> past
-                lowest = (free ^ (free & (free - 1))).to(tl.float32).to(tl.int32, bitcast=True)
-                hit = again & (free != 0)
-                drawn = tl.where(hit, byte * 8 + (lowest >> 23) - 127, drawn)
-                position = byte * 8 + 32
-                again = again & (free == 0)
-                # Past the end: once more for the part before the middle, if there is one.
-                ended = position >= end
-                again = again & ((ended == 0) | ((end == right) & (left < middle)))
-                wrapped = ended & again
-                position = tl.where(wrapped, left, position)
-                end = tl.where(wrapped, middle, end)
-            kept = tl.load(bits_ptr + drawn // 8, mask=drawn >= 0, other=0)
-            kept = kept | (1 << (drawn & 7)).to(tl.uint8)
-            tl.store(bits_ptr + drawn // 8, kept, mask=drawn >= 0)
-        tl.debug_barrier()
-
-
 def column_selection(call: ColumnSelection) -> torch.Tensor:
     """Run a checked `ColumnSelection`; fp32 sums count by 16 bits."""
     column_sums, static_columns = call.column_sums, call.every_static_column()
@@ -618,7 +511,6 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         and torch.version.hip is None
         and compute_capability(device) >= (9, 0)
     )
-    sizes = (heads, blocks, columns, row_bytes)
     launch(
         _select_kernel,
         (programs,),
@@ -627,7 +519,10 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         static_counts,
         packed,
         rows,
-        *sizes,
+        heads,
+        blocks,
+        columns,
+        row_bytes,
         min(call.keep_count, columns),
         LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
         *static_strides,
@@ -640,23 +535,6 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         num_warps=SELECT_WARPS,
         **(OCCUPANCY if packed_compares else {}),
     )
-    strata = min(call.random_count, columns)
-    if strata > 0:
-        state = position_state(call.seed)
-        launch_changing(
-            _draw_kernel,
-            (rows,),
-            packed,
-            *sizes,
-            strata,
-            state - (1 << 32) if state >= 1 << 31 else state,
-            call.first_head,
-            call.first_block,
-            turns=-(-BYTE_COLUMNS // (columns // strata)) + 1,
-            WIDE=strata >= 1 << 15,
-            STRATA=STRATA,
-            num_warps=DRAW_WARPS,
-        )
     return packed
 
 
