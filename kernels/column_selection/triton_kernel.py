@@ -35,12 +35,20 @@ PACKED_COMPARES = True
 EXCLUDED = tl.constexpr(-0x80000000)
 
 
-def _count_ptx(dtype: str, keys: int, static: bool) -> str:
+@triton.constexpr_function
+def _pair(number: tl.dtype) -> str:
+    """The type of two 16-bit numbers in PTX."""
+    return "bf16x2" if number == tl.bfloat16 else "f16x2"
+
+
+@triton.constexpr_function
+def _count_ptx(number: tl.dtype, keys: int, static: bool) -> str:
     """Adds to packed counts, a pair of columns each, the sums at or above some keys.
 
     Operands: the counts, the 8 sums of a byte as 4 pairs, the keys as pairs of numbers, the counts
     before and the bits of the static columns, which turn into NaN and so are not counted.
     """
+    dtype = _pair(number)
     add = "add.rn.bf16x2" if dtype == "bf16x2" else "add.f16x2"
     ptx = "{ .reg .b32 pair, one;"
     ptx += "".join(f" mov.b32 ${i}, ${2 * keys + 4 + i};" for i in range(keys))
@@ -55,15 +63,18 @@ def _count_ptx(dtype: str, keys: int, static: bool) -> str:
     return ptx + " }"
 
 
+@triton.constexpr_function
 def _constraints(outputs: int, inputs: int) -> str:
     return ",".join(["=&r"] * outputs + ["r"] * inputs)
 
 
-def _bits_ptx(dtype: str) -> str:
+@triton.constexpr_function
+def _bits_ptx(number: tl.dtype) -> str:
     """Bits of the columns of a byte at or above two keys; largest numbers so far, or NaN.
 
     A bit is a power of two that is added to 128 or 1024, so that it lands in the lowest bits.
     """
+    dtype = _pair(number)
     powers = {"bf16x2": (0x3F80, 0x4080, 0x4180, 0x4280), "f16x2": (0x3C00, 0x4400, 0x4C00, 0x5400)}
     first = 0x4300 if dtype == "bf16x2" else 0x6400
     ptx = f"{{ .reg .b32 one, odd, power; mov.b32 $0, {first * 0x10001};"
@@ -80,18 +91,6 @@ def _bits_ptx(dtype: str) -> str:
     return ptx + " }"
 
 
-_COUNT_BF16 = tl.constexpr(_count_ptx("bf16x2", 4, False))
-_COUNT_FP16 = tl.constexpr(_count_ptx("f16x2", 4, False))
-_COUNT_STATIC_BF16 = tl.constexpr(_count_ptx("bf16x2", 4, True))
-_COUNT_STATIC_FP16 = tl.constexpr(_count_ptx("f16x2", 4, True))
-_SAMPLE_BF16 = tl.constexpr(_count_ptx("bf16x2", 1, True))
-_SAMPLE_FP16 = tl.constexpr(_count_ptx("f16x2", 1, True))
-_BITS_BF16 = tl.constexpr(_bits_ptx("bf16x2"))
-_BITS_FP16 = tl.constexpr(_bits_ptx("f16x2"))
-_COUNT_REGISTERS = tl.constexpr(_constraints(4, 12))
-_COUNT_STATIC_REGISTERS = tl.constexpr(_constraints(4, 13))
-_SAMPLE_REGISTERS = tl.constexpr(_constraints(1, 7))
-_BITS_REGISTERS = tl.constexpr(_constraints(3, 7))
 # The lowest bits of a byte, at most so many, and how many may follow.
 _LOWEST_BITS = tl.constexpr(
     """{
@@ -137,25 +136,18 @@ def _number_pair(key):
 
 
 @triton.jit
-def _count(x, numbers, counts, Number: tl.constexpr):
-    """Packed counts, and the pairs of sums that are at or above each of four numbers."""
-    return tl.inline_asm_elementwise(
-        _COUNT_BF16 if Number == tl.bfloat16 else _COUNT_FP16,
-        _COUNT_REGISTERS,
-        x + numbers + counts,
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=True,
-        pack=1,
-    )
+def _count(x, numbers, counts, static, STATIC: tl.constexpr, Number: tl.constexpr):
+    """Packed counts, and the pairs of sums that are at or above each of four numbers.
 
-
-@triton.jit
-def _count_free(x, numbers, counts, static, Number: tl.constexpr):
-    """The same without the static columns, given by their bits."""
+    Static columns, given by their bits, are not counted.
+    """
+    given = x + numbers + counts
+    if STATIC:
+        given += (static,)
     return tl.inline_asm_elementwise(
-        _COUNT_STATIC_BF16 if Number == tl.bfloat16 else _COUNT_STATIC_FP16,
-        _COUNT_STATIC_REGISTERS,
-        x + numbers + counts + (static,),
+        _count_ptx(Number, 4, STATIC),
+        _constraints(4, len(given)),
+        given,
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
         is_pure=True,
         pack=1,
@@ -168,6 +160,15 @@ def _whole(count, Number: tl.constexpr):
     low = (count & 0xFFFF).to(tl.int16).to(Number, bitcast=True).to(tl.float32)
     high = (count >> 16).to(tl.int16).to(Number, bitcast=True).to(tl.float32)
     return (low + high).to(tl.int32)
+
+
+@triton.jit
+def _static_bits(static_ptr, byte, row_bytes, STATIC: tl.constexpr):
+    """Bits of the static columns of some bytes, int32."""
+    bits = tl.zeros_like(byte)
+    if STATIC:
+        bits = tl.load(static_ptr + byte, mask=byte < row_bytes, other=0).to(tl.int32)
+    return bits
 
 
 @triton.jit
@@ -187,7 +188,7 @@ def _load_keys(sums_ptr, static_ptr, byte, row_bytes, columns, STATIC: tl.conste
     magnitude = key & 0x7FFFFFFF
     key = (magnitude ^ sign) - sign  # -0 and 0 are both 0
     if STATIC:
-        static = tl.load(static_ptr + byte, mask=byte < row_bytes, other=0).to(tl.int32)
+        static = _static_bits(static_ptr, byte, row_bytes, STATIC)
         key = tl.where(((static[:, None] >> bit) & 1) != 0, EXCLUDED, key)
     return tl.where(column < columns, key, EXCLUDED), magnitude
 
@@ -200,6 +201,51 @@ def _bytes_at_least(keys, key):
 
 
 @triton.jit
+def _byte_counts(
+    row_ptr,
+    static_ptr,
+    keys,
+    row_bytes,
+    columns,
+    STATIC: tl.constexpr,
+    PACKED: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    """Numbers of sums of a row that are at or above each of four keys, by the byte of a tile."""
+    Number: tl.constexpr = row_ptr.dtype.element_ty
+    in_chunk = tl.arange(0, BYTES)
+    none = tl.zeros([BYTES], tl.int32)
+    c0, c1, c2, c3 = none, none, none, none
+    if PACKED:
+        numbers = (
+            none + _number_pair(keys[0]),
+            none + _number_pair(keys[1]),
+            none + _number_pair(keys[2]),
+            none + _number_pair(keys[3]),
+        )
+        # 64 tiles: a bf16 counts to 256.
+        for part in range(0, row_bytes, BYTES * 64):
+            p = (none, none, none, none)
+            for first in range(part, tl.minimum(part + BYTES * 64, row_bytes), BYTES):
+                byte = first + in_chunk
+                x = _load_pairs(row_ptr, byte, row_bytes, -1, "evict_last")
+                static = _static_bits(static_ptr, byte, row_bytes, STATIC)
+                p = _count(x, numbers, p, static, STATIC, Number)
+            c0 += _whole(p[0], Number)
+            c1 += _whole(p[1], Number)
+            c2 += _whole(p[2], Number)
+            c3 += _whole(p[3], Number)
+    else:
+        for first in range(0, row_bytes, BYTES):
+            found, _ = _load_keys(row_ptr, static_ptr, first + in_chunk, row_bytes, columns, STATIC)
+            c0 += _bytes_at_least(found, keys[0])
+            c1 += _bytes_at_least(found, keys[1])
+            c2 += _bytes_at_least(found, keys[2])
+            c3 += _bytes_at_least(found, keys[3])
+    return c0, c1, c2, c3
+
+
+@triton.jit
 def _sample_count(x, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
     """Return the number of sums of the sample that are at or above a key."""
     if PACKED:
@@ -207,8 +253,8 @@ def _sample_count(x, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
         # Counts from 128 or 1024 on are in the lowest bits: both halves are summed as they are.
         first = tl.zeros_like(x[0]) + (0x43004300 if Number == tl.bfloat16 else 0x64006400)
         count = tl.inline_asm_elementwise(
-            _SAMPLE_BF16 if Number == tl.bfloat16 else _SAMPLE_FP16,
-            _SAMPLE_REGISTERS,
+            _count_ptx(Number, 1, True),
+            _constraints(1, 7),
             [x[0], x[1], x[2], x[3], number, first, static],
             dtype=tl.int32,
             is_pure=True,
@@ -305,12 +351,9 @@ def _select_kernel(
             if loose > 0:
                 spare = wanted // loose
             sample = tl.arange(0, SAMPLE) * tl.maximum(row_bytes // SAMPLE, 1)
-            static = tl.zeros([SAMPLE], tl.int32)
+            static = _static_bits(static_row_ptr, sample, row_bytes, STATIC)
             if PACKED:
                 x = _load_pairs(row_ptr, sample, row_bytes, -1, "")
-                if STATIC:
-                    static = tl.load(static_row_ptr + sample, mask=sample < row_bytes, other=0)
-                    static = static.to(tl.int32)
             else:
                 keys, _ = _load_keys(row_ptr, static_row_ptr, sample, row_bytes, columns, STATIC)
                 x = (keys, keys, keys, keys)
@@ -350,79 +393,34 @@ def _select_kernel(
             | (tl.minimum(wanted - above, at_low - wanted) > spare)
         ):
             least = tl.maximum(low, -INFINITY)
-            key0 = tl.minimum(tl.maximum(base, least), high)
-            key1 = tl.minimum(tl.maximum(base + step, least), high)
-            key2 = tl.minimum(tl.maximum(base + 2 * step, least), high)
-            key3 = tl.minimum(tl.maximum(base + 3 * step, least), high)
-            no_bytes = tl.zeros([BYTES], tl.int32)
-            c0, c1, c2, c3 = no_bytes, no_bytes, no_bytes, no_bytes
-            if PACKED:
-                numbers = (
-                    no_bytes + _number_pair(key0),
-                    no_bytes + _number_pair(key1),
-                    no_bytes + _number_pair(key2),
-                    no_bytes + _number_pair(key3),
-                )
-                # 64 tiles: a bf16 counts to 256.
-                for part in range(0, row_bytes, BYTES * 64):
-                    p = (no_bytes, no_bytes, no_bytes, no_bytes)
-                    for first in range(part, tl.minimum(part + BYTES * 64, row_bytes), BYTES):
-                        byte = first + in_chunk
-                        x = _load_pairs(row_ptr, byte, row_bytes, -1, "evict_last")
-                        if STATIC:
-                            static_ptrs = static_row_ptr + first + in_chunk
-                            static = tl.load(static_ptrs, mask=byte < row_bytes, other=0)
-                            p = _count_free(x, numbers, p, static.to(tl.int32), Number)
-                        else:
-                            p = _count(x, numbers, p, Number)
-                    c0 += _whole(p[0], Number)
-                    c1 += _whole(p[1], Number)
-                    c2 += _whole(p[2], Number)
-                    c3 += _whole(p[3], Number)
-            else:
-                for first in range(0, row_bytes, BYTES):
-                    keys, _ = _load_keys(
-                        row_ptr, static_row_ptr, first + in_chunk, row_bytes, columns, STATIC
-                    )
-                    c0 += _bytes_at_least(keys, key0)
-                    c1 += _bytes_at_least(keys, key1)
-                    c2 += _bytes_at_least(keys, key2)
-                    c3 += _bytes_at_least(keys, key3)
-            count0 = tl.sum(c0, axis=0)
-            count1 = tl.sum(c1, axis=0)
-            count2 = tl.sum(c2, axis=0)
-            count3 = tl.sum(c3, axis=0)
-            no_low = low < -INFINITY
-            no_high = high > INFINITY
-            if count3 >= wanted:
-                low = key3
-                at_low = count3
-                lows = c3
-                step = step * 2
-                base = low + step
-                if no_high == 0:
-                    step = (high - low + 4) // 5
-                    base = low + step
-            elif count0 < wanted:
-                high = key0
-                above = count0
-                highs = c0
-                step = step * 2
-                base = high - 4 * step
-                if no_low == 0:
-                    step = (high - low + 4) // 5
-                    base = low + step
-            else:
-                low = tl.where(count2 >= wanted, key2, tl.where(count1 >= wanted, key1, key0))
-                at_low = tl.where(
-                    count2 >= wanted, count2, tl.where(count1 >= wanted, count1, count0)
-                )
-                lows = tl.where(count2 >= wanted, c2, tl.where(count1 >= wanted, c1, c0))
-                high = tl.where(count1 < wanted, key1, tl.where(count2 < wanted, key2, key3))
-                above = tl.where(count1 < wanted, count1, tl.where(count2 < wanted, count2, count3))
-                highs = tl.where(count1 < wanted, c1, tl.where(count2 < wanted, c2, c3))
+            keys = (
+                tl.minimum(tl.maximum(base, least), high),
+                tl.minimum(tl.maximum(base + step, least), high),
+                tl.minimum(tl.maximum(base + 2 * step, least), high),
+                tl.minimum(tl.maximum(base + 3 * step, least), high),
+            )
+            counts = _byte_counts(
+                row_ptr, static_row_ptr, keys, row_bytes, columns, STATIC, PACKED, BYTES
+            )
+            count = at_low
+            for i in tl.static_range(4):
+                before = count
+                count = tl.sum(counts[i], axis=0)
+                if count >= wanted:  # the last one of these
+                    low = keys[i]
+                    at_low = count
+                    lows = counts[i]
+                elif before >= wanted:  # the first one of the others
+                    high = keys[i]
+                    above = count
+                    highs = counts[i]
+            # Between two keys in five parts; or beyond one of them, twice as far as before.
+            if (low >= -INFINITY) & ((high <= INFINITY) | (count < wanted)):
                 step = (high - low + 4) // 5
                 base = low + step
+            else:
+                step = step * 2
+                base = tl.where(low < -INFINITY, high - 4 * step, low + step)
 
         # How many sums between the two keys each byte of the tiles keeps.
         between = lows - highs
@@ -435,15 +433,12 @@ def _select_kernel(
             number1 = tl.zeros([BYTES], tl.int32) + _number_pair(low)
         for first in range(0, row_bytes, BYTES):
             byte = first + in_chunk
-            static = tl.zeros([BYTES], tl.int32)
-            if STATIC:
-                static = tl.load(static_row_ptr + byte, mask=byte < row_bytes, other=0)
-                static = static.to(tl.int32)
+            static = _static_bits(static_row_ptr, byte, row_bytes, STATIC)
             if PACKED:
                 x = _load_pairs(row_ptr, byte, row_bytes, 0, "evict_first")
                 kept, maybe, largest = tl.inline_asm_elementwise(
-                    _BITS_BF16 if Number == tl.bfloat16 else _BITS_FP16,
-                    _BITS_REGISTERS,
+                    _bits_ptx(Number),
+                    _constraints(3, 7),
                     [x[0], x[1], x[2], x[3], number0, number1, largest],
                     dtype=(tl.int32, tl.int32, tl.int32),
                     is_pure=True,
@@ -545,10 +540,5 @@ def _packed_static(static: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tu
         if static.stride(dim) == 0:
             distinct = distinct.narrow(dim, 0, 1)
     packed = packed_bits(distinct)
-    batch, heads, blocks, _ = packed.shape
-    strides = (
-        heads * blocks if batch > 1 else 0,
-        blocks if heads > 1 else 0,
-        1 if blocks > 1 else 0,
-    )
-    return packed, packed_counts(packed, static.shape[-1]), strides
+    counts = packed_counts(packed, static.shape[-1])
+    return packed, counts, counts.expand(static.shape[:3]).stride()
