@@ -246,7 +246,7 @@ def rounded_activations(*, by_tokens: bool) -> None:
 def selected(dtype: Any, columns: int, *, static: bool = False) -> None:
     """`column_selection`, and what packs and counts static columns."""
     sums = _tensor(1, HEADS, 11, columns, dtype=dtype)
-    mask = _tensor(*sums.shape, dtype=torch.bool) if static else None
+    mask = _tensor(columns, dtype=torch.bool) if static else None
     column_selection(sums, keep_count=KEPT, static_columns=mask, backend="triton")
 
 

@@ -28,7 +28,7 @@ class AttentionBudget:
     """The number of columns that a refresh keeps for each query block."""
 
     keep_count: int  # columns kept by score, static ones included
-    static_columns: torch.Tensor | None  # bool `[1, N]` of columns that are always kept, or None
+    static_columns: torch.Tensor | None  # bool `[N]` of columns that are always kept, or None
     static_count: int = 0  # how many static columns there are
     # Entries that the lists of columns get; None for as many as the longest needs, for which the
     # host waits.
@@ -49,12 +49,12 @@ class AttentionBudget:
 def static_columns(
     layout: ModelLayout, of_user: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the columns that all query blocks keep, bool ``[1, N]``: the text's and the user's."""
+    """Return the columns that all query blocks keep, bool ``[N]``: the text's and the user's."""
     if layout.text_tokens == 0 and of_user is None:
         return None
     text = torch.ones(layout.tokens, dtype=torch.bool, device=device)
     text[layout.grid_columns] = False
-    return (text if of_user is None else text | of_user)[None]
+    return text if of_user is None else text | of_user
 
 
 class ColumnBudgets:

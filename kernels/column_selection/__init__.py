@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import torch
 
-from chipsparse.kernels.checks import check_dtype, check_floating
+from chipsparse.kernels.checks import check_floating, check_shape
 from chipsparse.kernels.dispatch import Call, Operation, triton_or_reference
 from chipsparse.kernels.triton_support import float64_reason
 
@@ -30,8 +30,8 @@ class ColumnSelection(Call[torch.Tensor]):
     Args:
         column_sums: ``[B, H, G, M]`` fp16, bf16 or fp32 scores; they may be negative.
         keep_count: columns kept by score, static ones included; more than M means M.
-        static_columns: bool, broadcastable to ``[B, H, G, M]``, or None. Where a row has more than
-            ``keep_count`` of them, all of them are kept and none by score.
+        static_columns: bool ``[M]``, or None. Where there are more than ``keep_count`` of them, all
+            of them are kept and none by score.
 
     Returns:
         uint8 ``[B, H, G, ceil(M / 8)]``, packed as by `mask_packing.pack_mask`.
@@ -51,19 +51,7 @@ class ColumnSelection(Call[torch.Tensor]):
         if self.keep_count < 0:
             raise ValueError(f"keep_count must not be negative, got {self.keep_count}")
         if self.static_columns is not None:
-            check_dtype("static_columns", self.static_columns, torch.bool)
-            try:
-                self.every_static_column()
-            except RuntimeError:
-                raise ValueError(
-                    f"static_columns {list(self.static_columns.shape)} do not broadcast to "
-                    f"{list(sums.shape)}"
-                ) from None
-
-    def every_static_column(self) -> torch.Tensor | None:
-        """The static columns as a view ``[B, H, G, M]``, or None."""
-        static = self.static_columns
-        return None if static is None else static.expand_as(self.column_sums)
+            check_shape("static_columns", self.static_columns, sums.shape[-1:], torch.bool)
 
 
 column_selection = Operation(

@@ -17,7 +17,7 @@ INT32_MAX = 2**31 - 1
 
 def column_selection(call: ColumnSelection) -> torch.Tensor:
     """Run a checked `ColumnSelection`."""
-    column_sums, static_columns = call.column_sums, call.every_static_column()
+    column_sums, static = call.column_sums, call.static_columns
     batch, heads, blocks, columns = column_sums.shape
     packed = torch.empty(
         batch, heads, blocks, -(-columns // 8), dtype=torch.uint8, device=column_sums.device
@@ -27,7 +27,6 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         for first, last in ranges(blocks, bytes_per_block, TRANSIENT_BYTES):
             sums = column_sums[b, h, first:last].float()
             keys = _ordered_keys(sums)
-            static = None if static_columns is None else static_columns[b, h, first:last]
             if static is not None:
                 keys.masked_fill_(static, INT32_MAX)
             mask = largest(keys, call.keep_count)

@@ -23,7 +23,7 @@ from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability
 # Few rows at a time, so that the second pass finds its row in the level 2 cache.
 PROGRAMS_PER_MULTIPROCESSOR = 2
 SELECT_WARPS = 16
-# So that as many programs fit, without spills.
+# So that as many programs fit; no loop over columns spills.
 OCCUPANCY = {"maxnreg": 64}
 TILE_BYTES = 1024
 SAMPLE_BYTES = 2048
@@ -237,11 +237,12 @@ def _byte_counts(
             c3 += _whole(p[3], Number)
     else:
         for first in range(0, row_bytes, BYTES):
-            found, _ = _load_keys(row_ptr, static_ptr, first + in_chunk, row_bytes, columns, STATIC)
-            c0 += _bytes_at_least(found, keys[0])
-            c1 += _bytes_at_least(found, keys[1])
-            c2 += _bytes_at_least(found, keys[2])
-            c3 += _bytes_at_least(found, keys[3])
+            byte = first + in_chunk
+            values, _ = _load_keys(row_ptr, static_ptr, byte, row_bytes, columns, STATIC)
+            c0 += _bytes_at_least(values, keys[0])
+            c1 += _bytes_at_least(values, keys[1])
+            c2 += _bytes_at_least(values, keys[2])
+            c3 += _bytes_at_least(values, keys[3])
     return c0, c1, c2, c3
 
 
@@ -267,35 +268,21 @@ def _sample_count(x, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
 
 
 # Sizes stay unspecialized: none of the arithmetic gains by it, and one compiled kernel serves all.
+# Nor is the alignment of static bits known: wider loads of them would go through shared memory.
 @triton.jit(
-    do_not_specialize=[
-        "rows",
-        "heads",
-        "blocks",
-        "columns",
-        "row_bytes",
-        "keep_count",
-        "loose",
-        "static_stride_b",
-        "static_stride_h",
-        "static_stride_g",
-    ]
+    do_not_specialize=["rows", "columns", "row_bytes", "keep_count", "loose"],
+    do_not_specialize_on_alignment=["static_ptr"],
 )
 def _select_kernel(
     sums_ptr,
     static_ptr,
-    static_counts_ptr,
+    static_count_ptr,
     packed_ptr,
     rows,
-    heads,
-    blocks,
     columns,
     row_bytes,
     keep_count,
     loose,
-    static_stride_b,
-    static_stride_h,
-    static_stride_g,
     INFINITY: tl.constexpr,
     EVEN: tl.constexpr,
     STATIC: tl.constexpr,
@@ -309,27 +296,17 @@ def _select_kernel(
     in_chunk = tl.arange(0, BYTES)
     program_rows = tl.cdiv(rows, tl.num_programs(0))
     first_row = tl.program_id(0) * program_rows
+    wanted = keep_count + 0
+    if STATIC:
+        wanted -= tl.load(static_count_ptr)
     middle = 0
     for next_row in range(0, tl.minimum(program_rows, rows - first_row)):
         row = first_row + next_row
-        if EVEN:
+        if EVEN:  # said so that the compiler knows rows to be aligned
             row_ptr = sums_ptr + row.to(tl.int64) * row_bytes * 8
         else:
             row_ptr = sums_ptr + row.to(tl.int64) * columns
         bits_ptr = packed_ptr + row.to(tl.int64) * row_bytes
-        static_row_ptr = static_ptr
-        wanted = keep_count + 0
-        candidates = columns + 0
-        if STATIC:
-            static_row = (
-                (row // (heads * blocks)) * static_stride_b
-                + (row // blocks % heads) * static_stride_h
-                + (row % blocks) * static_stride_g
-            )
-            static_row_ptr = static_ptr + static_row.to(tl.int64) * row_bytes
-            static_count = tl.load(static_counts_ptr + static_row)
-            wanted -= static_count
-            candidates -= static_count
 
         # At least `wanted` sums are at or above `low`, and fewer (`above`) at or above `high`; the
         # same for each byte of the tiles. Both ends to begin with are no keys of numbers.
@@ -342,8 +319,7 @@ def _select_kernel(
         base = 0
         step = 1
         spare = 0
-        if wanted >= candidates:
-            low = -INFINITY - 1
+        if keep_count >= columns:
             high = -INFINITY
         elif wanted <= 0:
             low = INFINITY
@@ -351,11 +327,11 @@ def _select_kernel(
             if loose > 0:
                 spare = wanted // loose
             sample = tl.arange(0, SAMPLE) * tl.maximum(row_bytes // SAMPLE, 1)
-            static = _static_bits(static_row_ptr, sample, row_bytes, STATIC)
+            static = _static_bits(static_ptr, sample, row_bytes, STATIC)
             if PACKED:
                 x = _load_pairs(row_ptr, sample, row_bytes, -1, "")
             else:
-                keys, _ = _load_keys(row_ptr, static_row_ptr, sample, row_bytes, columns, STATIC)
+                keys, _ = _load_keys(row_ptr, static_ptr, sample, row_bytes, columns, STATIC)
                 x = (keys, keys, keys, keys)
             sampled = (tl.minimum(row_bytes, SAMPLE) * 8).to(tl.float32)
             rank = (sampled * wanted.to(tl.float32) / columns.to(tl.float32)).to(tl.int32) + 1
@@ -400,7 +376,7 @@ def _select_kernel(
                 tl.minimum(tl.maximum(base + 3 * step, least), high),
             )
             counts = _byte_counts(
-                row_ptr, static_row_ptr, keys, row_bytes, columns, STATIC, PACKED, BYTES
+                row_ptr, static_ptr, keys, row_bytes, columns, STATIC, PACKED, BYTES
             )
             count = at_low
             for i in tl.static_range(4):
@@ -433,7 +409,7 @@ def _select_kernel(
             number1 = tl.zeros([BYTES], tl.int32) + _number_pair(low)
         for first in range(0, row_bytes, BYTES):
             byte = first + in_chunk
-            static = _static_bits(static_row_ptr, byte, row_bytes, STATIC)
+            static = _static_bits(static_ptr, byte, row_bytes, STATIC)
             if PACKED:
                 x = _load_pairs(row_ptr, byte, row_bytes, 0, "evict_first")
                 kept, maybe, largest = tl.inline_asm_elementwise(
@@ -456,9 +432,7 @@ def _select_kernel(
                 kept |= maybe
             else:
                 bit = tl.arange(0, 8)[None, :]
-                keys, magnitude = _load_keys(
-                    row_ptr, static_row_ptr, byte, row_bytes, columns, STATIC
-                )
+                keys, magnitude = _load_keys(row_ptr, static_ptr, byte, row_bytes, columns, STATIC)
                 kept = tl.sum(tl.where(keys >= high << 16, 1 << bit, 0), axis=1)
                 maybe = tl.sum(tl.where(keys >= low << 16, 1 << bit, 0), axis=1) & ~kept
                 for j in tl.static_range(8):
@@ -484,17 +458,17 @@ def _select_kernel(
 
 def column_selection(call: ColumnSelection) -> torch.Tensor:
     """Run a checked `ColumnSelection`; fp32 sums count by 16 bits."""
-    column_sums, static_columns = call.column_sums, call.every_static_column()
+    column_sums = call.column_sums
     infinity = 0x7C00 if column_sums.dtype == torch.float16 else 0x7F80
     batch, heads, blocks, columns = column_sums.shape
     rows, row_bytes, device = batch * heads * blocks, -(-columns // 8), column_sums.device
     packed = torch.empty(batch, heads, blocks, row_bytes, dtype=torch.uint8, device=device)
     if packed.numel() == 0:
         return packed
-    if static_columns is None:
-        static, static_counts, static_strides = packed, packed, (0, 0, 0)  # never read
-    else:
-        static, static_counts, static_strides = _packed_static(static_columns)
+    static = static_count = packed  # which is not read
+    if call.static_columns is not None:
+        static = packed_bits(call.static_columns)
+        static_count = packed_counts(static, columns)
     programs = min(rows, multiprocessors(device) * PROGRAMS_PER_MULTIPROCESSOR)
     whole_bytes = columns % 8 == 0
     tile_bytes = TILE_BYTES if whole_bytes else TILE_BYTES // 2
@@ -511,19 +485,16 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         (programs,),
         column_sums.contiguous(),
         static,
-        static_counts,
+        static_count,
         packed,
         rows,
-        heads,
-        blocks,
         columns,
         row_bytes,
         min(call.keep_count, columns),
         LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
-        *static_strides,
         INFINITY=infinity,
         EVEN=whole_bytes,
-        STATIC=static_columns is not None,
+        STATIC=call.static_columns is not None,
         PACKED=packed_compares,
         BYTES=tile_bytes,
         SAMPLE=SAMPLE_BYTES,
@@ -531,14 +502,3 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         **(OCCUPANCY if packed_compares else {}),
     )
     return packed
-
-
-def _packed_static(static: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int, int]]:
-    """Bits and counts of the distinct rows of a broadcast mask, and the strides between rows."""
-    distinct = static
-    for dim in range(3):
-        if static.stride(dim) == 0:
-            distinct = distinct.narrow(dim, 0, 1)
-    packed = packed_bits(distinct)
-    counts = packed_counts(packed, static.shape[-1])
-    return packed, counts, counts.expand(static.shape[:3]).stride()

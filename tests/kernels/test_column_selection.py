@@ -39,7 +39,7 @@ def share_of_lower_sums(sums, mask):
 @backend_names(column_selection)
 @pytest.mark.parametrize(
     ("columns", "keep_fraction"),
-    [(1, 1.0), (7, 0.5), (128, 0.0), (131, 0.1), (1337, 0.5), (1337, 2.0)],
+    [(1, 1.0), (7, 0.5), (128, 0.0), (131, 0.1), (1337, 0.01), (1337, 0.5), (1337, 2.0)],
 )
 @pytest.mark.parametrize("negative", [False, True])
 def test_keeps_the_highest_sums(backend, columns, keep_fraction, negative, device, monkeypatch):
@@ -48,12 +48,12 @@ def test_keeps_the_highest_sums(backend, columns, keep_fraction, negative, devic
     sums = torch.randn(2, 1, 2, columns, generator=generator)
     sums = (sums * 4).round() if negative else sums.exp()  # rounding makes many ties
     sums = sums.to(device, EXACT_DTYPES[backend]).mT.contiguous().mT  # views
-    static = (torch.rand(columns, 2, generator=generator) < 0.05).to(device).T
+    static = (torch.rand(2 * columns, generator=generator) < 0.05)[::2].to(device)
     keep_count = int(columns * keep_fraction)
     mask = select(sums, keep_count=keep_count, static_columns=static, backend=backend)
+    statics = static.nonzero().flatten().tolist()
     for b, g in [(0, 0), (0, 1), (1, 1)]:
         columns_kept = mask[b, 0, g].nonzero().flatten().tolist()
-        statics = static[g].nonzero().flatten().tolist()
         assert columns_kept == by_sorting(sums[b, 0, g].tolist(), keep_count, statics)
 
 
@@ -84,27 +84,6 @@ def test_special_rows(backend, row, keep_count, expected, device):
     dtype = EXACT_DTYPES[backend]
     options = {"keep_count": keep_count, "backend": backend, "device": device}
     assert kept(row, dtype=dtype, **options) == expected
-
-
-@backend_names(column_selection)
-def test_static_columns_beyond_the_budget_are_all_kept_and_nothing_else(backend, device):
-    static = torch.tensor([True, False, True, False, True], device=device)
-    row = [0.0, INF, 0.0, 9.0, 0.0]
-    options = {"static_columns": static, "backend": backend, "device": device}
-    for keep_count in (0, 1, 3):
-        assert kept(row, keep_count=keep_count, **options) == [0, 2, 4]
-    assert kept(row, keep_count=4, **options) == [0, 1, 2, 4]
-    assert kept(row, keep_count=5, **options) == [0, 1, 2, 3, 4]
-
-
-@backend_names(column_selection)
-def test_static_columns_broadcast_over_batch_heads_and_blocks(backend, device):
-    sums = torch.rand(2, 3, 4, 9, device=device)
-    generator = torch.Generator().manual_seed(0)
-    for shape in [(9,), (4, 9), (3, 1, 9), (2, 1, 1, 9), (2, 3, 4, 9), (4, 1)]:
-        static = (torch.rand(shape, generator=generator) < 0.5).to(device)
-        mask = select(sums, keep_count=0, static_columns=static, backend=backend)
-        assert torch.equal(mask, static.expand_as(sums))
 
 
 @backend_names(column_selection)
@@ -143,15 +122,15 @@ def test_large_sums_on_a_gpu_equal_the_reference():
     generator = torch.Generator(device="cuda").manual_seed(0)
     sums = torch.empty(1, 8, 1200, 119_056 * 2, dtype=torch.bfloat16, device="cuda")  # 2.3e9
     sums.normal_(generator=generator).mul_(2).exp_()
-    static = torch.rand(1200, 119_056 * 2, generator=generator, device="cuda") < 0.01
+    static = torch.rand(119_056 * 2, generator=generator, device="cuda") < 0.01
     options = {"keep_count": 16_667, "static_columns": static, "backend": "triton"}
     chosen = column_selection(sums, **options)
     assert torch.equal(chosen, column_selection(sums, **options))
     mask = unpack_mask(chosen, 119_056 * 2)
     assert (mask.sum(-1) == 16_667).all()
     for block in (0, 700, 1199):
-        others = ~static[block]
-        assert share_of_lower_sums(sums[0, -1, block, others], mask[0, -1, block, others]) <= 0.02
+        row, kept = sums[0, -1, block, ~static], mask[0, -1, block, ~static]
+        assert share_of_lower_sums(row, kept) <= 0.02
 
 
 @backend_names(column_selection)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # The longest first; of each, tests of small tensors that run in a few seconds.
 OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
-    "column_selection": "special_rows and row9 or static_columns_beyond",
+    "column_selection": "special_rows and row9 or keeps_the and 1337-0.01",
     "column_sparse_attention": (
         "laid_out_like or only_listed_rows and dtype1 or residual_is_added and fp8 and True-dtype1"
         " or nan_in_a_mean and 64"
@@ -30,7 +30,7 @@ OPERATIONS = {
         "views_of_larger_tensors or poison_leaves and dtype1 or is_not_seen and False-7"
         " or cannot_hold or in_fp8 and 128-True-7"
     ),
-    "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
+    "mask_packing": "packs_like_bitarray or padding_bits or to_the_capacity",
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number and dtype1",
