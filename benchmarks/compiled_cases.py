@@ -147,7 +147,6 @@ def cases() -> Iterator[CompiledCase]:
     for dtype, columns in product((BF16, FP32), (1352, 1337)):
         yield case(selected, dtype, columns)
     yield case(selected, BF16, 1352, static=True)
-    yield case(selected, BF16, 1 << 16, random=1 << 15)
     for columns in (1352, 1337):
         yield case(packed, columns)
     for packs, dim in product((True, False), (1, 2)):
@@ -244,12 +243,11 @@ def rounded_activations(*, by_tokens: bool) -> None:
     fp8_rows(activation, headroom=FP8_HEADROOM, turned=True, backend="triton")
 
 
-def selected(dtype: Any, columns: int, *, static: bool = False, random: int = 8) -> None:
+def selected(dtype: Any, columns: int, *, static: bool = False) -> None:
     """`column_selection`, and what packs and counts static columns."""
     sums = _tensor(1, HEADS, 11, columns, dtype=dtype)
-    mask = _tensor(*sums.shape, dtype=torch.bool) if static else None
-    options: dict[str, Any] = {"static_columns": mask, "random_count": random, "backend": "triton"}
-    column_selection(sums, keep_count=KEPT, **options)
+    mask = _tensor(columns, dtype=torch.bool) if static else None
+    column_selection(sums, keep_count=KEPT, static_columns=mask, backend="triton")
 
 
 def packed(columns: int) -> None:

@@ -20,7 +20,7 @@ OPS = {
 # Kernels that choose columns and neurons, and that pack, unpack and list what was chosen.
 INDEX_WORK = tuple(
     f"_{name}_kernel"
-    for name in ("means", "product", "top", "select", "draw", "pack", "unpack", "count", "list")
+    for name in ("means", "product", "top", "select", "pack", "unpack", "count", "list")
 )
 PRODUCTS = ("gemm", "nvjet", "cutlass", "xmma", "cublas", "splitk")
 # Passed to ``compile_repeated_blocks``.

@@ -50,9 +50,6 @@ class AttentionConfig(Validated):
         "share of key columns that each query block keeps, static columns included; or dense: "
         "never sparse",
     )
-    random_fraction: float = share(
-        0.0, "share of further columns besides density, chosen at random and always the same"
-    )
     delta_rule: Literal["difference", "means"] = option(
         "means",
         "difference: the change of the kept columns is added to what was cached; means: and that "

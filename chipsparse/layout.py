@@ -28,8 +28,7 @@ class Share:
     """The share of a call that one of several processes has."""
 
     heads: int  # inside of attention, the most that any of them has
-    first_head: int  # number of its own first one
-    first_row: int  # likewise of the query rows
+    first_row: int  # number of its own first query row
     rows: int  # how many query rows are its own
     most_rows: int  # the most that any of them has
     tokens: int  # outside of attention, the most that any of them has, text included

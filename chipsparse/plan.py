@@ -170,9 +170,6 @@ class SparsityPlan:
         """Return the number of columns that a query block keeps by score and by static rules."""
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
-    def attention_random_count(self) -> int:
-        return _count(self.config.attention.random_fraction, self.layout.tokens)
-
     def mlp_keep_count(self, layer: int) -> int:
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 

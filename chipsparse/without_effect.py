@@ -63,13 +63,11 @@ def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
     """Return why each field is without effect; None where it has one."""
     config = plan.config
     columns, neurons = _why_not_sparse(plan, "attention"), _why_not_sparse(plan, "mlp")
-    random = None if plan.attention_random_count() else "attention.random_fraction adds no column"
     dense = NOTHING_SPARSE if plan.is_dense() else None
     cpu = "this device is a CPU" if on_cpu else None
     never = "memory.offload is never" if config.memory.offload == "never" and not on_cpu else None
     return {
         "attention.density": columns,
-        "attention.random_fraction": columns or random,
         "attention.delta_rule": columns,
         "tile": columns,
         "mlp.density": neurons,

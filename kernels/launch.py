@@ -90,5 +90,5 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 def launch_changing(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run a kernel with numbers that change from call to call, such as seeds."""
+    """Run a kernel with numbers that change from call to call, such as counts."""
     Launch(kernel, grid, **constants)(*arguments)

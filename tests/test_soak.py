@@ -45,7 +45,6 @@ USUAL = {
     "tile": ([2, 2, 2], [1, 4, 4], None),
 }
 RARE = {
-    "attention.random_fraction": (0.05,),
     "mlp.density": ("dense",),
     "schedule.forecast": (0.5, 1.0),
     "schedule.first_dense_layers": (1,),

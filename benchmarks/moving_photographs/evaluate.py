@@ -47,7 +47,6 @@ SPEEDUPS = {f"{speedup:g}x": 1 / speedup for speedup in (2.5, 3.6, 5, 7)}
 BASE = SparsityConfig().override(
     {
         "attention.density": 0.1,
-        "attention.random_fraction": 0.01,
         "attention.delta_rule": "means",
         "mlp.density": "dense",
         "schedule.first_dense_layers": 1,

@@ -172,7 +172,6 @@ def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
     kept, layout = plan.density(layer, part), plan.layout
     assert kept is not None
     if part == "attention":
-        kept = min(1.0, kept + plan.config.attention.random_fraction)
         whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
     else:
         whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
@@ -272,7 +271,6 @@ def working_bytes(
         blocks = block_count(layout.own_query_rows, config.block_size)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
-        kept += plan.attention_random_count()
         attention += min(sums, COLUMN_SUMS_BYTES)
         lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
         attention += lists

@@ -138,8 +138,7 @@ class PartSeconds:
 
 def kept_columns(plan: SparsityPlan, layer: int) -> int:
     """Return the most columns that a query block of a layer computes at a sparse step."""
-    most = max(plan.attention_keep_count(layer), plan.layout.text_tokens)
-    return min(plan.layout.tokens, most + plan.attention_random_count())
+    return max(plan.attention_keep_count(layer), plan.layout.text_tokens)
 
 
 def layer_time(

@@ -114,7 +114,7 @@ class AttentionLayer:
                 _receive(turns)
                 turns = None
             if action is Action.REFRESH:  # read before this branch's cache takes a slot
-                budget = state.budgets.of(self.number, state.plan, state.context, key)
+                budget = state.budgets.of(self.number, state.plan, key.device)
                 columns, budget = self._columns_of_another_branch(state, inputs, budget)
             caches, reads = shared.caches, shared.caches.reads
             kinds, ahead = reads["attention", action], reads["attention", state.action]
@@ -206,7 +206,7 @@ class AttentionLayer:
             columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
         # Room for the columns of the other, with this branch's text in the place of the other's.
         most = chosen.most_columns - layout.text_tokens + budget.static_count
-        return columns, replace(budget, keep_count=most - budget.random_count)
+        return columns, replace(budget, keep_count=most)
 
     def _refresh(
         self,
@@ -379,11 +379,7 @@ def _choose_columns(
         chosen = column_selection(
             column_sums,
             keep_count=budget.keep_count,
-            random_count=budget.random_count,
             static_columns=budget.static_columns,
-            seed=budget.seed,
-            first_head=budget.first_head + first,
-            first_block=budget.first_block,
             backend=backend,
         )
         if budget.branches > 1:

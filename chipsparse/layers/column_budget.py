@@ -1,11 +1,10 @@
-"""The columns that a layer keeps at a refresh: so many by score and at random, some in any case.
+"""The columns that a layer keeps at a refresh: so many by score, some in any case.
 
 Those in any case are the text's, and those that the user names as bits of the host.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,6 @@ from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.report.kept_columns import KeptColumns, read_kept_columns
-from chipsparse.step import StepContext
 
 StaticColumns = bitarray | np.ndarray | torch.Tensor | Sequence[bool]
 
@@ -30,21 +28,17 @@ class AttentionBudget:
     """The number of columns that a refresh keeps for each query block."""
 
     keep_count: int  # columns kept by score, static ones included
-    random_count: int  # further random columns
-    static_columns: torch.Tensor | None  # bool `[1, N]` of columns that are always kept, or None
-    seed: int  # seed of the random columns, below 2**32
+    static_columns: torch.Tensor | None  # bool `[N]` of columns that are always kept, or None
     static_count: int = 0  # how many static columns there are
     # Entries that the lists of columns get; None for as many as the longest needs, for which the
     # host waits.
     capacity: int | None = None
-    first_head: int = 0  # number of the first head, where these are not all of the layer's
-    first_block: int = 0  # number of the first query block, where these are not all of a head's
     branches: int = 1  # guidance branches that the batch holds, which keep the same columns
 
     @property
     def most_columns(self) -> int:
         """The longest list, unless column sums are NaN: their rows keep every column."""
-        return max(self.keep_count, self.static_count) + self.random_count
+        return max(self.keep_count, self.static_count)
 
     def without_waiting(self, tokens: int) -> AttentionBudget:
         """The same with room for `most_columns`, known without reading the lists' lengths."""
@@ -55,12 +49,12 @@ class AttentionBudget:
 def static_columns(
     layout: ModelLayout, of_user: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor | None:
-    """Return the columns that all query blocks keep, bool ``[1, N]``: the text's and the user's."""
+    """Return the columns that all query blocks keep, bool ``[N]``: the text's and the user's."""
     if layout.text_tokens == 0 and of_user is None:
         return None
     text = torch.ones(layout.tokens, dtype=torch.bool, device=device)
     text[layout.grid_columns] = False
-    return (text if of_user is None else text | of_user)[None]
+    return text if of_user is None else text | of_user
 
 
 class ColumnBudgets:
@@ -77,24 +71,17 @@ class ColumnBudgets:
         self._order = order
         self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
 
-    def of(
-        self, layer: int, plan: SparsityPlan, context: StepContext, key: torch.Tensor
-    ) -> AttentionBudget:
-        """Return a layer's budget on the device of its keys, with lists as long as they get."""
-        layout, share, device = plan.layout, plan.layout.share, key.device
+    def of(self, layer: int, plan: SparsityPlan, device: torch.device) -> AttentionBudget:
+        """Return a layer's budget on a device, with lists as long as they get."""
+        layout = plan.layout
         if layout not in self._static_columns:
             of_user = self.static_mask(layout, device)
             self._static_columns[layout] = static_columns(layout, of_user, device)
         named = 0 if self._static_bits is None else self._static_bits.count()
-        seed = f"0 {context.branch} {context.step} {layer}"
         return AttentionBudget(
             keep_count=plan.attention_keep_count(layer),
-            random_count=plan.attention_random_count(),
             static_columns=self._static_columns[layout],
-            seed=zlib.crc32(seed.encode()),
             static_count=layout.text_tokens + named,
-            first_head=0 if share is None else share.first_head,
-            first_block=0 if share is None else share.first_row // self._config.block_size,
             branches=layout.guided_in_batch,
         )
 

@@ -143,17 +143,15 @@ def on_rank(layout: ModelLayout, cut: SequenceCut, rank: int) -> ModelLayout:
     """Return the layout with the share of a rank.
 
     What is planned from it must be the same on all ranks, so the sizes are those of the largest
-    share, and only the first head and the query rows are the rank's own.
+    share, and only the query rows are the rank's own.
     """
-    heads = shares(layout.heads, cut.ulysses)
-    run, place = divmod(rank, cut.ulysses)
+    run = rank // cut.ulysses
     rows, first = layout.all_query_rows, sum(cut.query_rows[:run])
     if cut.ring > 1:
         assert not layout.exact_rows
         rows = range(first, first + cut.query_rows[run])
     share = Share(
-        heads=max(heads),
-        first_head=sum(heads[:place]),
+        heads=max(shares(layout.heads, cut.ulysses)),
         first_row=rows.start,
         rows=len(rows),
         most_rows=len(rows) if cut.ring == 1 else max(cut.query_rows),

@@ -7,8 +7,6 @@ second pass writes the bits of all sums above the nearest of those keys, and of 
 and the next one as are left to keep. Long rows stop at keys within 1/LOOSENESS of the count.
 
 Where the kernel's own PTX runs, two 16-bit sums are compared and counted by one instruction each.
-
-A second kernel draws the random columns from the bits, one stratum a lane.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ import triton
 import triton.language as tl
 
 from chipsparse.kernels.column_selection import ColumnSelection
-from chipsparse.kernels.column_selection.reference import position_state
-from chipsparse.kernels.launch import launch, launch_changing
+from chipsparse.kernels.launch import launch
 from chipsparse.kernels.mask_packing.triton_kernel import packed_bits, packed_counts
 from chipsparse.kernels.triton_support import HALF_PRECISION, compute_capability, multiprocessors
 
 # Few rows at a time, so that the second pass finds its row in the level 2 cache.
 PROGRAMS_PER_MULTIPROCESSOR = 2
 SELECT_WARPS = 16
-# So that as many programs fit, without spills.
+# So that as many programs fit; no loop over columns spills.
 OCCUPANCY = {"maxnreg": 64}
 TILE_BYTES = 1024
 SAMPLE_BYTES = 2048
@@ -34,22 +31,24 @@ SAMPLE_BYTES = 2048
 LOOSENESS = 50
 PACKED_COMPARES = True
 
-STRATA = 512
-DRAW_WARPS = 4
-# A byte has 8 columns: strata of one column are drawn in 9 turns, so that two that are drawn in the
-# same turn never write the same byte.
-BYTE_COLUMNS = 8
-
 # Below all keys: their upper halves are from -0x8000 (only as NaN) to 0x7fff.
 EXCLUDED = tl.constexpr(-0x80000000)
 
 
-def _count_ptx(dtype: str, keys: int, static: bool) -> str:
+@triton.constexpr_function
+def _pair(number: tl.dtype) -> str:
+    """The type of two 16-bit numbers in PTX."""
+    return "bf16x2" if number == tl.bfloat16 else "f16x2"
+
+
+@triton.constexpr_function
+def _count_ptx(number: tl.dtype, keys: int, static: bool) -> str:
     """Adds to packed counts, a pair of columns each, the sums at or above some keys.
 
     Operands: the counts, the 8 sums of a byte as 4 pairs, the keys as pairs of numbers, the counts
     before and the bits of the static columns, which turn into NaN and so are not counted.
     """
+    dtype = _pair(number)
     add = "add.rn.bf16x2" if dtype == "bf16x2" else "add.f16x2"
     ptx = "{ .reg .b32 pair, one;"
     ptx += "".join(f" mov.b32 ${i}, ${2 * keys + 4 + i};" for i in range(keys))
@@ -64,15 +63,18 @@ def _count_ptx(dtype: str, keys: int, static: bool) -> str:
     return ptx + " }"
 
 
+@triton.constexpr_function
 def _constraints(outputs: int, inputs: int) -> str:
     return ",".join(["=&r"] * outputs + ["r"] * inputs)
 
 
-def _bits_ptx(dtype: str) -> str:
+@triton.constexpr_function
+def _bits_ptx(number: tl.dtype) -> str:
     """Bits of the columns of a byte at or above two keys; largest numbers so far, or NaN.
 
     A bit is a power of two that is added to 128 or 1024, so that it lands in the lowest bits.
     """
+    dtype = _pair(number)
     powers = {"bf16x2": (0x3F80, 0x4080, 0x4180, 0x4280), "f16x2": (0x3C00, 0x4400, 0x4C00, 0x5400)}
     first = 0x4300 if dtype == "bf16x2" else 0x6400
     ptx = f"{{ .reg .b32 one, odd, power; mov.b32 $0, {first * 0x10001};"
@@ -89,18 +91,6 @@ def _bits_ptx(dtype: str) -> str:
     return ptx + " }"
 
 
-_COUNT_BF16 = tl.constexpr(_count_ptx("bf16x2", 4, False))
-_COUNT_FP16 = tl.constexpr(_count_ptx("f16x2", 4, False))
-_COUNT_STATIC_BF16 = tl.constexpr(_count_ptx("bf16x2", 4, True))
-_COUNT_STATIC_FP16 = tl.constexpr(_count_ptx("f16x2", 4, True))
-_SAMPLE_BF16 = tl.constexpr(_count_ptx("bf16x2", 1, True))
-_SAMPLE_FP16 = tl.constexpr(_count_ptx("f16x2", 1, True))
-_BITS_BF16 = tl.constexpr(_bits_ptx("bf16x2"))
-_BITS_FP16 = tl.constexpr(_bits_ptx("f16x2"))
-_COUNT_REGISTERS = tl.constexpr(_constraints(4, 12))
-_COUNT_STATIC_REGISTERS = tl.constexpr(_constraints(4, 13))
-_SAMPLE_REGISTERS = tl.constexpr(_constraints(1, 7))
-_BITS_REGISTERS = tl.constexpr(_constraints(3, 7))
 # The lowest bits of a byte, at most so many, and how many may follow.
 _LOWEST_BITS = tl.constexpr(
     """{
@@ -146,25 +136,18 @@ def _number_pair(key):
 
 
 @triton.jit
-def _count(x, numbers, counts, Number: tl.constexpr):
-    """Packed counts, and the pairs of sums that are at or above each of four numbers."""
-    return tl.inline_asm_elementwise(
-        _COUNT_BF16 if Number == tl.bfloat16 else _COUNT_FP16,
-        _COUNT_REGISTERS,
-        x + numbers + counts,
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=True,
-        pack=1,
-    )
+def _count(x, numbers, counts, static, STATIC: tl.constexpr, Number: tl.constexpr):
+    """Packed counts, and the pairs of sums that are at or above each of four numbers.
 
-
-@triton.jit
-def _count_free(x, numbers, counts, static, Number: tl.constexpr):
-    """The same without the static columns, given by their bits."""
+    Static columns, given by their bits, are not counted.
+    """
+    given = x + numbers + counts
+    if STATIC:
+        given += (static,)
     return tl.inline_asm_elementwise(
-        _COUNT_STATIC_BF16 if Number == tl.bfloat16 else _COUNT_STATIC_FP16,
-        _COUNT_STATIC_REGISTERS,
-        x + numbers + counts + (static,),
+        _count_ptx(Number, 4, STATIC),
+        _constraints(4, len(given)),
+        given,
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
         is_pure=True,
         pack=1,
@@ -177,6 +160,15 @@ def _whole(count, Number: tl.constexpr):
     low = (count & 0xFFFF).to(tl.int16).to(Number, bitcast=True).to(tl.float32)
     high = (count >> 16).to(tl.int16).to(Number, bitcast=True).to(tl.float32)
     return (low + high).to(tl.int32)
+
+
+@triton.jit
+def _static_bits(static_ptr, byte, row_bytes, STATIC: tl.constexpr):
+    """Bits of the static columns of some bytes, int32."""
+    bits = tl.zeros_like(byte)
+    if STATIC:
+        bits = tl.load(static_ptr + byte, mask=byte < row_bytes, other=0).to(tl.int32)
+    return bits
 
 
 @triton.jit
@@ -196,7 +188,7 @@ def _load_keys(sums_ptr, static_ptr, byte, row_bytes, columns, STATIC: tl.conste
     magnitude = key & 0x7FFFFFFF
     key = (magnitude ^ sign) - sign  # -0 and 0 are both 0
     if STATIC:
-        static = tl.load(static_ptr + byte, mask=byte < row_bytes, other=0).to(tl.int32)
+        static = _static_bits(static_ptr, byte, row_bytes, STATIC)
         key = tl.where(((static[:, None] >> bit) & 1) != 0, EXCLUDED, key)
     return tl.where(column < columns, key, EXCLUDED), magnitude
 
@@ -209,6 +201,52 @@ def _bytes_at_least(keys, key):
 
 
 @triton.jit
+def _byte_counts(
+    row_ptr,
+    static_ptr,
+    keys,
+    row_bytes,
+    columns,
+    STATIC: tl.constexpr,
+    PACKED: tl.constexpr,
+    BYTES: tl.constexpr,
+):
+    """Numbers of sums of a row that are at or above each of four keys, by the byte of a tile."""
+    Number: tl.constexpr = row_ptr.dtype.element_ty
+    in_chunk = tl.arange(0, BYTES)
+    none = tl.zeros([BYTES], tl.int32)
+    c0, c1, c2, c3 = none, none, none, none
+    if PACKED:
+        numbers = (
+            none + _number_pair(keys[0]),
+            none + _number_pair(keys[1]),
+            none + _number_pair(keys[2]),
+            none + _number_pair(keys[3]),
+        )
+        # 64 tiles: a bf16 counts to 256.
+        for part in range(0, row_bytes, BYTES * 64):
+            p = (none, none, none, none)
+            for first in range(part, tl.minimum(part + BYTES * 64, row_bytes), BYTES):
+                byte = first + in_chunk
+                x = _load_pairs(row_ptr, byte, row_bytes, -1, "evict_last")
+                static = _static_bits(static_ptr, byte, row_bytes, STATIC)
+                p = _count(x, numbers, p, static, STATIC, Number)
+            c0 += _whole(p[0], Number)
+            c1 += _whole(p[1], Number)
+            c2 += _whole(p[2], Number)
+            c3 += _whole(p[3], Number)
+    else:
+        for first in range(0, row_bytes, BYTES):
+            byte = first + in_chunk
+            values, _ = _load_keys(row_ptr, static_ptr, byte, row_bytes, columns, STATIC)
+            c0 += _bytes_at_least(values, keys[0])
+            c1 += _bytes_at_least(values, keys[1])
+            c2 += _bytes_at_least(values, keys[2])
+            c3 += _bytes_at_least(values, keys[3])
+    return c0, c1, c2, c3
+
+
+@triton.jit
 def _sample_count(x, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
     """Return the number of sums of the sample that are at or above a key."""
     if PACKED:
@@ -216,8 +254,8 @@ def _sample_count(x, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
         # Counts from 128 or 1024 on are in the lowest bits: both halves are summed as they are.
         first = tl.zeros_like(x[0]) + (0x43004300 if Number == tl.bfloat16 else 0x64006400)
         count = tl.inline_asm_elementwise(
-            _SAMPLE_BF16 if Number == tl.bfloat16 else _SAMPLE_FP16,
-            _SAMPLE_REGISTERS,
+            _count_ptx(Number, 1, True),
+            _constraints(1, 7),
             [x[0], x[1], x[2], x[3], number, first, static],
             dtype=tl.int32,
             is_pure=True,
@@ -230,35 +268,21 @@ def _sample_count(x, static, key, PACKED: tl.constexpr, Number: tl.constexpr):
 
 
 # Sizes stay unspecialized: none of the arithmetic gains by it, and one compiled kernel serves all.
+# Nor is the alignment of static bits known: wider loads of them would go through shared memory.
 @triton.jit(
-    do_not_specialize=[
-        "rows",
-        "heads",
-        "blocks",
-        "columns",
-        "row_bytes",
-        "keep_count",
-        "loose",
-        "static_stride_b",
-        "static_stride_h",
-        "static_stride_g",
-    ]
+    do_not_specialize=["rows", "columns", "row_bytes", "keep_count", "loose"],
+    do_not_specialize_on_alignment=["static_ptr"],
 )
 def _select_kernel(
     sums_ptr,
     static_ptr,
-    static_counts_ptr,
+    static_count_ptr,
     packed_ptr,
     rows,
-    heads,
-    blocks,
     columns,
     row_bytes,
     keep_count,
     loose,
-    static_stride_b,
-    static_stride_h,
-    static_stride_g,
     INFINITY: tl.constexpr,
     EVEN: tl.constexpr,
     STATIC: tl.constexpr,
@@ -272,27 +296,17 @@ def _select_kernel(
     in_chunk = tl.arange(0, BYTES)
     program_rows = tl.cdiv(rows, tl.num_programs(0))
     first_row = tl.program_id(0) * program_rows
+    wanted = keep_count + 0
+    if STATIC:
+        wanted -= tl.load(static_count_ptr)
     middle = 0
     for next_row in range(0, tl.minimum(program_rows, rows - first_row)):
         row = first_row + next_row
-        if EVEN:
+        if EVEN:  # said so that the compiler knows rows to be aligned
             row_ptr = sums_ptr + row.to(tl.int64) * row_bytes * 8
         else:
             row_ptr = sums_ptr + row.to(tl.int64) * columns
         bits_ptr = packed_ptr + row.to(tl.int64) * row_bytes
-        static_row_ptr = static_ptr
-        wanted = keep_count + 0
-        candidates = columns + 0
-        if STATIC:
-            static_row = (
-                (row // (heads * blocks)) * static_stride_b
-                + (row // blocks % heads) * static_stride_h
-                + (row % blocks) * static_stride_g
-            )
-            static_row_ptr = static_ptr + static_row.to(tl.int64) * row_bytes
-            static_count = tl.load(static_counts_ptr + static_row)
-            wanted -= static_count
-            candidates -= static_count
 
         # At least `wanted` sums are at or above `low`, and fewer (`above`) at or above `high`; the
         # same for each byte of the tiles. Both ends to begin with are no keys of numbers.
@@ -305,8 +319,7 @@ def _select_kernel(
         base = 0
         step = 1
         spare = 0
-        if wanted >= candidates:
-            low = -INFINITY - 1
+        if keep_count >= columns:
             high = -INFINITY
         elif wanted <= 0:
             low = INFINITY
@@ -314,14 +327,11 @@ def _select_kernel(
             if loose > 0:
                 spare = wanted // loose
             sample = tl.arange(0, SAMPLE) * tl.maximum(row_bytes // SAMPLE, 1)
-            static = tl.zeros([SAMPLE], tl.int32)
+            static = _static_bits(static_ptr, sample, row_bytes, STATIC)
             if PACKED:
                 x = _load_pairs(row_ptr, sample, row_bytes, -1, "")
-                if STATIC:
-                    static = tl.load(static_row_ptr + sample, mask=sample < row_bytes, other=0)
-                    static = static.to(tl.int32)
             else:
-                keys, _ = _load_keys(row_ptr, static_row_ptr, sample, row_bytes, columns, STATIC)
+                keys, _ = _load_keys(row_ptr, static_ptr, sample, row_bytes, columns, STATIC)
                 x = (keys, keys, keys, keys)
             sampled = (tl.minimum(row_bytes, SAMPLE) * 8).to(tl.float32)
             rank = (sampled * wanted.to(tl.float32) / columns.to(tl.float32)).to(tl.int32) + 1
@@ -359,79 +369,34 @@ def _select_kernel(
             | (tl.minimum(wanted - above, at_low - wanted) > spare)
         ):
             least = tl.maximum(low, -INFINITY)
-            key0 = tl.minimum(tl.maximum(base, least), high)
-            key1 = tl.minimum(tl.maximum(base + step, least), high)
-            key2 = tl.minimum(tl.maximum(base + 2 * step, least), high)
-            key3 = tl.minimum(tl.maximum(base + 3 * step, least), high)
-            no_bytes = tl.zeros([BYTES], tl.int32)
-            c0, c1, c2, c3 = no_bytes, no_bytes, no_bytes, no_bytes
-            if PACKED:
-                numbers = (
-                    no_bytes + _number_pair(key0),
-                    no_bytes + _number_pair(key1),
-                    no_bytes + _number_pair(key2),
-                    no_bytes + _number_pair(key3),
-                )
-                # 64 tiles: a bf16 counts to 256.
-                for part in range(0, row_bytes, BYTES * 64):
-                    p = (no_bytes, no_bytes, no_bytes, no_bytes)
-                    for first in range(part, tl.minimum(part + BYTES * 64, row_bytes), BYTES):
-                        byte = first + in_chunk
-                        x = _load_pairs(row_ptr, byte, row_bytes, -1, "evict_last")
-                        if STATIC:
-                            static_ptrs = static_row_ptr + first + in_chunk
-                            static = tl.load(static_ptrs, mask=byte < row_bytes, other=0)
-                            p = _count_free(x, numbers, p, static.to(tl.int32), Number)
-                        else:
-                            p = _count(x, numbers, p, Number)
-                    c0 += _whole(p[0], Number)
-                    c1 += _whole(p[1], Number)
-                    c2 += _whole(p[2], Number)
-                    c3 += _whole(p[3], Number)
-            else:
-                for first in range(0, row_bytes, BYTES):
-                    keys, _ = _load_keys(
-                        row_ptr, static_row_ptr, first + in_chunk, row_bytes, columns, STATIC
-                    )
-                    c0 += _bytes_at_least(keys, key0)
-                    c1 += _bytes_at_least(keys, key1)
-                    c2 += _bytes_at_least(keys, key2)
-                    c3 += _bytes_at_least(keys, key3)
-            count0 = tl.sum(c0, axis=0)
-            count1 = tl.sum(c1, axis=0)
-            count2 = tl.sum(c2, axis=0)
-            count3 = tl.sum(c3, axis=0)
-            no_low = low < -INFINITY
-            no_high = high > INFINITY
-            if count3 >= wanted:
-                low = key3
-                at_low = count3
-                lows = c3
-                step = step * 2
-                base = low + step
-                if no_high == 0:
-                    step = (high - low + 4) // 5
-                    base = low + step
-            elif count0 < wanted:
-                high = key0
-                above = count0
-                highs = c0
-                step = step * 2
-                base = high - 4 * step
-                if no_low == 0:
-                    step = (high - low + 4) // 5
-                    base = low + step
-            else:
-                low = tl.where(count2 >= wanted, key2, tl.where(count1 >= wanted, key1, key0))
-                at_low = tl.where(
-                    count2 >= wanted, count2, tl.where(count1 >= wanted, count1, count0)
-                )
-                lows = tl.where(count2 >= wanted, c2, tl.where(count1 >= wanted, c1, c0))
-                high = tl.where(count1 < wanted, key1, tl.where(count2 < wanted, key2, key3))
-                above = tl.where(count1 < wanted, count1, tl.where(count2 < wanted, count2, count3))
-                highs = tl.where(count1 < wanted, c1, tl.where(count2 < wanted, c2, c3))
+            keys = (
+                tl.minimum(tl.maximum(base, least), high),
+                tl.minimum(tl.maximum(base + step, least), high),
+                tl.minimum(tl.maximum(base + 2 * step, least), high),
+                tl.minimum(tl.maximum(base + 3 * step, least), high),
+            )
+            counts = _byte_counts(
+                row_ptr, static_ptr, keys, row_bytes, columns, STATIC, PACKED, BYTES
+            )
+            count = at_low
+            for i in tl.static_range(4):
+                before = count
+                count = tl.sum(counts[i], axis=0)
+                if count >= wanted:  # the last one of these
+                    low = keys[i]
+                    at_low = count
+                    lows = counts[i]
+                elif before >= wanted:  # the first one of the others
+                    high = keys[i]
+                    above = count
+                    highs = counts[i]
+            # Between two keys in five parts; or beyond one of them, twice as far as before.
+            if (low >= -INFINITY) & ((high <= INFINITY) | (count < wanted)):
                 step = (high - low + 4) // 5
                 base = low + step
+            else:
+                step = step * 2
+                base = tl.where(low < -INFINITY, high - 4 * step, low + step)
 
         # How many sums between the two keys each byte of the tiles keeps.
         between = lows - highs
@@ -444,15 +409,12 @@ def _select_kernel(
             number1 = tl.zeros([BYTES], tl.int32) + _number_pair(low)
         for first in range(0, row_bytes, BYTES):
             byte = first + in_chunk
-            static = tl.zeros([BYTES], tl.int32)
-            if STATIC:
-                static = tl.load(static_row_ptr + byte, mask=byte < row_bytes, other=0)
-                static = static.to(tl.int32)
+            static = _static_bits(static_ptr, byte, row_bytes, STATIC)
             if PACKED:
                 x = _load_pairs(row_ptr, byte, row_bytes, 0, "evict_first")
                 kept, maybe, largest = tl.inline_asm_elementwise(
-                    _BITS_BF16 if Number == tl.bfloat16 else _BITS_FP16,
-                    _BITS_REGISTERS,
+                    _bits_ptx(Number),
+                    _constraints(3, 7),
                     [x[0], x[1], x[2], x[3], number0, number1, largest],
                     dtype=(tl.int32, tl.int32, tl.int32),
                     is_pure=True,
@@ -470,9 +432,7 @@ def _select_kernel(
                 kept |= maybe
             else:
                 bit = tl.arange(0, 8)[None, :]
-                keys, magnitude = _load_keys(
-                    row_ptr, static_row_ptr, byte, row_bytes, columns, STATIC
-                )
+                keys, magnitude = _load_keys(row_ptr, static_ptr, byte, row_bytes, columns, STATIC)
                 kept = tl.sum(tl.where(keys >= high << 16, 1 << bit, 0), axis=1)
                 maybe = tl.sum(tl.where(keys >= low << 16, 1 << bit, 0), axis=1) & ~kept
                 for j in tl.static_range(8):
@@ -496,117 +456,19 @@ def _select_kernel(
                 tl.store(bits_ptr + byte, kept.to(tl.uint8), mask=byte < row_bytes)
 
 
-@triton.jit
-def _mix(state, part):
-    """The 32-bit finalizer of MurmurHash3 on a state and the next part, as in the reference."""
-    state = (state + 0x9E3779B9) ^ part.to(tl.uint32)
-    state = (state ^ (state >> 16)) * 0x85EBCA6B
-    state = (state ^ (state >> 13)) * 0xC2B2AE35
-    return state ^ (state >> 16)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "heads",
-        "blocks",
-        "columns",
-        "row_bytes",
-        "strata",
-        "seed_state",
-        "first_head",
-        "first_block",
-        "turns",
-    ]
-)
-def _draw_kernel(
-    packed_ptr,
-    heads,
-    blocks,
-    columns,
-    row_bytes,
-    strata,
-    seed_state,
-    first_head,
-    first_block,
-    turns,
-    WIDE: tl.constexpr,
-    STRATA: tl.constexpr,
-):
-    """Sets one free column in each stratum of a row.
-
-    The strata of one turn are so far apart that they share no byte; a barrier parts the turns.
-    """
-    row = tl.program_id(0)
-    bits_ptr = packed_ptr + row.to(tl.int64) * row_bytes
-    state = tl.zeros([1], tl.uint32) + seed_state.to(tl.uint32)
-    state = _mix(state, row // (heads * blocks))
-    state = _mix(state, first_head + row // blocks % heads)
-    state = _mix(state, first_block + row % blocks)
-    for turn in range(0, turns):
-        for first in range(0, tl.cdiv(strata - turn, turns), STRATA):
-            stratum = turn + (first + tl.arange(0, STRATA)) * turns
-            inside = stratum < strata
-            stratum = tl.where(inside, stratum, 0)
-            # floor(stratum * columns / strata), by parts that stay within 32 bits where they can
-            whole, rest = columns // strata, columns % strata
-            if WIDE:
-                left = (stratum.to(tl.int64) * rest // strata).to(tl.int32)
-                right = ((stratum + 1).to(tl.int64) * rest // strata).to(tl.int32)
-            else:
-                left = stratum * rest // strata
-                right = (stratum + 1) * rest // strata
-            left += stratum * whole
-            right += (stratum + 1) * whole
-            width = (right - left).to(tl.uint32)
-            middle = left + (_mix(state, stratum) % width).to(tl.int32)
-
-            # From the middle to the right, then from the left to the middle, in windows of 32
-            # columns that start with the byte of the position.
-            position = middle
-            end = right
-            again = inside
-            drawn = tl.full([STRATA], -1, tl.int32)
-            while tl.max(again.to(tl.int32), axis=0) > 0:
-                byte = position // 8
-                taken = tl.zeros([STRATA], tl.uint32)
-                for j in tl.static_range(4):
-                    part = tl.load(
-                        bits_ptr + byte + j, mask=again & (byte + j < row_bytes), other=0xFF
-                    )
-                    taken |= part.to(tl.uint32) << (8 * j)
-                skipped = (position - byte * 8).to(tl.uint32)
-                past = tl.minimum(tl.maximum(byte * 8 + 32 - end, 0), 31).to(tl.uint32)
-                free = ((~taken >> skipped) << skipped) << past >> past
-                lowest = (free ^ (free & (free - 1))).to(tl.float32).to(tl.int32, bitcast=True)
-                hit = again & (free != 0)
-                drawn = tl.where(hit, byte * 8 + (lowest >> 23) - 127, drawn)
-                position = byte * 8 + 32
-                again = again & (free == 0)
-                # Past the end: once more for the part before the middle, if there is one.
-                ended = position >= end
-                again = again & ((ended == 0) | ((end == right) & (left < middle)))
-                wrapped = ended & again
-                position = tl.where(wrapped, left, position)
-                end = tl.where(wrapped, middle, end)
-            kept = tl.load(bits_ptr + drawn // 8, mask=drawn >= 0, other=0)
-            kept = kept | (1 << (drawn & 7)).to(tl.uint8)
-            tl.store(bits_ptr + drawn // 8, kept, mask=drawn >= 0)
-        tl.debug_barrier()
-
-
 def column_selection(call: ColumnSelection) -> torch.Tensor:
     """Run a checked `ColumnSelection`; fp32 sums count by 16 bits."""
-    column_sums, static_columns = call.column_sums, call.every_static_column()
+    column_sums = call.column_sums
     infinity = 0x7C00 if column_sums.dtype == torch.float16 else 0x7F80
     batch, heads, blocks, columns = column_sums.shape
     rows, row_bytes, device = batch * heads * blocks, -(-columns // 8), column_sums.device
     packed = torch.empty(batch, heads, blocks, row_bytes, dtype=torch.uint8, device=device)
     if packed.numel() == 0:
         return packed
-    if static_columns is None:
-        static, static_counts, static_strides = packed, packed, (0, 0, 0)  # never read
-    else:
-        static, static_counts, static_strides = _packed_static(static_columns)
+    static = static_count = packed  # which is not read
+    if call.static_columns is not None:
+        static = packed_bits(call.static_columns)
+        static_count = packed_counts(static, columns)
     programs = min(rows, multiprocessors(device) * PROGRAMS_PER_MULTIPROCESSOR)
     whole_bytes = columns % 8 == 0
     tile_bytes = TILE_BYTES if whole_bytes else TILE_BYTES // 2
@@ -618,59 +480,25 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
         and torch.version.hip is None
         and compute_capability(device) >= (9, 0)
     )
-    sizes = (heads, blocks, columns, row_bytes)
     launch(
         _select_kernel,
         (programs,),
         column_sums.contiguous(),
         static,
-        static_counts,
+        static_count,
         packed,
         rows,
-        *sizes,
+        columns,
+        row_bytes,
         min(call.keep_count, columns),
         LOOSENESS if row_bytes > tile_bytes else 0,  # rows of one tile are exact
-        *static_strides,
         INFINITY=infinity,
         EVEN=whole_bytes,
-        STATIC=static_columns is not None,
+        STATIC=call.static_columns is not None,
         PACKED=packed_compares,
         BYTES=tile_bytes,
         SAMPLE=SAMPLE_BYTES,
         num_warps=SELECT_WARPS,
         **(OCCUPANCY if packed_compares else {}),
     )
-    strata = min(call.random_count, columns)
-    if strata > 0:
-        state = position_state(call.seed)
-        launch_changing(
-            _draw_kernel,
-            (rows,),
-            packed,
-            *sizes,
-            strata,
-            state - (1 << 32) if state >= 1 << 31 else state,
-            call.first_head,
-            call.first_block,
-            turns=-(-BYTE_COLUMNS // (columns // strata)) + 1,
-            WIDE=strata >= 1 << 15,
-            STRATA=STRATA,
-            num_warps=DRAW_WARPS,
-        )
     return packed
-
-
-def _packed_static(static: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int, int]]:
-    """Bits and counts of the distinct rows of a broadcast mask, and the strides between rows."""
-    distinct = static
-    for dim in range(3):
-        if static.stride(dim) == 0:
-            distinct = distinct.narrow(dim, 0, 1)
-    packed = packed_bits(distinct)
-    batch, heads, blocks, _ = packed.shape
-    strides = (
-        heads * blocks if batch > 1 else 0,
-        blocks if heads > 1 else 0,
-        1 if blocks > 1 else 0,
-    )
-    return packed, packed_counts(packed, static.shape[-1]), strides

@@ -81,7 +81,6 @@ def test_layers_have_budgets_of_their_own():
     config = SparsityConfig().override(
         {
             "attention.density": 0.1,
-            "attention.random_fraction": 0.05,
             "mlp.density": 0.3,
             "schedule.first_dense_layers": 1,
             "layers": [
@@ -95,7 +94,6 @@ def test_layers_have_budgets_of_their_own():
     assert [plan.density(layer, "attention") for layer in range(4)] == [None, 0.1, None, 0.5]
     assert [plan.density(layer, "mlp") for layer in range(4)] == [None, 0.3, 1.0, None]
     assert [plan.attention_keep_count(layer) for layer in range(4)] == [60, 6, 60, 30]
-    assert plan.attention_random_count() == 3
     assert [plan.mlp_keep_count(layer) for layer in range(4)] == [100, 30, 100, 100]
     first = dict.fromkeys([(0, "attention"), (0, "mlp")], "schedule.first_dense_layers is 1")
     assert plan.dense == first | dict.fromkeys([(2, "attention"), (3, "mlp")], NAMED)

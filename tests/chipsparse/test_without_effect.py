@@ -24,19 +24,14 @@ CASES = [
     (f"{ACTIONS}, schedule.first_dense_layers: 1, schedule.correct: false", "", ""),
     (f"{SHORT_GAPS}, schedule.sparse_steps: 0", "", ""),
     (
-        "attention: {density: dense, random_fraction: 0.1}, tile: [1, 8, 8]",
-        "attention.random_fraction (0.1), tile ([1, 8, 8])",
+        "attention: {density: dense, delta_rule: difference}, tile: [1, 8, 8]",
+        "attention.delta_rule ('difference'), tile ([1, 8, 8])",
         "attention.density is dense",
     ),
     (
         f"{NOTHING_SPARSE}, attention.density: 0.0, mlp.density: 0.5, memory.ram: 2G",
         "attention.density (0.0), mlp.density (0.5), memory.ram (2.00 GiB)",
         "no step is sparse",
-    ),
-    (
-        "attention.random_fraction: 0.001",
-        "attention.random_fraction (0.001)",
-        "attention.random_fraction adds no column",
     ),
     ("memory: {offload: never, ram: 0}", "memory.ram (0 B)", "memory.offload is never"),
     (f"{DENSE}, block_size: 64", "block_size (64)", "mlp.density is dense"),
@@ -101,8 +96,7 @@ def test_what_a_cpu_takes_the_effect_of():
 # Of these a config has no value that asks for something which may be impossible: they turn things
 # on or off, choose between forms, or have notes of their own.
 WITHOUT_REASON = {
-    *("attention.precision",),
-    *(f"schedule.{name}" for name in ("full_steps", "full_share", "correct")),
+    *("attention.precision", "schedule.full_steps", "schedule.full_share", "schedule.correct"),
     *("schedule.actions", "layers"),
 }
 

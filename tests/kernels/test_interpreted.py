@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # The longest first; of each, tests of small tensors that run in a few seconds.
 OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
-    "column_selection": "special_rows and row9 or static_columns_beyond",
+    "column_selection": "special_rows and row9 or keeps_the and 1337-0.01",
     "column_sparse_attention": (
         "laid_out_like or only_listed_rows and dtype1 or residual_is_added and fp8 and True-dtype1"
         " or nan_in_a_mean and 64"
@@ -30,23 +30,26 @@ OPERATIONS = {
         "views_of_larger_tensors or poison_leaves and dtype1 or is_not_seen and False-7"
         " or cannot_hold or in_fp8 and 128-True-7"
     ),
-    "mask_packing": "packs_like_bitarray or padding_bits or test_capacity",
+    "mask_packing": "packs_like_bitarray or padding_bits or to_the_capacity",
     "fp8_dense_attention": "small_weights",
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number and dtype1",
     "fp8_rows": "each_row and dtype1 or not_finite",
     "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
 }
+FILES = [f"tests/kernels/test_{operation}.py" for operation in OPERATIONS]
+GENERATION = "tests/regression/test_backends.py"
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-def run(operations, selected):
+def run(files, selected):
+    """Runs tests of some files where Triton's kernels are interpreted."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
             *("-k", selected, "-m", "not gpu and not slow", "-rA"),
-            *(f"tests/kernels/test_{operation}.py" for operation in operations),
+            *files,
         ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -57,27 +60,27 @@ def run(operations, selected):
     )
 
 
-def check(done, operations):
+def check(done, files):
     tail = "\n".join(done.stdout.splitlines()[-60:])
     assert done.returncode == 0, tail
-    for operation in operations:  # none of them skipped altogether
-        assert f"PASSED tests/kernels/test_{operation}.py" in done.stdout, tail
+    for file in files:  # none of them skipped altogether
+        assert f"PASSED {file}" in done.stdout, tail
 
 
 def test_some_tests_of_every_triton_kernel():
-    done = run(OPERATIONS, f"triton and ({' or '.join(OPERATIONS.values())})")
-    check(done, OPERATIONS)
+    done = run(FILES, f"triton and ({' or '.join(OPERATIONS.values())})")
+    check(done, FILES)
 
 
 @pytest.fixture(scope="module")
 def runs():
-    """All of them, two at a time."""
+    """All of them, and a whole generation by these kernels, two at a time."""
     pool = ThreadPoolExecutor(min(2, os.cpu_count() or 1))
-    yield {operation: pool.submit(run, [operation], "triton") for operation in OPERATIONS}
+    yield {file: pool.submit(run, [file], "triton") for file in (*FILES, GENERATION)}
     pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_all_tests_of_a_triton_kernel(operation, runs):
-    check(runs[operation].result(), [operation])
+@pytest.mark.parametrize("file", [*FILES, GENERATION])
+def test_all_tests_of_a_triton_kernel(file, runs):
+    check(runs[file].result(), [file])

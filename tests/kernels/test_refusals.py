@@ -89,10 +89,9 @@ OF_LAYERS = [
 # Other arguments, and what is said of them.
 REFUSED = {
     column_selection: [
-        ({"keep_count": -1}, "got keep_count=-1, random_count=0"),
-        ({"random_count": -2}, "random_count=-2"),
+        ({"keep_count": -1}, "keep_count must not be negative, got -1"),
         ({"static_columns": zeros(5)}, "static_columns must be torch.bool, got torch.float32"),
-        ({"static_columns": zeros(5).bool()}, r"columns \[5\] do not broadcast to \[1, 2, 3, 9\]"),
+        ({"static_columns": zeros(5).bool()}, r"static_columns must be \[9\], got \[5\]"),
         ({"column_sums": zeros(3, 9)}, r"must be \[B, H, G, M\], got \[3, 9\]"),
         ({"column_sums": ints(1, 2, 3, 9)}, "got torch.int32"),
     ],

@@ -8,14 +8,13 @@ STEPS = 6
 SPARSE = SparsityConfig().override(
     {
         "attention.density": 0.25,
-        "attention.random_fraction": 0.05,
         "block_size": 16,
         "mlp.density": 0.3,
         "schedule.refresh_every": 3,
         "tile": [2, 2, 2],
     }
 )
-EVERYTHING = {"attention.density": 1.0, "attention.random_fraction": 0.0, "mlp.density": 1.0}
+EVERYTHING = {"attention.density": 1.0, "mlp.density": 1.0}
 EXACT = SPARSE.override(EVERYTHING)
 
 

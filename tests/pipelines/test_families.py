@@ -307,7 +307,7 @@ JOINT = {
 def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
     """No others fit; in every branch, whose prompts may differ in length."""
     pipe, columns, neurons, layouts = FAMILIES[name].make(), {}, {}, {}
-    config = SPARSE.override({"attention.density": 0.01, "attention.random_fraction": 0.0})
+    config = SPARSE.override({"attention.density": 0.01})
     with chipsparse.enable(pipe, config) as handle:
         session = handle._adapters[0].session
         begin, caches = session.begin, session._caches

@@ -24,8 +24,6 @@ from tests.pipelines.modular_families import FAMILIES
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
 from tests.variants import slow_unless
 
-# Random columns are drawn by the name of the branch, which not every plain pipeline gives.
-COLUMNS_BY_SCORE = SPARSE.override({"attention.random_fraction": 0.0})
 SCORES = LayerSkipConfig([1], skip_attention=False, skip_attention_scores=True, skip_ff=False)
 
 
@@ -88,9 +86,9 @@ def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
     family = FAMILIES[name]
     plain = family.make()
     modular = family.modular(plain)
-    with chipsparse.enable(plain, COLUMNS_BY_SCORE) as handle:
+    with chipsparse.enable(plain, SPARSE) as handle:
         expected, as_plain = family.generate(plain), handle.report
-    with chipsparse.enable(modular, COLUMNS_BY_SCORE, strict=True) as handle:
+    with chipsparse.enable(modular, SPARSE, strict=True) as handle:
         found = family.generate(modular)
         assert torch.equal(family.generate(modular), found)
     branches = {record.branch for record in handle.report.steps}

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 
 from chipsparse.cache.store import CacheStore
-from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.neuron_selection import neuron_selection
@@ -64,6 +63,15 @@ def keep_at_later_refreshes(patch, *names):
 
 def change_mlp_delta(patch, change):
     wrap_backends(patch, sparse_mlp_up, lambda launch, call: change(launch(call)))
+
+
+def keep_cache(patch, operation, name):
+    """Lets an operation change a copy of a cache."""
+
+    def forgetting(launch, call):
+        return launch(replace(call, **{name: getattr(call, name).clone()}))
+
+    wrap_backends(patch, operation, forgetting)
 
 
 # The delta rule of attention.
@@ -165,18 +173,8 @@ def rows_off_by_one(patch):
 @fault
 def columns_off_by_one(patch):
     """Sparse steps read the key and value behind the one that was chosen."""
-
-    def shifted(call):
-        return replace(call, indices=(call.indices + 1) % call.key.shape[2])
-
-    change_sparse_attention(patch, shifted)
-
-
-@fault
-def other_random_columns(patch):
-    """The random columns are not those of the seed."""
-    wrap_backends(
-        patch, column_selection, lambda launch, call: launch(replace(call, seed=call.seed + 1))
+    change_sparse_attention(
+        patch, lambda call: replace(call, indices=(call.indices + 1) % call.key.shape[2])
     )
 
 
@@ -234,21 +232,13 @@ def mlp_delta_taken_too_late(patch):
 @fault
 def mlp_activations_not_stored(patch):
     """The cache keeps the refresh's activations, so later steps add the same change again."""
-
-    def forgetting(launch, call):
-        return launch(replace(call, activation_cache=call.activation_cache.clone()))
-
-    wrap_backends(patch, sparse_mlp_up, forgetting)
+    keep_cache(patch, sparse_mlp_up, "activation_cache")
 
 
 @fault
 def mlp_output_not_stored(patch):
     """The cache keeps the refresh's output, so each sparse step forgets the one before it."""
-
-    def forgetting(launch, call):
-        return launch(replace(call, output_cache=call.output_cache.clone()))
-
-    wrap_backends(patch, sparse_mlp_down, forgetting)
+    keep_cache(patch, sparse_mlp_down, "output_cache")
 
 
 @fault

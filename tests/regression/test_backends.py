@@ -1,13 +1,10 @@
 """The check of `test_sparse` on a GPU, with every backend.
 
-On the CPU a picture of a few tokens, with Triton's interpreter, tests what these tests stand on.
+On the CPU a picture of a few tokens tests what these tests stand on, also with Triton's interpreter
+(`tests.kernels.test_interpreted`).
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +32,6 @@ from tests.regression.golden import read
 from tests.regression.runs import Runs
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
-ROOT = Path(__file__).parents[2]
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -150,20 +146,3 @@ def test_a_preferred_backend_computes_everything(backend, monkeypatch):
     assert sparse_backends(report, "attention") == {backend}
     assert sparse_backends(report, "mlp") == {backend}
     assert (found - expected).norm() < 0.02 * expected.norm()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not triton_installed(), reason="Triton is not installed")
-def test_under_the_interpreter():
-    test = "tests/regression/test_backends.py::test_a_preferred_backend_computes_everything[triton]"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", test, "-q", "-p", "no:cacheprovider"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout, done.stdout

@@ -8,6 +8,7 @@ import torch
 
 from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import pack_mask
+from chipsparse.layers.column_budget import static_columns
 from chipsparse.layers.other_text import aligned, columns_of, fits, with_rows_before
 from chipsparse.layout import LayerKind, ModelLayout, Share
 from chipsparse.plan import SparsityPlan
@@ -19,9 +20,7 @@ LAYOUT = ModelLayout(
 )
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)
-SPLIT = Share(
-    heads=3, first_head=0, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40
-)
+SPLIT = Share(heads=3, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40)
 LENGTHS = [(4, 4), (16, 0), (0, 16), (21, 2), (2, 21), (13, 12), (40, 17), (17, 40)]
 
 
@@ -45,12 +44,6 @@ def chosen_by(layout):
     return mask
 
 
-def text_of(layout):
-    text = torch.ones(1, layout.tokens, dtype=torch.bool)
-    text[:, image(layout)] = False
-    return text
-
-
 @pytest.mark.parametrize(
     ("text_first", "exact_text"), [(False, False), (True, False), (True, True)]
 )
@@ -69,9 +62,8 @@ def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, text_first,
         if 0 <= tokens.start < GRID:
             assert nearest == tokens
         expected[:, :, block, image(own)] = mask[:, :, source, image(other)]
-    found = columns_of(
-        pack_mask(mask, backend="reference"), other, own, SIZE, text_of(own) if ours else None
-    )
+    text = static_columns(own, None, mask.device)
+    found = columns_of(pack_mask(mask, backend="reference"), other, own, SIZE, text)
     assert torch.equal(found, pack_mask(expected, backend="reference"))  # also bits behind the last
 
 

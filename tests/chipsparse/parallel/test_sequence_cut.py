@@ -58,13 +58,11 @@ def test_every_rank_plans_with_the_largest_share():
     text = replace(VIDEO, text_tokens=20)
     cut = cut_sequence(text, 2, ROWS)
     first, last = (on_rank(text, cut, rank) for rank in range(2))
-    assert (first.share.first_head, last.share.first_head) == (0, 3)
-    assert replace(first.share, first_head=3) == last.share
+    assert first == last
     assert first.own_tokens == first.mlp_tokens(0) == max(cut.tokens)
     assert first.tokens == 276
     cut = ring_cut(VIDEO, 4, 2)  # heads are shared within each run alone
     layouts = [on_rank(VIDEO, cut, rank) for rank in range(4)]
-    assert [layout.share.first_head for layout in layouts] == [0, 3, 0, 3]
     assert {layout.own_heads for layout in layouts} == {3}
     assert {layout.own_query_rows for layout in layouts} == {max(cut.query_rows)}
     assert layouts[0].query_rows == layouts[1].query_rows == range(cut.query_rows[0])

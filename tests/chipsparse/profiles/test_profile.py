@@ -32,7 +32,6 @@ def test_bundled_profiles_have_every_quality(path):
     for name in ("balanced", "fast") if "3D" in path.stem else ():
         attention, schedule = profile.qualities[name].attention, profile.qualities[name].schedule
         assert (attention.density, attention.delta_rule) == (0.1, "means")
-        assert attention.random_fraction == 0.01
         assert (schedule.correct, schedule.forecast) == (True, 0.5)
     assert path not in TINY or not profile.qualities["fast"].mlp.is_sparse
     assert profile.qualities["published"].mlp.is_sparse
@@ -68,7 +67,7 @@ def test_where_profiles_come_from(tmp_path):
 
 
 QUALITY_TEXT = """
-sparsity: {tile: null, attention: {random_fraction: 0.5}, schedule: {full_share: 0.5}}
+sparsity: {tile: null, attention: {precision: bf16}, schedule: {full_share: 0.5}}
 qualities: {balanced: , fast: {attention: {density: 0.07}, schedule: {warmup_steps: 3}}}
 """
 
@@ -83,7 +82,7 @@ def mine(tmp_path):
 def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_for(mine):
     general = default_profile().qualities
     assert mine.quality == "balanced"
-    common = {"tile": None, "attention.random_fraction": 0.5}
+    common = {"tile": None, "attention.precision": "bf16"}
     schedule = {"schedule": ScheduleConfig(full_share=0.5)}  # taken whole
     assert mine.sparsity == general["balanced"].override({**common, **schedule})
     own = {"attention.density": 0.07, "schedule": ScheduleConfig(warmup_steps=3)}
