@@ -10,21 +10,21 @@ from functools import cached_property
 import numpy as np
 
 from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
-from chipsparse.schedule.schedule import Action, Schedule, list_text
+from chipsparse.schedule.schedule import FEWEST_STEPS, Action, Schedule, list_text, spread
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift
-from chipsparse.tuning.placed_steps import Placed, Steps
+from chipsparse.tuning.placed_steps import Placed
 
-USUAL_DENSITY = 0.2
 # The likeliest first: where there is no time for all, the last ones are left out.
 GROWTHS = (1.0, 2.0)
-DENSITIES = (0.2, 0.1, 0.3)
+DENSITIES = (0.1, 0.2, 0.3)
+# Sparse steps for each full one: those of `balanced`, `fast` and `draft` of videos, and fewer.
+SPARSE_PER_FULL = (1.9, 2.5, 1.4, 0.5)
 # Shares, each with the places from which on it begins.
 FORECASTS = [
     (share, after)
     for share in (0.5, 0.75, 0.0, 0.25, 1.0)
-    for after in ((0.0, 0.25, 0.5) if share else (0.0,))
+    for after in ((0.0, 0.2, 0.5) if share else (0.0,))
 ]
-SPARSE_ERRORS = (0.3, 0.1, 0.6)
 LEAST_FULL_STEPS = 2
 
 
@@ -34,16 +34,16 @@ class Form:
 
     growth: float = GROWTHS[0]  # of errors in the search for its lists, see `Trajectory.weights`
     reuse: Reuse = Reuse()
-    density: float = USUAL_DENSITY  # of the columns of sparse steps
+    density: float = DENSITIES[0]  # of the columns of sparse steps
     sparse_mlp: bool = False  # True where the MLPs of sparse steps are sparse, too
-    # The error that a sparse step leaves behind, see `Placed`; None: nothing is sparse.
-    sparse_error: float | None = None
+    sparse_per_full: float = 0.0  # sparse steps for each full one; 0: nothing is sparse
 
-    def config(self, base: SparsityConfig, steps: Steps) -> SparsityConfig:
+    def config(self, base: SparsityConfig, full: tuple[int, ...], steps: int) -> SparsityConfig:
         """Return the base with this schedule instead of its own, whatever form that has."""
+        sparse = min(round(self.sparse_per_full * len(full)), steps - len(full))
         schedule = ScheduleConfig(
-            full_steps=steps.full,
-            sparse_steps=steps.sparse or 0.0,
+            full_steps=full,
+            sparse_steps=sparse / steps,
             first_dense_layers=base.schedule.first_dense_layers,
             **vars(self.reuse),
         )
@@ -63,7 +63,7 @@ def with_sparse_mlp(config: SparsityConfig, sparse: bool) -> SparsityConfig:
 class Candidate:
     """A form with a number of full steps."""
 
-    form: Form  # without sparse steps where none pays
+    form: Form
     config: SparsityConfig  # of the generation
     steps: int  # the number of all denoising steps
 
@@ -74,10 +74,10 @@ class Candidate:
     @property
     def describe(self) -> str:
         text = list_text(self.schedule, sparse=True)
-        if self.form.sparse_error is not None:
-            mlp = " and sparse MLPs" if self.form.sparse_mlp else ""
-            text += f"; {self.form.density:.0%} of the columns{mlp}"
-        return f"{text} (list by growth {self.form.growth:g})"
+        if not self.form.sparse_per_full:
+            return f"{text} (list by growth {self.form.growth:g})"
+        mlp = " and sparse MLPs" if self.form.sparse_mlp else ""
+        return f"{text}; {self.form.density:.0%} of the columns{mlp}"
 
 
 @dataclass(frozen=True)
@@ -110,22 +110,21 @@ class Forms:
     seconds: ActionSeconds
     _placed: dict[Form, Placed] = field(default_factory=dict, init=False)
 
-    def candidate(self, form: Form, count: float) -> Candidate:
-        """Return the best with so many full steps, or of their time where some are sparse."""
-        if form not in self._placed:
-            seconds = self.seconds
-            self._placed[form] = Placed(
-                self.trajectories,
-                form.reuse,
-                form.growth,
-                error=form.sparse_error,
-                refresh=seconds.refresh / seconds.dense,
-                sparse=seconds.sparse[form.density, form.sparse_mlp] / seconds.dense,
-            )
-        steps = self._placed[form].steps(count)
-        if not steps.sparse:
-            form = Form(form.growth, form.reuse)
-        return Candidate(form, form.config(self.base, steps), self.trajectories[0].steps)
+    def candidate(self, form: Form, count: int) -> Candidate:
+        """Return the form with so many full steps.
+
+        A calibrated list costs least where nothing is sparse; else the list is a named quality's.
+        """
+        steps = self.trajectories[0].steps
+        if not form.sparse_per_full:
+            if form not in self._placed:
+                self._placed[form] = Placed(self.trajectories, form.reuse, form.growth)
+            full = self._placed[form].steps(count)
+        elif steps <= FEWEST_STEPS:
+            full = tuple(range(count))
+        else:
+            full = spread(steps, count, among_sparse=True)
+        return Candidate(form, form.config(self.base, full, steps), steps)
 
     # Rivals, one choice after the other. The calibration foretells the best forecast; the rest is
     # for generations to tell.
@@ -147,17 +146,20 @@ class Forms:
         return [*grown, self.first(count, correct=False)]
 
     def of_sparse_steps(self, form: Form, count: int) -> list[Form]:
-        """Return sparse steps of other shares of columns, and placed by other errors."""
-        usual, *errors = SPARSE_ERRORS
+        """Return forms with more or fewer sparse steps or columns, where such steps are faster."""
+        usual = SPARSE_PER_FULL[0]
+        pairs = [(ratio, DENSITIES[0]) for ratio in SPARSE_PER_FULL]
+        pairs += [(usual, density) for density in DENSITIES[1:]]
         return [
-            *(replace(form, sparse_error=usual, density=density) for density in DENSITIES),
-            *(replace(form, sparse_error=error) for error in errors),
+            replace(form, sparse_per_full=ratio, density=density)
+            for ratio, density in pairs
+            if self.seconds.sparse[density, False] < self.seconds.dense
         ]
 
     def of_sparse_mlps(self, form: Form, count: int) -> list[Form]:
         """Return sparse MLPs, where sparse steps are faster so."""
         seconds = self.seconds.sparse
         fast = seconds.get((form.density, True))
-        if form.sparse_error is None or fast is None or fast >= seconds[form.density, False]:
+        if not form.sparse_per_full or fast is None or fast >= seconds[form.density, False]:
             return []
         return [replace(form, sparse_mlp=True)]

@@ -71,7 +71,7 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
             + reaches**2 * np.einsum("an,an->a", projected, changes)[:, None]
         )
         for c in range(b + 1, steps if reuse.correct else 0):
-            off = off_line(times, weights, b, c)
+            off = _off_line(times, weights, b, c)
             gap = c - b - 1
             squares[:, gap] = BEFORE_CORRECTION * squares[:, gap] + off @ products @ off
         costs[befores, b, b + 1 :] = squares.clip(0)
@@ -118,7 +118,7 @@ def _change(times: np.ndarray, old: int, new: int) -> np.ndarray:
     return change
 
 
-def off_line(times: np.ndarray, weights: np.ndarray, old: int, new: int) -> np.ndarray:
+def _off_line(times: np.ndarray, weights: np.ndarray, old: int, new: int) -> np.ndarray:
     """Return the weighted sum of the outputs' distances from the line between two steps, ``[N]``.
 
     Between equal timesteps the output of the old step is held.

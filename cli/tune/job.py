@@ -30,7 +30,7 @@ from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import ASSETS
 from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, digest, target_text
-from chipsparse.tuning.forms import USUAL_DENSITY
+from chipsparse.tuning.forms import DENSITIES
 from chipsparse.tuning.search import Search, Unreachable
 from chipsparse.tuning.targets import measurement
 
@@ -157,7 +157,7 @@ def _capture_mode(request: Request, config: SparsityConfig) -> CaptureMode:
     if request.planned is None:
         return config.cuda_graphs
     plan, few = request.planned.plan, {"actions": ["dense", "refresh", "sparse"]}
-    config = plan.config.override({"attention.density": USUAL_DENSITY, "schedule": few})
+    config = plan.config.override({"attention.density": DENSITIES[0], "schedule": few})
     return as_of_many(config, dataclasses.replace(plan, config=config), request.dtype).cuda_graphs
 
 

@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 
 from chipsparse.config import SparsityConfig
-from chipsparse.tuning.forms import FORECASTS, ActionSeconds, Candidate, Form, Forms
+from chipsparse.profiles.profile import default_profile
+from chipsparse.schedule.schedule import Action, Schedule
+from chipsparse.tuning.forms import (
+    DENSITIES,
+    FORECASTS,
+    SPARSE_PER_FULL,
+    ActionSeconds,
+    Candidate,
+    Form,
+    Forms,
+)
 from chipsparse.tuning.jump_costs import Reuse, drift
-from chipsparse.tuning.placed_steps import Placed, Steps
+from chipsparse.tuning.placed_steps import Placed
 from tests.chipsparse.tuning.trajectories import trajectory
 
 BASE = SparsityConfig().override(
@@ -19,50 +29,43 @@ BASE = SparsityConfig().override(
         "layers": [{"layers": "3", "attention": "dense"}],
     }
 )
-SECONDS = ActionSeconds(
-    dense=2.0, refresh=3.0, sparse={(0.2, False): 1.0, (0.2, True): 0.5}, skipped=0.1, other=10.0
-)
+SPARSE = dict.fromkeys(((density, False) for density in DENSITIES), 1.0) | {(0.1, True): 0.5}
+SECONDS = ActionSeconds(dense=2.0, refresh=3.0, sparse=SPARSE, skipped=0.1, other=10.0)
 
 
 def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     form = Form(reuse=Reuse(0.5, 0.25), density=0.3)
-    config = form.config(BASE, Steps((0, 1, 5)))
+    config = form.config(BASE, (0, 1, 5), 8)
     expected = {"full_steps": (0, 1, 5), "sparse_steps": 0.0, "forecast": 0.5}
     expected |= {"forecast_after": 0.25, "warmup_steps": 2, "first_dense_layers": 1}
     assert {name: getattr(config.schedule, name) for name in expected} == expected
     assert config.attention.density == 0.3
     assert (config.attention.delta_rule, config.mlp.is_sparse) == ("difference", False)
     assert config.layers == BASE.layers
-    again = form.config(config, Steps((0, 2)))  # a tuned profile as the base of another search
+    again = form.config(config, (0, 2), 8)  # a tuned profile as the base of another search
     assert again.schedule.full_steps == (0, 2)
 
 
-def candidate(form, sparse=()):
-    # 0 dense, 1 dense, 2 skip, 3 skip, 4 dense or refresh, 5 skip, 6 skip or sparse, 7 skip
-    return Candidate(form, form.config(BASE, Steps((0, 1, 4), sparse)), 8)
-
-
 @pytest.mark.parametrize(
-    ("form", "sparse", "seconds", "text"),
+    ("form", "seconds", "text"),
     [
-        (Form(), (), 10 + 3 * 2 + 5 * 0.1, "3 of 8 steps in full, as listed, the rest skipped"),
+        (Form(), 10 + 3 * 2 + 5 * 0.1, "3 of 8 steps in full, as listed, the rest skipped"),
         (
-            Form(sparse_error=0.3),
-            (6,),
+            Form(sparse_per_full=0.3),
             10 + 2 * 2 + 3 + 1 + 4 * 0.1,
             "3 of 8 steps in full, as listed, 1 between them sparse, the rest skipped, then "
-            "corrected; 20% of the columns (list by growth 1)",
+            "corrected; 10% of the columns",
         ),
         (
-            Form(reuse=Reuse(0.5), sparse_mlp=True, sparse_error=0.3),
-            (6,),
-            10 + 2 * 2 + 3 + 0.5 + 4 * 0.1,
-            "with half a forecast, then corrected; 20% of the columns and sparse MLPs (list",
+            Form(reuse=Reuse(0.5), sparse_mlp=True, sparse_per_full=0.6),
+            10 + 2 + 2 * 3 + 2 * 0.5 + 3 * 0.1,
+            "with half a forecast, then corrected; 10% of the columns and sparse MLPs",
         ),
     ],
 )
-def test_the_time_and_the_words_of_a_candidate(form, sparse, seconds, text):
-    made = candidate(form, sparse)
+def test_the_time_and_the_words_of_a_candidate(form, seconds, text):
+    # Full steps are 0, 1 and 4; the middles of the gaps are 6 and, by the next sparse step, 2.
+    made = Candidate(form, form.config(BASE, (0, 1, 4), 8), 8)
     assert SECONDS.generation(made) == pytest.approx(seconds)
     assert text in made.describe
 
@@ -70,14 +73,34 @@ def test_the_time_and_the_words_of_a_candidate(form, sparse, seconds, text):
 def test_a_candidate_is_best_on_the_mean_of_the_prompts():
     both, form = [trajectory(10), trajectory(10, seed=5)], Form()
     full = Forms(BASE, both, SECONDS).candidate(form, 4).config.schedule.full_steps
-    assert full == Placed(both, form.reuse, form.growth).steps(4).full
-    assert full != Placed(both[:1], form.reuse, form.growth).steps(4).full
+    assert full == Placed(both, form.reuse, form.growth).steps(4)
+    assert full != Placed(both[:1], form.reuse, form.growth).steps(4)
 
 
-def test_a_form_whose_sparse_steps_never_pay_is_the_same_without_them():
-    slow = replace(SECONDS, sparse=dict.fromkeys(SECONDS.sparse, 9.0))
-    forms = Forms(BASE, [trajectory(10)], slow)
-    assert forms.candidate(Form(sparse_error=0.3), 4) == forms.candidate(Form(), 4)
+@pytest.mark.parametrize(
+    ("quality", "steps", "full", "sparse"),
+    [
+        ("balanced", 50, 9, 17),
+        ("fast", 50, 6, 15),
+        ("draft", 50, 5, 7),
+        ("balanced", 30, 7, 10),
+        ("draft", 8, 3, 5),
+    ],
+)
+def test_named_qualities_are_among_the_sparse_steps_that_are_tried(quality, steps, full, sparse):
+    forms = Forms(BASE, [trajectory(steps)], SECONDS)
+    tried = [forms.candidate(form, full) for form in forms.of_sparse_steps(Form(), full)]
+    config = default_profile().of_quality(quality).sparsity
+    assert tried[0].config.attention.density == config.attention.density
+    named = Schedule(config.schedule, steps).actions
+    assert named.count(Action.SPARSE) == sparse
+    assert named in [made.schedule.actions for made in tried]
+
+
+def test_sparse_steps_that_take_no_less_time_are_not_tried():
+    slow = replace(SECONDS, sparse=SPARSE | {(0.1, False): 2.0, (0.2, False): 2.5})
+    rivals = Forms(BASE, [trajectory(10)], slow).of_sparse_steps(Form(), 4)
+    assert rivals == [Form(sparse_per_full=SPARSE_PER_FULL[0], density=0.3)]
 
 
 def test_the_first_form_has_the_forecast_that_drifts_least():
