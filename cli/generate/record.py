@@ -205,7 +205,8 @@ class GenerationResult(Result):
         time += f"{seconds_text(made.total_seconds)} with text and decoding"
         head = [model_fact(self.request.model), ("gain", gain([self])), ("time", time)]
         if self.comparison is not None:
-            head.insert(2, ("published", published_text(self.request.model, made.work_share)))
+            published = published_text(self.request.model, self.comparison.speedup)
+            head.insert(2, ("published", published))
         names = {"output": "written"}
         head += [(names.get(kind, kind), files_text(files)) for kind, files in self.files.items()]
         head.append(("prompt", shortened(self.request.prompt, WHOLE_PROMPT) or "(empty)"))
@@ -301,11 +302,11 @@ class SeriesResult(Result):
         return Table(columns, rows, texts=2 if prompts else 1)
 
 
-def published_text(model: str, work_share: float | None) -> str:
-    """Return what to expect of real weights, beside the PSNR of a bundled model; else nothing."""
-    if bundled_name(model) is None or work_share is None or work_share <= 0:
+def published_text(model: str, speedup: float) -> str:
+    """Return what to expect of real weights, beside the gain of a bundled model; else nothing."""
+    if bundled_name(model) is None or speedup <= 1:
         return ""
-    published = published_psnr(ANY_MODEL, 1 / work_share)
+    published = published_psnr(ANY_MODEL, speedup)
     return f"large models are harder: on them, step caches reach {published}"
 
 

@@ -200,8 +200,10 @@ class Studio:
         sparse = made["sparse"]
         if "dense" in made:
             self._dense = {key: made["dense"]}
-            live.quality = compare_clips(made["dense"].frames, sparse.frames)
-            published = published_text(request.model.location, sparse.work_share)
+            dense = made["dense"]
+            live.quality = compare_clips(dense.frames, sparse.frames)
+            speedup = dense.denoising_seconds / sparse.denoising_seconds
+            published = published_text(request.model.location, speedup)
             notes += [published] if published else []
         if sparse.nothing_sparse is not None and request.too_few_steps is None:
             notes.append(sparse.nothing_sparse)

@@ -30,6 +30,7 @@ from chipsparse.cli.views.report import write_report
 from chipsparse.cli.views.sections import QualityPoint, Result, Section, Table
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import TIMES, bytes_unit, percent, seconds_text, seconds_unit
+from chipsparse.profiles.profile import ASSETS
 from tests.cli.html_reader import PageReader
 
 HOSTILE = "<script>alert(\"1\")</script> & 'x' </h1><img src=http://example.org/a.png>"
@@ -308,6 +309,9 @@ def test_the_summary_of_a_generation(capsys):
     assert GenerationResult.model_validate(printed).to_json() == result.to_json() == printed
     dense = GenerationResult.model_validate(content(comparison=None, sparse=None))
     assert "none: the unpatched model ran" in text_of(dense.sections())
+    tiny = content(request__model=str(ASSETS / "tiny-wan"), comparison__speedup=3.15)
+    printed = text_of(GenerationResult.model_validate(tiny).sections())
+    assert "step caches reach 21-27 dB at 3x" in printed  # not by the half of the operations
 
 
 def test_a_series_says_its_worst_clip_and_what_failed():
