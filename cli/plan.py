@@ -123,8 +123,9 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
     counts = "the only step" if steps - first == 1 else f"all {counted(steps - first, 'step')}"
     changes = what_helps(plan, first)
     return (
-        f"nothing runs sparse: the profile's schedule computes {counts} in full; it takes "
-        f"--steps {enough} or more" + (f", or in the profile {changes}" if changes else "")
+        f"nothing runs sparse: the profile's schedule computes {counts} in full, so nothing is "
+        f"saved; it takes --steps {enough} or more"
+        + (f", or in the profile {changes}" if changes else "")
     )
 
 

@@ -25,7 +25,13 @@ from chipsparse.cli.request import choose_profile, resolve
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments import clips
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles.profile import GenerationDefaults, Profile, bundled_model, load_profile
+from chipsparse.profiles.profile import (
+    GenerationDefaults,
+    Profile,
+    bundled_model,
+    default_profile,
+    load_profile,
+)
 from chipsparse.profiles.tuned_range import TunedFor
 from tests.chipsparse.test_plan import LAYOUT
 from tests.cli.conftest import by_hand, change_json, command, names, pictures
@@ -283,7 +289,7 @@ def test_an_image_model_becomes_its_image_to_image_pipeline(generate, flux_folde
     expected = by_hand(pipe, seed=0, num_inference_steps=5, **call)
     np.testing.assert_array_equal(pictures("out.png"), expected)
     few = generate(*given, "--strict", "--strength", "0.4", model=flux_folder).sentence()
-    assert "the profile's schedule computes all 2 steps in full; it takes --steps 6" in few
+    assert "the profile's schedule computes all 2 steps in full, so nothing is saved" in few
 
 
 def plan(steps, **changes):
@@ -299,11 +305,14 @@ def test_the_fewest_steps_are_named():
         (4, {"full_share": 0.9}, 5),
     ):
         why = too_few_steps(plan(steps, **changes))
-        assert f"all {steps} steps in full; it takes --steps {enough} or more" in why
+        assert f"all {steps} steps in full, so nothing is saved; it takes --steps {enough} " in why
         assert too_few_steps(plan(enough, **changes)) is None
         assert too_few_steps(plan(enough - 1, **changes)) is not None
     assert too_few_steps(plan(6, warmup_steps=8)).endswith("lower schedule.warmup_steps (now 8)")
     assert "the only step" in too_few_steps(plan(1, warmup_steps=2))
+    for quality, enough in (("balanced", 8), ("fast", 7), ("draft", 6)):
+        why = too_few_steps(SparsityPlan(default_profile().qualities[quality], LAYOUT, 4))
+        assert f"all 4 steps in full, so nothing is saved; it takes --steps {enough} " in why
     # What wants nothing sparse has steps enough; a pipeline may begin later.
     assert too_few_steps(plan(2, actions=["dense"])) is None
     assert too_few_steps(plan(10, warmup_steps=2), lambda steps: steps - 3) is None
@@ -314,7 +323,7 @@ def test_the_command_warns_of_too_few_steps_before_loading(generate, workdir):
     few = ("-o", "o.png", "--frames", "1", "--steps", "2")
     ran = generate(*few, "--json")
     (warning,) = ran.json()["request"]["warnings"]
-    assert "computes all 2 steps in full; it takes --steps 3 or more" in warning
+    assert "computes all 2 steps in full, so nothing is saved" in warning
     first, second, *_ = ran.stderr.splitlines()
     assert (first, second) == (f"chipsparse: warning: {warning}", "loading the model")
     lines = [" ".join(line.split()) for line in generate(*few).stdout.splitlines()]
