@@ -117,8 +117,11 @@ def seed_option() -> Any:
 def _check_model(location: str) -> str:
     if not location.strip():
         raise UserError("--model is empty; leave it out for the bundled tiny model")
-    if not is_here(location) and not could_be_hub_name(location):
-        raise UserError(f"the model folder {location} does not exist")
+    if not is_here(location) and not _could_be_hub_name(location):
+        raise UserError(
+            f"the model folder {location} does not exist; a hub name has the form owner/name, "
+            "where owner is no folder here"
+        )
     return location
 
 
@@ -183,10 +186,11 @@ def is_here(location: str) -> bool:
     return Path(location).expanduser().exists()
 
 
-def could_be_hub_name(location: str) -> bool:
-    """Return whether a model's name has the form ``owner/name``."""
+def _could_be_hub_name(location: str) -> bool:
+    """Return True for the form ``owner/name``, unless the owner is a folder here."""
     owner, slash, name = location.partition("/")
-    return bool(slash and owner and name) and "/" not in name and owner[0] not in ".~"
+    named = bool(slash and owner and name) and "/" not in name and owner[0] not in ".~"
+    return named and not Path(owner).is_dir()
 
 
 # The options of commands.

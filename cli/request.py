@@ -18,13 +18,12 @@ from chipsparse.cli.model.description import (
     choose_device,
     choose_dtype,
     describe_model,
-    is_local,
     quiet_libraries,
 )
 from chipsparse.cli.model.loading import load_pipeline
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
-from chipsparse.cli.options import GenerateOptions, GenerationOptions
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, is_here
 from chipsparse.cli.plan import (
     PlannedGeneration,
     called_steps,
@@ -144,7 +143,7 @@ def device_and_dtype(options: GenerationOptions) -> tuple[torch.device, torch.dt
 def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
     """Return what the files of ``--model`` say; raise `UserError`."""
     location = str(bundled_model()) if options.model is None else options.model
-    if is_local(location):
+    if is_here(location):
         return describe_model(location)
     with display.stage(f"looking up {location} on the Hugging Face hub"):
         return describe_model(location)

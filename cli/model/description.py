@@ -18,7 +18,6 @@ import diffusers
 import torch
 
 from chipsparse.cli.errors import UserError, first_line, user_errors
-from chipsparse.cli.options import could_be_hub_name, is_here
 from chipsparse.pipelines.call import GUIDANCE, guider_specs
 from chipsparse.pipelines.denoising_loop import denoising_loops
 
@@ -103,18 +102,11 @@ class ModelDescription:
         return {GUIDANCE: guiders[0].config.get(GUIDANCE), **inputs} if guiders else inputs
 
 
-def is_local(location: str) -> bool:
-    """Return whether the model is a folder here, or was meant to be one, and no hub name."""
-    return is_here(location) or not could_be_hub_name(location)
-
-
 def describe_model(location: str) -> ModelDescription:
     """Return what the index and the configs say; raise `UserError` for what is wrong in them."""
     folder = Path(location).expanduser()
     if folder.exists():
         location = str(folder)
-    elif is_local(location):
-        raise UserError(f"the model folder {location} does not exist")
     index = _index(location)
     modular = "_blocks_class_name" in index
     pipeline_class = _class(

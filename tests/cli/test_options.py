@@ -133,6 +133,7 @@ MISTAKES = {
     "generate x -o b.mp4 --crf 52": "--crf 52 is out of range; for .mp4 it must be from 0 to 51",
     "generate x -o b.mp4 --strength 1": "--strength is about the image of --image, and there is",
     "generate x -o b.mp4 --model /nowhere": "the model folder /nowhere does not exist",
+    "generate x -o b.mp4 --model d.mp4/no": "the model folder d.mp4/no does not exist; a hub name",
     "generate x -o b.mp4 --image no.png": "--image no.png does not exist",
     "generate x -o b.mp4 --lora no.safetensors": "--lora no.safetensors does not exist; name a",
     "generate -o b.mp4": "give a prompt, or a file of them with --prompts; got neither",
