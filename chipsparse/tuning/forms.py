@@ -17,13 +17,15 @@ from chipsparse.tuning.placed_steps import Placed
 # The likeliest first: where there is no time for all, the last ones are left out.
 GROWTHS = (1.0, 2.0)
 DENSITIES = (0.1, 0.2, 0.3)
-# Sparse steps for each full one: those of `balanced`, `fast` and `draft` of videos, and fewer.
+# Sparse steps for each full one, and the forecast beside them: those of `balanced`, `fast` and
+# `draft` of videos. The last ratio is for slower schedules, where fewer sparse steps may pay.
 SPARSE_PER_FULL = (1.9, 2.5, 1.4, 0.5)
+FORECAST_BESIDE_SPARSE = Reuse(0.5, 0.2)
 # Shares, each with the places from which on it begins.
 FORECASTS = [
     (share, after)
     for share in (0.5, 0.75, 0.0, 0.25, 1.0)
-    for after in ((0.0, 0.2, 0.5) if share else (0.0,))
+    for after in ((0.0, 0.25, 0.5) if share else (0.0,))
 ]
 LEAST_FULL_STEPS = 2
 
@@ -151,7 +153,7 @@ class Forms:
         pairs = [(ratio, DENSITIES[0]) for ratio in SPARSE_PER_FULL]
         pairs += [(usual, density) for density in DENSITIES[1:]]
         return [
-            replace(form, sparse_per_full=ratio, density=density)
+            Form(reuse=FORECAST_BESIDE_SPARSE, sparse_per_full=ratio, density=density)
             for ratio, density in pairs
             if self.seconds.sparse[density, False] < self.seconds.dense
         ]
