@@ -115,7 +115,7 @@ class ScheduleConfig(Validated):
     least_full: int = option(
         2,
         "but at least so many of them: with no more steps than this, all are computed in full. "
-        "With more, but at most 8, and a share of sparse_steps, the first three are",
+        "Of 3 to 8 steps, a share of sparse_steps takes the first, second and fourth instead",
         minimum=2,
     )
     sparse_steps: float | tuple[int, ...] = option(

@@ -27,7 +27,7 @@ LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))
 EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
 # They are flatter where sparse steps stand between full ones: the caches of a refresh grow old.
 EARLY_OF_SPARSE, LATE_OF_SPARSE = 3.0, 1.4
-FEWEST_STEPS, FEWEST_FULL = 8, 3  # of at most 8 steps the first three are full
+SHORT_RUN, FULL_OF_SHORT = 8, 3  # so few steps have at most so many full ones, see `short_list`
 SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 NO_SHARE = (
     "a share of the steps needs their number, which the pipeline does not tell: full_share makes "
@@ -65,9 +65,10 @@ class Schedule:
 
     @property
     def is_short(self) -> bool:
-        """True where there are so few steps that the first are in full, and the rest sparse."""
-        run = self.run or 0
-        return bool(self.config.sparse_steps) and (self._full_count or run) < run <= FEWEST_STEPS
+        """True where there are so few steps that all but some of the first are sparse."""
+        share, run = self.config.full_share, self.run or 0
+        some_sparse = share is not None and round(share * run) < run and self.config.sparse_steps
+        return bool(some_sparse) and 2 < run <= SHORT_RUN
 
     @property
     def _full_count(self) -> int | None:
@@ -93,7 +94,7 @@ class Schedule:
         if run is None or count is None:
             return None
         sparse = bool(config.sparse_steps)
-        listed = range(FEWEST_FULL) if self.is_short else spread(run, count, among_sparse=sparse)
+        listed = short_list(run) if self.is_short else spread(run, count, among_sparse=sparse)
         return tuple(self.first + step for step in listed)
 
     @cached_property
@@ -245,6 +246,14 @@ def spread(steps: int, count: int, *, among_sparse: bool = False) -> tuple[int, 
     return tuple(reversed(listed))
 
 
+def short_list(steps: int, count: int = FULL_OF_SHORT) -> tuple[int, ...]:
+    """Return the first step and, among the sparse ones of so few, every other from the second on.
+
+    At most ``count``, and the last step is none of them: benchmarks/notes/few_steps.md.
+    """
+    return (0, *range(1, steps - 1, 2))[:count]
+
+
 def list_text(schedule: Schedule, *, sparse: bool) -> str:
     """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``."""
     config, full = schedule.config, schedule.full_steps
@@ -252,7 +261,7 @@ def list_text(schedule: Schedule, *, sparse: bool) -> str:
     if len(full) == schedule.run:
         return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"
     of = "" if schedule.run is None else f" of {schedule.run}"
-    usual = "the first" if schedule.is_short else "close at the start"
+    usual = "at the start" if schedule.is_short else "close at the start"
     form = "as listed" if config.full_share is None else usual
     what = "sparse" if sparse else "dense"
     text = f"{len(full)}{of} steps in full, {form}"

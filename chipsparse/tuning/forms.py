@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
-from chipsparse.schedule.schedule import FEWEST_STEPS, Action, Schedule, list_text, spread
+from chipsparse.schedule.schedule import SHORT_RUN, Action, Schedule, list_text, short_list, spread
 from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift
 from chipsparse.tuning.placed_steps import Placed
 
@@ -122,8 +122,8 @@ class Forms:
             if form not in self._placed:
                 self._placed[form] = Placed(self.trajectories, form.reuse, form.growth)
             full = self._placed[form].steps(count)
-        elif steps <= FEWEST_STEPS:
-            full = tuple(range(count))
+        elif steps <= SHORT_RUN and 2 * count <= steps:
+            full = short_list(steps, count)
         else:
             full = spread(steps, count, among_sparse=True)
         return Candidate(form, form.config(self.base, full, steps), steps)

@@ -50,7 +50,7 @@ def test_the_schedules_of_bundled_profiles(path):
             assert plan.notes() == []
         few = SparsityPlan(config, LAYOUT, 8)
         letters = "".join(LETTERS[action] for action in few.actions())
-        expected = "ddrsssss" if config.schedule.least_full < 8 else "d" * 8
+        expected = "drsrssss" if config.schedule.least_full < 8 else "d" * 8
         if name in ("faithful", "balanced", "fast"):
             assert letters == expected
         assert few.notes() == []
