@@ -31,7 +31,6 @@ from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copie
 from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
-LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,7 @@ def _consume(
     IN_FP8: gl.constexpr, MEANS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 query rows over the tiles, and their residual added."""
-    o_ptr, lse_ptr, residual_ptr, scale_ptr, counts_ptr = pointers
+    o_ptr, residual_ptr, scale_ptr, counts_ptr = pointers
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
     stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn = strides
     items, row_tiles, H, N = sizes
@@ -309,12 +308,11 @@ def _consume(
         k_tile = k_smem.index(next_stage).permute((1, 0))
         s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
         total = gl.convert_layout(total, o_rows)
-        lse = (gl.convert_layout(m, o_rows) + gl.log2(total)) * LN_2
         row = row0 + WG * 64 + local_rows
         inside = row < N
-        per_row = (b * H + h).to(gl.int64) * N + row
         share = 1.0 / total
         if IN_FP8:
+            per_row = (b * H + h).to(gl.int64) * N + row
             residual_scale = gl.load(scale_ptr + per_row, mask=inside, other=0.0)
         o = warpgroup_mma_wait(1, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
@@ -333,7 +331,6 @@ def _consume(
             if IN_FP8:
                 cached *= residual_scale[:, None]
             o += cached
-        gl.store(lse_ptr + per_row, lse, mask=inside)
         o_head = o_ptr + _offset(b, h, stride_ob, stride_oh)
         gl.store(
             o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
@@ -346,7 +343,7 @@ def _consume(
 
 @gluon.jit
 def _column_sparse_attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, indices_ptr, counts_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, indices_ptr, counts_ptr,
     residual_ptr, scale_ptr, mean_k_ptr, mean_v_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
@@ -383,7 +380,7 @@ def _column_sparse_attention_kernel(
         mbarrier.init(empty_v.index(i), count=CONSUMERS)
     partition_barrier()
     smem = (q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v)
-    results = (o_ptr, lse_ptr, residual_ptr, scale_ptr, counts_ptr)
+    results = (o_ptr, residual_ptr, scale_ptr, counts_ptr)
     result_strides = (stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn)
     inputs = (q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr, mean_k_ptr, mean_v_ptr)
     input_strides = (
@@ -441,13 +438,12 @@ def _column_sparse_attention_kernel(
     # fmt: on
 
 
-def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+def column_sparse_attention(call: ColumnSparseAttention) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
     key, value, indices, residual = call.key, call.value, call.indices, call.residual
     batch, heads, rows, head_dim = query.shape
     output = torch.empty_like(query)
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel reads rows of the residual as they lie.
     if residual is None:
         residual = output
@@ -496,15 +492,14 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
         key,
         value,
         output,
-        lse,
         indices.contiguous(),
         call.counts.contiguous(),
         residual,
-        lse if call.residual_scale is None else call.residual_scale.contiguous(),
+        query if call.residual_scale is None else call.residual_scale.contiguous(),
         key if call.mean_key is None else _packed(call.mean_key),
         value if call.mean_value is None else _packed(call.mean_value),
     )
-    return output, lse
+    return output
 
 
 def _packed(means: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,6 @@ from chipsparse.kernels.triton_blocks import dot, from_fp8_bits, rows_per_progra
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
 LOG2_E = math.log2(math.e)
-LN_2 = tl.constexpr(math.log(2.0))
 
 # BLOCK_M is the largest tile of rows; smaller blocks take smaller tiles. Others were measured and
 # left out: benchmarks/notes/column_sparse_attention.md.
@@ -36,13 +35,12 @@ CONFIGS: dict[str, dict[str, int]] = {
 
 def column_sparse_attention(
     call: ColumnSparseAttention, *, config: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
     batch, heads, rows, head_dim = query.shape
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel never reads what stands in for a tensor that is not given.
     residual = query if call.residual is None else call.residual
     in_fp8 = call.residual_scale is not None
@@ -83,13 +81,12 @@ def column_sparse_attention(
         call.indices,
         call.counts.contiguous(),
         output,
-        lse,
         residual.view(torch.uint8) if in_fp8 else residual,
-        lse if call.residual_scale is None else call.residual_scale.contiguous(),
+        call.query if call.residual_scale is None else call.residual_scale.contiguous(),
         call.key if call.mean_key is None else call.mean_key.contiguous(),
         call.value if call.mean_value is None else call.mean_value.contiguous(),
     )
-    return output, lse
+    return output
 
 
 def default_config(query: torch.Tensor) -> str:
@@ -121,9 +118,8 @@ def _column_sparse_attention_kernel(
     indices_ptr,  # [B, H, G, K]
     counts_ptr,  # [B, H, G], contiguous
     output_ptr,  # [B, H, N, D]
-    lse_ptr,  # [B, H, N], contiguous, as is residual_scale
     residual_ptr,  # [B, H, N, D]; bytes of e4m3 where IN_FP8
-    residual_scale_ptr,
+    residual_scale_ptr,  # [B, H, N], contiguous
     mean_key_ptr,  # [B, H, means, D], contiguous, as is mean_value
     mean_value_ptr,
     query_stride_b,
@@ -260,11 +256,6 @@ def _column_sparse_attention_kernel(
             largest = new_largest
 
     kept = kept / total[:, None]
-    lse = (largest + tl.log2(total)) * LN_2
-    lse = tl.where(nothing, float("-inf"), lse)
-    per_row = head.to(tl.int64) * rows + row
-    tl.store(lse_ptr + per_row, lse, mask=row_exists)
-
     if HAS_RESIDUAL:
         residual_ptr += b * residual_stride_b + h * residual_stride_h
         residual = tl.load(
@@ -275,6 +266,7 @@ def _column_sparse_attention_kernel(
             other=0,
         )
         if IN_FP8:
+            per_row = head.to(tl.int64) * rows + row
             residual_scale = tl.load(residual_scale_ptr + per_row, mask=row_exists, other=0.0)
             residual = from_fp8_bits(residual) * residual_scale[:, None]
         kept += residual.to(tl.float32)
