@@ -20,6 +20,7 @@ from chipsparse.kernels.triton_blocks import dot, from_fp8_bits, rows_per_progra
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
 LOG2_E = math.log2(math.e)
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 # BLOCK_M is the largest tile of rows; smaller blocks take smaller tiles. Others were measured and
 # left out: benchmarks/notes/column_sparse_attention.md.
@@ -224,19 +225,16 @@ def _column_sparse_attention_kernel(
     value = tl.load(value_ptr + offsets, mask=counted[:, None], other=0.0)
     scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale
     scores = tl.where(counted[None, :], scores, float("-inf"))
-    nothing = count == 0
-    new_largest = tl.where(nothing, 0.0, tl.maximum(largest, tl.max(scores, 1)))
+    # A finite maximum also where nothing counts: -inf - -inf would be NaN.
+    new_largest = tl.maximum(tl.maximum(largest, tl.max(scores, 1)), LOWEST)
     weights = tl.exp2(scores - new_largest[:, None])
     correction = tl.exp2(largest - new_largest)
-    total = tl.where(nothing, 1.0, total * correction + tl.sum(weights, 1))
+    total = total * correction + tl.sum(weights, 1)
     kept = kept * correction[:, None]
     kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
     largest = new_largest
 
     if MEANS:
-        largest = tl.where(nothing, float("-inf"), largest)
-        total = tl.where(nothing, 0.0, total)
-        nothing = nothing & (means == 0)
         mean_key_ptr += head.to(tl.int64) * means * HEAD_DIM
         mean_value_ptr += head.to(tl.int64) * means * HEAD_DIM
         # At least once, for the same reason as above.
@@ -245,8 +243,8 @@ def _column_sparse_attention_kernel(
             offsets = (first + entries)[:, None] * HEAD_DIM + dims[None, :]
             key = tl.load(mean_key_ptr + offsets, mask=there[:, None], other=0.0)
             value = tl.load(mean_value_ptr + offsets, mask=there[:, None], other=0.0)
-            scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale + mean_bias
-            scores = tl.where(there[None, :], scores, float("-inf"))
+            bias = tl.where(there, mean_bias, float("-inf"))
+            scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale + bias[None, :]
             new_largest = tl.maximum(largest, tl.max(scores, 1))
             weights = tl.exp2(scores - new_largest[:, None])
             correction = tl.exp2(largest - new_largest)
@@ -255,7 +253,7 @@ def _column_sparse_attention_kernel(
             kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
             largest = new_largest
 
-    kept = kept / total[:, None]
+    kept = tl.where(count + means == 0, 0.0, kept / total[:, None])
     if HAS_RESIDUAL:
         residual_ptr += b * residual_stride_b + h * residual_stride_h
         residual = tl.load(
