@@ -120,8 +120,9 @@ def _columns(list_ptr, rows, means, wanted, other):
 
 
 @gluon.jit
-def _rows(head, stride, columns, mean_head, mean_rows, channels):
-    """Where the rows of a tile are: those of columns, and of means where there is none."""
+def _rows(head, stride, mean_head, mixed):
+    """Where the rows of a mixed tile are: those of columns, and of means where there is none."""
+    columns, mean_rows, channels = mixed
     D: gl.constexpr = channels.shape[0]
     of_columns = head + ((columns * stride)[:, None] + channels[None, :])
     of_means = mean_head + ((mean_rows * D)[:, None] + channels[None, :])
@@ -200,12 +201,12 @@ def _produce(
                 free = ((filled // STAGES) & 1) ^ 1
                 here = columns.to(gl.int64) if WIDE_ROWS else columns
                 if plain:
-                    k_rows = k_head + ((here * stride_kn)[:, None] + channels[None, :])
-                    v_rows = v_head + ((here * stride_vn)[:, None] + channels[None, :])
+                    k_offsets = (here * stride_kn)[:, None] + channels[None, :]
+                    v_offsets = (here * stride_vn)[:, None] + channels[None, :]
                     means_ahead = 0
-                else:
+                else:  # addresses take many registers, so these are made late
                     entry = gl.maximum(first - TILE + t * TILE, 0) + rows
-                    mean_rows = gl.minimum(entry, means - 1)
+                    mixed = here, gl.minimum(entry, means - 1), channels
                     means_ahead = means - first - t * TILE
                 # The next tile's columns, or the next item's, arrive while this one waits for room.
                 last = t == tiles - 1
@@ -218,13 +219,15 @@ def _produce(
                 )
                 position += TILE
                 mbarrier.wait(empty_k.index(stage), free)
-                if not plain:  # addresses take many registers, so these are made late
-                    k_rows = _rows(k_head, stride_kn, here, mean_k_head, mean_rows, channels)
+                k_rows = (
+                    k_head + k_offsets if plain else _rows(k_head, stride_kn, mean_k_head, mixed)
+                )
                 async_load(k_smem.index(stage), k_rows)
                 mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
                 mbarrier.wait(empty_v.index(stage), free)
-                if not plain:
-                    v_rows = _rows(v_head, stride_vn, here, mean_v_head, mean_rows, channels)
+                v_rows = (
+                    v_head + v_offsets if plain else _rows(v_head, stride_vn, mean_v_head, mixed)
+                )
                 async_load(v_smem.index(stage), v_rows)
                 mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
                 filled += 1
@@ -286,7 +289,11 @@ def _consume(
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
     in_tile = gl.arange(0, TILE, gl.SliceLayout(0, s_layout))
     local_rows = gl.arange(0, 64, o_rows)
-    channels = gl.arange(0, D, gl.SliceLayout(0, o_layout))
+    # Were they the same numbers as in_tile, which means need throughout, they would be kept in
+    # registers as well.
+    start: gl.constexpr = D if MEANS else 0
+    channels = gl.arange(start, start + D, gl.SliceLayout(0, o_layout))
+    o_ptr, residual_ptr = o_ptr - start, residual_ptr - start
     if not MEANS:
         means = 0
     used = 0
