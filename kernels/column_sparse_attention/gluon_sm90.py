@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
+from chipsparse.kernels.gluon_rows import from_rows, row_places, to_rows
 from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -270,22 +271,6 @@ def _consume_tile(
     return s, p_half, o, m_new, total, used
 
 
-@gluon.constexpr_function
-def _row_layout(head_dim, turns):
-    """Layout of 64 rows in which a thread holds 2, 4 or 8 neighbouring channels of a row.
-
-    That of a product has 2; each turn doubles them, for one shuffle between neighbouring threads.
-    """
-    registers, lanes = [[0, 1], [8, 0], [0, 8], [0, 16], [0, 32], [0, 64]], [[0, 2], [0, 4]]
-    registers = [base for base in registers if base[1] < head_dim]
-    for turn in range(turns):
-        place = registers.index([0, 8 << turn])
-        registers.insert(1 + turn, lanes[turn])
-        lanes[turn] = registers.pop(place + 1)
-    lanes += [[1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, head_dim])
-
-
 @gluon.jit
 def _consume(
     pointers, smem, strides, sizes, scale_log2, means, mean_bias,
@@ -296,7 +281,6 @@ def _consume(
     """Attention of 64 query rows over the tiles, and their residual added."""
     o_ptr, residual_ptr, scale_ptr, counts_ptr = pointers
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
-    stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn = strides
     items, row_tiles, H, N = sizes
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
@@ -304,11 +288,6 @@ def _consume(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
     in_tile = gl.arange(0, TILE, gl.SliceLayout(0, s_layout))
-    o_row = gl.arange(0, 64, o_rows)
-    pair_layout: gl.constexpr = _row_layout(D, 1)
-    row_layout: gl.constexpr = _row_layout(D, 2)
-    local_rows = gl.arange(0, 64, gl.SliceLayout(1, row_layout))
-    channels = gl.arange(0, D, gl.SliceLayout(0, row_layout))
     if not MEANS:
         means = 0
     used = 0
@@ -362,18 +341,14 @@ def _consume(
         q = q_smem.index((turn & 1) * CONSUMERS + WG)
         k_tile = k_smem.index(next_stage).permute((1, 0))
         s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
-        row = row0 + WG * 64 + local_rows
-        inside = row < N
+        row0 += WG * 64
         if HAS_RESIDUAL:  # on its way while the tensor cores are busy
-            residual_head = residual_ptr + _offset(b, h, stride_rb, stride_rh)
-            cached = gl.load(
-                residual_head + (row.to(gl.int64) * stride_rn)[:, None] + channels[None, :],
-                mask=inside[:, None],
-                other=0.0,
-            )
+            places, inside = row_places(residual_ptr, strides[3:], b, h, row0, N, D)
+            cached = gl.load(places, mask=inside, other=0.0)
         if IN_FP8:
-            per_row = (b * H + h).to(gl.int64) * N + row0 + WG * 64 + o_row
-            residual_scale = gl.load(scale_ptr + per_row, mask=row0 + WG * 64 + o_row < N, other=0.0)
+            row = row0 + gl.arange(0, 64, o_rows)
+            per_row = (b * H + h).to(gl.int64) * N + row
+            residual_scale = gl.load(scale_ptr + per_row, mask=row < N, other=0.0)
         share = 1.0 / gl.convert_layout(total, o_rows)
         o = warpgroup_mma_wait(1, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
@@ -383,16 +358,12 @@ def _consume(
             # says so, not the total: that of others may be NaN, and so must their result be.
             o = gl.where(empty, 0.0, o)
         if HAS_RESIDUAL:
-            change = gl.convert_layout(gl.convert_layout(cached, pair_layout), o_layout).to(gl.float32)
+            residual = from_rows(cached, o_layout).to(gl.float32)
             if IN_FP8:
-                change *= residual_scale[:, None]
-            o += change
-        o_head = o_ptr + _offset(b, h, stride_ob, stride_oh)
-        gl.store(
-            o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
-            gl.convert_layout(gl.convert_layout(o.to(dtype), pair_layout), row_layout),
-            mask=inside[:, None],
-        )
+                residual *= residual_scale[:, None]
+            o += residual
+        places, inside = row_places(o_ptr, strides[:3], b, h, row0, N, D)
+        gl.store(places, to_rows(o.to(dtype)), mask=inside)
         s = warpgroup_mma_wait(0, deps=[s_token])
         mbarrier.arrive(empty_k.index(next_stage), count=1)
 
