@@ -324,8 +324,7 @@ def record_residual(
         scale=inputs.scale,
         backend=inputs.backend,
     )
-    kept, _ = column_sparse_attention.run(_with_means(call, config))
-    residual = output - kept
+    residual = output - column_sparse_attention.run(_with_means(call, config))
     if cache.in_fp8:
         rows = residual.transpose(1, 2).contiguous()  # as models have them in memory
         data, scale = fp8_rows(rows.flatten(0, 2), backend=inputs.backend)
@@ -430,10 +429,10 @@ def sparse_step(
         backend=inputs.backend,
     )
     if turns is None:
-        return column_sparse_attention.run(_with_means(call, config))[0]
+        return column_sparse_attention.run(_with_means(call, config))
     # A head has no means before it is there.
     return turns.attend(
-        lambda heads: column_sparse_attention.run(_with_means(call.of_heads(heads), config))[0]
+        lambda heads: column_sparse_attention.run(_with_means(call.of_heads(heads), config))
     )
 
 

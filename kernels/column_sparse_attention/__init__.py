@@ -24,7 +24,7 @@ OP = "column_sparse_attention"
 
 
 @dataclass(slots=True, eq=False)
-class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
+class ColumnSparseAttention(AttentionCall[torch.Tensor]):
     """Softmax attention over the kept columns, with tile packing, and the residual added to it.
 
     Every block of query rows packs the key and value rows that it keeps into dense tiles (Chipmunk,
@@ -39,14 +39,14 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 
     With means, every query also attends to all rows of ``mean_key`` and ``mean_value``: columns
     that count ``mean_weight`` times, as log ``mean_weight`` is added to their scores. They are part
-    of A and lse, also of a block that keeps no column.
+    of A, also of a block that keeps no column.
 
     Args (and those of `AttentionCall`):
         indices: int32 ``[B, H, G, K]``, columns below M; a list must not repeat a column. Entries
             past a block's count must be valid columns too (0 will do); they are ignored. No values
             are looked at, which would make the host wait for the device.
         counts: int32 ``[B, H, G]``, how many entries of each list count, at most K. A block with
-            none has A = 0 and lse = -inf, unless there are means.
+            none has A = 0, unless there are means.
         block_size_q: R, query rows per block; the last of the G = ceil(N / R) blocks may be ragged.
         residual: ``[B, H, N, D]`` floating point, or e4m3 of finite numbers; None for none.
         residual_scale: float32 ``[B, H, N]``, by which the rows of a residual in e4m3 are
@@ -59,8 +59,7 @@ class ColumnSparseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
             of its own that others could do.
 
     Returns:
-        The output ``[B, H, N, D]`` in query's dtype, and the natural log-sum-exp of the kept
-        columns and means ``[B, H, N]`` in float32 (float64 for float64 inputs).
+        The output ``[B, H, N, D]`` in query's dtype.
     """
 
     indices: torch.Tensor

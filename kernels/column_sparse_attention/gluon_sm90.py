@@ -7,8 +7,9 @@ computes the softmax of one tile under the value product of the tile before. Tha
 stages and the overlap between items are what it adds to `triton_kernel.py`; the same tests hold
 both to the reference.
 
-The tile that the count leaves partly filled comes first: it is the only one that needs a mask.
-Tiles of means come last and have a loop of their own, with a mask for the last of them.
+The entries of an item are the means, if any, and behind them the kept columns. The tile that their
+number leaves partly filled comes first: it is the only one that needs a mask. Tiles that hold means
+have a loop of their own, before that of all others.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 from chipsparse.kernels.gluon_compat import async_load, mbarrier_arrive_on_copies, partition_barrier
+from chipsparse.kernels.gluon_rows import from_rows, row_places, to_rows
 from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
-LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @dataclass(frozen=True)
@@ -82,27 +83,51 @@ def _offset(b, h, stride_b, stride_h):
 
 
 @gluon.jit
-def _list(item, items, row_tiles, counts_ptr, TILES_PER_BLOCK: gl.constexpr):
-    """Number and length of an item's list, asked for before it is needed; none past the last."""
+def _list(item, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK: gl.constexpr):
+    """Number of an item's list, asked for before it is needed, and of its entries.
+
+    These are the means and the columns of the list. Past the last item there are none.
+    """
     block = (item % row_tiles) // TILES_PER_BLOCK
     number = (item // row_tiles) * (row_tiles // TILES_PER_BLOCK) + block
-    return number, gl.load(counts_ptr + number, mask=item < items, other=0)
+    return number, gl.load(counts_ptr + number, mask=item < items, other=-means) + means
 
 
 @gluon.jit
-def _tiles(count, TILE: gl.constexpr):
+def _tiles(entries, TILE: gl.constexpr):
     """Number of tiles, at least one, and how many entries the first of them holds."""
-    tiles = gl.maximum((count + TILE - 1) // TILE, 1)
-    return tiles, count - (tiles - 1) * TILE
+    tiles = gl.maximum((entries + TILE - 1) // TILE, 1)
+    return tiles, entries - (tiles - 1) * TILE
 
 
 @gluon.jit
-def _columns(list_ptr, rows, wanted):
-    """The first ``wanted`` entries of a list; the rest of the tile repeats its first entry."""
-    # So no row is ever read that the list does not name; for an empty list row 0, unused.
+def _tiles_with_means(tiles, first, means, TILE: gl.constexpr):
+    """Number of tiles that hold means."""
+    return gl.minimum((gl.maximum(means - first, 0) + TILE - 1) // TILE + 1, tiles)
+
+
+@gluon.jit
+def _columns(list_ptr, rows, means, wanted, other):
+    """The columns of a tile of so many wanted entries, behind its means; ``other`` for means.
+
+    Rows past the entries repeat the first column, so that none is read that the list does not name.
+    A tile without a column is ``other`` throughout.
+    """
     return gl.load(
-        list_ptr + gl.where(rows < wanted, rows, 0), mask=(rows >= 0) & (wanted > 0), other=0
+        list_ptr + gl.where(rows < wanted, rows, means),
+        mask=(rows >= means) & (wanted > means),
+        other=other,
     )
+
+
+@gluon.jit
+def _rows(head, stride, mean_head, mixed):
+    """Where the rows of a mixed tile are: those of columns, and of means where there is none."""
+    columns, mean_rows, channels = mixed
+    D: gl.constexpr = channels.shape[0]
+    of_columns = head + ((columns * stride)[:, None] + channels[None, :])
+    of_means = mean_head + ((mean_rows * D)[:, None] + channels[None, :])
+    return gl.where((columns < 0)[:, None], of_means, of_columns)
 
 
 @gluon.jit
@@ -123,22 +148,30 @@ def _produce(
     rows = gl.arange(0, TILE, gl.SliceLayout(1, layout))
     q_rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
     channels = gl.arange(0, D, gl.SliceLayout(0, layout))
+    if not MEANS:
+        means = 0
+    # For an empty list without means row 0 is read, unused.
+    no_column: gl.constexpr = -1 if MEANS else 0
     filled = 0
     turn = 0
     pid, step = gl.program_id(0), gl.num_programs(0)
-    number, count = _list(pid, items, row_tiles, counts_ptr, TILES_PER_BLOCK)
-    next_number, next_count = _list(pid + step, items, row_tiles, counts_ptr, TILES_PER_BLOCK)
-    _, first = _tiles(count, TILE)
-    columns = _columns(indices_ptr + number.to(gl.int64) * capacity, rows, first)
-    # One item past the last, with an empty list: what the consumers multiply ahead of need.
+    number, entries = _list(pid, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK)
+    next_number, next_entries = _list(
+        pid + step, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK
+    )
+    _, first = _tiles(entries, TILE)
+    # Where in all lists the first entry would be: so many places before the first column.
+    start = number.to(gl.int64) * capacity - means
+    columns = _columns(indices_ptr + start, rows, means, first, no_column)
+    # One item past the last, without entries: what the consumers multiply ahead of need.
     for item in range(pid, items + step, step):
         b, h, row0 = _locate(
             gl.minimum(item, items - 1), row_tiles, H, TILES_PER_BLOCK, 64 * CONSUMERS, BLOCK_SIZE_Q
         )
-        tiles, first = _tiles(count, TILE)
-        _, next_first = _tiles(next_count, TILE)
-        after_number, after_count = _list(
-            item + 2 * step, items, row_tiles, counts_ptr, TILES_PER_BLOCK
+        tiles, first = _tiles(entries, TILE)
+        _, next_first = _tiles(next_entries, TILE)
+        after_number, after_entries = _list(
+            item + 2 * step, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK
         )
 
         mbarrier.wait(empty_q.index(turn & 1), ((turn >> 1) & 1) ^ 1)
@@ -155,50 +188,53 @@ def _produce(
 
         k_head = k_ptr + _offset(b, h, stride_kb, stride_kh)
         v_head = v_ptr + _offset(b, h, stride_vb, stride_vh)
+        mean_head = (b * H + h).to(gl.int64) * means * D
+        mean_k_head, mean_v_head = mean_k_ptr + mean_head, mean_v_ptr + mean_head
+        next_start = next_number.to(gl.int64) * capacity - means
+        position = number.to(gl.int64) * capacity - means + first
+        # First the tiles that hold means, then the others.
+        begin, end = 0, 0
         if MEANS:
-            mean_head = (b * H + h).to(gl.int64) * means * D
-            # The values of an empty list are multiplied by zero, and NaN survives that: they are of
-            # the first mean, whose NaN shows anyhow.
-            v_head = gl.where(count == 0, mean_v_ptr + mean_head, v_head)
-        position = number.to(gl.int64) * capacity + first
-        for t in range(tiles):
-            stage = filled % STAGES
-            free = ((filled // STAGES) & 1) ^ 1
-            if WIDE_ROWS:
-                k_offsets = (columns.to(gl.int64) * stride_kn)[:, None] + channels[None, :]
-                v_offsets = (columns.to(gl.int64) * stride_vn)[:, None] + channels[None, :]
-            else:
-                k_offsets = (columns * stride_kn)[:, None] + channels[None, :]
-                v_offsets = (columns * stride_vn)[:, None] + channels[None, :]
-            # The next tile's columns, or the next item's, arrive while this one waits for room.
-            last = t == tiles - 1
-            start = gl.where(last, next_number.to(gl.int64) * capacity, position)
-            columns = _columns(indices_ptr + start, rows, gl.where(last, next_first, TILE))
-            position += TILE
-            mbarrier.wait(empty_k.index(stage), free)
-            async_load(k_smem.index(stage), k_head + k_offsets)
-            mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
-            mbarrier.wait(empty_v.index(stage), free)
-            async_load(v_smem.index(stage), v_head + v_offsets)
-            mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
-            filled += 1
-        if MEANS:
-            # None past the last item: nobody would empty their stages.
-            for first_mean in range(0, gl.where(item < items, means, 0), TILE):
+            end = _tiles_with_means(tiles, first, means, TILE)
+        for plain in gl.static_range(2):
+            for t in range(begin, end):
                 stage = filled % STAGES
                 free = ((filled // STAGES) & 1) ^ 1
-                # Rows past the end read the last row; the consumers mask them.
-                mean_rows = gl.minimum(first_mean + rows, means - 1)
-                mean_offsets = (mean_rows * D)[:, None] + channels[None, :]
+                here = columns.to(gl.int64) if WIDE_ROWS else columns
+                if plain:
+                    k_offsets = (here * stride_kn)[:, None] + channels[None, :]
+                    v_offsets = (here * stride_vn)[:, None] + channels[None, :]
+                    means_ahead = 0
+                else:  # addresses take many registers, so these are made late
+                    entry = gl.maximum(first - TILE + t * TILE, 0) + rows
+                    mixed = here, gl.minimum(entry, means - 1), channels
+                    means_ahead = means - first - t * TILE
+                # The next tile's columns, or the next item's, arrive while this one waits for room.
+                last = t == tiles - 1
+                columns = _columns(
+                    indices_ptr + gl.where(last, next_start, position),
+                    rows,
+                    gl.where(last, means, means_ahead),
+                    gl.where(last, next_first, TILE),
+                    no_column,
+                )
+                position += TILE
                 mbarrier.wait(empty_k.index(stage), free)
-                async_load(k_smem.index(stage), mean_k_ptr + mean_head + mean_offsets)
+                k_rows = (
+                    k_head + k_offsets if plain else _rows(k_head, stride_kn, mean_k_head, mixed)
+                )
+                async_load(k_smem.index(stage), k_rows)
                 mbarrier_arrive_on_copies(full_k.index(stage), increment_count=False)
                 mbarrier.wait(empty_v.index(stage), free)
-                async_load(v_smem.index(stage), mean_v_ptr + mean_head + mean_offsets)
+                v_rows = (
+                    v_head + v_offsets if plain else _rows(v_head, stride_vn, mean_v_head, mixed)
+                )
+                async_load(v_smem.index(stage), v_rows)
                 mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
                 filled += 1
-        number, count = next_number, next_count
-        next_number, next_count = after_number, after_count
+            begin, end = end, tiles
+        number, entries = next_number, next_entries
+        next_number, next_entries = after_number, after_entries
 
 
 @gluon.jit
@@ -208,7 +244,7 @@ def _consume_tile(
 ):  # fmt: skip
     """The value product of a tile, and meanwhile scores and weights of the next one.
 
-    That one is of means, of which so many are left, or of kept columns.
+    That one begins with so many means.
     """
     _, k_smem, v_smem, _, _, full_k, empty_k, full_v, empty_v = smem
     stage = used % STAGES
@@ -223,12 +259,9 @@ def _consume_tile(
     s = warpgroup_mma_wait(1, deps=[s_token])
     mbarrier.arrive(empty_k.index(next_stage), count=1)
     if MEANS:
-        s = gl.where((in_tile < means)[None, :], s, float("-inf"))
-        m_new = gl.maximum(m, gl.max(s, 1) * scale_log2 + mean_bias)
-        p = gl.exp2(s * scale_log2 - (m_new - mean_bias)[:, None])
-    else:
-        m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
-        p = gl.exp2(s * scale_log2 - m_new[:, None])
+        s = gl.where((in_tile < means)[None, :], s + mean_bias, s)
+    m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+    p = gl.exp2(s * scale_log2 - m_new[:, None])
     shrink = gl.exp2(m - m_new)
     total = total * shrink + gl.sum(p, 1)
     o = warpgroup_mma_wait(0, deps=[o_token])
@@ -246,9 +279,8 @@ def _consume(
     IN_FP8: gl.constexpr, MEANS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Attention of 64 query rows over the tiles, and their residual added."""
-    o_ptr, lse_ptr, residual_ptr, scale_ptr, counts_ptr = pointers
+    o_ptr, residual_ptr, scale_ptr, counts_ptr = pointers
     q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v = smem
-    stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn = strides
     items, row_tiles, H, N = sizes
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
@@ -256,11 +288,11 @@ def _consume(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
     in_tile = gl.arange(0, TILE, gl.SliceLayout(0, s_layout))
-    local_rows = gl.arange(0, 64, o_rows)
-    channels = gl.arange(0, D, gl.SliceLayout(0, o_layout))
+    if not MEANS:
+        means = 0
     used = 0
     turn = 0
-    _, next_count = _list(gl.program_id(0), items, row_tiles, counts_ptr, TILES_PER_BLOCK)
+    _, next_entries = _list(gl.program_id(0), items, row_tiles, counts_ptr, means, TILES_PER_BLOCK)
     s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
     mbarrier.wait(full_q.index(0), 0)
     mbarrier.wait(full_k.index(0), 0)
@@ -270,31 +302,32 @@ def _consume(
     mbarrier.arrive(empty_k.index(0), count=1)
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         b, h, row0 = _locate(item, row_tiles, H, TILES_PER_BLOCK, 64 * CONSUMERS, BLOCK_SIZE_Q)
-        tiles, first = _tiles(next_count, TILE)
-        empty = next_count == 0
-        _, next_count = _list(
-            item + gl.num_programs(0), items, row_tiles, counts_ptr, TILES_PER_BLOCK
+        tiles, first = _tiles(next_entries, TILE)
+        empty = next_entries == 0
+        _, next_entries = _list(
+            item + gl.num_programs(0), items, row_tiles, counts_ptr, means, TILES_PER_BLOCK
         )
         q = q_smem.index((turn & 1) * CONSUMERS + WG)
 
         o = gl.full([64, D], 0.0, gl.float32, o_layout)
+        if MEANS:
+            s = gl.where((in_tile < gl.minimum(means, first))[None, :], s + mean_bias, s)
         s = gl.where((in_tile < first)[None, :], s, float("-inf"))
         m = gl.max(s, 1) * scale_log2
         # Without an entry the maximum is -inf, and -inf - -inf would be NaN.
         p = gl.exp2(s * scale_log2 - gl.where(m == float("-inf"), 0.0, m)[:, None])
         total = gl.sum(p, 1)
         p_half = gl.convert_layout(p.to(dtype), p_layout)
-        for _ in range(tiles - 1):
-            s, p_half, o, m, total, used = _consume_tile(
-                q, s, p_half, o, m, total, used, smem, scale_log2, means, 0.0, in_tile,
-                STAGES, False,
-            )  # fmt: skip
+        begin, end = 1, 1
         if MEANS:
-            for first_mean in range(0, means, TILE):
+            end = _tiles_with_means(tiles, first, means, TILE)
+        for plain in gl.static_range(2):
+            for t in range(begin, end):
                 s, p_half, o, m, total, used = _consume_tile(
-                    q, s, p_half, o, m, total, used, smem, scale_log2, means - first_mean,
-                    mean_bias, in_tile, STAGES, True,
+                    q, s, p_half, o, m, total, used, smem, scale_log2,
+                    means - first - (t - 1) * TILE, mean_bias, in_tile, STAGES, not plain,
                 )  # fmt: skip
+            begin, end = end, tiles
         mbarrier.arrive(empty_q.index(turn & 1), count=1)
         stage = used % STAGES
         mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
@@ -308,14 +341,15 @@ def _consume(
         q = q_smem.index((turn & 1) * CONSUMERS + WG)
         k_tile = k_smem.index(next_stage).permute((1, 0))
         s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
-        total = gl.convert_layout(total, o_rows)
-        lse = (gl.convert_layout(m, o_rows) + gl.log2(total)) * LN_2
-        row = row0 + WG * 64 + local_rows
-        inside = row < N
-        per_row = (b * H + h).to(gl.int64) * N + row
-        share = 1.0 / total
+        row0 += WG * 64
+        if HAS_RESIDUAL:  # on its way while the tensor cores are busy
+            places, inside = row_places(residual_ptr, strides[3:], b, h, row0, N, D)
+            cached = gl.load(places, mask=inside, other=0.0)
         if IN_FP8:
-            residual_scale = gl.load(scale_ptr + per_row, mask=inside, other=0.0)
+            row = row0 + gl.arange(0, 64, o_rows)
+            per_row = (b * H + h).to(gl.int64) * N + row
+            residual_scale = gl.load(scale_ptr + per_row, mask=row < N, other=0.0)
+        share = 1.0 / gl.convert_layout(total, o_rows)
         o = warpgroup_mma_wait(1, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
         o = o * share[:, None]
@@ -324,29 +358,19 @@ def _consume(
             # says so, not the total: that of others may be NaN, and so must their result be.
             o = gl.where(empty, 0.0, o)
         if HAS_RESIDUAL:
-            residual_head = residual_ptr + _offset(b, h, stride_rb, stride_rh)
-            cached = gl.load(
-                residual_head + (row.to(gl.int64) * stride_rn)[:, None] + channels[None, :],
-                mask=inside[:, None],
-                other=0.0,
-            ).to(gl.float32)
+            residual = from_rows(cached, o_layout).to(gl.float32)
             if IN_FP8:
-                cached *= residual_scale[:, None]
-            o += cached
-        gl.store(lse_ptr + per_row, lse, mask=inside)
-        o_head = o_ptr + _offset(b, h, stride_ob, stride_oh)
-        gl.store(
-            o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
-            o.to(dtype),
-            mask=inside[:, None],
-        )
+                residual *= residual_scale[:, None]
+            o += residual
+        places, inside = row_places(o_ptr, strides[:3], b, h, row0, N, D)
+        gl.store(places, to_rows(o.to(dtype)), mask=inside)
         s = warpgroup_mma_wait(0, deps=[s_token])
         mbarrier.arrive(empty_k.index(next_stage), count=1)
 
 
 @gluon.jit
 def _column_sparse_attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, indices_ptr, counts_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, indices_ptr, counts_ptr,
     residual_ptr, scale_ptr, mean_k_ptr, mean_v_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_on,
@@ -383,7 +407,7 @@ def _column_sparse_attention_kernel(
         mbarrier.init(empty_v.index(i), count=CONSUMERS)
     partition_barrier()
     smem = (q_smem, k_smem, v_smem, full_q, empty_q, full_k, empty_k, full_v, empty_v)
-    results = (o_ptr, lse_ptr, residual_ptr, scale_ptr, counts_ptr)
+    results = (o_ptr, residual_ptr, scale_ptr, counts_ptr)
     result_strides = (stride_ob, stride_oh, stride_on, stride_rb, stride_rh, stride_rn)
     inputs = (q_ptr, k_ptr, v_ptr, indices_ptr, counts_ptr, mean_k_ptr, mean_v_ptr)
     input_strides = (
@@ -391,63 +415,36 @@ def _column_sparse_attention_kernel(
         stride_vb, stride_vh, stride_vn,
     )  # fmt: skip
     sizes = (items, row_tiles, H, N)
-    # Constants survive only inside these literals, so each partition spells them out.
+    # Constants survive only inside these literals, so each partition spells them out. The slices
+    # leave out consumers that are not there.
     # fmt: off
-    if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
-                            HAS_RESIDUAL, IN_FP8, MEANS, 0)),
-                (_produce, (inputs, smem, input_strides, sizes, capacity, means,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
-                            WIDE_ROWS, PRODUCER_WARPS)),
-            ],
-            [PRODUCER_WARPS], [PRODUCER_REGISTERS],
-        )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
-                            HAS_RESIDUAL, IN_FP8, MEANS, 0)),
-                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
-                            HAS_RESIDUAL, IN_FP8, MEANS, 1)),
-                (_produce, (inputs, smem, input_strides, sizes, capacity, means,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
-                            WIDE_ROWS, PRODUCER_WARPS)),
-            ],
-            [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
-                            HAS_RESIDUAL, IN_FP8, MEANS, 0)),
-                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
-                            HAS_RESIDUAL, IN_FP8, MEANS, 1)),
-                (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
-                            HAS_RESIDUAL, IN_FP8, MEANS, 2)),
-                (_produce, (inputs, smem, input_strides, sizes, capacity, means,
-                            CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
-                            WIDE_ROWS, PRODUCER_WARPS)),
-            ],
-            [4, 4, PRODUCER_WARPS], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )
+    gl.warp_specialize(
+        [
+            (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                        CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                        HAS_RESIDUAL, IN_FP8, MEANS, 2)),
+            (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                        CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                        HAS_RESIDUAL, IN_FP8, MEANS, 1)),
+            (_consume, (results, smem, result_strides, sizes, scale_log2, means, mean_bias,
+                        CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q,
+                        HAS_RESIDUAL, IN_FP8, MEANS, 0)),
+            (_produce, (inputs, smem, input_strides, sizes, capacity, means,
+                        CONSUMERS, TILE, STAGES, D, TILES_PER_BLOCK, BLOCK_SIZE_Q, MEANS,
+                        WIDE_ROWS, PRODUCER_WARPS)),
+        ][3 - CONSUMERS :],
+        [4, 4, PRODUCER_WARPS][3 - CONSUMERS :],
+        [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS][3 - CONSUMERS :],
+    )
     # fmt: on
 
 
-def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+def column_sparse_attention(call: ColumnSparseAttention) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
     key, value, indices, residual = call.key, call.value, call.indices, call.residual
     batch, heads, rows, head_dim = query.shape
     output = torch.empty_like(query)
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel reads rows of the residual as they lie.
     if residual is None:
         residual = output
@@ -474,7 +471,7 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             *sizes,
             scale * LOG2_E.value,
             0 if call.mean_key is None else call.mean_key.shape[2],
-            math.log2(call.mean_weight),
+            math.log(call.mean_weight) / scale,  # added to scores that are not scaled yet
             CONSUMERS=config.consumers,
             TILE=config.tile,
             STAGES=config.stages,
@@ -496,15 +493,14 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
         key,
         value,
         output,
-        lse,
         indices.contiguous(),
         call.counts.contiguous(),
         residual,
-        lse if call.residual_scale is None else call.residual_scale.contiguous(),
+        query if call.residual_scale is None else call.residual_scale.contiguous(),
         key if call.mean_key is None else _packed(call.mean_key),
         value if call.mean_value is None else _packed(call.mean_value),
     )
-    return output, lse
+    return output
 
 
 def _packed(means: torch.Tensor) -> torch.Tensor:

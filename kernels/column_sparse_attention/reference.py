@@ -8,10 +8,9 @@ import torch
 
 from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
 from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
-from chipsparse.kernels.dense_attention.reference import softmax_with_lse
 
 
-def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, torch.Tensor]:
+def column_sparse_attention(call: ColumnSparseAttention) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`, as many blocks of heads at a time as fit a tile."""
     query, key, value, indices, counts = call.query, call.key, call.value, call.indices, call.counts
     block_size_q, dtype, device = call.block_size_q, compute_dtype(query), query.device
@@ -35,7 +34,6 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
     limit = tile_bytes(device)
     full = rows // block_size_q
     output = torch.empty(batch, heads, rows, head_dim, dtype=dtype, device=device)
-    lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
     # First all whole blocks of all heads as one list of tiles, then the ragged last ones.
     for blocks, row_slice, size in (
         (slice(0, full), slice(0, full * block_size_q), block_size_q),
@@ -50,9 +48,8 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
             counted = torch.arange(capacity, device=device) < list_counts[:, None]
             lists = torch.where(counted, lists, lists[:, :1])
         kept = torch.empty(tiles.shape, dtype=dtype, device=device)
-        kept_lse = torch.empty(tiles.shape[:2], dtype=dtype, device=device)
         for first, last in ranges(len(tiles), block_bytes, limit):
-            kept[first:last], kept_lse[first:last] = _attend(
+            kept[first:last] = _attend(
                 tiles[first:last].to(dtype) * call.softmax_scale,
                 _pack_rows(flat_key, lists[first:last]).to(dtype),
                 _pack_rows(flat_value, lists[first:last]).to(dtype),
@@ -60,13 +57,12 @@ def column_sparse_attention(call: ColumnSparseAttention) -> tuple[torch.Tensor, 
                 bias,
             )
         output[:, :, row_slice] = kept.view(batch, heads, -1, head_dim)
-        lse[:, :, row_slice] = kept_lse.view(batch, heads, -1)
     if call.residual is not None:
         residual = call.residual.to(dtype)
         if call.residual_scale is not None:
             residual = residual * call.residual_scale.unsqueeze(-1)
         output += residual
-    return output.to(query.dtype), lse
+    return output.to(query.dtype)
 
 
 def _pack_rows(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -80,20 +76,17 @@ def _attend(
     value: torch.Tensor,
     counts: torch.Tensor | None,
     bias: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output ``[G, R, D]`` and log-sum-exp ``[G, R]`` of each block; 0 and -inf without an entry.
+) -> torch.Tensor:
+    """The output ``[G, R, D]`` of each block: 0 without an entry.
 
     The query ``[G, R, D]`` is scaled, key and value are ``[G, K, D]``; without counts all K
     entries count. The bias ``[K]`` is added to their scores.
     """
     if key.shape[1] == 0:
-        return torch.zeros_like(query), query.new_full(query.shape[:2], -torch.inf)
+        return torch.zeros_like(query)
     if counts is not None:
         ignored = torch.arange(key.shape[1], device=key.device) >= counts[:, None]
         bias = bias.masked_fill(ignored, -torch.inf)[:, None]
-    weights, lse = softmax_with_lse(torch.baddbmm(bias, query, key.mT))
+    weights = torch.softmax(torch.baddbmm(bias, query, key.mT), dim=-1)
     output = torch.bmm(weights, value)
-    if counts is None:
-        return output, lse
-    empty = (counts == 0)[:, None]
-    return output.masked_fill_(empty[:, None], 0), lse.masked_fill_(empty, -torch.inf)
+    return output if counts is None else output.masked_fill_((counts == 0)[:, None, None], 0)

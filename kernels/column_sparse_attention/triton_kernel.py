@@ -20,7 +20,7 @@ from chipsparse.kernels.triton_blocks import dot, from_fp8_bits, rows_per_progra
 from chipsparse.kernels.triton_support import cdiv, with_positive_scale
 
 LOG2_E = math.log2(math.e)
-LN_2 = tl.constexpr(math.log(2.0))
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 # BLOCK_M is the largest tile of rows; smaller blocks take smaller tiles. Others were measured and
 # left out: benchmarks/notes/column_sparse_attention.md.
@@ -36,13 +36,12 @@ CONFIGS: dict[str, dict[str, int]] = {
 
 def column_sparse_attention(
     call: ColumnSparseAttention, *, config: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
     batch, heads, rows, head_dim = query.shape
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query)
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=query.device)
     # The kernel never reads what stands in for a tensor that is not given.
     residual = query if call.residual is None else call.residual
     in_fp8 = call.residual_scale is not None
@@ -83,13 +82,12 @@ def column_sparse_attention(
         call.indices,
         call.counts.contiguous(),
         output,
-        lse,
         residual.view(torch.uint8) if in_fp8 else residual,
-        lse if call.residual_scale is None else call.residual_scale.contiguous(),
+        call.query if call.residual_scale is None else call.residual_scale.contiguous(),
         call.key if call.mean_key is None else call.mean_key.contiguous(),
         call.value if call.mean_value is None else call.mean_value.contiguous(),
     )
-    return output, lse
+    return output
 
 
 def default_config(query: torch.Tensor) -> str:
@@ -121,9 +119,8 @@ def _column_sparse_attention_kernel(
     indices_ptr,  # [B, H, G, K]
     counts_ptr,  # [B, H, G], contiguous
     output_ptr,  # [B, H, N, D]
-    lse_ptr,  # [B, H, N], contiguous, as is residual_scale
     residual_ptr,  # [B, H, N, D]; bytes of e4m3 where IN_FP8
-    residual_scale_ptr,
+    residual_scale_ptr,  # [B, H, N], contiguous
     mean_key_ptr,  # [B, H, means, D], contiguous, as is mean_value
     mean_value_ptr,
     query_stride_b,
@@ -228,19 +225,16 @@ def _column_sparse_attention_kernel(
     value = tl.load(value_ptr + offsets, mask=counted[:, None], other=0.0)
     scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale
     scores = tl.where(counted[None, :], scores, float("-inf"))
-    nothing = count == 0
-    new_largest = tl.where(nothing, 0.0, tl.maximum(largest, tl.max(scores, 1)))
+    # A finite maximum also where nothing counts: -inf - -inf would be NaN.
+    new_largest = tl.maximum(tl.maximum(largest, tl.max(scores, 1)), LOWEST)
     weights = tl.exp2(scores - new_largest[:, None])
     correction = tl.exp2(largest - new_largest)
-    total = tl.where(nothing, 1.0, total * correction + tl.sum(weights, 1))
+    total = total * correction + tl.sum(weights, 1)
     kept = kept * correction[:, None]
     kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
     largest = new_largest
 
     if MEANS:
-        largest = tl.where(nothing, float("-inf"), largest)
-        total = tl.where(nothing, 0.0, total)
-        nothing = nothing & (means == 0)
         mean_key_ptr += head.to(tl.int64) * means * HEAD_DIM
         mean_value_ptr += head.to(tl.int64) * means * HEAD_DIM
         # At least once, for the same reason as above.
@@ -249,8 +243,8 @@ def _column_sparse_attention_kernel(
             offsets = (first + entries)[:, None] * HEAD_DIM + dims[None, :]
             key = tl.load(mean_key_ptr + offsets, mask=there[:, None], other=0.0)
             value = tl.load(mean_value_ptr + offsets, mask=there[:, None], other=0.0)
-            scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale + mean_bias
-            scores = tl.where(there[None, :], scores, float("-inf"))
+            bias = tl.where(there, mean_bias, float("-inf"))
+            scores = dot(query, key.T, None, WIDE_PRODUCTS) * scale + bias[None, :]
             new_largest = tl.maximum(largest, tl.max(scores, 1))
             weights = tl.exp2(scores - new_largest[:, None])
             correction = tl.exp2(largest - new_largest)
@@ -259,12 +253,7 @@ def _column_sparse_attention_kernel(
             kept = dot(weights.to(value.dtype), value, kept, WIDE_PRODUCTS)
             largest = new_largest
 
-    kept = kept / total[:, None]
-    lse = (largest + tl.log2(total)) * LN_2
-    lse = tl.where(nothing, float("-inf"), lse)
-    per_row = head.to(tl.int64) * rows + row
-    tl.store(lse_ptr + per_row, lse, mask=row_exists)
-
+    kept = tl.where(count + means == 0, 0.0, kept / total[:, None])
     if HAS_RESIDUAL:
         residual_ptr += b * residual_stride_b + h * residual_stride_h
         residual = tl.load(
@@ -275,6 +264,7 @@ def _column_sparse_attention_kernel(
             other=0,
         )
         if IN_FP8:
+            per_row = head.to(tl.int64) * rows + row
             residual_scale = tl.load(residual_scale_ptr + per_row, mask=row_exists, other=0.0)
             residual = from_fp8_bits(residual) * residual_scale[:, None]
         kept += residual.to(tl.float32)

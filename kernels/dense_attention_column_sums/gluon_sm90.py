@@ -40,6 +40,7 @@ from chipsparse.kernels.gluon_column_sums import (
     write_sums,
 )
 from chipsparse.kernels.gluon_compat import descriptor, partition_barrier, tma_load
+from chipsparse.kernels.gluon_rows import row_places, to_rows
 from chipsparse.kernels.launch import Launch
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -95,7 +96,6 @@ def _attend(
 ):  # fmt: skip
     """Attention of 64 query rows over all tiles, and their part of the column sums."""
     o_ptr, lse_ptr, previous_ptr = pointers[:3]
-    stride_ob, stride_oh, stride_on = strides
     q_smem, k_smem, v_smem, sums_smem = smem[:4]
     full_q, empty_q, full_k, empty_k, full_v, empty_v, full_s, empty_s = smem[4:]
     items, row_tiles, H, N, M = sizes
@@ -106,7 +106,6 @@ def _attend(
     s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
     in_tile = gl.arange(0, TILE, gl.SliceLayout(0, s_layout))
-    channels = gl.arange(0, D, gl.SliceLayout(0, o_layout))
     tiles = (M + TILE - 1) // TILE
     used = 0
     summed = 0
@@ -182,15 +181,10 @@ def _attend(
             mask=s_row < N,
         )
         total = gl.convert_layout(total, o_rows)
-        row = row0 + gl.arange(0, 64, o_rows)
-        o_head = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
+        places, inside = row_places(o_ptr, strides, b, h, row0, N, D)
         o = warpgroup_mma_wait(0, deps=[o_token])
         mbarrier.arrive(empty_v.index(stage), count=1)
-        gl.store(
-            o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
-            (o / total[:, None]).to(dtype),
-            mask=(row < N)[:, None],
-        )
+        gl.store(places, to_rows((o / total[:, None]).to(dtype)), mask=inside)
 
 
 @gluon.jit

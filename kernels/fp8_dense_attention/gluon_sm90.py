@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from chipsparse.kernels.fp8_dense_attention import LOWEST_BITS, WEIGHT_BITS
 from chipsparse.kernels.gluon_column_sums import first_column, locate_rows, sum_factor, sum_rows
 from chipsparse.kernels.gluon_compat import tma_load
+from chipsparse.kernels.gluon_rows import row_places, to_rows
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -156,7 +157,6 @@ def attend_8_bits(
 ):  # fmt: skip
     """Attention of 64 query rows over all tiles, and their part of the column sums."""
     o_ptr, lse_ptr, previous_ptr, factor_ptr, shift_ptr, v_scale_ptr, v_mean_ptr = pointers
-    stride_ob, stride_oh, stride_on = strides
     q_smem, k_smem, v_smem, sums_smem = smem[:4]
     full_q, empty_q, full, empty = smem[4:8]
     full_s, empty_s = smem[10:]
@@ -236,14 +236,9 @@ def attend_8_bits(
         v_scale = gl.load(v_scale_ptr + per_channel)
         v_mean = gl.load(v_mean_ptr + per_channel)
         total = gl.convert_layout(total, o_rows)
-        row = row0 + gl.arange(0, 64, o_rows)
-        o_head = o_ptr + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh
+        places, inside = row_places(o_ptr, strides, b, h, row0, N, D)
         part = warpgroup_mma_wait(0, deps=[part_token])
         mbarrier.arrive(empty.index(stage), count=1)
         o = o * gl.convert_layout(rescale, o_rows)[:, None] + part
         o = (o / total[:, None]) * v_scale[None, :] + v_mean[None, :]
-        gl.store(
-            o_head + (row.to(gl.int64) * stride_on)[:, None] + channels[None, :],
-            o.to(o_ptr.dtype.element_ty),
-            mask=(row < N)[:, None],
-        )
+        gl.store(places, to_rows(o.to(o_ptr.dtype.element_ty)), mask=inside)

@@ -115,13 +115,11 @@ def full_attention(query, key, value, scale=None):
 
 
 def masked_attention(query, key, value, mask, block_size, scale=None):
-    """Attention of each row over the columns its block keeps; 0 and -inf where there are none."""
+    """Attention of each row over the columns its block keeps; 0 where there are none."""
     scores = scores_of(query, key, scale)
     keep = mask.repeat_interleave(block_size, dim=2)[:, :, : query.shape[2]]
     scores = scores.masked_fill(~keep, -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.where(keep, torch.exp(scores - lse[..., None]), 0.0)
-    return weights @ value.double(), lse
+    return torch.where(keep, scores.softmax(-1), 0.0) @ value.double()
 
 
 def column_sums_of(query, key, lse_previous, block_size):
