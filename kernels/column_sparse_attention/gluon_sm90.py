@@ -107,16 +107,16 @@ def _tiles_with_means(tiles, first, means, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _columns(list_ptr, rows, means, wanted, other):
-    """The columns of a tile of so many wanted entries, behind its means; ``other`` for means.
+def _columns(list_ptr, rows, means, wanted, MEANS: gl.constexpr):
+    """The columns of the first ``wanted`` rows of a tile, of which means are -1, as is the rest.
 
-    Rows past the entries repeat the first column, so that none is read that the list does not name.
-    A tile without a column is ``other`` throughout.
+    Without means the rest of the tile repeats the first entry.
     """
+    # So no row is ever read that the list does not name; for an empty list row 0, unused.
+    if MEANS:
+        return gl.load(list_ptr + rows, mask=(rows >= means) & (rows < wanted), other=-1)
     return gl.load(
-        list_ptr + gl.where(rows < wanted, rows, means),
-        mask=(rows >= means) & (wanted > means),
-        other=other,
+        list_ptr + gl.where(rows < wanted, rows, 0), mask=(rows >= 0) & (wanted > 0), other=0
     )
 
 
@@ -150,8 +150,6 @@ def _produce(
     channels = gl.arange(0, D, gl.SliceLayout(0, layout))
     if not MEANS:
         means = 0
-    # For an empty list without means row 0 is read, unused.
-    no_column: gl.constexpr = -1 if MEANS else 0
     filled = 0
     turn = 0
     pid, step = gl.program_id(0), gl.num_programs(0)
@@ -162,7 +160,7 @@ def _produce(
     _, first = _tiles(entries, TILE)
     # Where in all lists the first entry would be: so many places before the first column.
     start = number.to(gl.int64) * capacity - means
-    columns = _columns(indices_ptr + start, rows, means, first, no_column)
+    columns = _columns(indices_ptr + start, rows, means, first, MEANS)
     # One item past the last, without entries: what the consumers multiply ahead of need.
     for item in range(pid, items + step, step):
         b, h, row0 = _locate(
@@ -216,7 +214,7 @@ def _produce(
                     rows,
                     gl.where(last, means, means_ahead),
                     gl.where(last, next_first, TILE),
-                    no_column,
+                    MEANS,
                 )
                 position += TILE
                 mbarrier.wait(empty_k.index(stage), free)
