@@ -203,7 +203,7 @@ def _produce(
                     v_offsets = (here * stride_vn)[:, None] + channels[None, :]
                     means_ahead = 0
                 else:  # addresses take many registers, so these are made late
-                    entry = gl.maximum(first - TILE + t * TILE, 0) + rows
+                    entry = gl.where(t == 0, 0, first - TILE + t * TILE) + rows
                     mixed = here, gl.minimum(entry, means - 1), channels
                     means_ahead = means - first - t * TILE
                 # The next tile's columns, or the next item's, arrive while this one waits for room.
