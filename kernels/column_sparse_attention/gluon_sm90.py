@@ -108,11 +108,11 @@ def _tiles_with_means(tiles, first, means, TILE: gl.constexpr):
 
 @gluon.jit
 def _columns(list_ptr, rows, means, wanted, MEANS: gl.constexpr):
-    """The columns of the first ``wanted`` rows of a tile, of which means are -1, as is the rest.
+    """The columns of a tile that begins with so many means and whose first rows are ``wanted``.
 
-    Without means the rest of the tile repeats the first entry.
+    Means are -1. So are the other rows, which repeat a mean; without means they repeat the first
+    column. So no row is ever read that the list does not name; for an empty list row 0, unused.
     """
-    # So no row is ever read that the list does not name; for an empty list row 0, unused.
     if MEANS:
         return gl.load(list_ptr + rows, mask=(rows >= means) & (rows < wanted), other=-1)
     return gl.load(
@@ -122,7 +122,7 @@ def _columns(list_ptr, rows, means, wanted, MEANS: gl.constexpr):
 
 @gluon.jit
 def _rows(head, stride, mean_head, mixed):
-    """Where the rows of a mixed tile are: those of columns, and of means where there is none."""
+    """Addresses of the rows of a tile that holds means: those where the column is -1."""
     columns, mean_rows, channels = mixed
     D: gl.constexpr = channels.shape[0]
     of_columns = head + ((columns * stride)[:, None] + channels[None, :])
@@ -204,7 +204,7 @@ def _produce(
                     v_offsets = (here * stride_vn)[:, None] + channels[None, :]
                     means_ahead = 0
                 else:  # addresses take many registers, so these are made late
-                    entry = gl.maximum(first - TILE + t * TILE, 0) + rows
+                    entry = gl.where(t == 0, 0, first - TILE + t * TILE) + rows
                     mixed = here, gl.minimum(entry, means - 1), channels
                     means_ahead = means - first - t * TILE
                 # The next tile's columns, or the next item's, arrive while this one waits for room.
