@@ -340,9 +340,6 @@ def _consume(
         k_tile = k_smem.index(next_stage).permute((1, 0))
         s_token = warpgroup_mma(q, k_tile, s, use_acc=False, is_async=True)
         row0 += WG * 64
-        if HAS_RESIDUAL:  # on its way while the tensor cores are busy
-            places, inside = row_places(residual_ptr, strides[3:], b, h, row0, N, D)
-            cached = gl.load(places, mask=inside, other=0.0)
         if IN_FP8:
             row = row0 + gl.arange(0, 64, o_rows)
             per_row = (b * H + h).to(gl.int64) * N + row
@@ -356,6 +353,8 @@ def _consume(
             # says so, not the total: that of others may be NaN, and so must their result be.
             o = gl.where(empty, 0.0, o)
         if HAS_RESIDUAL:
+            places, inside = row_places(residual_ptr, strides[3:], b, h, row0, N, D)
+            cached = gl.load(places, mask=inside, other=0.0)
             residual = from_rows(cached, o_layout).to(gl.float32)
             if IN_FP8:
                 residual *= residual_scale[:, None]
