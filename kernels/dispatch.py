@@ -86,7 +86,6 @@ class Backend:
     load: Callable[[], Callable[..., Any]]  # imports what computes it from a checked `Call`
     unsupported_reason: Reason = runs_anywhere  # why it cannot run
     not_auto_reason: Reason | None = None  # why it is not chosen although it could run
-    for_all: bool = True  # the facts of a call decide alone: it is chosen for all of a kind
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
@@ -183,12 +182,11 @@ class Operation(Generic[P, R]):
         backend = known.get(self.backends)
         if backend is None:
             try:
-                if self.backends not in known:
-                    call.check()
+                call.check()
             except ValueError as error:
                 raise ValueError(f"{self.__name__}: {error}") from None
             backend = self.choose(*self._facts(call), backend=call.backend).backend
-            known[self.backends] = backend if backend.for_all else None
+            known[self.backends] = backend
         result: R = backend.launch(call)
         return result
 

@@ -43,7 +43,7 @@ CASES = {
 QUALITIES = ("faithful", "balanced", "fast", "published")
 STEP_COLUMNS = ("dense", "refresh", "sparse")
 STOCK = "stock step, ms"
-PHOTOGRAPHS = "moving_photographs_h100.json"
+PHOTOGRAPHS = "moving_photographs_h200.json"
 WORKLOADS = {
     "tiny-wan 17,408": "equal_work_17408_h200.json",
     "tiny-wan 57,600": "equal_work_57600_h200.json",

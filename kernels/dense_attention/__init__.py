@@ -42,6 +42,7 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 
     _: KW_ONLY
     kernels: FastestKernel | None = field(default=None, compare=False)
+    _settings: tuple[bool, ...] = field(default_factory=library.settings, init=False, repr=False)
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or devices do not fit."""
@@ -79,7 +80,6 @@ dense_attention = Operation(
         attention_unsupported_reason,
         not_auto=_not_auto_reason,
     ),
-    # PyTorch's settings decide, too, and may change.
-    Backend("library", lambda: library.dense_attention, library.unsupported_reason, for_all=False),
-    Backend("reference", imported(f"{__name__}.reference", OP), for_all=False),
+    Backend("library", lambda: library.dense_attention, library.unsupported_reason),
+    Backend("reference", imported(f"{__name__}.reference", OP)),
 )

@@ -33,9 +33,12 @@ def unsupported_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `DenseAttention`; `unsupported_reason` must be None."""
     query, key, value, kernels = call.query, call.key, call.value, call.kernels
+    known = call.known()
+    if "usable" not in known:
+        known["usable"] = usable_kernels(query, key, value)
     runs = {
         name: functools.partial(KERNELS[name], query, key, value, scale=call.softmax_scale)
-        for name in usable_kernels(query, key, value)
+        for name in known["usable"]
     }
     assert runs
     name = next(iter(runs)) if kernels is None else kernels.pick(runs, query, key, value)
@@ -44,6 +47,14 @@ def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     # dimension of one (cuDNN).
     lse = lse.squeeze(-1) if lse.dim() == 4 else lse
     return output, lse[:, :, : query.shape[2]].contiguous()
+
+
+def settings() -> tuple[bool, ...]:
+    """The settings of PyTorch that decide which of its kernels run; any of them may change."""
+    cuda = torch.backends.cuda
+    enabled = (cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled)
+    others = (torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled)
+    return tuple(setting() for setting in (*enabled, *others))
 
 
 def usable_kernels(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[str, ...]:

@@ -156,6 +156,18 @@ def test_the_library_runs_the_fastest_kernel(times, expected, monkeypatch):
     assert_close(reference, full_attention(query, key, value)[0], TOLERANCE[torch.float32])
 
 
+def test_pytorch_is_asked_once_for_its_settings(monkeypatch):
+    inputs = attention_inputs(1, 2, 5, 11, 64, dtype=torch.float32, device="cpu")
+    asked = []
+    monkeypatch.setattr(library, "usable_kernels", lambda *_: asked.append(None) or ("cpu",))
+    for _ in range(3):
+        dense_attention(*inputs)
+    count = len(asked)
+    with torch.no_grad():
+        dense_attention(*inputs)
+    assert (count, len(asked)) == (2, 4)  # whether it can run, and with what
+
+
 @pytest.mark.gpu
 def test_kernels_are_measured_on_the_device():
     kernels = FastestKernel()
