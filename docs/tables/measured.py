@@ -144,10 +144,10 @@ def several_gpus() -> str:
         for together in record["together"]:
             ms, stock = together["ms"], record.get("stock_ms")
             over = STEPS * stock / together["generation_ms"]["sparse"] if stock else None
-            heads = together["guidance"] == 1
+            split = {"branches": together["guidance"], "heads": together["ulysses"]}
             row = {
                 "model": CASES[record["case"]],
-                "split": f"{together['ulysses']}x heads" if heads else "2x branches",
+                "split": ", ".join(f"{n}x {what}" for what, n in split.items() if n > 1),
             }
             for name in STEP_COLUMNS:
                 before, after = (scale * value[name] / 1e3 for value in (alone["ms"], ms))
