@@ -1,27 +1,9 @@
 import pytest
 import torch
 
-from chipsparse import SparsityConfig
-from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.tensors import kind_bytes
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
-from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
-from chipsparse.layout import LayerKind, ModelLayout
-from tests.chipsparse.cache.races import PoisonedPool
-from tests.kernels.formulas import (
-    DTYPES,
-    TOLERANCE,
-    assert_close,
-    assert_rounded,
-    backend_names,
-    blocks_of,
-    gate_inputs,
-    mlp_inputs,
-    padding_of,
-    random_neurons,
-    token_contiguous,
-    without_padding,
-)
+from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
+from tests.kernels import formulas
 
 
 def added(delta, weight, neurons, counts, block_size):
@@ -37,13 +19,13 @@ def added(delta, weight, neurons, counts, block_size):
     return result
 
 
-def down_inputs(batch, rows, capacity, channels, neurons, *, dtype, device, seed=0):
+def down_inputs(batch, rows, capacity, channels, neurons, *, dtype, device):
     """Token-contiguous delta, weight with contiguous channels, and the cached output."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     delta = torch.randn(batch, rows, capacity, generator=generator).to(device, dtype)
     weight = torch.randn(neurons, channels, generator=generator) * neurons**-0.5
     cache = torch.randn(batch, rows, channels, generator=generator).to(device, dtype)
-    return token_contiguous(delta), weight.to(device, dtype).T, cache
+    return formulas.token_contiguous(delta), weight.to(device, dtype).T, cache
 
 
 def run_and_check(backend, delta, weight, neurons, old, cache_dtype=None, **options):
@@ -52,33 +34,33 @@ def run_and_check(backend, delta, weight, neurons, old, cache_dtype=None, **opti
     result = sparse_mlp_down(delta, weight, neurons, cache, **options, backend=backend)
     counts, block_size = options.get("counts"), options.get("block_size", 128)
     expected = old.double().cpu() + added(delta, weight, neurons, counts, block_size)
-    assert_close(cache, expected, 1e-5 if cache_dtype else TOLERANCE[delta.dtype])
+    formulas.assert_close(cache, expected, 1e-5 if cache_dtype else formulas.TOLERANCE[delta.dtype])
     assert torch.equal(delta, before)
     assert (result.dtype, result.is_contiguous()) == (delta.dtype, True)
     assert result.data_ptr() != cache.data_ptr()
-    assert_rounded(result, cache)
+    formulas.assert_rounded(result, cache)
     assert cache_dtype or torch.equal(result, cache)
     return result
 
 
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@formulas.backend_names(sparse_mlp_down)
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
     delta, weight, old = down_inputs(2, rows, 17, 24, 50, dtype=dtype, device=device)
-    neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
+    neurons = formulas.random_neurons(2, formulas.blocks_of(rows, 128), 17, 50, device=device)
     run_and_check(backend, delta, weight, neurons, old)
     if dtype != torch.float64:
         run_and_check(backend, delta, weight, neurons, old, cache_dtype=torch.float32)
 
 
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(sparse_mlp_down)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("block_size", [1, 13, 64, 128, 500])
 def test_counts_and_block_sizes(backend, block_size, dtype, device):
     delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
-    blocks = blocks_of(70, block_size)
-    neurons = random_neurons(2, blocks, 9, 50, device=device)
+    blocks = formulas.blocks_of(70, block_size)
+    neurons = formulas.random_neurons(2, blocks, 9, 50, device=device)
     counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 10
     options = {"counts": counts, "block_size": block_size}
     result = run_and_check(backend, delta, weight, neurons, old, **options)
@@ -86,26 +68,26 @@ def test_counts_and_block_sizes(backend, block_size, dtype, device):
     assert torch.equal(result[0, empty_rows], old[0, empty_rows])
 
 
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(sparse_mlp_down)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("channels", [8, 136, 520])
 def test_more_than_a_tile_of_everything(backend, channels, dtype, device):
     delta, weight, old = down_inputs(1, 300, 200, channels, 210, dtype=dtype, device=device)
-    neurons = random_neurons(1, 3, 200, 210, device=device)
+    neurons = formulas.random_neurons(1, 3, 200, 210, device=device)
     counts = torch.tensor([[200, 64, 3]], dtype=torch.int32, device=device)
     run_and_check(backend, delta, weight, neurons, old, counts=counts)
 
 
-@backend_names(sparse_mlp_down)
+@formulas.backend_names(sparse_mlp_down)
 def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
     """A token in its row, a neuron in the rows of the blocks that keep it."""
-    hidden, up, _, down = mlp_inputs(1, 200, 64, 128, dtype=torch.bfloat16, device=device)
+    hidden, up, _, down = formulas.mlp_inputs(1, 200, 64, 128, dtype=torch.bfloat16, device=device)
     down = down.T.contiguous().T
     neurons = torch.stack([torch.arange(64), torch.arange(64) + 64])[None].int().to(device)
     old = torch.randn(1, 200, 64, device=device).bfloat16()
 
     def layer(hidden, up, down):
-        cache = token_contiguous(torch.zeros(1, 200, 128, device=device).bfloat16())
+        cache = formulas.token_contiguous(torch.zeros(1, 200, 128, device=device).bfloat16())
         delta = sparse_mlp_up(hidden, up, None, neurons, cache, activation="gelu", backend=backend)
         return sparse_mlp_down(delta, down, neurons, old.clone(), backend=backend)[0]
 
@@ -125,12 +107,12 @@ def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
         assert torch.equal(found[others], clean[others])
 
 
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(sparse_mlp_down)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("addend_dtype", [torch.bfloat16, torch.float32])
 def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
     delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
-    neurons = random_neurons(2, 2, 17, 50, device=device)
+    neurons = formulas.random_neurons(2, 2, 17, 50, device=device)
     plain, with_addend = old.clone(), old.clone()
     sparse_mlp_down(delta, weight, neurons, plain, backend=backend)
     addend = torch.randn(2, 131, 24, device=device).to(addend_dtype)
@@ -141,38 +123,40 @@ def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
         )
         assert torch.equal(with_addend, plain)
         assert result.dtype == dtype
-        assert_rounded(result, plain.float() + strided.float())
+        formulas.assert_rounded(result, plain.float() + strided.float())
 
 
-@backend_names(sparse_mlp_down)
+@formulas.backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("capacity", [17, 64, 130])
 @pytest.mark.parametrize("rows", [1, 7, 131, 136, 333])
 def test_what_pads_the_tokens_is_not_seen(backend, rows, capacity, dtype, device):
     """The same bits whatever stands there, and with a delta that has no padding."""
     delta, weight, old = down_inputs(2, rows, capacity, 24, 150, dtype=dtype, device=device)
-    neurons = random_neurons(2, blocks_of(rows, 128), capacity, 150, device=device)
+    neurons = formulas.random_neurons(
+        2, formulas.blocks_of(rows, 128), capacity, 150, device=device
+    )
     expected = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
     assert expected.isfinite().all()
     for value in (0.0, 1e4):  # at first it is NaN
-        padding_of(delta).fill_(value)
+        formulas.padding_of(delta).fill_(value)
         found = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
         assert torch.equal(found, expected)
-        assert (padding_of(delta) == value).all()
+        assert (formulas.padding_of(delta) == value).all()
     if rows % 8 and backend != "reference":  # whose product rounds otherwise for other strides
-        for bare, whole in without_padding(delta):
+        for bare, whole in formulas.without_padding(delta):
             before = whole.clone()
             found = sparse_mlp_down(bare, weight, neurons, old.clone(), backend=backend)
             assert torch.equal(found, expected)
             assert torch.equal(whole, before)
 
 
-@backend_names(sparse_mlp_down)
+@formulas.backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strides_do_not_matter(backend, dtype, device):
     """Delta and caches of any strides; the reference takes any weight as well."""
     delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
-    neurons = random_neurons(2, 2, 17, 50, device=device)
+    neurons = formulas.random_neurons(2, 2, 17, 50, device=device)
     expected = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
     whole = torch.zeros(2, 140, 40, dtype=dtype, device=device)
     for cache in (whole[:, 3:134, 8:32], whole.mT[:, :24, :131].mT, whole[:, 5:136, 1:25]):
@@ -180,7 +164,7 @@ def test_strides_do_not_matter(backend, dtype, device):
         result = sparse_mlp_down(delta.contiguous(), weight, neurons, cache, backend=backend)
         assert torch.equal(result, cache)
         if backend == "reference":  # a library's product may round otherwise for other strides
-            assert_close(cache, expected.double().cpu(), TOLERANCE[dtype])
+            formulas.assert_close(cache, expected.double().cpu(), formulas.TOLERANCE[dtype])
         else:
             assert torch.equal(cache, expected)
         cache.zero_()
@@ -190,8 +174,8 @@ def test_strides_do_not_matter(backend, dtype, device):
         assert torch.equal(result, expected)
 
 
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(sparse_mlp_down)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 def test_no_neurons_change_nothing(backend, dtype, device):
     delta, weight, cache = down_inputs(1, 131, 0, 24, 50, dtype=dtype, device=device)
     before = cache.clone()
@@ -200,70 +184,4 @@ def test_no_neurons_change_nothing(backend, dtype, device):
     assert torch.equal(cache, before)
     assert torch.equal(result, before)
     result = sparse_mlp_down(delta, weight, neurons, cache, addend=before, backend=backend)
-    assert_rounded(result, before.double() + before.double())
-
-
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gated", [False, True])
-def test_up_then_down_on_all_neurons_is_the_dense_layer(backend, gated, dtype, device):
-    """Step after step, on other tokens each time."""
-    hidden, up, bias, down = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
-    down = down.T.contiguous().T
-    gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
-    options = {"activation": "gelu-tanh", "backend": backend}
-    if gated:
-        if backend == "gluon":
-            pytest.skip("the Gluon kernel of the first layer has no gate")
-        options |= {"gate_weight": gate_weight, "gate_bias": gate_bias}
-    activation = dense_activation(hidden, up, bias, **options)
-    output = activation @ down.T
-    everything = torch.arange(50, dtype=torch.int32, device=device).expand(2, 3, 50)
-    for seed in (2, 3, 4):
-        hidden, *_ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device, seed=seed)
-        delta = sparse_mlp_up(hidden, up, bias, everything, activation, **options)
-        result = sparse_mlp_down(delta, down, everything, output, backend=backend)
-        dense = dense_activation(hidden, up, bias, **options).double() @ down.double().T
-        # Each step rounds the output once more.
-        assert_close(result, dense, 4 * TOLERANCE[dtype])
-
-
-@backend_names(sparse_mlp_down)
-@pytest.mark.parametrize("rows", [131, 136])
-def test_caches_from_slots_give_the_same_bits(backend, rows, device):
-    """Two layers take turns in poisoned slots, which are as large as planned and no larger."""
-    hidden, up, bias, down = mlp_inputs(2, rows, 24, 50, dtype=torch.bfloat16, device=device)
-    down = down.T.contiguous().T
-    options = {"activation": "gelu", "backend": backend}
-    layout = ModelLayout((LayerKind("block", 2, 50),), 1, 24, batch=2, grids=((1, 1, rows),))
-    planned = {"layout": layout, "config": SparsityConfig(), "dtype": torch.bfloat16}
-    pool, caches = PoisonedPool(HostMemory(), pytest.fail), {}
-    for layer in range(2):
-        activation = dense_activation((1 + layer) * hidden, up, bias, **options)
-        output = (activation @ down.T).contiguous()
-        caches["cond", layer, "mlp"] = {"activation": activation, "output": output}
-    sizes = {
-        key: {kind: kind_bytes(kind, key[1], **planned) for kind in cache}
-        for key, cache in caches.items()
-    }
-    pool.open(sizes, hidden.device)
-    for key, cache in caches.items():
-        pool.store(key, cache)
-        pool.release(key)
-
-    def step(activation, output, hidden, neurons):
-        delta = sparse_mlp_up(hidden, up, bias, neurons, activation, **options)
-        result = sparse_mlp_down(delta, down, neurons, output, backend=backend)
-        return [each.clone() for each in (result, activation, output)]
-
-    for seed in (2, 3, 4, 5):
-        key = "cond", seed % 2, "mlp"
-        tokens, *_ = mlp_inputs(2, rows, 24, 50, dtype=torch.bfloat16, device=device, seed=seed)
-        neurons = random_neurons(2, 2, 17, 50, device=device, seed=seed)
-        expected = step(caches[key]["activation"], caches[key]["output"], tokens, neurons)
-        loaded = pool.load(key, caches[key])
-        found = step(loaded["activation"], loaded["output"], tokens, neurons)
-        pool.store(key, loaded)
-        pool.release(key)
-        assert all(map(torch.equal, found, expected))
-        assert all(each.isfinite().all() for each in found)
+    formulas.assert_rounded(result, before.double() + before.double())
