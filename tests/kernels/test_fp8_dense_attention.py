@@ -5,14 +5,7 @@ import torch
 
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_quantization import fp8_quantization
-from tests.kernels.formulas import (
-    TOLERANCE,
-    assert_close,
-    attention_inputs,
-    backend_names,
-    blocks_of,
-    full_attention,
-)
+from tests.kernels import formulas
 from tests.kernels.test_fp8_quantization import scores_from, shifted, values_of
 
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 200, 656, 64)]
@@ -24,7 +17,7 @@ SUMS_TOLERANCE = 8e-3
 
 def quantized(shape, *, dtype=torch.bfloat16, device="cpu", **options):
     """What FP8 makes of random inputs with a mean, and these."""
-    inputs = shifted(attention_inputs(*shape, dtype=dtype, device=device, strided=True))
+    inputs = shifted(formulas.attention_inputs(*shape, dtype=dtype, device=device, strided=True))
     return fp8_quantization(*inputs, backend="reference", **options), inputs
 
 
@@ -42,7 +35,7 @@ def sums_of(tensors, previous, block_size_q):
     return torch.stack([part.sum(2) for part in weights.split(block_size_q, dim=2)], dim=2)
 
 
-@backend_names(fp8_dense_attention)
+@formulas.backend_names(fp8_dense_attention)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_matches_the_formula(backend, shape, dtype, device):
@@ -53,18 +46,18 @@ def test_matches_the_formula(backend, shape, dtype, device):
     assert (output.dtype, output.shape, lse.shape) == (dtype, inputs[0].shape, shape[:3])
     assert output.transpose(1, 2).is_contiguous()
     off = (output.double().cpu() - expected).abs()
-    assert (off <= bound + TOLERANCE[dtype] * (1 + expected.abs())).all()
-    assert_close(lse, expected_lse, LSE_TOLERANCE)
-    assert sums.shape == (*shape[:2], blocks_of(shape[2], 128), shape[3])
+    assert (off <= bound + formulas.TOLERANCE[dtype] * (1 + expected.abs())).all()
+    formulas.assert_close(lse, expected_lse, LSE_TOLERANCE)
+    assert sums.shape == (*shape[:2], formulas.blocks_of(shape[2], 128), shape[3])
     assert sums.dtype == (torch.float32 if dtype == torch.float32 else torch.bfloat16)
-    assert_close(sums, sums_of(tensors, previous, 128), SUMS_TOLERANCE)
+    formulas.assert_close(sums, sums_of(tensors, previous, 128), SUMS_TOLERANCE)
     plain, plain_lse, nothing = fp8_dense_attention(tensors, backend=backend)
     assert nothing is None
     assert torch.equal(plain, output)
     torch.testing.assert_close(plain_lse, lse, rtol=0, atol=1e-5)  # another kernel
 
 
-@backend_names(fp8_dense_attention)
+@formulas.backend_names(fp8_dense_attention)
 @pytest.mark.parametrize(("block_size_q", "rows"), [(13, 40), (64, 131), (192, 300), (256, 300)])
 def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, device, monkeypatch):
     tensors, _ = quantized((2, 1, rows, 77, 64), device=device)
@@ -75,10 +68,10 @@ def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, device, m
     _, _, sums = fp8_dense_attention(
         tensors, lse_previous=lse.float().to(device), block_size_q=block_size_q, backend=backend
     )
-    assert_close(sums, sums_of(tensors, lse.float(), block_size_q), SUMS_TOLERANCE)
+    formulas.assert_close(sums, sums_of(tensors, lse.float(), block_size_q), SUMS_TOLERANCE)
 
 
-@backend_names(fp8_dense_attention)
+@formulas.backend_names(fp8_dense_attention)
 def test_many_small_weights_beside_a_large_one(backend, device):
     """In e4m3 what is 2 ** -18 of the largest weight is nothing, a thousand times nothing too."""
     query = torch.ones(1, 1, 16, 64, dtype=torch.bfloat16, device=device)
@@ -93,10 +86,10 @@ def test_many_small_weights_beside_a_large_one(backend, device):
     if backend == "reference":  # which rounds all weights relative to the largest of the row
         assert (output.abs() < 1e-5).all()
     else:
-        assert_close(output, expected, 1e-4)
+        formulas.assert_close(output, expected, 1e-4)
 
 
-@backend_names(fp8_dense_attention)
+@formulas.backend_names(fp8_dense_attention)
 @pytest.mark.parametrize("previous", [0.0, -500.0, torch.inf, -torch.inf, torch.nan])
 def test_output_never_depends_on_the_previous_lse(backend, previous, device):
     tensors, _ = quantized((1, 1, 150, 90, 64), device=device)
@@ -108,12 +101,12 @@ def test_output_never_depends_on_the_previous_lse(backend, previous, device):
     assert sums.isnan().all() if previous != previous else sums.isfinite().all()
 
 
-@backend_names(fp8_dense_attention)
+@formulas.backend_names(fp8_dense_attention)
 @pytest.mark.parametrize("strange", [torch.nan, torch.inf])
 def test_nan_comes_out_where_it_went_in(backend, strange, device):
     """A query in its row, with the sums of its block; a key in its head; a value in its channel."""
-    inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
-    previous = full_attention(*inputs)[1].float()
+    inputs = formulas.attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
+    previous = formulas.full_attention(*inputs)[1].float()
     query, key, value = inputs
     query[0, 0, 5, 3], key[0, 1, 9, 3], value[0, 2, 9, 3] = strange, strange, strange
     tensors = fp8_quantization(query, key, value, backend="reference")
@@ -129,7 +122,7 @@ def test_nan_comes_out_where_it_went_in(backend, strange, device):
     assert sums[0, 2:].isfinite().all()
 
 
-@backend_names(fp8_dense_attention)
+@formulas.backend_names(fp8_dense_attention)
 def test_repeats_bit_for_bit_and_by_heads(backend, device):
     tensors, _ = quantized((2, 3, 133, 131, 64), device=device)
     previous = formula(tensors)[1].float().to(device)

@@ -8,15 +8,7 @@ from chipsparse.kernels.neuron_selection import (
     mean_preactivations,
     neuron_selection,
 )
-from tests.kernels.formulas import (
-    DTYPES,
-    activation_of,
-    assert_close,
-    backend_names,
-    blocks_of,
-    gate_inputs,
-    mlp_inputs,
-)
+from tests.kernels import formulas
 
 
 def tolerance_of(dtype, backend):
@@ -37,28 +29,28 @@ def means_of(hidden, weight, bias, block_size, gate=None, activation=None):
 
     if gate is None:
         return linear(weight, bias)
-    return activation_of(linear(*gate), activation) * linear(weight, bias)
+    return formulas.activation_of(linear(*gate), activation) * linear(weight, bias)
 
 
-@backend_names(neuron_selection)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@formulas.backend_names(neuron_selection)
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 128, 131, 1337])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_mean_preactivations(backend, with_bias, rows, dtype, device):
-    hidden, weight, bias, _ = mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
+    hidden, weight, bias, _ = formulas.mlp_inputs(2, rows, 24, 50, dtype=dtype, device=device)
     bias = bias if with_bias else None
     means = mean_preactivations(hidden, weight, bias, backend=backend)
     assert means.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     expected = means_of(hidden, weight, bias, 128)
-    assert_close(means, expected, tolerance_of(dtype, backend))
+    formulas.assert_close(means, expected, tolerance_of(dtype, backend))
 
 
-@backend_names(neuron_selection)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(neuron_selection)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize(("block_size", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
 def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, device, monkeypatch):
     """More blocks, channels and neurons than a tile or launch; views of larger tensors."""
-    hidden, weight, bias, _ = mlp_inputs(
+    hidden, weight, bias, _ = formulas.mlp_inputs(
         2, 220, channels + 8, neurons + 1, dtype=dtype, device=device
     )
     hidden, weight, bias = hidden[..., 8:], weight[1:, 8:], bias[1:]
@@ -67,7 +59,7 @@ def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, dev
         monkeypatch.setattr(f"{kernels}.MOST_BLOCKS", 7)
     means = mean_preactivations(hidden, weight, bias, block_size=block_size, backend=backend)
     expected = means_of(hidden, weight, bias, block_size)
-    assert_close(means, expected, tolerance_of(dtype, backend))
+    formulas.assert_close(means, expected, tolerance_of(dtype, backend))
 
 
 def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate):
@@ -95,7 +87,7 @@ def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, 
     tolerance = tolerance_of(hidden.dtype, backend)
     assert (lowest_chosen >= highest_other - tolerance).all()
     # Chosen entries have the new mean, all others are bit for bit the old one.
-    assert_close(cache[chosen], means[chosen], tolerance)
+    formulas.assert_close(cache[chosen], means[chosen], tolerance)
     assert torch.equal(cache[~chosen], old[~chosen])
 
 
@@ -105,23 +97,23 @@ SELECTIONS = [
 ]
 
 
-@backend_names(neuron_selection)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(neuron_selection)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize(("keep_count", "block_size", "activation"), SELECTIONS)
 def test_keeps_the_neurons_that_moved_most(
     backend, keep_count, block_size, activation, dtype, device
 ):
-    hidden, weight, bias, _ = mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
+    hidden, weight, bias, _ = formulas.mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
     gate = {}
     if activation is not None:
-        gate_weight, gate_bias = gate_inputs(24, 50, dtype=dtype, device=device)
+        gate_weight, gate_bias = formulas.gate_inputs(24, 50, dtype=dtype, device=device)
         gate = {"gate_weight": gate_weight, "gate_bias": gate_bias, "activation": activation}
-    old = torch.randn(2, blocks_of(333, block_size), 50, device=device)
+    old = torch.randn(2, formulas.blocks_of(333, block_size), 50, device=device)
     check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate)
 
 
-@backend_names(neuron_selection)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(neuron_selection)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize(
     ("neurons", "keep_count"), [(1024, 1), (1024, 300), (1024, 1023), (1024, 1024), (9000, 4000)]
@@ -131,7 +123,7 @@ def test_scores_of_any_size(backend, neurons, keep_count, scale, dtype, device):
 
     Of 9,000 neurons the Triton kernel makes three parts.
     """
-    _, weight, _, _ = mlp_inputs(1, 1, 8, neurons, dtype=dtype, device=device)
+    _, weight, _, _ = formulas.mlp_inputs(1, 1, 8, neurons, dtype=dtype, device=device)
     hidden = torch.zeros(1, 9, 8, dtype=dtype, device=device)
     # Few values, so that many are equal; then all different ones.
     for spread in (20, 1 << 20):
@@ -144,10 +136,10 @@ def test_scores_of_any_size(backend, neurons, keep_count, scale, dtype, device):
         assert torch.equal(cache, old.scatter(-1, expected, 0.0))
 
 
-@backend_names(neuron_selection)
-@pytest.mark.parametrize("dtype", DTYPES)
+@formulas.backend_names(neuron_selection)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 def test_ties_nan_and_repeats(backend, dtype, device):
-    hidden, weight, bias, _ = mlp_inputs(1, 20, 24, 50, dtype=dtype, device=device)
+    hidden, weight, bias, _ = formulas.mlp_inputs(1, 20, 24, 50, dtype=dtype, device=device)
     exact = mean_preactivations(hidden, weight, bias, backend=backend)
 
     def choose(cache, keep_count):

@@ -5,35 +5,22 @@ from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import is_token_contiguous
-from tests.kernels.formulas import (
-    DTYPES,
-    TOLERANCE,
-    activation_of,
-    assert_close,
-    assert_rounded,
-    backend_names,
-    blocks_of,
-    gate_inputs,
-    mlp_inputs,
-    neuron_activation,
-    padding_of,
-    random_neurons,
-    token_contiguous,
-    without_padding,
-)
+from tests.kernels import formulas
 
 ACTIVATIONS = ["gelu-tanh", "gelu", "silu"]
 HALVES = [torch.bfloat16, torch.float16]
 either_gate = pytest.mark.parametrize("gated", [False, True])
-any_dtype = pytest.mark.parametrize("dtype", DTYPES)
+any_dtype = pytest.mark.parametrize("dtype", formulas.DTYPES)
 
 
 def layer_of(batch, rows, channels, neurons, *, dtype, device, gated=False, biased=True):
     """The tokens and weights of a layer, by the names of the operations' arguments."""
-    hidden, weight, bias, _ = mlp_inputs(batch, rows, channels, neurons, dtype=dtype, device=device)
+    hidden, weight, bias, _ = formulas.mlp_inputs(
+        batch, rows, channels, neurons, dtype=dtype, device=device
+    )
     layer = {"hidden": hidden, "weight": weight, "bias": bias if biased else None}
     if gated:
-        gate_weight, gate_bias = gate_inputs(channels, neurons, dtype=dtype, device=device)
+        gate_weight, gate_bias = formulas.gate_inputs(channels, neurons, dtype=dtype, device=device)
         layer |= {"gate_weight": gate_weight, "gate_bias": gate_bias if biased else None}
     return layer
 
@@ -41,7 +28,7 @@ def layer_of(batch, rows, channels, neurons, *, dtype, device, gated=False, bias
 def random_cache(batch, rows, neurons, *, dtype, device):
     generator = torch.Generator().manual_seed(2)
     cache = torch.randn(batch, rows, neurons, generator=generator)
-    return token_contiguous(cache.to(device, dtype))
+    return formulas.token_contiguous(cache.to(device, dtype))
 
 
 def listed_activations(layer, neurons, *, activation, block_size=128, counts=None):
@@ -55,7 +42,7 @@ def listed_activations(layer, neurons, *, activation, block_size=128, counts=Non
             listed = neurons[b, g, :count].tolist()
             exact = hidden.new_zeros(rows.stop - rows.start, count, dtype=torch.float64)
             for place, neuron in enumerate(listed):
-                exact[:, place] = neuron_activation(
+                exact[:, place] = formulas.neuron_activation(
                     hidden[b, rows], layer["weight"], layer["bias"], neuron, activation, gate
                 )
             yield b, rows, listed, exact
@@ -73,15 +60,15 @@ def run_and_check(backend, layer, neurons, cache, **options):
     untouched = torch.ones_like(cache, dtype=torch.bool)
     for b, rows, listed, exact in listed_activations(layer, neurons, **options):
         new, before = cache[b, rows][:, listed], old[b, rows][:, listed]
-        assert_close(new, exact, TOLERANCE[hidden.dtype])
-        assert_rounded(delta[b, rows, : len(listed)], new.double() - before.double())
+        formulas.assert_close(new, exact, formulas.TOLERANCE[hidden.dtype])
+        formulas.assert_rounded(delta[b, rows, : len(listed)], new.double() - before.double())
         untouched[b, rows, listed] = False
         assert (delta[b, rows, len(listed) :] == 0).all()
     assert torch.equal(cache[untouched], old[untouched])
 
 
-@backend_names(sparse_mlp_up)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@formulas.backend_names(sparse_mlp_up)
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("gated", "biased"), [(False, True), (True, True), (True, False)])
@@ -90,19 +77,19 @@ def test_matches_the_layer_neuron_by_neuron(
 ):
     layer = layer_of(2, rows, 24, 50, dtype=dtype, device=device, gated=gated, biased=biased)
     cache = random_cache(2, rows, 50, dtype=dtype, device=device)
-    neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
+    neurons = formulas.random_neurons(2, formulas.blocks_of(rows, 128), 17, 50, device=device)
     run_and_check(backend, layer, neurons, cache, activation=activation)
 
 
-@backend_names(sparse_mlp_up)
+@formulas.backend_names(sparse_mlp_up)
 @any_dtype
 @pytest.mark.parametrize("block_size", [1, 13, 64, 128, 500])
 @either_gate
 def test_counts_and_block_sizes(backend, gated, block_size, dtype, device):
     layer = layer_of(2, 70, 24, 50, dtype=dtype, device=device, gated=gated, biased=gated)
     cache = random_cache(2, 70, 50, dtype=dtype, device=device)
-    blocks = blocks_of(70, block_size)
-    neurons = random_neurons(2, blocks, 9, 50, device=device)
+    blocks = formulas.blocks_of(70, block_size)
+    neurons = formulas.random_neurons(2, blocks, 9, 50, device=device)
     counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 10
     # The usual filler past the count is neuron 0, whether or not the list has it.
     past = torch.arange(9, device=device) >= counts[..., None]
@@ -111,7 +98,7 @@ def test_counts_and_block_sizes(backend, gated, block_size, dtype, device):
     run_and_check(backend, layer, neurons, cache, counts=counts, block_size=block_size)
 
 
-@backend_names(sparse_mlp_up)
+@formulas.backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 @either_gate
@@ -122,8 +109,8 @@ def test_a_cache_in_fp8(backend, block_size, gated, rows, dtype, device):
     old = random_cache(2, rows, 50, dtype=torch.float32, device=device)
     old[:, rows // 2] *= 1e-3
     cache, scale = fp8_rows(old, headroom=FP8_HEADROOM, turned=True, backend="reference")
-    blocks = blocks_of(rows, block_size)
-    neurons = random_neurons(2, blocks, 17, 50, device=device)
+    blocks = formulas.blocks_of(rows, block_size)
+    neurons = formulas.random_neurons(2, blocks, 17, 50, device=device)
     counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 7 + 11
     old, before = units_of(cache), cache.clone()
     options = {"counts": counts, "activation": "silu", "block_size": block_size}
@@ -141,7 +128,7 @@ def test_a_cache_in_fp8(backend, block_size, gated, rows, dtype, device):
         bound += 1e-5 * (exact.abs() + 1 / scale[b, tokens])
         assert ((found - exact.clamp(-448, 448)).abs() <= bound).all()
         change = (found - old[b, tokens][:, listed]) * scale[b, tokens]
-        assert_rounded(delta[b, tokens, : len(listed)], change)
+        formulas.assert_rounded(delta[b, tokens, : len(listed)], change)
         untouched[b, tokens, listed] = False
         assert (delta[b, tokens, len(listed) :] == 0).all()
     assert torch.equal(cache.view(torch.uint8)[untouched], before.view(torch.uint8)[untouched])
@@ -151,7 +138,7 @@ def units_of(cache):
     return cache.view(torch.uint8).mT.contiguous().view(FP8).double().mT
 
 
-@backend_names(sparse_mlp_up)
+@formulas.backend_names(sparse_mlp_up)
 def test_what_a_cache_in_fp8_cannot_hold(backend, device):
     """Large activations saturate; such as are not finite come out, and spoil no others."""
     hidden = torch.ones(1, 24, 16, dtype=torch.bfloat16, device=device)
@@ -173,32 +160,34 @@ def test_what_a_cache_in_fp8_cannot_hold(backend, device):
     assert not second[0, 2:5].isfinite().any()
 
 
-@backend_names(sparse_mlp_up)
+@formulas.backend_names(sparse_mlp_up)
 @any_dtype
 @pytest.mark.parametrize("channels", [8, 72, 160])
 def test_more_neurons_than_a_tile_and_odd_channels(backend, channels, dtype, device):
     """Several tiles of neurons and of channels, some of them partial or past the count."""
     layer = layer_of(1, 300, channels, 350, dtype=dtype, device=device)
     cache = random_cache(1, 300, 350, dtype=dtype, device=device)
-    neurons = random_neurons(1, 3, 333, 350, device=device)
+    neurons = formulas.random_neurons(1, 3, 333, 350, device=device)
     counts = torch.tensor([[333, 256, 3]], dtype=torch.int32, device=device)
     run_and_check(backend, layer, neurons, cache, counts=counts)
 
 
-@backend_names(sparse_mlp_up)
+@formulas.backend_names(sparse_mlp_up)
 def test_views_of_larger_tensors(backend, device):
     """Channels, neurons and tokens cut out of larger tensors; what is around them stays."""
-    hidden, weight, bias, _ = mlp_inputs(2, 140, 48, 70, dtype=torch.bfloat16, device=device)
+    hidden, weight, bias, _ = formulas.mlp_inputs(
+        2, 140, 48, 70, dtype=torch.bfloat16, device=device
+    )
     layer = {"hidden": hidden[:, 4:137, 8:32], "weight": weight[16:66, 16:40], "bias": bias[16:66]}
     whole = random_cache(2, 160, 60, dtype=torch.bfloat16, device=device)
     before = whole.clone()
     cache = whole[:, 16:149, 5:55]
-    run_and_check(backend, layer, random_neurons(2, 2, 17, 50, device=device), cache)
+    run_and_check(backend, layer, formulas.random_neurons(2, 2, 17, 50, device=device), cache)
     cache.copy_(before[:, 16:149, 5:55])
     assert torch.equal(whole, before)
 
 
-@backend_names(sparse_mlp_up)
+@formulas.backend_names(sparse_mlp_up)
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 7, 131, 136, 333])
 @either_gate
@@ -206,37 +195,37 @@ def test_what_pads_the_tokens_is_not_seen(backend, gated, rows, cache_dtype, dev
     """The same bits whatever stands there, and with a cache that has no padding."""
     layer = layer_of(2, rows, 24, 50, dtype=torch.bfloat16, device=device, gated=gated)
     old = random_cache(2, rows, 50, dtype=cache_dtype, device=device)
-    neurons = random_neurons(2, blocks_of(rows, 128), 17, 50, device=device)
+    neurons = formulas.random_neurons(2, formulas.blocks_of(rows, 128), 17, 50, device=device)
 
     def change(cache):
         options = {"neuron_indices": neurons, "activation": "gelu", "backend": backend}
         return sparse_mlp_up(**layer, activation_cache=cache, **options)
 
-    expected = token_contiguous(old)
+    expected = formulas.token_contiguous(old)
     delta = change(expected)
     assert delta.isfinite().all()
     for value in (0.0, torch.inf):  # at first it is NaN
-        cache = token_contiguous(old)
-        padding_of(cache).fill_(value)
+        cache = formulas.token_contiguous(old)
+        formulas.padding_of(cache).fill_(value)
         assert torch.equal(change(cache), delta)
         assert torch.equal(cache, expected)
     if rows % 8:
-        for cache, whole in without_padding(old):
+        for cache, whole in formulas.without_padding(old):
             assert torch.equal(change(cache), delta)
             assert torch.equal(cache, expected)
             cache.fill_(7.0)
             assert (whole == 7.0).all()
 
 
-@backend_names(sparse_mlp_up)
+@formulas.backend_names(sparse_mlp_up)
 @any_dtype
 @either_gate
 def test_repeated_steps_change_nothing_and_poison_leaves_once(backend, gated, dtype, device):
     """Bit for bit, also in half precision; NaN in the cache shows in listed entries alone."""
     layer = layer_of(1, 131, 24, 50, dtype=dtype, device=device, gated=gated)
-    neurons = random_neurons(1, 2, 20, 50, device=device)
+    neurons = formulas.random_neurons(1, 2, 20, 50, device=device)
     old = random_cache(1, 131, 50, dtype=dtype, device=device)
-    for cache in (old, token_contiguous(torch.full_like(old, torch.nan))):
+    for cache in (old, formulas.token_contiguous(torch.full_like(old, torch.nan))):
         poisoned = bool(cache.isnan().all())
         arguments = {**layer, "neuron_indices": neurons, "activation_cache": cache}
         first = sparse_mlp_up(**arguments, activation="gelu-tanh", backend=backend)
@@ -247,8 +236,8 @@ def test_repeated_steps_change_nothing_and_poison_leaves_once(backend, gated, dt
         torch.testing.assert_close(cache, once, rtol=0, atol=0, equal_nan=True)
 
 
-@backend_names(dense_activation)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@formulas.backend_names(dense_activation)
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("gated", "biased"), [(False, True), (False, False), (True, True)])
 def test_dense_activation(backend, gated, biased, activation, dtype, device):
@@ -264,11 +253,11 @@ def test_dense_activation(backend, gated, biased, activation, dtype, device):
         layer["hidden"].double() @ weight.double().mT + (0 if bias is None else bias.double())
         for weight, bias in weights
     ]
-    expected = activation_of(products[-1], activation)
+    expected = formulas.activation_of(products[-1], activation)
     if gated:
         expected = expected * products[0]
     assert found.dtype == dtype
     # A kernel's product is rounded before the bias is added to it, and each factor of a gate.
-    assert_close(found, expected, TOLERANCE[dtype])
+    formulas.assert_close(found, expected, formulas.TOLERANCE[dtype])
     of_kernel = backend in ("gluon", "triton")
     assert is_token_contiguous(found) if of_kernel else found.is_contiguous()

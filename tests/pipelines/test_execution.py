@@ -9,13 +9,7 @@ from types import SimpleNamespace
 import accelerate
 import pytest
 import torch
-from accelerate.hooks import (
-    AlignDevicesHook,
-    CpuOffload,
-    SequentialHook,
-    UserCpuOffloadHook,
-    add_hook_to_module,
-)
+from accelerate import hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chipsparse
@@ -51,9 +45,9 @@ def test_where_the_weights_are_and_not_the_latents(model):
 
 def test_where_hooks_bring_the_weights(model):
     for hook in (
-        CpuOffload(SECOND),  # model offload
-        AlignDevicesHook(execution_device=1),  # a device map
-        SequentialHook(AlignDevicesHook(), CpuOffload("cuda:1")),
+        hooks.CpuOffload(SECOND),  # model offload
+        hooks.AlignDevicesHook(execution_device=1),  # a device map
+        hooks.SequentialHook(hooks.AlignDevicesHook(), hooks.CpuOffload("cuda:1")),
     ):
         model._hf_hook = hook
         assert device_of(model) == SECOND
@@ -70,8 +64,8 @@ def test_where_hooks_of_the_parts_bring_the_weights(model):
     """Sequential offloading: the weights are on meta, and the outer hook moves nothing."""
     model.to("meta")
     assert device_of(model) == CPU
-    model._hf_hook = AlignDevicesHook(io_same_device=True)
-    model.blocks[1].ffn.net[2]._hf_hook = AlignDevicesHook(execution_device=SECOND)
+    model._hf_hook = hooks.AlignDevicesHook(io_same_device=True)
+    model.blocks[1].ffn.net[2]._hf_hook = hooks.AlignDevicesHook(execution_device=SECOND)
     assert device_of(model) == SECOND
 
 
@@ -138,8 +132,8 @@ def test_a_model_comes_as_a_whole_or_is_there(model):
 def test_the_model_before_this_one_leaves_first(model, there):
     before = tiny_wan_transformer(num_layers=9)
     before = before.to(DEVICE) if there else before
-    hook = CpuOffload(DEVICE, UserCpuOffloadHook(before, CpuOffload(DEVICE)))
-    add_hook_to_module(model, hook)
+    hook = hooks.CpuOffload(DEVICE, hooks.UserCpuOffloadHook(before, hooks.CpuOffload(DEVICE)))
+    hooks.add_hook_to_module(model, hook)
     assert pending_bytes(model, DEVICE) == nbytes(model) - there * nbytes(before)
     assert (pending_bytes(model, DEVICE) < 0) == there
 

@@ -6,14 +6,7 @@ import itertools
 import diffusers
 import pytest
 import torch
-from diffusers.hooks import (
-    FasterCacheConfig,
-    FirstBlockCacheConfig,
-    MagCacheConfig,
-    PyramidAttentionBroadcastConfig,
-    TaylorSeerCacheConfig,
-    apply_taylorseer_cache,
-)
+from diffusers import hooks
 
 import chipsparse
 from chipsparse.pipelines.diffusers_hooks import why_caches_refused
@@ -31,11 +24,11 @@ SEER = {"cache_interval": 3, "disable_cache_before_step": 3, "taylor_factors_dty
 
 def taylor_seer(_):
     names = [r"blocks\.\d+\.attn1", r".*transformer_blocks\.\d+\.attn"]
-    return TaylorSeerCacheConfig(cache_identifiers=names, **SEER)
+    return hooks.TaylorSeerCacheConfig(cache_identifiers=names, **SEER)
 
 
 def mag(_, threshold=0.5, most=2):
-    return MagCacheConfig(
+    return hooks.MagCacheConfig(
         threshold=threshold,
         max_skip_steps=most,
         retention_ratio=0.3,
@@ -45,7 +38,7 @@ def mag(_, threshold=0.5, most=2):
 
 
 def pyramid(pipe, interval=2):
-    return PyramidAttentionBroadcastConfig(
+    return hooks.PyramidAttentionBroadcastConfig(
         spatial_attention_block_skip_range=interval,
         current_timestep_callback=lambda: float(pipe._current_timestep),
         **WHEN,
@@ -53,7 +46,7 @@ def pyramid(pipe, interval=2):
 
 
 def faster(pipe, *, distilled=True):
-    return FasterCacheConfig(
+    return hooks.FasterCacheConfig(
         is_guidance_distilled=distilled,
         current_timestep_callback=lambda: float(pipe._current_timestep),
         **WHEN,
@@ -67,10 +60,10 @@ def sea(_):
 
 
 CONFIGS = {
-    "first block": lambda _: FirstBlockCacheConfig(threshold=0.3),
+    "first block": lambda _: hooks.FirstBlockCacheConfig(threshold=0.3),
     "taylor seer": taylor_seer,
     # It predicts the last linear's output and passes over all blocks.
-    "taylor seer lite": lambda _: TaylorSeerCacheConfig(use_lite_mode=True, **SEER),
+    "taylor seer lite": lambda _: hooks.TaylorSeerCacheConfig(use_lite_mode=True, **SEER),
     "mag": mag,
     "pyramid": pyramid,
     "faster": faster,
@@ -190,6 +183,6 @@ def test_a_cache_that_ours_would_lead_astray_is_refused(config, skips, said):
 
 def test_hooks_that_were_put_there_without_enable_cache_are_seen():
     pipe = tiny_flux_pipeline()
-    apply_taylorseer_cache(pipe.transformer, taylor_seer(pipe))
+    hooks.apply_taylorseer_cache(pipe.transformer, taylor_seer(pipe))
     assert why_caches_refused(pipe.transformer, skips=False) is None
     assert why_caches_refused(pipe.transformer, skips=True).startswith("TaylorSeer counts")

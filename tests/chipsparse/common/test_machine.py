@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from chipsparse.common.machine import (
-    device_allocated_bytes,
-    device_free_bytes,
-    host_budget,
-    host_free_bytes,
-)
+from chipsparse.common import machine
 
 MIB = 1 << 20
 # Root, names of files and the droppable field of control groups, in version 2 and 1.
@@ -34,7 +29,7 @@ V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactiv
     ids=["machine", "version 2", "groups above", "path of the host", "version 1"],
 )
 def test_what_a_machine_or_a_container_has_free(tmp_path, groups, names, sizes, mib):
-    assert host_free_bytes(tmp_path) is None  # nothing is known without the files
+    assert machine.host_free_bytes(tmp_path) is None  # nothing is known without the files
     root, limit, used, droppable = names
     files = {
         "proc/meminfo": "MemTotal: 64 kB\nMemAvailable:   51200 kB\nBuffers: 1 kB\n",
@@ -47,33 +42,33 @@ def test_what_a_machine_or_a_container_has_free(tmp_path, groups, names, sizes, 
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert host_free_bytes(tmp_path) == mib * MIB
+    assert machine.host_free_bytes(tmp_path) == mib * MIB
 
 
 def test_the_host_keeps_a_reserve():
     budgets = {0: 0, 512 * MIB: 384 * MIB, 5 << 30: 4 << 30, 100 << 30: 90 << 30}
-    assert {free: host_budget(free) for free in budgets} == budgets
+    assert {free: machine.host_budget(free) for free in budgets} == budgets
 
 
 def test_what_the_allocator_says(monkeypatch):
     stats = {"allocated_bytes": {"all": {"current": 3, "peak": 7, "freed": 1}, "small_pool": {}}}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
-    assert device_allocated_bytes(torch.device("cpu")) is None
-    assert device_allocated_bytes(torch.device("cuda:1")) == (3, 7)
+    assert machine.device_allocated_bytes(torch.device("cpu")) is None
+    assert machine.device_allocated_bytes(torch.device("cuda:1")) == (3, 7)
     stats.clear()  # as before anything was allocated
-    assert device_allocated_bytes(torch.device("cuda:1")) == (0, 0)
+    assert machine.device_allocated_bytes(torch.device("cuda:1")) == (0, 0)
 
 
 @pytest.mark.gpu
 def test_the_allocator_of_a_gpu_and_its_cache_which_counts_as_free():
     device = torch.device("cuda")
     held = torch.empty(64 * MIB, dtype=torch.uint8, device=device)
-    now, peak = device_allocated_bytes(device)
+    now, peak = machine.device_allocated_bytes(device)
     assert now == torch.cuda.memory_allocated(device) >= held.nbytes
     assert peak == torch.cuda.max_memory_allocated(device)
-    before = device_free_bytes(device)
+    before = machine.device_free_bytes(device)
     del held
-    assert device_free_bytes(device) >= before + 64 * MIB
+    assert machine.device_free_bytes(device) >= before + 64 * MIB
 
 
 @pytest.mark.parametrize(("share", "left"), [(1.0, 70), (0.5, 40), (0.05, -5)])
@@ -86,4 +81,4 @@ def test_a_limit_of_the_process_counts(share, left, monkeypatch):
         "get_per_process_memory_fraction": share,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    assert device_free_bytes(torch.device("cuda", 0)) == left
+    assert machine.device_free_bytes(torch.device("cuda", 0)) == left
