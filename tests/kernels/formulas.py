@@ -4,6 +4,7 @@ Nothing here uses the code under test: attention has the full score matrix and a
 the MLP goes neuron by neuron.
 """
 
+import math
 import os
 
 import pytest
@@ -120,6 +121,16 @@ def masked_attention(query, key, value, mask, block_size, scale=None):
     keep = mask.repeat_interleave(block_size, dim=2)[:, :, : query.shape[2]]
     scores = scores.masked_fill(~keep, -torch.inf)
     return torch.where(keep, scores.softmax(-1), 0.0) @ value.double()
+
+
+def attention_with_means(inputs, mask, block_size_q, means, weight, scale=None):
+    """One softmax over the kept columns and the means, in float64."""
+    query, key, value = inputs
+    scores = scores_of(query, key, scale)
+    kept = mask.repeat_interleave(block_size_q, dim=2)[:, :, : query.shape[2]]
+    of_means = scores_of(query, means[0], scale) + math.log(weight)
+    scores = torch.cat([scores.masked_fill(~kept, -torch.inf), of_means], -1)
+    return scores.softmax(-1) @ torch.cat([value, means[1]], 2).double()
 
 
 def column_sums_of(query, key, lse_previous, block_size):

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 from importlib import import_module
 
@@ -16,6 +15,7 @@ from tests.kernels.formulas import (
     LargestResult,
     assert_close,
     attention_inputs,
+    attention_with_means,
     backend_names,
     blocks_of,
     full_attention,
@@ -23,7 +23,6 @@ from tests.kernels.formulas import (
     kernel_names,
     masked_attention,
     random_mask,
-    scores_of,
 )
 
 FP8 = torch.float8_e4m3fn
@@ -224,16 +223,6 @@ def test_lists_beyond_32_bit_offsets(backend):
     output = column_sparse_attention(*inputs, indices, counts, block_size_q=1, backend=backend)
     expected = masked_attention(*inputs, mask, 1)
     assert_close(output, expected, TOLERANCE[torch.bfloat16])
-
-
-def attention_with_means(inputs, mask, block_size_q, means, weight, scale):
-    """One softmax over the kept columns and the means, in float64."""
-    query, key, value = inputs
-    scores = scores_of(query, key, scale)
-    kept = mask.repeat_interleave(block_size_q, dim=2)[:, :, : query.shape[2]]
-    of_means = scores_of(query, means[0], scale) + math.log(weight)
-    scores = torch.cat([scores.masked_fill(~kept, -torch.inf), of_means], -1)
-    return scores.softmax(-1) @ torch.cat([value, means[1]], 2).double()
 
 
 @backend_names(column_sparse_attention)

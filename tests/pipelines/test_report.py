@@ -7,7 +7,6 @@ import torch
 
 import chipsparse
 from chipsparse import DenseWarning, FallbackError, SparsityConfig
-from tests.pipelines.small_sparse import assert_close
 from tests.tiny_models import (
     PROMPT,
     tiny_chroma_pipeline,
@@ -15,7 +14,6 @@ from tests.tiny_models import (
     tiny_wan_pipeline,
     tiny_wan_transformer,
 )
-from tests.variants import slow_unless
 
 CONFIG = SparsityConfig().override(
     {
@@ -101,31 +99,6 @@ def test_every_layer_of_every_model(name):
     expected = [(layer, part, reasons[part]) for layer in range(layers) for part in reasons]
     for record in handle.report.steps:
         assert [(entry.layer, entry.part, entry.reason) for entry in record.layers] == expected
-
-
-@pytest.mark.parametrize("name", slow_unless(("wan with two experts", "flux"), MODELS))
-def test_layers_have_budgets_of_their_own(name):
-    """Layers that are dense or keep everything are those of the model, whatever the others do."""
-    make, layers, arguments = MODELS[name]
-    pipe = make()
-    dense = generate(pipe, **arguments)
-
-    def with_budgets(*budgets):
-        with chipsparse.enable(pipe, CONFIG.override({"layers": list(budgets)})) as handle:
-            return generate(pipe, **arguments), handle.report
-
-    none = {"attention": "dense", "mlp": "dense"}
-    output, report = with_budgets({"layers": f"0-{layers - 1}", **none})
-    assert torch.equal(output, dense)
-    assert set(report.actions()) == {"dense"}
-    assert report.cache_bytes == 0
-    everything = {"layers": 1, "attention": 1.0, "mlp": 1.0}
-    output, report = with_budgets(everything, {"layers": f"0,2-{layers - 1}", **none})
-    assert_close(output, dense, 2e-4)
-    sparse = [record.fractions("mlp") for record in report.steps if record.action == "sparse"]
-    assert sparse == [[1.0]] * len(sparse) != []
-    with pytest.raises(chipsparse.ConfigError, match=f"this model has {layers} layers"):
-        with_budgets({"layers": layers, "mlp": 0.5})
 
 
 def test_an_exception_in_the_model_is_reported(pipe):

@@ -1,6 +1,5 @@
 """What each action of self-attention computes and records, against float64 formulas."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from chipsparse.layers.attention import dense_step, refresh_step, sparse_step
 from chipsparse.layers.column_budget import AttentionBudget, static_columns
 from chipsparse.layers.full_attention import AttentionInputs
 from chipsparse.layout import LayerKind, ModelLayout
+from tests.kernels import formulas
 
 ROWS, TOKENS, KEEP = 16, 75, 23
 BUDGET = AttentionBudget(KEEP, None)
@@ -23,12 +23,9 @@ RULES = ["difference", "means"]
 CPU = torch.device("cpu")
 
 
-def inputs(seed=0, *, batch=2, heads=3, dim=32, tokens=TOKENS):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(batch, tokens, heads, dim, generator=generator).transpose(1, 2)
-        for _ in range(3)
-    ]
+def inputs(seed=0, *, dim=32, tokens=TOKENS):
+    options = {"dtype": torch.float32, "device": "cpu", "strided": True, "seed": seed}
+    return formulas.attention_inputs(2, 3, tokens, tokens, dim, **options)
 
 
 def given(seed=0, **sizes):
@@ -43,35 +40,16 @@ def mean_of_blocks(rows):
     return torch.stack([part.mean(2) for part in rows.double().split(128, 2)], 2)
 
 
-def softmax_parts(query, key, value, mask=None, *, means=False):
-    """Output and log-sum-exp over the columns of a mask ``[B, H, N, N]``, in float64.
-
-    With ``means`` also over the mean of every 128 columns, which counts 40 times.
-    """
-    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    if means:
-        key, value = (torch.cat([a, mean_of_blocks(a)], 2) for a in (key.double(), value.double()))
-        extra = query.double() @ key[:, :, scores.shape[-1] :].mT * query.shape[-1] ** -0.5
-        scores = torch.cat([scores, extra + math.log(40)], -1)
-    lse = scores.logsumexp(-1)
-    return (scores - lse.unsqueeze(-1)).exp() @ value.double(), lse
-
-
-def block_sums(query, key):
-    """Softmax mass of each column in each query block, float64 ``[B, H, G, N]``."""
-    scores = query.double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
-    mass = torch.nn.functional.pad(scores.softmax(-1), (0, 0, 0, -TOKENS % ROWS))
-    return mass.unflatten(2, (-1, ROWS)).sum(3)
+def kept_attention(tensors, mask, rule):
+    """By the formulas, over kept columns; with means also over those of every 128 columns."""
+    if rule == "difference":
+        return formulas.masked_attention(*tensors, mask, ROWS)
+    means = [mean_of_blocks(rows) for rows in tensors[1:]]
+    return formulas.attention_with_means(tensors, mask, ROWS, means, 40)
 
 
 def mask_of(cache):
     return unpack_mask(cache.columns, TOKENS)
-
-
-def row_mask(cache):
-    return mask_of(cache).repeat_interleave(ROWS, dim=2)[:, :, :TOKENS]
 
 
 def refreshed(rule="means", *, budget=BUDGET, in_fp8=False, tensors=None, **config):
@@ -106,7 +84,7 @@ def watch(monkeypatch, name, look):
 
 def test_dense_steps_and_refreshes_compute_full_attention():
     cache = AttentionCache()
-    expected, lse = softmax_parts(*inputs())
+    expected, lse = formulas.full_attention(*inputs())
     close(dense_step(cache, given()), expected)
     close(cache.lse, lse)
     for rule in RULES:
@@ -115,17 +93,15 @@ def test_dense_steps_and_refreshes_compute_full_attention():
         # Where nothing has changed, a sparse step gives it back.
         close(sparse_step(cache, given(), config=config), output)
         cache, config, _ = refreshed(rule, budget=replace(BUDGET, keep_count=TOKENS))
-        changed, _ = softmax_parts(*CHANGED)
+        changed, _ = formulas.full_attention(*CHANGED)
         close(sparse_step(cache, AttentionInputs(*CHANGED), config=config), changed)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_sparse_follows_the_formulas_when_something_changed(rule):
     cache, config, _ = refreshed(rule)
-    mask = row_mask(cache)
-    dense, _ = softmax_parts(*inputs())
-    kept, _ = softmax_parts(*inputs(), mask, means=rule == "means")
-    new, _ = softmax_parts(*CHANGED, mask, means=rule == "means")
+    dense, _ = formulas.full_attention(*inputs())
+    kept, new = (kept_attention(tensors, mask_of(cache), rule) for tensors in (inputs(), CHANGED))
     close(sparse_step(cache, AttentionInputs(*CHANGED), config=config), dense - kept + new)
 
 
@@ -162,7 +138,7 @@ def test_means_miss_less_than_the_difference_alone_where_all_values_drift():
     smooth = [a.repeat_interleave(128, 2) for a in inputs(3, tokens=8)]
     before = [a + 0.3 * b for a, b in zip(smooth, rough, strict=True)]
     now = [a + 0.3 * b.repeat_interleave(128, 2) for a, b in zip(before, drift, strict=True)]
-    expected, _ = softmax_parts(*now)
+    expected, _ = formulas.full_attention(*now)
     missed = {}
     for rule in ("difference", "means"):
         budget = replace(BUDGET, keep_count=100)
@@ -177,7 +153,9 @@ def test_refresh_keeps_the_columns_with_the_most_mass(branches, limit, monkeypat
     """Guidance branches in one batch keep those with the most mass together."""
     monkeypatch.setattr(attention, "COLUMN_SUMS_BYTES", limit)
     cache, _, _ = refreshed(budget=replace(BUDGET, branches=branches))
-    sums, mask = block_sums(*inputs()[:2]), mask_of(cache)
+    query, key, _ = inputs()
+    _, lse = formulas.full_attention(*inputs())
+    sums, mask = formulas.column_sums_of(query, key, lse, ROWS), mask_of(cache)
     if branches == 2:
         sums = sums.sum(0, keepdim=True).expand_as(sums)
         assert torch.equal(*mask)
@@ -270,7 +248,7 @@ def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
 
 @pytest.mark.parametrize("dim", [32, 24])  # one that can be rotated, and one that cannot
 def test_full_attention_in_fp8_is_rounded_and_its_lse_hardly(dim):
-    tensors, (expected, lse) = given(dim=dim), softmax_parts(*inputs(dim=dim))
+    tensors, (expected, lse) = given(dim=dim), formulas.full_attention(*inputs(dim=dim))
     dense = AttentionCache()
     output = dense_step(dense, tensors, in_fp8=True)
     assert (dense.lse - lse).pow(2).mean().sqrt() < 3e-3
@@ -278,7 +256,7 @@ def test_full_attention_in_fp8_is_rounded_and_its_lse_hardly(dim):
     cache, config, again = refreshed(tensors=tensors, precision="fp8")
     for result in (output, again):
         assert 1e-2 < error(result, expected) < 5e-2  # of random values, whose mean is near zero
-    assert (row_mask(cache) == row_mask(exact)).double().mean() > 0.99
+    assert (mask_of(cache) == mask_of(exact)).double().mean() > 0.99
     close(sparse_step(cache, tensors, config=config), again)  # where nothing changed
 
 
