@@ -8,7 +8,6 @@ import copy
 import gc
 import random
 import re
-import threading
 import warnings
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -27,8 +26,9 @@ from chipsparse import SparsityConfig
 from chipsparse.session import Session
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.pipelines.families import flux, hunyuan_video, wan
-from tests.pipelines.model_state import state_of
+from tests.pipelines.model_state import process_state, state_of
 from tests.pipelines.test_broken_calls import BreaksOff
+from tests.pipelines.test_families import transformers_of
 
 ROUNDS = 160
 FAMILIES = {each.name: each for each in (*flux.FAMILIES, *hunyuan_video.FAMILIES, *wan.FAMILIES)}
@@ -241,11 +241,6 @@ def generate(pipe, arguments, steps, seed):
     return pipe(**arguments, **options)[0].detach().clone()
 
 
-def transformers_of(pipe):
-    both = (pipe.transformer, getattr(pipe, "transformer_2", None))
-    return [model for model in both if model is not None]
-
-
 def linears(model):
     linears = {n: m for n, m in model.named_modules() if type(m) is torch.nn.Linear}
     return {name: linear for name, linear in linears.items() if "blocks" in name}
@@ -267,16 +262,6 @@ def bits(tensor):
     if tensor is not None:
         raw = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
         return tensor.shape, tensor.dtype, raw
-
-
-def process_state():
-    return {
-        "threads": threading.active_count(),
-        "warning filters": warnings.filters[:],
-        "random state": (bits(torch.get_rng_state()), random.getstate()),
-        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "dtype and dispatch": (torch.get_default_dtype(), torch._C._len_torch_dispatch_stack()),
-    }
 
 
 class Soak:

@@ -9,14 +9,10 @@ from chipsparse import ConfigError, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from tests import schedules
+from tests.schedules import letters_of
 
 KIND = LayerKind("block", layers=4, intermediate_size=100)
 LAYOUT = ModelLayout((KIND,), heads=2, head_dim=8, batch=1, grids=((3, 4, 5),))
-LETTERS = {action: letter for letter, action in schedules.ACTIONS.items()}
-
-
-def letters(actions):
-    return "".join(LETTERS[action] for action in actions)
 
 
 def config_of(**schedule):
@@ -71,11 +67,11 @@ def test_actions_of_schedules(steps, schedule, expected):
     plan = listed(steps, **schedule)
     off = SparsityPlan(plan.config.override(OFF), LAYOUT, steps)
     assert off.is_dense()
-    assert letters(off.step_actions[: len(expected)]) == re.sub("[RS]", "D", expected)
+    assert letters_of(off.step_actions[: len(expected)]) == re.sub("[RS]", "D", expected)
     if steps is None:
-        assert letters(plan.step_actions[:12]) == expected
+        assert letters_of(plan.step_actions[:12]) == expected
     else:
-        assert letters(plan.actions()) == expected
+        assert letters_of(plan.actions()) == expected
         assert plan.is_dense() == ("S" not in expected)
         assert plan.schedule.skips_any == ("K" in expected)
 
@@ -186,7 +182,7 @@ def test_a_share_is_one_of_the_steps_that_run(first):
     schedule = {"full_share": 0.3, "least_full": 8, "sparse_steps": 0.0, "forecast_after": 0.2}
     late = SparsityPlan(config_of(**schedule), LAYOUT, 50, first)
     alone = listed(50 - first, **schedule)
-    assert letters(late.actions(first)) == letters(alone.actions())
+    assert letters_of(late.actions(first)) == letters_of(alone.actions())
     assert late.schedule.full_steps == tuple(first + step for step in alone.schedule.full_steps)
     assert len(late.schedule.full_steps) == max(8, round(0.3 * (50 - first)))
     for step in range(50 - first):
@@ -219,7 +215,7 @@ def test_which_skipped_outputs_are_forecast():
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""
     plan = listed(8, full_steps=[1, 4], sparse_steps=[2, 3, 5, 6])
-    assert letters(plan.actions(first)) == expected
+    assert letters_of(plan.actions(first)) == expected
 
 
 def test_layers_are_numbered_kind_after_kind():

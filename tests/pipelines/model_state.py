@@ -1,6 +1,13 @@
-"""Questions of the adapters' tests to a model and a report."""
+"""Questions of the adapters' tests to a model, a report and the process."""
 
 import inspect
+import random
+import threading
+import warnings
+
+import torch
+
+OF_LIBRARIES = ("tqdm_monitor", "InductorSubproc", "subproc_worker_timer")
 
 
 def actions(handle, branch="cond"):
@@ -47,4 +54,21 @@ def state_of(model):
             {key: value.stride() for key, value in module.named_parameters(recurse=False)},
         )
         for name, module in model.named_modules()
+    }
+
+
+def process_state():
+    """By name, what belongs to the whole process."""
+    on_gpu = torch.cuda.is_available()
+    generators = [torch.default_generator, *(torch.cuda.default_generators if on_gpu else ())]
+    return {
+        "random state": ([each.get_state().tolist() for each in generators], random.getstate()),
+        "warning filters": (warnings.filters[:], warnings.showwarning),
+        "dtype and dispatch": (torch.get_default_dtype(), torch._C._len_torch_dispatch_stack()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "threads": (
+            torch.get_num_threads(),
+            [each.name for each in threading.enumerate() if each.name not in OF_LIBRARIES],
+        ),
+        "waits for the GPU": torch.cuda.get_sync_debug_mode() if on_gpu else 0,
     }

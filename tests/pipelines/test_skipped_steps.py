@@ -9,40 +9,29 @@ import chipsparse
 from chipsparse.pipelines.adapter import UNREAD
 from chipsparse.session import Session
 from tests.pipelines import test_families as families
-from tests.pipelines.model_state import actions as action_names
+from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, SPARSE
 from tests.pipelines.tiny_runs import WAN
-from tests.schedules import listed
+from tests.schedules import letters_of, listed
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow
 
 STEPS = 12
 
 
-def actions(handle, branch="cond"):
-    """Dense, Refresh, Sparse or sKip: a letter for each step."""
-    letters = {"dense": "D", "refresh": "R", "sparse": "S", "skip": "K"}
-    return "".join(letters[name] for name in action_names(handle, branch))
-
-
-def count_computed(transformer):
-    """A list that grows with every call in which the model itself runs."""
-    calls = []
-    transformer.register_forward_hook(lambda *_: calls.append(None))
-    return calls
-
-
 def test_an_expert_that_takes_over_computes_before_it_skips():
     pipe = tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.9)
     config = WAN.SPARSE.override(listed("DRSKKKKKKRSS"))
     with chipsparse.enable(pipe, config) as handle:
-        calls = [count_computed(pipe.transformer), count_computed(pipe.transformer_2)]
+        computed = []
+        for expert in (pipe.transformer, pipe.transformer_2):
+            expert.register_forward_hook(lambda model, *_: computed.append(model))
         WAN.generate(pipe, num_inference_steps=STEPS, guidance_scale=1.0)
-        taken = actions(handle)
+        taken = letters_of(actions(handle))
     switch = taken.index("D", 1)
     assert switch in (3, 4)
     assert taken[switch:] == "D" + "K" * (8 - switch) + "RSS"
-    assert [len(each) for each in calls] == [3, 4]
+    assert computed == [pipe.transformer] * 3 + [pipe.transformer_2] * 4
 
 
 def test_a_controlnet_that_runs_for_skipped_steps_is_noted():

@@ -1,7 +1,6 @@
 """Two pipelines in two threads do not know of each other, and leave the process as it was."""
 
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,32 +8,15 @@ import torch
 
 import chipsparse
 from tests.devices import DEVICES
+from tests.pipelines.model_state import process_state
 from tests.pipelines.tiny_runs import FLUX, WAN
 from tests.variants import slow
-
-OF_LIBRARIES = ("tqdm_monitor", "InductorSubproc", "subproc_worker_timer")
 
 
 @pytest.fixture(params=DEVICES)
 def device(request):
     request.getfixturevalue("recorder" if request.param == "cpu" else "first_dense_kernel")
     return request.param
-
-
-def process_state():
-    generators = [torch.default_generator]
-    if torch.cuda.is_available():
-        generators += torch.cuda.default_generators
-    return (
-        [generator.get_state().tolist() for generator in generators],
-        list(warnings.filters),
-        warnings.showwarning,
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.get_num_threads(),
-        torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else 0,
-        [each.name for each in threading.enumerate() if each.name not in OF_LIBRARIES],
-    )
 
 
 @pytest.mark.parametrize("second", [slow(WAN), FLUX], ids=["wan", "flux"])

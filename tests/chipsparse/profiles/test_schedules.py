@@ -2,11 +2,11 @@
 
 import pytest
 
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILES, load_profile
 from tests.chipsparse.test_plan import LAYOUT
+from tests.schedules import letters_of
 
-LETTERS = {Action.DENSE: "d", Action.REFRESH: "r", Action.SPARSE: "s", Action.SKIP: "-"}
 GENERAL = {
     "faithful": "ddddd-d--d---d----d----d--d- ddddddddd-d-d--d--d---d----d----d-----d----d--d-d-",
     "balanced": "drsrs-r-ss-rs-s-s-r--s-s-rs- drsrsrs-r-ss-r-s-s-s--r--s--s--s--r-s--s--ss-r-ss-",
@@ -46,11 +46,10 @@ def test_the_schedules_of_bundled_profiles(path):
     for name, config in qualities.items():
         for expected in SCHEDULES[path][name].split():
             plan = SparsityPlan(config, LAYOUT, len(expected))
-            assert "".join(LETTERS[action] for action in plan.actions()) == expected
+            assert letters_of(plan.actions()) == expected.upper().replace("-", "K")
             assert plan.notes() == []
         few = SparsityPlan(config, LAYOUT, 8)
-        letters = "".join(LETTERS[action] for action in few.actions())
-        expected = "drsrssss" if config.schedule.least_full < 8 else "d" * 8
         if name in ("faithful", "balanced", "fast"):
-            assert letters == expected
+            expected = "DRSRSSSS" if config.schedule.least_full < 8 else "DDDDDDDD"
+            assert letters_of(few.actions()) == expected
         assert few.notes() == []
