@@ -229,6 +229,8 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
         adapter.layout = look
         found = generate(pipe, name, steps=steps)
     assert handle.report.actions()["sparse"] > 0
+    recorded = [(entry.layer, entry.part) for entry in handle.report.steps[-1].layers]
+    assert recorded == [*itertools.product(range(len(adapter.self_attentions())), PARTS)]
     assert_expected(handle.report, family)
     assert_close(found, dense(name, steps=steps))
     space, _ = vae_factors(pipe.vae.config)

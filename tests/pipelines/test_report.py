@@ -7,13 +7,7 @@ import torch
 
 import chipsparse
 from chipsparse import DenseWarning, FallbackError, SparsityConfig
-from tests.tiny_models import (
-    PROMPT,
-    tiny_chroma_pipeline,
-    tiny_flux_pipeline,
-    tiny_wan_pipeline,
-    tiny_wan_transformer,
-)
+from tests.tiny_models import PROMPT, tiny_wan_pipeline, tiny_wan_transformer
 
 CONFIG = SparsityConfig().override(
     {
@@ -38,15 +32,6 @@ def pipe():
 
 def two_experts():
     return tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.5)
-
-
-# A pipeline, its number of layers, and more arguments of a call.
-MODELS = {
-    "wan": (tiny_wan_pipeline, 3, {"num_frames": 5}),
-    "wan with two experts": (two_experts, 3, {"num_frames": 5}),
-    "flux": (tiny_flux_pipeline, 5, {}),
-    "chroma": (tiny_chroma_pipeline, 5, {}),
-}
 
 
 def generate(pipe, *, steps=5, **arguments):
@@ -84,21 +69,6 @@ def no_tags(pipe):
     for block in pipe.transformer.blocks:
         block.attn1._forward_pre_hooks.clear()
         block.attn1._forward_pre_hooks_with_kwargs.clear()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_layer_of_every_model(name):
-    make, layers, arguments = MODELS[name]
-    pipe = make()
-    with chipsparse.enable(pipe, CONFIG) as handle:
-        generate(pipe, **arguments)
-    names = {"transformer", "transformer_2"} if "experts" in name else {"transformer"}
-    assert {record.transformer for record in handle.report.steps} == names
-    masked = "the pipeline passes an attention mask" if "chroma" in name else None
-    reasons = {"attention": masked, "mlp": None}
-    expected = [(layer, part, reasons[part]) for layer in range(layers) for part in reasons]
-    for record in handle.report.steps:
-        assert [(entry.layer, entry.part, entry.reason) for entry in record.layers] == expected
 
 
 def test_an_exception_in_the_model_is_reported(pipe):
