@@ -27,6 +27,7 @@ from chipsparse.session import Session
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.pipelines.families import flux, hunyuan_video, wan
 from tests.pipelines.model_state import process_state, state_of
+from tests.pipelines.small_sparse import generate
 from tests.pipelines.test_broken_calls import BreaksOff
 from tests.pipelines.test_families import transformers_of
 
@@ -212,7 +213,8 @@ def play_call(stage, round_, call, ways, recorder):
     try:
         with torch.inference_mode("inference mode" in ways), breaks:
             arguments["callback_on_step_end"] = lambda _, step, _time, given: apply(step, given)
-            outcome.tensors = generate(stage.pipe, arguments, call.steps, call.seed)
+            steps = {"num_inference_steps": call.steps, "seed": call.seed}
+            outcome.tensors = generate(stage.pipe, arguments, **steps).detach().clone()
     except (Exception, KeyboardInterrupt) as error:
         outcome.error = f"{type(error).__name__}: {error}".partition("\n")[0]
         outcome.struck = str(error) == "here"
@@ -233,12 +235,6 @@ def enabled(pipe, settings, ways, recorder):
     session = partial(Session, capturer=recorder) if "recorded" in ways else Session
     with mock.patch("chipsparse.api.Session", session):
         return chipsparse.enable(pipe, config)
-
-
-def generate(pipe, arguments, steps, seed):
-    options = {"num_inference_steps": steps, "generator": torch.Generator().manual_seed(seed)}
-    options |= {"output_type": "latent", "return_dict": False}
-    return pipe(**arguments, **options)[0].detach().clone()
 
 
 def linears(model):
@@ -272,7 +268,8 @@ class Soak:
         """Plays a round and its reference; returns everything that is wrong."""
         family = round_.family
         pipe = self.pipes[family] = self.pipes.get(family) or FAMILIES[family].make()
-        stock = bits(generate(pipe, FAMILIES[family].call, 3, 0))
+        short = partial(generate, pipe, FAMILIES[family].call, num_inference_steps=3)
+        stock = bits(short())
         weights = [copy.deepcopy(model.state_dict()) for model in transformers_of(pipe)]
         expected, _ = play(round_, FAMILIES[family].make())
         process = process_state()
@@ -293,8 +290,8 @@ class Soak:
         for model, values in zip(transformers_of(pipe), weights, strict=True):
             model.load_state_dict(values)
         with chipsparse.enable(pipe, SparsityConfig.dense()):
-            dense = bits(generate(pipe, FAMILIES[family].call, 3, 0))
-        if dense != stock or bits(generate(pipe, FAMILIES[family].call, 3, 0)) != stock:
+            dense = bits(short())
+        if dense != stock or bits(short()) != stock:
             wrong.append("other bits than stock after disable or with a dense config")
         if wrong:
             self.pipes.clear()  # the next rounds are judged for themselves

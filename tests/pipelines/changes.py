@@ -6,6 +6,25 @@ import torch
 from tests.tiny_models import random
 
 
+class Packed(torch.nn.Parameter):
+    """A parameter of another class, like those of quantizers."""
+
+
+class Adapted(torch.nn.Linear):
+    """A linear of another class, like an adapter's."""
+
+
+def at_step(number, act):
+    """A pipeline's callback: `act` is called behind the step of this number, or of every one."""
+
+    def behind_step(_pipe, step, _time, tensors):
+        if number in (step, None):
+            act()
+        return tensors
+
+    return behind_step
+
+
 def add_lora(pipe, target, *, name="style", rank=2):
     """A LoRA on the modules whose name ends so, as `load_lora_weights` adds it."""
     peft = pytest.importorskip("peft")

@@ -18,12 +18,12 @@ EVERYTHING = {"attention.density": 1.0, "mlp.density": 1.0}
 EXACT = SPARSE.override(EVERYTHING)
 
 
-def generate(pipe, call, **changes):
+def generate(pipe, call, *, seed=0, **changes):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some encode pictures without the generator
         return pipe(
             **{"num_inference_steps": STEPS, "output_type": "latent", **call, **changes},
-            generator=torch.Generator().manual_seed(0),
+            generator=torch.Generator().manual_seed(seed),
             return_dict=False,
         )[0]
 

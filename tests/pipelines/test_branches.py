@@ -6,6 +6,7 @@ from diffusers import StableDiffusion3Pipeline
 
 import chipsparse
 from chipsparse.pipelines.models.stable_diffusion3 import StableDiffusion3Adapter
+from tests.pipelines.changes import at_step
 from tests.pipelines.families import cogvideox, ltx, stable_diffusion3
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
 
@@ -33,16 +34,13 @@ def test_branches_in_one_batch_keep_the_same_columns_and_samples_keep_their_own(
     family = module.FAMILIES[0]
     pipe, kept = family.make(), []
 
-    def look(_pipe, step, _time, tensors):
-        if step == 1:
-            (adapter,) = handle._adapters
-            branch = handle.report.steps[-1].branch
-            kept.append(adapter.session._caches[branch, 0].attention.columns.clone())
-        return tensors
+    def look():
+        caches, branch = handle._adapters[0].session._caches, handle.report.steps[-1].branch
+        kept.append(caches[branch, 0].attention.columns.clone())
 
     with chipsparse.enable(pipe, CONFIG) as handle:
         call = {**family.call, **module.prompts(2), "guidance_scale": scale}
-        generate(pipe, call, num_inference_steps=3, callback_on_step_end=look)
+        generate(pipe, call, num_inference_steps=3, callback_on_step_end=at_step(1, look))
     (columns,) = kept
     first, second = columns[:2], columns[-2:]
     assert len(columns) == (4 if scale > 1 else 2)

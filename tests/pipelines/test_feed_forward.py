@@ -9,7 +9,7 @@ import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.layers.mlp import MLPLayer
 from chipsparse.pipelines.adapter import ModelAdapter
-from tests.pipelines.changes import add_lora, offload_groups
+from tests.pipelines.changes import Adapted, Packed, add_lora, offload_groups
 from tests.pipelines.families import flux2, stable_diffusion3
 from tests.pipelines.model_state import state_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, generate
@@ -48,14 +48,6 @@ def test_gated_and_other_feed_forwards_run_sparse(activation, bias, pipe):
         assert_close(FLUX.generate(pipe), expected)
     assert handle.report.fallbacks == []
     assert len(handle.report.steps[-1].fractions("mlp")) == LAYERS
-
-
-class Packed(torch.nn.Parameter):
-    """A parameter of another class, like those of quantizers."""
-
-
-class Adapted(torch.nn.Linear):
-    """A linear of another class, like an adapter's."""
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 import chipsparse
 from chipsparse.cache.memory_plan import BudgetError
 from tests.devices import DEVICES
+from tests.pipelines.changes import Packed, at_step
 from tests.pipelines.tiny_runs import MODELS, WAN
 from tests.schedules import listed
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
@@ -66,12 +67,11 @@ def test_two_experts_use_the_same_host_memory_one_after_the_other(device):
     with chipsparse.enable(pipe, WAN.SPARSE.override(HOSTED)) as handle:
         sessions = [adapter.session for adapter in handle._adapters]
 
-        def look(_pipe, _step, _t, tensors):
+        def look():
             caches = [session.cache_bytes() > 0 for session in sessions]
             held.append((memory_of(handle).nbytes, caches))
-            return tensors
 
-        assert torch.equal(WAN.generate(pipe, callback_on_step_end=look), expected)
+        assert torch.equal(WAN.generate(pipe, callback_on_step_end=at_step(None, look)), expected)
     assert {record.transformer for record in handle.report.steps} == {
         "transformer",
         "transformer_2",
@@ -87,34 +87,27 @@ def test_disable_while_copies_are_under_way(pipe):
     handle = chipsparse.enable(pipe, WAN.SPARSE.override(HOSTED))
     memory, held = memory_of(handle), []
 
-    def stop(_pipe, step, _t, tensors):
-        if step == 1:
-            held.append(memory.nbytes)
-            handle.disable()
-            held.append(memory.nbytes)
-        return tensors
+    def stop():
+        held.append(memory.nbytes)
+        handle.disable()
+        held.append(memory.nbytes)
 
-    WAN.generate(pipe, callback_on_step_end=stop)
+    WAN.generate(pipe, callback_on_step_end=at_step(1, stop))
     assert held[0] > held[1] == 0
     assert torch.equal(WAN.generate(pipe), expected)
 
 
 def test_layers_that_cannot_run_sparse_take_no_memory(pipe):
-    class Packed(torch.nn.Parameter):
-        pass
-
     linear = pipe.transformer.blocks[1].ffn.net[2]
     linear.weight = Packed(linear.weight.data)
     placements = []
     with chipsparse.enable(pipe, WAN.SPARSE.override(HOSTED)) as handle:
-        (adapter,) = handle._adapters
+        branches = handle._adapters[0].session._caches._branches
 
-        def look(_pipe, _step, _t, tensors):
-            for branch in adapter.session._caches._branches.values():
-                placements.append(branch.memory.placement)
-            return tensors
+        def look():
+            placements.extend(branch.memory.placement for branch in branches.values())
 
-        WAN.generate(pipe, num_inference_steps=4, callback_on_step_end=look)
+        WAN.generate(pipe, num_inference_steps=4, callback_on_step_end=at_step(None, look))
     assert all(not placement.dense for placement in placements)
     assert {layer for layer, part in placements[0].host if part == "mlp"} == {0, 2}
     assert {layer for layer, part in placements[0].host if part == "attention"} == {0, 1, 2}

@@ -12,6 +12,7 @@ import torch
 import chipsparse
 from chipsparse.pipelines.denoising_loop import has_next, value_passed_as
 from chipsparse.pipelines.patches import stock_class
+from tests.pipelines.changes import at_step
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
@@ -174,12 +175,7 @@ def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, befo
 @pytest.mark.parametrize("case", ["flux", "cogvideox"])
 def test_another_pipeline_in_a_callback(case):
     pipe, inner = made(case), []
-
-    def preview(_pipe, step, _time, tensors):
-        if step == 2:
-            inner.append(call(other, case))
-        return tensors
-
+    preview = at_step(2, lambda: inner.append(call(other, case)))
     with chipsparse.enable(pipe, SPARSE):
         other = sharing(pipe)
         call(pipe, case, callback_on_step_end=preview)

@@ -18,7 +18,7 @@ from diffusers import AutoPipelineForImage2Image, DiffusionPipeline, FluxPipelin
 import chipsparse
 from chipsparse.kernels.column_sparse_attention import reference
 from chipsparse.pipelines.adapter import ADAPTER
-from tests.pipelines.changes import offload_groups
+from tests.pipelines.changes import at_step, offload_groups
 from tests.pipelines.model_state import state_of
 from tests.pipelines.tiny_runs import FLUX, STILL, WAN
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline, tiny_wan_transformer
@@ -153,12 +153,7 @@ def test_a_second_thread_is_refused_and_the_first_one_undisturbed(pipe, sparse, 
 
 def test_a_call_within_a_call_of_the_same_thread_is_let_in(pipe, sparse):
     inner = []
-
-    def preview(pipe, step, _t, tensors):
-        if step == 4 and not inner:
-            inner.append(wan(pipe))
-        return tensors
-
+    preview = at_step(4, lambda: inner.append(wan(pipe)))
     with chipsparse.enable(pipe, CONFIG):
         assert torch.equal(wan(pipe, callback_on_step_end=preview), sparse)
     assert torch.equal(inner[0], sparse)

@@ -7,16 +7,11 @@ import torch
 
 import chipsparse
 from chipsparse import DenseWarning, FallbackError, SparsityConfig
-from tests.tiny_models import PROMPT, tiny_wan_pipeline, tiny_wan_transformer
+from tests.pipelines.changes import Adapted, at_step
+from tests.pipelines.tiny_runs import STILL
+from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
-CONFIG = SparsityConfig().override(
-    {
-        "attention.density": 0.25,
-        "block_size": 16,
-        "mlp.density": 0.25,
-        "tile": None,  # another order rounds differently
-    }
-)
+CONFIG, wan = STILL.SPARSE, STILL.generate
 FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 6"
 EXCHANGED = (
     "nothing runs sparse: the pipeline's transformer was exchanged after enable(); call "
@@ -32,27 +27,6 @@ def pipe():
 
 def two_experts():
     return tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.5)
-
-
-def generate(pipe, *, steps=5, **arguments):
-    return pipe(
-        PROMPT,
-        height=32,
-        width=64,
-        num_inference_steps=steps,
-        max_sequence_length=16,
-        output_type="latent",
-        generator=torch.Generator().manual_seed(0),
-        **arguments,
-    )[0]
-
-
-def wan(pipe, **arguments):
-    return generate(pipe, num_frames=1, guidance_scale=1.0, **arguments)
-
-
-class Adapted(torch.nn.Linear):
-    """As of an adapter, or quantized."""
 
 
 def adapted(pipe):
@@ -137,31 +111,27 @@ def test_recording_gradients_is_a_fallback_and_is_said(pipe):
 
 def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
     seen = []
-
-    def look(_pipe, _step, _t, tensors):
-        seen.append(handle.report.nothing_sparse)
-        return tensors
-
+    look = at_step(None, lambda: seen.append(handle.report.nothing_sparse))
     with chipsparse.enable(pipe, LATE) as handle:
         with pytest.warns(DenseWarning, match=FEW) as caught:
-            wan(pipe, steps=3, callback_on_step_end=look)
+            wan(pipe, num_inference_steps=3, callback_on_step_end=look)
         assert len(caught) == 1
-        assert caught[0].filename.endswith("test_report.py")  # the caller's own line
+        assert caught[0].filename.endswith("tiny_runs.py")  # the caller's own line
         assert seen == [handle.report.nothing_sparse] * 3
         assert handle.report.to_dict()["nothing_sparse"].startswith(FEW)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            wan(pipe, steps=3)  # the same again: in the report alone
+            wan(pipe, num_inference_steps=3)  # the same again: in the report alone
         assert handle.report.nothing_sparse.startswith(FEW)
-        wan(pipe, steps=6)
+        wan(pipe, num_inference_steps=6)
         assert handle.report.nothing_sparse is None
     with chipsparse.enable(pipe, LATE, strict=True) as handle:
         with pytest.raises(FallbackError, match=FEW):
-            wan(pipe, steps=3)
+            wan(pipe, num_inference_steps=3)
         assert handle.report.nothing_sparse.startswith(FEW)
         assert handle.report.error.startswith("FallbackError: nothing runs sparse")
         assert [record.finished for record in handle.report.steps] == [False]
-        wan(pipe, steps=6)
+        wan(pipe, num_inference_steps=6)
         assert handle.report.actions()["sparse"] == 1
 
 
@@ -228,7 +198,7 @@ def test_one_exchanged_expert_is_a_fallback():
     with chipsparse.enable(pipe, CONFIG) as handle:
         pipe.transformer_2 = tiny_wan_transformer(seed=5)
         for _ in range(2):
-            generate(pipe, num_frames=1, steps=8)
+            wan(pipe, num_inference_steps=8)
             assert [each.partition(";")[0] for each in handle.report.fallbacks] == [said]
         assert handle.report.nothing_sparse is None
         assert {record.transformer for record in handle.report.steps} == {"transformer"}

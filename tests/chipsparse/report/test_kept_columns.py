@@ -16,6 +16,7 @@ from chipsparse.report.generation import GenerationReport
 from chipsparse.report.kept_columns import read_kept_columns
 from chipsparse.session import Session
 from tests.chipsparse.test_session import CONFIG, run
+from tests.pipelines.changes import at_step
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 ROWS = 16
@@ -112,12 +113,7 @@ def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
     config = CONFIG.override({"tile": [1, 2, 2], "schedule.actions": ACTIONS})
     size = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
     seen = []
-
-    def ask(pipe, step, time, tensors):
-        if step == 2:
-            seen.extend(handle.kept_columns([0]))
-        return tensors
-
+    ask = at_step(2, lambda: seen.extend(handle.kept_columns([0])))
     picture = np.zeros((16, 16), bool)
     picture[12:, 12:] = True
     arguments = {**size, "output_type": "latent", "callback_on_step_end": ask}

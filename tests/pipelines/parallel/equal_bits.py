@@ -9,7 +9,8 @@ from diffusers import ContextParallelConfig
 import chipsparse
 from tests.pipelines.families import flux2, hunyuan_video, wan
 from tests.pipelines.families.wan_kin import forced_arguments, skyreels
-from tests.pipelines.test_families import FAMILIES, SPARSE, STEPS
+from tests.pipelines.small_sparse import generate
+from tests.pipelines.test_families import FAMILIES, SPARSE
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
 BOTH = chipsparse.Parallel(ulysses=2)
@@ -137,15 +138,6 @@ def case(name):
     return found.make, {**found.call, **extra}, {}
 
 
-def generate(pipe, call, seed=0):
-    return pipe(
-        **{"num_inference_steps": STEPS, **call},
-        generator=torch.Generator().manual_seed(seed),
-        output_type="latent",
-        return_dict=False,
-    )[0]
-
-
 def everything(names):
     """The findings of `together`, also of guidance branches, and of what diffusers shared."""
     return {
@@ -183,7 +175,7 @@ def said(pipe, call, config=SPARSE, *, parallel=BOTH, seed=0):
     """The error of a generation, or of `enable` before it."""
     try:
         with torch.no_grad(), chipsparse.enable(pipe, config, parallel=parallel):
-            generate(pipe, call, seed)
+            generate(pipe, call, seed=seed)
     except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return None

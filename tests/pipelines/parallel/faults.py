@@ -13,7 +13,6 @@ from chipsparse.plan import Action, SparsityPlan
 from tests.pipelines.parallel.equal_bits import (
     BIG,
     BOTH,
-    generate,
     largest_difference,
     ranks_agree,
     report_of_layers,
@@ -21,6 +20,7 @@ from tests.pipelines.parallel.equal_bits import (
     said,
     wan_of,
 )
+from tests.pipelines.small_sparse import generate
 from tests.pipelines.test_families import SPARSE
 
 CALL = {**BIG, "height": 80, "width": 64, "guidance_scale": 1.0}
