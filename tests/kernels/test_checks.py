@@ -1,7 +1,11 @@
+from functools import partial
+
 import pytest
 import torch
 
+from chipsparse.kernels import column_sparse_attention, dense_attention_column_sums
 from chipsparse.kernels.checks import block_chunks, ranges, tile_bytes
+from tests.kernels import formulas
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100])
@@ -28,3 +32,25 @@ def test_block_chunks_cover_all_rows_in_whole_blocks(rows, limit):
 
 def test_tiles_on_a_cpu_fit_its_caches():
     assert tile_bytes(torch.device("cpu")) < tile_bytes(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("blocks_at_once", [1, 3])
+@pytest.mark.parametrize("package", [column_sparse_attention, dense_attention_column_sums])
+def test_references_of_attention_make_no_larger_tensors(package, blocks_at_once, monkeypatch):
+    inputs = formulas.attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
+    name, is_sparse = package.__name__.rpartition(".")[2], package is column_sparse_attention
+    if is_sparse:
+        others = formulas.index_lists(formulas.random_mask(1, 1, 640, 2000, 64, device="cpu"))
+    else:
+        others = (formulas.full_attention(*inputs)[1].float(),)
+    columns = others[0].shape[-1] if is_sparse else 2000
+    scores = blocks_at_once * 64 * columns * 4
+    limit = 2 * (scores + is_sparse * blocks_at_once * 16 * columns * 4)  # and gathered columns
+    operation = partial(getattr(package, name), *inputs, *others, block_size_q=64)
+    large = operation(backend="reference")
+    monkeypatch.setattr(package.reference, "tile_bytes", lambda _: limit)
+    with formulas.LargestResult() as largest:
+        small = operation(backend="reference")
+    assert 0 < largest.nbytes <= scores
+    for one, other in zip(small, large, strict=True):
+        formulas.assert_close(one, other, 1e-5)

@@ -7,12 +7,10 @@ import torch
 from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
     column_sparse_attention,
-    reference,
 )
 from tests.kernels.formulas import (
     DTYPES,
     TOLERANCE,
-    LargestResult,
     assert_close,
     attention_inputs,
     attention_with_means,
@@ -339,18 +337,3 @@ def test_repeats_bit_for_bit_and_spares_its_inputs(backend, dtype, device):
     first, second = (attend(inputs, mask, residual=residual, backend=backend) for _ in range(2))
     assert torch.equal(first, second)
     assert all(map(torch.equal, tensors, copies))
-
-
-@pytest.mark.parametrize("blocks_at_once", [1, 3])
-def test_transient_memory_stays_within_the_limit(blocks_at_once, monkeypatch):
-    inputs = attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
-    mask = torch.rand(1, 1, 10, 2000) < 0.5
-    indices, counts = index_lists(mask)
-    limit = blocks_at_once * 2 * (64 + 16) * indices.shape[-1] * 4
-    options = {"block_size_q": 64, "backend": "reference"}
-    large = column_sparse_attention(*inputs, indices, counts, **options)
-    monkeypatch.setattr(reference, "tile_bytes", lambda _: limit)
-    with LargestResult() as largest:
-        small = column_sparse_attention(*inputs, indices, counts, **options)
-    assert 0 < largest.nbytes <= blocks_at_once * 64 * indices.shape[-1] * 4  # the scores
-    assert_close(small, large, 1e-5)

@@ -1,5 +1,7 @@
 """Changes that users make to a model, for tests of any of them."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -12,6 +14,19 @@ class Packed(torch.nn.Parameter):
 
 class Adapted(torch.nn.Linear):
     """A linear of another class, like an adapter's."""
+
+
+def rounded_by_rows(weight):
+    """A weight in FP8, whose linear also rounds its input by rows; torchao's config wants a GPU."""
+    module = "torchao.quantization.quantize_.workflows.float8.float8_tensor"
+    tensors, inference = map(importlib.import_module, (module, "torchao.float8.inference"))
+    granularity = importlib.import_module("torchao.quantization").PerRow()
+    return tensors.Float8Tensor.from_hp(
+        weight,
+        granularity=granularity,
+        mm_config=inference.Float8MMConfig(use_fast_accum=True),
+        act_quant_kwargs=tensors.QuantizeTensorToFloat8Kwargs(granularity=granularity),
+    )
 
 
 def at_step(number, act):

@@ -38,6 +38,8 @@ GUIDED = arguments_of("mochi", "guided")
         (["1011"], None, None),
         (["0111"], None, None),
         (["1101", "1100"], None, None),
+        (["0000"], None, (0,)),
+        (["", "", ""], None, (0, 0, 0)),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
@@ -45,11 +47,6 @@ def test_the_lengths_of_a_mask(rows, one_length, lengths, dtype):
     mask = torch.tensor([[int(value) for value in row] for row in rows]).to(dtype)
     assert padded_text.leading_tokens(mask) == lengths
     assert qwen_adapter.valid_length(mask) == one_length
-
-
-def test_a_mask_of_no_token():
-    assert padded_text.leading_tokens(torch.ones(3, 0)) == (0, 0, 0)
-    assert qwen_adapter.valid_length(torch.zeros(1, 4)) is None
 
 
 def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():

@@ -13,7 +13,7 @@ from accelerate import cpu_offload_with_hook
 
 import chipsparse
 from tests.devices import DEVICES
-from tests.pipelines.changes import add_lora, offload_groups
+from tests.pipelines.changes import add_lora, offload_groups, rounded_by_rows
 from tests.pipelines.families.flux2 import PICTURE, tiny_flux2_pipeline, tiny_flux2_transformer
 from tests.pipelines.families.hunyuan_video import KINDS, VIDEO
 from tests.pipelines.families.hunyuan_video import pipeline as tiny_hunyuan_pipeline
@@ -66,19 +66,8 @@ def by_torchao(config):
 
 
 def by_torchao_with_activations(transformer, ends=None):
-    """Does what ``Float8DynamicActivationFloat8WeightConfig`` does, which itself wants a GPU."""
-    tensors = importlib.import_module(
-        "torchao.quantization.quantize_.workflows.float8.float8_tensor"
-    )
-    granularity = importlib.import_module("torchao.quantization").PerRow()
-    inference = importlib.import_module("torchao.float8.inference")
     for _, _, linear in linears(transformer, ends):
-        weight = tensors.Float8Tensor.from_hp(
-            linear.weight.data,
-            granularity=granularity,
-            mm_config=inference.Float8MMConfig(use_fast_accum=True),
-            act_quant_kwargs=tensors.QuantizeTensorToFloat8Kwargs(granularity=granularity),
-        )
+        weight = rounded_by_rows(linear.weight.data)
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)
 
 
@@ -282,7 +271,6 @@ GRAPHS = {"wan": 1, "flux": 2, "flux2": 2, "hunyuan": KINDS}  # as many as of 16
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MAKE)
 def test_compiled_blocks_of_fp8_weights(model):
-    """One graph for all blocks of a kind, as without FP8."""
     pipe, call = quantized(model, "torchao FP8", ends=MLP), call_of(model)
     with chipsparse.enable(pipe, SPARSE):
         expected = generate(pipe, call)
@@ -304,7 +292,6 @@ def test_compiled_blocks_of_fp8_weights(model):
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize("quantizer", IN_FP8)
 def test_recorded_steps_of_fp8_weights_give_the_same(quantizer, where, request):
-    """Recorded as CUDA graphs, or by a CPU's stand-in for them."""
     pipe, call = quantized("flux", quantizer, where=where), {**call_of("flux"), **LONGER}
     with chipsparse.enable(pipe, SPARSE.override({"cuda_graphs": "never"})):
         expected = generate(pipe, call)

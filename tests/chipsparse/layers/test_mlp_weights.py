@@ -1,6 +1,5 @@
 """Feed-forward weights in FP8 compute what the model does, and are read as their numbers."""
 
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +13,7 @@ from chipsparse.kernels.token_layout import is_token_contiguous
 from chipsparse.layers import mlp, mlp_weights
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, fp8_form, fp8_linear, part_of
 from tests.devices import DEVICES
+from tests.pipelines.changes import rounded_by_rows
 
 torchao = pytest.importorskip("torchao.quantization")
 
@@ -52,7 +52,6 @@ def weights_of(gate):
 
 @pytest.mark.parametrize("gate", GATES)
 def test_a_dense_step_and_what_sparse_steps_read_are_the_layer_of_these_numbers(gate):
-    """`test_mlp` has the formulas of that layer."""
     weights, cache, plain_cache = weights_of(gate), MLPCache(), MLPCache()
     numbers = {name: value.dequantize() for name, value in vars(weights).items() if is_fp8(value)}
     plain = MLPWeights.from_linears(**{**vars(weights), **numbers})
@@ -106,16 +105,8 @@ def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
 
 
 def by_rows(*shape, seed):
-    """A weight whose linear rounds its input by rows as well."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = import_module("torchao.quantization.quantize_.workflows.float8.float8_tensor")
-    inference, rows = import_module("torchao.float8.inference"), torchao.PerRow()
-    return tensors.Float8Tensor.from_hp(
-        (torch.randn(*shape, generator=generator) / shape[1] ** 0.5).bfloat16(),
-        granularity=rows,
-        mm_config=inference.Float8MMConfig(use_fast_accum=True),
-        act_quant_kwargs=tensors.QuantizeTensorToFloat8Kwargs(granularity=rows),
-    )
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return rounded_by_rows((numbers / shape[1] ** 0.5).bfloat16())
 
 
 @pytest.fixture
