@@ -59,7 +59,7 @@ def test_caches_in_host_memory_give_the_same_bits(overrides):
 
 def test_caches_are_rounded_where_the_memory_wants_it_and_the_report_says_so(monkeypatch):
     expected = generate(session_with(ROUNDED))
-    with_capacity(monkeypatch, wanted(ROUNDED))
+    with_available(monkeypatch, lambda *_, **__: Capacity(wanted(ROUNDED), 0))
     session = session_with()
     assert equal(generate(session), expected)
     assert session.report.fallbacks == []
@@ -181,10 +181,6 @@ def with_available(monkeypatch, available):
     """Memory as told, on a machine on which everything is worth moving."""
     monkeypatch.setattr(chipsparse.cache.store, "available", available)
     monkeypatch.setattr(memory_plan, "worth_moving", lambda layer, sizes, **_: frozenset(sizes))
-
-
-def with_capacity(monkeypatch, device, host=0):
-    with_available(monkeypatch, lambda *_, **__: Capacity(device, host))
 
 
 def wanted(overrides=(), layout=None, branches=2):

@@ -107,12 +107,6 @@ def by_gguf(transformer, ends=None):
         block.set_submodule(name, made)
 
 
-def by_casting(transformer, ends=None):
-    transformer.enable_layerwise_casting(
-        storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32
-    )
-
-
 # The package that each of them needs, and what the reason for a dense MLP says.
 QUANTIZERS = {
     "torchao FP8": ("torchao", by_torchao("Float8WeightOnlyConfig"), "Float8Tensor"),
@@ -125,7 +119,11 @@ QUANTIZERS = {
     ),
     "bitsandbytes 4 bit": ("bitsandbytes", by_bitsandbytes, "Params4bit"),
     "GGUF": ("gguf", by_gguf, "GGUFParameter"),
-    "layerwise casting": (None, by_casting, "torch.float8_e4m3fn"),
+    "layerwise casting": (
+        None,
+        lambda model, _: model.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32),
+        "torch.float8_e4m3fn",
+    ),
 }
 LORA = "(to_q|to_v|net.2)"  # on attention and on MLPs
 # Where activations are quantized, rounding in attention may move one of them by a whole level.

@@ -15,6 +15,7 @@ from chipsparse.cache.tensors import AttentionCache
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, TensorsInPlace
 from tests.devices import DEVICES
+from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.changes import add_lora
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline
@@ -339,3 +340,17 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
     for _ in range(len(done)):
         torch.randn(8, device="cuda")
     assert torch.equal(torch.randn(8, device="cuda"), drawn)
+
+
+def test_the_stand_in_reads_a_weight_where_it_was():
+    linear, hidden = torch.nn.Linear(3, 3).requires_grad_(False), torch.randn(2, 3)
+    recorder = TapeRecorder()
+    result, recording = recorder.capture(lambda: linear(hidden))
+    linear.weight.mul_(2)  # in place
+    recording.replay()
+    assert torch.equal(result, linear(hidden))
+    assert recorder.dangling == 0
+    stale, linear.weight.data = linear(hidden), torch.zeros(3, 3)
+    recording.replay()
+    assert torch.equal(result, stale)
+    assert recorder.dangling == 1

@@ -160,10 +160,6 @@ CALLS = {
 }
 
 
-def flipped(value):
-    return [each.flip(1) for each in value] if isinstance(value, list) else value.flip(-1)
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_what_belongs_to_a_token_follows_it(name):
     pipe, call, changes = CALLS[name]()
@@ -178,8 +174,10 @@ def test_what_belongs_to_a_token_follows_it(name):
             assert_close(stream, other)
         assert not torch.equal(outputs[0], expected[0])  # another order of summation: it did change
         for per_token in {"controlnet_block_samples", "timestep"} & changes.keys():
-            wrong = {**call, per_token: flipped(call[per_token])}
-            assert error(pipe.transformer(**wrong)[0], expected[0]) > 0.01
+            given = call[per_token]
+            flipped = given.flip(-1) if torch.is_tensor(given) else [each.flip(1) for each in given]
+            wrong = pipe.transformer(**{**call, per_token: flipped})
+            assert error(wrong[0], expected[0]) > 0.01
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,6 @@ def in_fp8(*shape, seed, dtype=torch.float32):
     return linear.weight
 
 
-def is_fp8(value):
-    return fp8_form(value) is not None
-
-
 def weights_of(gate):
     normal = torch.randn(2 * NEURONS, generator=torch.Generator().manual_seed(9))
     rows = 2 * NEURONS if gate in ("first", "second") else NEURONS
@@ -53,8 +49,9 @@ def weights_of(gate):
 @pytest.mark.parametrize("gate", GATES)
 def test_a_dense_step_and_what_sparse_steps_read_are_the_layer_of_these_numbers(gate):
     weights, cache, plain_cache = weights_of(gate), MLPCache(), MLPCache()
-    numbers = {name: value.dequantize() for name, value in vars(weights).items() if is_fp8(value)}
-    plain = MLPWeights.from_linears(**{**vars(weights), **numbers})
+    parts = vars(weights)
+    numbers = {name: value.dequantize() for name, value in parts.items() if fp8_form(value)}
+    plain = MLPWeights.from_linears(**{**parts, **numbers})
     hidden = torch.randn(1, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
     dense = mlp.dense_step(cache, hidden, weights, block_size=ROWS, backend=None)
     expected = mlp.dense_step(plain_cache, hidden, plain, block_size=ROWS, backend=None)

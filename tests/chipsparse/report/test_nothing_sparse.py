@@ -3,12 +3,10 @@
 import pytest
 
 from chipsparse import SparsityConfig
-from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.report.nothing_sparse import wants_sparse, why_nothing
+from tests.chipsparse.test_plan import LAYOUT, OFF
 
-LAYOUT = ModelLayout((LayerKind("blocks", 4, 100),), 2, 8, 1, grids=((3, 4, 5),))
-OFF = {"attention.density": "dense", "mlp.density": "dense"}
 EVERY = "the schedule computes every step in full; "
 DENSE = {"layers": "1-3", "attention": "dense", "mlp": "dense"}
 

@@ -7,6 +7,7 @@ from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.family import Family, of_class, strong
 from tests.tiny_models import random, seeded, tiny_image_vae
 
+PERTURBED = diffusers.StableDiffusion3PAGPipeline
 CHANNELS = 16  # of the latents: inpainting pipelines insist
 TEXT = 10
 TEXT_DIM = 16
@@ -56,12 +57,6 @@ def controlled():
     return tiny_pipeline(diffusers.StableDiffusion3ControlNetPipeline, components)
 
 
-def perturbed():
-    """By processors that are exchanged in every call."""
-    parts = {"pag_applied_layers": ["blocks.1"]}
-    return tiny_pipeline(diffusers.StableDiffusion3PAGPipeline, parts)
-
-
 FAMILIES = [
     Family(
         "sd3",
@@ -97,8 +92,8 @@ FAMILIES = [
         brief=True,
     ),
     Family(
-        "sd3 perturbed attention",
-        perturbed,
+        "sd3 perturbed attention",  # by processors that are exchanged in every call
+        lambda: tiny_pipeline(PERTURBED, {"pag_applied_layers": ["blocks.1"]}),
         {**PICTURE, **GUIDED, "pag_scale": 2.0},
         fallbacks=(
             "attention runs dense in 1 of 3 layers (first: layer 1): its processor was rep",

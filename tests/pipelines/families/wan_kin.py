@@ -1,7 +1,10 @@
 """Models with the blocks of Wan: VACE, Animate, SkyReels V2 and ChronoEdit."""
 
+from functools import partial
+
 import diffusers
 import torch
+from diffusers import ChronoEditTransformer3DModel
 
 from tests.pipelines.families import family
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
@@ -83,11 +86,6 @@ def skyreels(arguments=text, **more):
     return family.video_loop(model_class, arguments, **TRANSFORMER_CONFIG, **more)
 
 
-def chrono_edit():
-    model_class = diffusers.ChronoEditTransformer3DModel
-    return family.video_loop(model_class, text, **TRANSFORMER_CONFIG)
-
-
 VARIANTS = {"odd size": family.ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}
 FAMILIES = [
     family.Family(
@@ -114,6 +112,9 @@ FAMILIES = [
         brief=True,
     ),
     family.Family(
-        "chrono edit", chrono_edit, {**family.VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}
+        "chrono edit",
+        partial(family.video_loop, ChronoEditTransformer3DModel, text, **TRANSFORMER_CONFIG),
+        {**family.VIDEO, "num_frames": 5},
+        {"batch": {"batch": 2}},
     ),
 ]
