@@ -268,7 +268,6 @@ _one_recording = threading.Lock()
 
 
 def _number(tensor):
-    """The number of the tensor's memory."""
     return tensor.untyped_storage()._cdata
 
 

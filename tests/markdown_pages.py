@@ -48,7 +48,6 @@ class Page:
 
     @property
     def links(self):
-        """The targets of all links and pictures."""
         targets = (token.attrGet("href") or token.attrGet("src") for token in self.inline)
         return [target for target in targets if target]
 
@@ -81,7 +80,6 @@ class Page:
 
     @property
     def tables(self):
-        """All tables as rows of cells, each as it is written."""
         lines = self.text.splitlines()
         return [
             [cells(line) for line in lines[slice(*token.map)]]

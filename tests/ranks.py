@@ -63,7 +63,6 @@ def run_ranks(ranks, function, *args, folder, seconds=240, check=True):
 
 
 def main():
-    """One rank."""
     import torch
     import torch.distributed as dist
 

@@ -32,7 +32,6 @@ near = partial(pytest.approx, rel=1e-4)  # files have six digits, differences of
 
 
 def dry_run(tmp_path, *arguments):
-    """Exit code and records of a tiny run on the CPU."""
     path = tmp_path / "records.json"
     path.unlink(missing_ok=True)
     code = main([*arguments, "--tiny", "--device", "cpu", "--json", str(path)])
@@ -206,7 +205,6 @@ def test_steps_of_a_small_model(case, uncompiled, tmp_path):
 
 @pytest.mark.parametrize("linears", [(), ("--fp8-linears",)])
 def test_full_steps_in_8_bits_with_compiled_blocks(linears, monkeypatch, tmp_path):
-    """The dense step is off by the rounding, and not by more."""
     monkeypatch.setitem(step_timing.COMPILE_OPTIONS, "backend", "aot_eager")
     if linears:
         api = pytest.importorskip("torchao.quantization.quant_api")

@@ -73,7 +73,6 @@ def python_blocks(page):
 
 @pytest.mark.parametrize("page", [*filter(python_blocks, USER_PAGES[1:])], **NAMES)
 def test_examples_run(page, tmp_path, monkeypatch, capsys):
-    """Run all examples of a page one after the other, as a reader would."""
     (tmp_path / "assets").symlink_to(ROOT / "assets")
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "example"}

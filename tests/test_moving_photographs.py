@@ -49,7 +49,6 @@ def images(folder):
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """A training of two calls."""
     out = tmp_path_factory.mktemp("training")
     options = [str(folder), str(out), "--tiny", "--print-every", "2", "--steps"]
     assert train.main([*options, "3"]) == 0

@@ -25,7 +25,6 @@ BY_NAME = ("importlib.import_module", "importlib.util.find_spec")
 
 
 def modules(requirements):
-    """The modules of the packages that a list of requirements names."""
     names = [re.match(r"[\w.-]+", each)[0].lower().replace("-", "_") for each in requirements]
     return {NAMES.get(name, name) for name in names}
 

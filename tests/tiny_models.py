@@ -250,11 +250,9 @@ def seeded(make: Callable[..., Any], *args: Any, seed: int = 0, **options: Any) 
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:
-    """Normal numbers, the same at every call."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def quiet(pipe: Any) -> Any:
-    """This pipeline, without a progress bar."""
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -84,7 +84,6 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
 
 
 def session_with(overrides=(), make_pool=OffloadPool, **options):
-    """A session, and a pool with these options."""
     report = GenerationReport()
     pool = make_pool(HostMemory(), report.fall_back, **options)
     return Session(CONFIG.override(dict(overrides)), report, pool)

@@ -97,7 +97,6 @@ def slow_device(monkeypatch):
 
 @pytest.mark.parametrize(("density", "capacity"), [(0.2, 16), (0.26, 16), (0.3, 32)])
 def test_a_refresh_need_not_wait_for_the_length_of_its_lists(density, capacity, request):
-    """Of 12 columns, 16 or 18."""
     config = CONFIG.override({"attention.density": density})
     expected = run(Session(config, GenerationReport()))
     request.getfixturevalue("slow_device")

@@ -11,7 +11,6 @@ SCHEDULE = list(TIMES)
 
 
 def indexed(*steps, branches=("cond",), count=3, schedule=SCHEDULE):
-    """Calls whose step is given."""
     return [
         {"branch": branch, "step_index": step, "steps": count, "schedule": schedule}
         for step in steps
@@ -20,7 +19,6 @@ def indexed(*steps, branches=("cond",), count=3, schedule=SCHEDULE):
 
 
 def timed(*times, branches=(None,), schedule=None):
-    """Calls whose timestep is given."""
     return [
         {"branch": branch, "timestep": lambda value=time: value, "schedule": schedule}
         for time in times

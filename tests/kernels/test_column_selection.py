@@ -11,14 +11,12 @@ EXACT_DTYPES = {"triton": torch.bfloat16, "reference": torch.float32}
 
 
 def select(sums, **options):
-    """The selection as a bool mask ``[B, H, G, M]``."""
     packed = column_selection(sums, **options)
     assert packed.dtype == torch.uint8
     return unpack_mask(packed, sums.shape[-1])
 
 
 def kept(row, *, dtype=torch.float32, device="cpu", **options):
-    """The columns kept of one row of scores."""
     sums = torch.tensor(row, dtype=dtype, device=device)[None, None, None]
     return select(sums, **options)[0, 0, 0].nonzero().flatten().tolist()
 

@@ -46,7 +46,6 @@ def test_every_kernel_is_launched_by_a_case(monkeypatch):
 
 
 def compiled(path, *options):
-    """The records of `benchmarks.compile_report`, by name."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.compile_report", "--json", str(path), *options],

@@ -44,7 +44,6 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 
 
 def run(files, selected):
-    """Runs tests of some files where Triton's kernels are interpreted."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),

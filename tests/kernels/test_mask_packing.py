@@ -13,7 +13,6 @@ def some_mask(columns, device, rows=(2, 3, 5)):
 
 
 def assert_lists(found, mask):
-    """Indices and counts of every row of a mask, ascending."""
     indices, counts = found
     expected, expected_counts = index_lists(mask)
     assert indices.dtype == counts.dtype == torch.int32

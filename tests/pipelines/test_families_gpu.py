@@ -53,7 +53,6 @@ def make(name, dtype=torch.bfloat16):
 
 
 def generate(pipe, *args, **options):
-    """A generation with all tensors of the call on the GPU."""
 
     def moved(field, value):
         if not isinstance(value, torch.Tensor):

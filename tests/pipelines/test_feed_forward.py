@@ -38,7 +38,6 @@ def dense():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "gelu", "linear-silu"])
 def test_gated_and_other_feed_forwards_run_sparse(activation, bias, pipe):
-    """In the double blocks, with larger weights."""
     for seed, block in enumerate(pipe.transformer.transformer_blocks):
         block.ff = seeded(FeedForward, 32, 32, activation_fn=activation, bias=bias, seed=seed)
         for parameter in block.ff.parameters():

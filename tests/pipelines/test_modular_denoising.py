@@ -123,7 +123,6 @@ FAMILIES = {
 
 
 def generate(pipe, call):
-    """The latents, of a video with its sound in one row."""
     options = {"num_inference_steps": STEPS, **call}
     state = pipe(**options, generator=torch.Generator().manual_seed(0))
     streams = [state.get(name) for name in ("latents", "audio_latents")]

@@ -54,7 +54,6 @@ def made(case):
 
 
 def sharing(pipe, *, own_scheduler=True):
-    """A stock pipeline with the transformer of another one."""
     other = stock_class(pipe).from_pipe(pipe, transformer=pipe.transformer)
     other.set_progress_bar_config(disable=True)
     assert other.transformer is pipe.transformer
@@ -92,7 +91,6 @@ def corrections(handle):
 
 @functools.cache
 def own(case):
-    """The latents and records of an enabled pipeline's own call."""
     pipe = made(case)
     with chipsparse.enable(pipe, SPARSE) as handle:
         return call(pipe, case), records(handle)

@@ -38,7 +38,6 @@ def shown(frames):
 
 
 def read(case):
-    """Reads both golden results of a case."""
     dense, sparse = (_read(path, case) for path in paths(case))
     return Golden(dense, sparse)
 

@@ -28,7 +28,6 @@ HEADER = """\
 
 
 def row(case, what, found):
-    """One line of the table."""
     flicker = "" if found.flicker is None else f"{found.flicker:.3f}"
     of_golden = f"{found.golden:.1f} | {found.golden_dense:.1f}"
     return (

@@ -31,7 +31,6 @@ class Runs:
         self._models, self._results = {}, {}
 
     def model(self, name):
-        """The pipeline in that folder, and its profile."""
         if name not in self._models:
             folder = ASSETS / name
             pipe = DiffusionPipeline.from_pretrained(str(folder), dtype=self._dtype)

@@ -64,7 +64,6 @@ def prefer(patch, backend):
 
 
 def sparse_backends(report, part):
-    """What computed the sparse layers of a part, as the report names it."""
     return {
         layer.backend
         for step in report.steps

@@ -125,6 +125,5 @@ class WatchComputation(TorchDispatchMode):
 
 
 def is_view(function) -> bool:
-    """Whether an op only looks at memory in another way."""
     schema = function._schema
     return not schema.is_mutable and any(each.alias_info is not None for each in schema.returns)

@@ -10,7 +10,6 @@ from tests.variants import slow, slow_unless
 
 
 def needs_of(layers, *, attention=None, mlp=None, saved=(100.0, 10.0)):
-    """Equal layers whose attention and MLP keep so many bytes of each kind."""
     parts = (("attention", attention, saved[0]), ("mlp", mlp, saved[1]))
     return [
         PartNeed(layer, part, sizes, worth)

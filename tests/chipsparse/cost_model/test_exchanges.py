@@ -73,7 +73,6 @@ CONFIG = SparsityConfig().override(
 
 
 def counted(ulysses, guidance):
-    """Bytes that this rank sends to others in each step, by its action."""
     sent = Counter()
     _count_exchanges(sent)
     pipe, found = WAN.make(), {}

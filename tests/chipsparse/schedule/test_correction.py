@@ -316,7 +316,6 @@ def scheduler(request):
 
 
 def counting(calls, name=""):
-    """Wraps a step, and lists its calls."""
 
     def wrap(step):
         return lambda *args, **kwargs: (calls.append(name), step(*args, **kwargs))[1]

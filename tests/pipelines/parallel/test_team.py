@@ -38,7 +38,6 @@ def test_heads_and_rows_are_shared_by_the_processes_of_one_branch():
 
 
 def test_one_group_serves_where_only_heads_or_only_rows_are_shared():
-    """With NCCL it gets streams of high priority."""
     heads, made = groups_of(1, Parallel(ulysses=3), backend="nccl")
     assert heads.tokens == heads.heads == (0, 1, 2)
     assert heads.rows is None
