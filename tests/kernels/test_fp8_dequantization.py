@@ -41,11 +41,3 @@ def test_rows_of_a_larger_weight(backend, device):
         data[8:24, 16:], scale[8:24], dtype=torch.bfloat16, turned=True, backend=backend
     )
     torch.testing.assert_close(part, whole[8:24, 16:], rtol=0, atol=0, equal_nan=True)
-
-
-def test_it_is_what_torchao_reads():
-    torchao = pytest.importorskip("torchao.quantization")
-    linear = torch.nn.Linear(48, 80, dtype=torch.bfloat16)
-    torchao.quantize_(linear, torchao.Float8WeightOnlyConfig())
-    found = fp8_dequantization(linear.weight.qdata, linear.weight.scale, dtype=torch.bfloat16)
-    assert torch.equal(found, linear.weight.dequantize())

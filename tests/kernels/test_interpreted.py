@@ -18,8 +18,8 @@ OPERATIONS = {
     "dense_attention_column_sums": "any_scale_and_the_layout",
     "column_selection": "special_rows and row9 or keeps_the and 1337-0.01",
     "column_sparse_attention": (
-        "laid_out_like or only_listed_rows and dtype1 or residual_is_added and fp8 and True-dtype1"
-        " or nan_in_a_mean and 64"
+        "laid_out_like or nan_and_infinity and nan-False or nan_in_a_mean and 64"
+        " or residual_is_added and fp8 and True-dtype1"
     ),
     "neuron_selection": "ties_nan_and_repeats and dtype1",
     "sparse_mlp_down": (

@@ -40,6 +40,8 @@ SKIPS = listed("DDDDDDDRSSSSKSRSKSKSKSKRSKSKSKSKSKSRKKSKKKKKSKKDDD")
 # Every action, and a second refresh with sparse steps on both sides.
 SHORT = {"attention.delta_rule": "means", **listed("DRSSRSKS")}
 SHORT_STEPS = 8
+DIFFERENCE = {"attention.delta_rule": "difference", "attention.density": 0.2}
+SMALL = {"height": 96, "width": 96, "num_frames": 17}
 
 CASES = {
     case.name: case
@@ -60,12 +62,7 @@ CASES = {
             "tiny-wan",
             "a red circle moves left over a blue gradient",
             seed=1,
-            arguments={
-                "height": 96,
-                "width": 96,
-                "num_frames": 17,
-                "num_inference_steps": SHORT_STEPS,
-            },
+            arguments={**SMALL, "num_inference_steps": SHORT_STEPS},
             sparsity=SHORT,
             bounds=Bounds(psnr=26, ssim=0.94, flicker=1.25, golden=42, golden_half=33),
         ),
@@ -83,11 +80,7 @@ CASES = {
             "a cyan star in the upper right and a red ring in the lower left over purple dots",
             seed=2,
             arguments={"num_inference_steps": 16},
-            sparsity={
-                "attention.delta_rule": "difference",
-                "attention.density": 0.2,
-                **listed("DDDDDRSSSSRSSSDD"),
-            },
+            sparsity={**DIFFERENCE, **listed("DDDDDRSSSSRSSSDD")},
             bounds=Bounds(psnr=34, ssim=0.985, flicker=None, golden=42, golden_half=38),
         ),
         Case(
@@ -95,7 +88,7 @@ CASES = {
             "tiny-wan",
             "a green square moves down over a purple background",
             seed=1,
-            arguments={"height": 96, "width": 96, "num_frames": 17},
+            arguments=SMALL,
             sparsity=SKIPS,
             bounds=Bounds(psnr=31, ssim=0.97, flicker=1.2, golden=42, golden_half=38),
         ),
@@ -105,11 +98,7 @@ CASES = {
             "a yellow star moves right over a gray checkerboard",
             seed=2,
             arguments={"num_frames": 9, "num_inference_steps": 12},
-            sparsity={
-                "attention.delta_rule": "difference",
-                "attention.density": 0.2,
-                **listed("DDDDRSSRSSDD"),
-            },
+            sparsity={**DIFFERENCE, **listed("DDDDRSSRSSDD")},
             bounds=Bounds(psnr=35, ssim=0.99, flicker=1.15, golden=42, golden_half=38),
         ),
         Case(
