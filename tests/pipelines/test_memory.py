@@ -10,15 +10,11 @@ import chipsparse
 from chipsparse.cache.memory_plan import BudgetError
 from tests.devices import DEVICES
 from tests.pipelines.changes import Packed, at_step
-from tests.pipelines.tiny_runs import MODELS, WAN
-from tests.schedules import listed
+from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
-from tests.variants import slow
 
 HOSTED = {"memory.offload": "always"}
 IN_FULL = {"memory.cache_precision": "full"}
-TRUE_GUIDANCE = {"true_cfg_scale": 3.0, "negative_prompt": "a green square"}
-PLACES = 2 * 5 * 9  # branches, layers and kinds at most: each place is rounded up a little
 
 
 @pytest.fixture(params=DEVICES)
@@ -34,29 +30,6 @@ def pipe(device):
 def memory_of(handle):
     (adapter, *_) = handle._adapters
     return adapter.session._pool.host
-
-
-@pytest.mark.parametrize("name", [slow("wan"), "flux"])
-def test_the_same_bits_as_with_caches_on_the_device(name, device):
-    """Also of a branch that nobody announced, as of the true guidance of FLUX."""
-    model, call = MODELS[name], TRUE_GUIDANCE if name == "flux" else {}
-    pipe = model.make().to(device)
-    config = model.SPARSE.override(listed("DRSKSRS"))
-    with chipsparse.enable(pipe, config):
-        expected = model.generate(pipe, **call)
-    with chipsparse.enable(pipe, config.override(HOSTED)) as handle:
-        for _ in range(2):
-            assert torch.equal(model.generate(pipe, **call), expected)
-        report = handle.report
-        assert report.fallbacks == []
-        assert {record.branch for record in report.steps} == {"cond", "uncond"}
-        assert 0 < report.host_bytes <= report.cache_bytes
-        memory = memory_of(handle)
-        assert memory.pinned_bytes == (memory.nbytes if device.type == "cuda" else 0)
-        assert memory.nbytes < 1.05 * report.host_bytes + 512 * PLACES
-        sparse = [record for record in report.steps if record.action.value == "sparse"]
-        assert all(record.bytes_to_device > 0 for record in sparse)
-    assert memory.nbytes == 0
 
 
 def test_two_experts_use_the_same_host_memory_one_after_the_other(device):

@@ -5,7 +5,7 @@ import torch
 
 import chipsparse
 from chipsparse.pipelines.models.qwen_image import image_grids
-from chipsparse.pipelines.token_grids import grids_at, grids_of, reorder_patches
+from chipsparse.pipelines.token_grids import grids_at, grids_of
 from tests.pipelines.families import flux, flux2, ltx, ltx2, qwen_image, wan
 from tests.pipelines.model_state import calls_begun, calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, first_step, generate
@@ -92,16 +92,6 @@ def test_further_pictures_of_a_call_have_grids_of_their_own():
             calls = calls_begun(handle)
             generate(pipe, call, num_inference_steps=3)
         assert {layout.grids for _, layout in calls} == {expected}
-
-
-@pytest.mark.parametrize("patch", [(1, 2, 2), (2, 2, 1), (1, 1, 1)])
-def test_the_tokens_of_an_embedding_follow_reordered_patches(patch):
-    latents = random(2, 3, 4, 6, 8, seed=0)
-    embed = torch.nn.Conv3d(3, 5, kernel_size=patch, stride=patch)
-    tokens = embed(latents).flatten(2)
-    order = shuffled(tokens.shape[2])
-    moved = reorder_patches(latents, patch, order)
-    torch.testing.assert_close(embed(moved).flatten(2), tokens[:, :, order])
 
 
 def call_of(pipe, call):
