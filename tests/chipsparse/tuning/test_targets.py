@@ -5,34 +5,26 @@ import math
 import pytest
 
 from chipsparse.profiles.tuned_range import TunedTarget
-from chipsparse.tuning.targets import (
-    SAME_DB,
-    Pair,
-    fast_enough,
-    limit_seconds,
-    measurement,
-    meets_quality,
-    quality,
-    wants_quality,
-)
+from chipsparse.tuning import targets
 
 
 def pair(psnr_db=30.0, ssim=0.9, lpips=0.1, seconds=1.0, dense_seconds=3.0):
-    return Pair(psnr_db, ssim, lpips, seconds, dense_seconds)
+    return targets.Pair(psnr_db, ssim, lpips, seconds, dense_seconds)
 
 
 def test_the_bound_that_is_missed_most_decides():
     target = TunedTarget(min_psnr_db=28.0, min_ssim=0.95, max_lpips=0.2)
-    assert quality(target, pair()) == pytest.approx(-3.01, abs=0.01)  # SSIM: twice as far from 1
-    assert quality(target, pair(ssim=0.95)) == pytest.approx(0)
-    assert quality(target, pair(ssim=0.99, lpips=0.01)) == pytest.approx(2.0)
-    assert not meets_quality(target, [pair(ssim=0.99), pair()])
-    assert meets_quality(target, [pair(ssim=0.99), pair(ssim=0.96)])
-    assert wants_quality(target)
+    # SSIM: twice as far from 1.
+    assert targets.quality(target, pair()) == pytest.approx(-3.01, abs=0.01)
+    assert targets.quality(target, pair(ssim=0.95)) == pytest.approx(0)
+    assert targets.quality(target, pair(ssim=0.99, lpips=0.01)) == pytest.approx(2.0)
+    assert not targets.meets_quality(target, [pair(ssim=0.99), pair()])
+    assert targets.meets_quality(target, [pair(ssim=0.99), pair(ssim=0.96)])
+    assert targets.wants_quality(target)
     without = TunedTarget(min_speedup=2.0)  # where the PSNR counts
-    assert not wants_quality(without)
-    assert quality(without, pair()) == 30
-    assert meets_quality(without, [pair(psnr_db=1.0)])
+    assert not targets.wants_quality(without)
+    assert targets.quality(without, pair()) == 30
+    assert targets.meets_quality(without, [pair(psnr_db=1.0)])
 
 
 @pytest.mark.parametrize(
@@ -49,13 +41,15 @@ def test_the_bound_that_is_missed_most_decides():
 )
 def test_limits_of_time_hold_for_the_median(target, enough, limit):
     pairs = [pair(seconds=1.0), pair(seconds=1.2), pair(seconds=9.0)]
-    assert fast_enough(TunedTarget(**target), pairs) is enough
-    assert limit_seconds(TunedTarget(**target), 3.0) == pytest.approx(limit)
+    assert targets.fast_enough(TunedTarget(**target), pairs) is enough
+    assert targets.limit_seconds(TunedTarget(**target), 3.0) == pytest.approx(limit)
 
 
 def test_the_numbers_of_a_profile():
-    result = measurement([pair(), pair(psnr_db=SAME_DB, ssim=None, lpips=None, seconds=2.0)])
+    result = targets.measurement(
+        [pair(), pair(psnr_db=targets.SAME_DB, ssim=None, lpips=None, seconds=2.0)]
+    )
     assert list(vars(result).values()) == [2, 30.0, 65.0, 0.9, 0.1, 1.5, 3.0]
     assert result.speedup == 2.0
-    same = measurement([pair(psnr_db=SAME_DB, ssim=1.0, lpips=None)])
+    same = targets.measurement([pair(psnr_db=targets.SAME_DB, ssim=1.0, lpips=None)])
     assert (same.psnr_db_worst, same.psnr_db_median, same.lpips_worst) == (None, None, None)

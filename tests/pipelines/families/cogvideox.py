@@ -3,15 +3,14 @@
 import diffusers
 import torch
 
-from tests.pipelines.families.family import Family, of_class, picture, strong
+from tests.pipelines.families.family import HEADS, Family, of_class, picture, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT = 12
 TEXT_DIM = 16
 TRANSFORMER = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
+    **HEADS,
     "in_channels": CHANNELS,
     "out_channels": CHANNELS,
     "time_embed_dim": 8,

@@ -84,6 +84,8 @@ def picture(seed, width, height):
     return Image.fromarray(pixels.to(torch.uint8).numpy())
 
 
+HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}  # of most transformers
+
 # Loops around a transformer, for models whose own pipelines need much besides it.
 
 VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}

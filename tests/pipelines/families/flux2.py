@@ -2,7 +2,7 @@
 
 import diffusers
 
-from tests.pipelines.families.family import Family, of_class, picture, strong
+from tests.pipelines.families.family import HEADS, Family, of_class, picture, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
@@ -12,8 +12,7 @@ FLUX2_CONFIG = {
     "in_channels": 4 * CHANNELS,
     "num_layers": 2,
     "num_single_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
+    **HEADS,
     "joint_attention_dim": TEXT_DIM,
     "timestep_guidance_channels": 32,
     "axes_dims_rope": (4, 4, 4, 4),

@@ -2,7 +2,7 @@
 
 from diffusers import HiDreamImagePipeline, HiDreamImageTransformer2DModel
 
-from tests.pipelines.families.family import Family, of_class, strong
+from tests.pipelines.families.family import HEADS, Family, of_class, strong
 from tests.tiny_models import LATENT_CHANNELS, random, seeded, tiny_image_vae
 
 EDGE = 16  # of latents; the pipeline makes images of about as many pixels, whatever is asked
@@ -12,8 +12,7 @@ CONFIG = {
     "in_channels": LATENT_CHANNELS,
     "num_layers": 2,
     "num_single_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
+    **HEADS,
     "caption_channels": [TEXT_DIM, TEXT_DIM],
     "text_emb_dim": POOLED_DIM,
     "num_routed_experts": 0,

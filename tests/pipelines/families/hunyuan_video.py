@@ -10,7 +10,7 @@ import diffusers
 import torch
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
-from tests.pipelines.families.family import Family, of_class, picture, strong
+from tests.pipelines.families.family import HEADS, Family, of_class, picture, strong
 from tests.tiny_models import random, seeded, tiny_image_encoder
 
 CHANNELS = 4  # of the latents
@@ -20,8 +20,7 @@ PADDED_GLYPHS = 6
 VALID = 7
 IMAGE_TOKENS = 4
 CONFIG = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
+    **HEADS,
     "num_layers": 2,
     "num_refiner_layers": 1,
     "mlp_ratio": 2.0,

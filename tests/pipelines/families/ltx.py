@@ -3,7 +3,7 @@
 import diffusers
 import torch
 
-from tests.pipelines.families.family import Family, of_class
+from tests.pipelines.families.family import HEADS, Family, of_class
 from tests.tiny_models import random, seeded
 
 CHANNELS = 8  # of the latents
@@ -11,8 +11,7 @@ TEXT, TEXT_DIM = 5, 16
 LTX_CONFIG = {
     "in_channels": CHANNELS,
     "out_channels": CHANNELS,
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
+    **HEADS,
     "cross_attention_dim": 32,
     "caption_channels": TEXT_DIM,
     "num_layers": 2,

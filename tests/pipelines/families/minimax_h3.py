@@ -10,7 +10,7 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import (
     MiniMaxH3SetTimestepsStep,
 )
 
-from tests.pipelines.families.family import Family
+from tests.pipelines.families.family import HEADS, Family
 from tests.tiny_models import random, seeded
 
 CHANNELS, AUDIO_CHANNELS = 4, 6  # of the latents
@@ -25,8 +25,7 @@ VAE_CONFIG = {  # what a config file says of its VAE
     "token_drop": 3,
 }
 H3_CONFIG = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
+    **HEADS,
     "hidden_size": 24,  # fewer than those of all heads, as of the real one
     "num_layers": 3,
     "num_refiner_layers": 1,

@@ -4,7 +4,7 @@ import diffusers
 import torch
 
 from tests.pipelines.changes import with_an_effect
-from tests.pipelines.families.family import Family, of_class, picture
+from tests.pipelines.families.family import HEADS, Family, of_class, picture
 from tests.tiny_models import random, seeded, tiny_wan_vae
 
 CHANNELS = 4  # of the latents
@@ -14,8 +14,7 @@ QWEN_CONFIG = {
     "in_channels": 4 * CHANNELS,
     "out_channels": CHANNELS,
     "num_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
+    **HEADS,
     "joint_attention_dim": TEXT_DIM,
     "axes_dims_rope": (4, 6, 6),
 }

@@ -4,8 +4,8 @@ import torch
 from diffusers import QwenImage21Transformer2DModel
 from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
 
+from tests.pipelines.families.family import HEADS, Family, Loop, image_tokens, of_branch, strong
 from tests.pipelines.families.family import IMAGE as SIZE
-from tests.pipelines.families.family import Family, Loop, image_tokens, of_branch, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
@@ -13,8 +13,7 @@ CONFIG = {
     "in_channels": CHANNELS,
     "out_channels": CHANNELS,
     "num_layers": 3,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
+    **HEADS,
     "context_in_dim": TEXT_DIM,
     "axes_dims_rope": (4, 6, 6),
 }

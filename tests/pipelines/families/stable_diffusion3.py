@@ -4,7 +4,7 @@ import diffusers
 
 from chipsparse.pipelines.models.stable_diffusion3 import CLIP_TOKENS
 from tests.pipelines.changes import with_an_effect
-from tests.pipelines.families.family import Family, of_class, strong
+from tests.pipelines.families.family import HEADS, Family, of_class, strong
 from tests.tiny_models import random, seeded, tiny_image_vae
 
 PERTURBED = diffusers.StableDiffusion3PAGPipeline
@@ -16,8 +16,7 @@ TRANSFORMER = {
     "in_channels": CHANNELS,
     "out_channels": CHANNELS,
     "num_layers": 3,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
+    **HEADS,
     "joint_attention_dim": TEXT_DIM,
     "caption_projection_dim": 32,
     "pooled_projection_dim": TEXT_DIM,
