@@ -144,12 +144,13 @@ def test_a_checkpoint_is_small_and_close(tmp_path, monkeypatch):
     with torch.no_grad():
         made.transformer.proj_out.weight.normal_()
         made.transformer.proj_out.weight[0, 0] = 50.0
-    monkeypatch.setattr(model, "PART_BYTES", 100_000)
+    monkeypatch.setattr(model, "PART_BYTES", 20_000)
     size = model.write_checkpoint(made, tmp_path / "c")
     size = model.write_checkpoint(made, tmp_path / "c")  # in place of the first
-    files = sorted(tmp_path.glob("c/weights-*.bin"))
-    assert [file.stat().st_size for file in files[:-1]] == [100_000] * (len(files) - 1)
-    assert sum(file.stat().st_size for file in files) == size
+    sizes = [file.stat().st_size for file in sorted(tmp_path.glob("c/weights-*.bin"))]
+    assert len(sizes) > 10  # so that their order by name is looked at
+    assert sizes[:-1] == [20_000] * (len(sizes) - 1)
+    assert sum(sizes) == size
     weights = dict(made.transformer.named_parameters())
     assert size < 1.15 * sum(tensor.numel() for tensor in weights.values())
     again = model.read_checkpoint(tmp_path / "c")
@@ -159,13 +160,6 @@ def test_a_checkpoint_is_small_and_close(tmp_path, monkeypatch):
         large = tensor.ndim > 1 and tensor.numel() >= model.LEAST_ROUNDED
         assert error < (0.02 if large else 1e-7), name
     assert again.transformer.proj_out.weight[0, 0].item() == pytest.approx(50, rel=0.01)
-
-
-def test_ten_or_more_parts_are_read_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(model, "PART_BYTES", 20_000)
-    model.write_checkpoint(Model.new(FACTS), tmp_path / "c")
-    assert len([*tmp_path.glob("c/weights-*.bin")]) > 10
-    assert model.read_checkpoint(tmp_path / "c").facts == FACTS
 
 
 def test_training_goes_on_where_it_ended(trained, folder, tmp_path, capsys):
