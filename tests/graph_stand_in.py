@@ -52,18 +52,14 @@ def _by_number(function, args):
 class TapeRecorder:
     """Implements `chipsparse.graphs.step_graph.Capturer` for the CPU.
 
-    Attributes:
-        recorded: calls recorded so far.
-        launched: launches so far.
-        dangling: launches so far that used memory which nobody but the tape held any more; on a GPU
-            it may have been somebody else's by then.
-        held: recordings whose memory was not given back.
+    It counts in ``dangling`` the launches that used memory which nobody but the tape held any more
+    (on a GPU it may have been somebody else's by then), in ``held`` recordings not given back.
     """
 
     device_type = "cpu"
 
     def __init__(self):
-        self.recorded = self.launched = self.dangling = self.held = 0
+        self.dangling = self.held = 0
 
     def on(self, device):
         assert device.type == "cpu", device
@@ -78,7 +74,6 @@ class TapeRecorder:
         tape = Tape()
         with _one_recording, tape.recording():
             result = call()
-        self.recorded += 1
         self.held += 1
         return result, TapeRecording(self, tape)
 
@@ -92,7 +87,6 @@ class TapeRecording:
 
     def replay(self):
         assert self._tape is not None, "launched after it was released"
-        self._recorder.launched += 1
         self._recorder.dangling += self._tape.dangles()
         self._tape.play()
 

@@ -308,16 +308,3 @@ def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(backend, form,
     whole = column_sparse_attention.run(replace(call, shares_device=False))
     for heads in (slice(0, 2), slice(2, 3)):
         assert torch.equal(column_sparse_attention.run(call.of_heads(heads)), whole[:, heads])
-
-
-@backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_repeats_bit_for_bit_and_spares_its_inputs(backend, dtype, device):
-    inputs = attention_inputs(2, 2, 333, 131, 64, dtype=dtype, device=device)
-    mask = random_mask(2, 2, 333, 131, 128, device=device)
-    _, residual = refreshed(inputs, mask, 128, dtype)
-    tensors = (*inputs, residual)
-    copies = [tensor.clone() for tensor in tensors]
-    first, second = (attend(inputs, mask, residual=residual, backend=backend) for _ in range(2))
-    assert torch.equal(first, second)
-    assert all(map(torch.equal, tensors, copies))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse import DenseWarning, FallbackError, SparsityConfig
+from chipsparse import DenseWarning, FallbackError
 from tests.pipelines.changes import Adapted, at_step
 from tests.pipelines.tiny_runs import STILL
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
@@ -135,25 +135,11 @@ def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
         assert handle.report.actions()["sparse"] == 1
 
 
-def interrupt(pipe, _step, _t, tensors):
-    pipe._interrupt = True
-    return tensors
-
-
-@pytest.mark.parametrize(
-    ("config", "options"),
-    [
-        (SparsityConfig.dense(), {}),
-        (CONFIG.override({"schedule.actions": ["dense"]}), {}),
-        (CONFIG.override({"schedule.actions": ["dense", "refresh", "skip"]}), {}),
-        (CONFIG, {"callback_on_step_end": interrupt}),
-    ],
-    ids=["dense", "actions", "skipped", "interrupted"],
-)
-def test_nothing_is_said_where_nothing_is_missing(pipe, config, options):
-    with warnings.catch_warnings(), chipsparse.enable(pipe, config, strict=True) as handle:
+def test_nothing_is_said_where_a_call_is_interrupted(pipe):
+    interrupt = at_step(None, lambda: setattr(pipe, "_interrupt", True))
+    with warnings.catch_warnings(), chipsparse.enable(pipe, CONFIG, strict=True) as handle:
         warnings.simplefilter("error", DenseWarning)
-        wan(pipe, **options)
+        wan(pipe, callback_on_step_end=interrupt)
     assert handle.report.nothing_sparse is None
 
 
