@@ -9,30 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    AutoencoderKLWan,
-    ChromaPipeline,
-    ChromaTransformer2DModel,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    WanPipeline,
-    WanTransformer3DModel,
-)
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPVisionConfig,
-    CLIPVisionModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
 
 WORDS = """
 a an the red green blue yellow white black circle square triangle moves left right up down over on
@@ -41,6 +21,12 @@ gradient background and grows shrinks
 PROMPT = "a red circle moves left over a blue gradient"
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 LATENT_CHANNELS = 4
+# How solvers of several steps follow a straight flow.
+FLOW: dict[str, Any] = {
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "flow_shift": 3.0,
+}
 TEXT_DIM = 32
 
 TRANSFORMER_CONFIG: dict[str, Any] = {
@@ -85,24 +71,26 @@ T5_CONFIG: dict[str, Any] = {
 }
 
 
-def tiny_wan_transformer(*, seed: int = 0, **overrides: Any) -> WanTransformer3DModel:
+def tiny_wan_transformer(*, seed: int = 0, **overrides: Any) -> diffusers.WanTransformer3DModel:
     """A Wan transformer; `overrides` replace entries of its config, e.g. `num_layers=5`."""
-    return seeded(WanTransformer3DModel, seed=seed, **{**TRANSFORMER_CONFIG, **overrides})
+    return seeded(diffusers.WanTransformer3DModel, seed=seed, **{**TRANSFORMER_CONFIG, **overrides})
 
 
-def tiny_wan_pipeline(*, seed: int = 0, **overrides: Any) -> WanPipeline:
+def tiny_wan_pipeline(*, seed: int = 0, **overrides: Any) -> diffusers.WanPipeline:
     """A text-to-video Wan pipeline; `overrides` replace components or add its arguments."""
     components: dict[str, Any] = {
         "tokenizer": tiny_tokenizer(),
         "text_encoder": tiny_text_encoder(seed=seed + 1),
         "vae": tiny_wan_vae(seed=seed + 2),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         "transformer": tiny_wan_transformer(seed=seed),
     }
-    return quiet(WanPipeline(**{**components, **overrides}))
+    return quiet(diffusers.WanPipeline(**{**components, **overrides}))
 
 
-def tiny_wan_vae(vae_class: type = AutoencoderKLWan, *, seed: int = 2, **overrides: Any) -> Any:
+def tiny_wan_vae(
+    vae_class: type = diffusers.AutoencoderKLWan, *, seed: int = 2, **overrides: Any
+) -> Any:
     """A Wan VAE, or one like it; as the real one, it shrinks space by 8 and time by 4."""
     config = {
         "base_dim": 8,
@@ -116,11 +104,11 @@ def tiny_wan_vae(vae_class: type = AutoencoderKLWan, *, seed: int = 2, **overrid
     return seeded(vae_class, seed=seed, **{**config, **overrides})
 
 
-def tiny_text_encoder(*, seed: int = 1) -> UMT5EncoderModel:
-    return seeded(UMT5EncoderModel, UMT5Config(**T5_CONFIG), seed=seed)
+def tiny_text_encoder(*, seed: int = 1) -> transformers.UMT5EncoderModel:
+    return seeded(transformers.UMT5EncoderModel, transformers.UMT5Config(**T5_CONFIG), seed=seed)
 
 
-def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(**options: Any) -> transformers.PreTrainedTokenizerFast:
     """One token per word; ends each prompt as T5 does."""
     vocabulary = {word: index for index, word in enumerate([*SPECIAL_TOKENS, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -128,7 +116,7 @@ def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", vocabulary["</s>"])]
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         eos_token="</s>",
@@ -137,21 +125,23 @@ def tiny_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_flux_transformer(*, seed: int = 0, **overrides: Any) -> FluxTransformer2DModel:
+def tiny_flux_transformer(*, seed: int = 0, **overrides: Any) -> diffusers.FluxTransformer2DModel:
     """A FLUX.1 transformer; `overrides` replace entries of its config, e.g. `guidance_embeds`."""
     config = {**FLUX_CONFIG, **overrides}
-    return strong(seeded(FluxTransformer2DModel, seed=seed, **config), 8, FLUX_OUTPUTS)
+    return strong(seeded(diffusers.FluxTransformer2DModel, seed=seed, **config), 8, FLUX_OUTPUTS)
 
 
 def tiny_flux_pipeline(
-    pipeline_class: type = FluxPipeline, *, seed: int = 0, **overrides: Any
+    pipeline_class: type = diffusers.FluxPipeline, *, seed: int = 0, **overrides: Any
 ) -> Any:
     """A FLUX.1 pipeline of this class; `overrides` replace or add components."""
     components: dict[str, Any] = {
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         "text_encoder": tiny_clip_encoder(seed=seed + 1),
         "tokenizer": tiny_tokenizer(model_max_length=77),
-        "text_encoder_2": seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed + 2),
+        "text_encoder_2": seeded(
+            transformers.T5EncoderModel, transformers.T5Config(**T5_CONFIG), seed=seed + 2
+        ),
         "tokenizer_2": tiny_tokenizer(),
         "vae": tiny_image_vae(seed=seed + 3),
         "transformer": tiny_flux_transformer(seed=seed),
@@ -159,10 +149,10 @@ def tiny_flux_pipeline(
     return quiet(pipeline_class(**{**components, **overrides}))
 
 
-def tiny_chroma_pipeline(*, seed: int = 0) -> ChromaPipeline:
+def tiny_chroma_pipeline(*, seed: int = 0) -> diffusers.ChromaPipeline:
     """A Chroma pipeline; like the real one it masks the padding of its prompt."""
     transformer = seeded(
-        ChromaTransformer2DModel,
+        diffusers.ChromaTransformer2DModel,
         seed=seed,
         **JOINT_CONFIG,
         approximator_num_channels=16,
@@ -170,17 +160,19 @@ def tiny_chroma_pipeline(*, seed: int = 0) -> ChromaPipeline:
         approximator_layers=1,
     )
     return quiet(
-        ChromaPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        diffusers.ChromaPipeline(
+            scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
             vae=tiny_image_vae(seed=seed + 3),
-            text_encoder=seeded(T5EncoderModel, T5Config(**T5_CONFIG), seed=seed + 2),
+            text_encoder=seeded(
+                transformers.T5EncoderModel, transformers.T5Config(**T5_CONFIG), seed=seed + 2
+            ),
             tokenizer=tiny_tokenizer(),
             transformer=strong(transformer, 8, FLUX_OUTPUTS),
         )
     )
 
 
-def tiny_image_vae(*, seed: int = 3, blocks: int = 2, **overrides: Any) -> AutoencoderKL:
+def tiny_image_vae(*, seed: int = 3, blocks: int = 2, **overrides: Any) -> diffusers.AutoencoderKL:
     """An image VAE that shrinks by 2 per block but the first; `overrides` are of its config."""
     config = {
         "block_out_channels": (8,) * blocks,
@@ -194,11 +186,11 @@ def tiny_image_vae(*, seed: int = 3, blocks: int = 2, **overrides: Any) -> Autoe
         "scaling_factor": 0.5,
         "shift_factor": 0.1,
     }
-    return seeded(AutoencoderKL, seed=seed, **{**config, **overrides})
+    return seeded(diffusers.AutoencoderKL, seed=seed, **{**config, **overrides})
 
 
-def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
-    config = CLIPTextConfig(
+def tiny_clip_encoder(*, seed: int = 1) -> transformers.CLIPTextModel:
+    config = transformers.CLIPTextConfig(
         vocab_size=len(SPECIAL_TOKENS) + len(WORDS),
         hidden_size=TEXT_DIM,
         intermediate_size=64,
@@ -210,11 +202,13 @@ def tiny_clip_encoder(*, seed: int = 1) -> CLIPTextModel:
         bos_token_id=2,
         eos_token_id=1,
     )
-    return seeded(CLIPTextModel, config, seed=seed)
+    return seeded(transformers.CLIPTextModel, config, seed=seed)
 
 
 def tiny_image_encoder(
-    model_class: type = CLIPVisionModel, config_class: type = CLIPVisionConfig, dim: int = TEXT_DIM
+    model_class: type = transformers.CLIPVisionModel,
+    config_class: type = transformers.CLIPVisionConfig,
+    dim: int = TEXT_DIM,
 ) -> Any:
     """An image encoder of two layers for pictures of 16 x 16 pixels."""
     config = config_class(

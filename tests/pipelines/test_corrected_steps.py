@@ -13,7 +13,7 @@ from chipsparse.report.generation import GenerationReport, StepRecord
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
-from tests.tiny_models import tiny_flux_pipeline, tiny_wan_pipeline
+from tests.tiny_models import FLOW, tiny_flux_pipeline, tiny_wan_pipeline
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
@@ -28,7 +28,6 @@ LISTED = small_sparse.SPARSE.override(
 )
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "
-FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 EULER, UNIPC = diffusers.FlowMatchEulerDiscreteScheduler, diffusers.UniPCMultistepScheduler
 DPM = diffusers.DPMSolverMultistepScheduler
 

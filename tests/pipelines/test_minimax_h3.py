@@ -7,7 +7,7 @@ import chipsparse
 from chipsparse.pipelines.packed_rows import check_noise, read_rows
 from tests.pipelines.families.minimax_h3 import VARIANTS, VIDEO, tiny_h3_pipeline
 from tests.pipelines.model_state import calls_of
-from tests.pipelines.small_sparse import SPARSE, assert_close
+from tests.pipelines.small_sparse import SPARSE, assert_close, generate
 
 GRID = (2, 2, 3)
 NAMES = ("position_ids", "video_indices", "audio_indices", "text_indices")
@@ -92,16 +92,13 @@ def test_conditions_are_cleaner_than_the_video():
         check_noise(rows, timestep, 1 - which)
 
 
-def generate(pipe, steps=4, **changes):
-    generator = torch.Generator().manual_seed(0)
-    return pipe(**{**VIDEO, **changes}, num_inference_steps=steps, generator=generator)[0]
-
-
 @pytest.mark.parametrize("name", ["", *VARIANTS])
 def test_one_call_gives_the_same_in_our_order(name):
     """Rows carry their positions, tags and timesteps along; both outputs keep the caller's."""
     pipe, changes = tiny_h3_pipeline(), VARIANTS[name] if name else {}
-    call = calls_of(pipe.transformer, lambda: generate(pipe, 1, **changes))[0]
+    call = calls_of(
+        pipe.transformer, lambda: generate(pipe, {**VIDEO, **changes}, num_inference_steps=1)
+    )[0]
     call["timestep"] = torch.linspace(0.0, 0.9, call["timestep"].numel())
     pipe.scheduler.set_timesteps(9)
     with torch.no_grad():
@@ -119,9 +116,9 @@ def test_one_call_gives_the_same_in_our_order(name):
 def test_conditions_that_take_up_the_density_are_noted():
     pipe = tiny_h3_pipeline()
     with chipsparse.enable(pipe, SPARSE.override({"attention.density": 0.4})) as handle:
-        generate(pipe, **VARIANTS["first frame"])
+        generate(pipe, {**VIDEO, **VARIANTS["first frame"]})
         assert handle.report.notes == []
-        generate(pipe, **VARIANTS["references"])
+        generate(pipe, {**VIDEO, **VARIANTS["references"]})
         (note,) = handle.report.notes
     assert note.startswith("136 of the 304 tokens are text, sound and conditions")
     assert "attention.density keeps" in note

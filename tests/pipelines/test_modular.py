@@ -5,14 +5,6 @@ import copy
 import diffusers
 import pytest
 import torch
-from diffusers import (
-    AutoGuidance,
-    ClassifierFreeGuidance,
-    LayerSkipConfig,
-    PerturbedAttentionGuidance,
-    SkipLayerGuidance,
-    SmoothedEnergyGuidance,
-)
 from diffusers.hooks import SmoothedEnergyGuidanceConfig
 from diffusers.modular_pipelines import SequentialPipelineBlocks
 
@@ -24,10 +16,12 @@ from tests.pipelines.modular_families import FAMILIES
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
 from tests.variants import slow_unless
 
-SCORES = LayerSkipConfig([1], skip_attention=False, skip_attention_scores=True, skip_ff=False)
+SCORES = diffusers.LayerSkipConfig(
+    [1], skip_attention=False, skip_attention_scores=True, skip_ff=False
+)
 
 
-class CountedEnergyGuidance(SmoothedEnergyGuidance):
+class CountedEnergyGuidance(diffusers.SmoothedEnergyGuidance):
     """The guider as it was meant: in diffusers 0.42 it counts no branches, and never hooks."""
 
     def prepare_models(self, denoiser):
@@ -39,15 +33,17 @@ class CountedEnergyGuidance(SmoothedEnergyGuidance):
 HOOKING = {
     "perturbed attention": (
         "qwen-image",
-        lambda: PerturbedAttentionGuidance(
+        lambda: diffusers.PerturbedAttentionGuidance(
             guidance_scale=3.0, perturbed_guidance_config=SCORES, perturbed_guidance_stop=0.9
         ),
         "cond_skip",
     ),
     "skipped layers": (
         "wan",
-        lambda: SkipLayerGuidance(
-            guidance_scale=3.0, skip_layer_config=LayerSkipConfig([1]), skip_layer_guidance_stop=0.9
+        lambda: diffusers.SkipLayerGuidance(
+            guidance_scale=3.0,
+            skip_layer_config=diffusers.LayerSkipConfig([1]),
+            skip_layer_guidance_stop=0.9,
         ),
         "cond_skip",
     ),
@@ -62,7 +58,7 @@ HOOKING = {
     ),
     "a worse model": (
         "qwen-image",
-        lambda: AutoGuidance(guidance_scale=3.0, auto_guidance_config=SCORES),
+        lambda: diffusers.AutoGuidance(guidance_scale=3.0, auto_guidance_config=SCORES),
         "uncond",
     ),
 }
@@ -106,7 +102,7 @@ def test_a_branch_for_which_a_guider_changes_the_model_is_the_models_own(guider)
     name, make, hooked = HOOKING[guider]
     family = FAMILIES[name]
     pipe = family.modular()
-    pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0))
+    pipe.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=3.0))
     unhooked = family.generate(pipe)
     pipe.update_components(guider=make())
     dense = family.generate(pipe)
@@ -136,12 +132,14 @@ def test_a_branch_for_which_a_guider_changes_the_model_is_the_models_own(guider)
 def test_a_guider_may_be_exchanged_and_end_before_the_last_step(pipe):
     with chipsparse.enable(pipe, SPARSE) as handle:
         first = generate(pipe)
-        pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0, stop=0.7))
+        pipe.update_components(
+            guider=diffusers.ClassifierFreeGuidance(guidance_scale=3.0, stop=0.7)
+        )
         generate(pipe)
         assert len(actions(handle, "uncond")) == 4
         assert len(actions(handle, "cond")) == 6
         assert handle._adapters[0].session.cache_bytes() == 0
-        pipe.update_components(guider=ClassifierFreeGuidance(guidance_scale=3.0))
+        pipe.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=3.0))
         assert torch.equal(generate(pipe), first)
 
 

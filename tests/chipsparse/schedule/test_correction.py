@@ -11,12 +11,11 @@ import torch
 
 from chipsparse.schedule.correction import CorrectedSteps, Made, held_bytes, latents_of
 from chipsparse.schedule.wrapped_step import wrap_step
-from tests.tiny_models import random
+from tests.tiny_models import FLOW, random
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
 
-FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 EULERS = {
     "euler": lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
     "euler, rising": lambda: diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),

@@ -2,12 +2,12 @@
 
 from types import SimpleNamespace
 
+import diffusers
 import torch
-from diffusers import Cosmos3OmniPipeline, Cosmos3OmniTransformer, UniPCMultistepScheduler
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
 from tests.pipelines.families.family import Family, streams, strong
-from tests.tiny_models import LATENT_CHANNELS, quiet, random, seeded, tiny_wan_vae
+from tests.tiny_models import FLOW, LATENT_CHANNELS, quiet, random, seeded, tiny_wan_vae
 
 SOUND_DIM, SOUND_HOP, SOUND_RATE, ACTION_DIM = 6, 40, 1000, 12
 CONFIG = {
@@ -58,7 +58,7 @@ class Sound(torch.nn.Module):
         return latents
 
 
-class Pipeline(Cosmos3OmniPipeline):
+class Pipeline(diffusers.Cosmos3OmniPipeline):
     """The real one; it has no name for how long a prompt is, which families are to tell."""
 
     def __call__(self, *args, max_sequence_length=None, **kwargs):
@@ -67,7 +67,7 @@ class Pipeline(Cosmos3OmniPipeline):
 
 def transformer(**overrides):
     """With blocks that change something, and embeddings that are not zeros, as they start."""
-    made = seeded(Cosmos3OmniTransformer, **{**CONFIG, **overrides})
+    made = seeded(diffusers.Cosmos3OmniTransformer, **{**CONFIG, **overrides})
     strong(made, 10, ("to_add_out", "mlp_moe_gen.down_proj"))
     with torch.no_grad():
         made.audio_modality_embed.copy_(random(24, seed=1))
@@ -80,9 +80,7 @@ def pipeline(**overrides):
         transformer=transformer(**overrides),
         text_tokenizer=Words(),
         vae=tiny_wan_vae(),
-        scheduler=UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
+        scheduler=diffusers.UniPCMultistepScheduler(**FLOW),
         enable_safety_checker=False,
         default_use_system_prompt=False,
     )

@@ -2,12 +2,8 @@
 
 from functools import partial
 
+import diffusers
 import torch
-from diffusers import (
-    BriaTransformer2DModel,
-    LongCatImageTransformer2DModel,
-    OvisImageTransformer2DModel,
-)
 
 from tests.pipelines.families import family
 from tests.pipelines.families.flux import KINDS
@@ -38,9 +34,9 @@ def loop(model_class, divided=1000, **config):
 
 
 MODELS = {
-    "longcat-image": partial(loop, LongCatImageTransformer2DModel),
-    "ovis-image": partial(loop, OvisImageTransformer2DModel, out_channels=CHANNELS),
-    "bria": partial(loop, BriaTransformer2DModel, divided=1),
+    "longcat-image": partial(loop, diffusers.LongCatImageTransformer2DModel),
+    "ovis-image": partial(loop, diffusers.OvisImageTransformer2DModel, out_channels=CHANNELS),
+    "bria": partial(loop, diffusers.BriaTransformer2DModel, divided=1),
 }
 FAMILIES = [
     family.Family(name, make, family.IMAGE, VARIANTS, kinds=KINDS) for name, make in MODELS.items()

@@ -9,17 +9,12 @@ import diffusers
 
 from tests.pipelines.families import history, hunyuan_video, ltx, wan_kin
 from tests.pipelines.families.family import of_class, picture, wan_like, wan_prompts
-from tests.tiny_models import random
+from tests.tiny_models import FLOW, random
 
 STEPS = 6
 SIZE = {"height": 64, "width": 48, "num_inference_steps": STEPS}
 PROMPTS = {**wan_prompts(), "max_sequence_length": 16, "guidance_scale": 4.0}
-UNIPC = functools.partial(
-    diffusers.UniPCMultistepScheduler,
-    prediction_type="flow_prediction",
-    use_flow_sigmas=True,
-    flow_shift=3.0,
-)
+UNIPC = functools.partial(diffusers.UniPCMultistepScheduler, **FLOW)
 
 
 def forcing(pipeline_class=diffusers.SkyReelsV2DiffusionForcingPipeline):
