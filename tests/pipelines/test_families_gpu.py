@@ -9,15 +9,6 @@ from torch.utils._pytree import tree_map
 import chipsparse
 from chipsparse import SparsityConfig
 from tests.pipelines import test_families
-from tests.pipelines.test_families import (
-    BASE,
-    CALLS,
-    EXACT,
-    FAMILIES,
-    SPARSE,
-    as_batch,
-    assert_expected,
-)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_dense_kernel")]
 
@@ -32,10 +23,10 @@ OFTEN = (
     "wan 2.1",
     "wan 2.2 two experts",
 )
-each_family = pytest.mark.parametrize("name", FAMILIES)
+each_family = pytest.mark.parametrize("name", test_families.FAMILIES)
 # Two steps in a row are sparse, so that the second can be recorded, and the one after a refresh.
 STEPS = 8
-UNSKIPPED = SPARSE.override({"schedule": {"refresh_every": 4}})
+UNSKIPPED = test_families.SPARSE.override({"schedule": {"refresh_every": 4}})
 
 
 def make(name, dtype=torch.bfloat16):
@@ -43,7 +34,7 @@ def make(name, dtype=torch.bfloat16):
 
     Not single parameters: under those, Helios' own attention mixes dtypes.
     """
-    pipe = FAMILIES[name].make().to("cuda", dtype)
+    pipe = test_families.FAMILIES[name].make().to("cuda", dtype)
     for model in pipe.components.values():
         kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
         for place, module in model.named_modules() if kept else ():
@@ -63,11 +54,12 @@ def generate(pipe, *args, **options):
     def place(field, value):
         return tree_map(partial(moved, field), value)
 
-    return as_batch(test_families.generate(pipe, *args, place=place, **options))
+    return test_families.as_batch(test_families.generate(pipe, *args, place=place, **options))
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [call for call in CALLS if call[0] in OFTEN or call[1] == BASE]
+    ("name", "variant"),
+    [call for call in test_families.CALLS if call[0] in OFTEN or call[1] == test_families.BASE],
 )
 def test_recorded_steps_give_what_launched_ones_do(name, variant):
     pipe, results = make(name), []
@@ -75,7 +67,7 @@ def test_recorded_steps_give_what_launched_ones_do(name, variant):
         config = UNSKIPPED.override({"cuda_graphs": mode})
         with chipsparse.enable(pipe, config) as handle:
             results += [generate(pipe, name, variant, steps=STEPS) for _ in range(2)]
-        assert_expected(handle.report, FAMILIES[name], variant)
+        test_families.assert_expected(handle.report, test_families.FAMILIES[name], variant)
         assert handle.report.actions()["sparse"] > 0
     replayed = [record.step for record in handle.report.steps if record.replayed]
     assert replayed or [note for note in handle.report.notes if "CUDA graph" in note]
@@ -97,6 +89,6 @@ def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
 def test_keeping_everything_is_the_dense_result(name):
     pipe = make(name, torch.float32)
     expected = generate(pipe, name)
-    with chipsparse.enable(pipe, EXACT):
+    with chipsparse.enable(pipe, test_families.EXACT):
         found = generate(pipe, name)
     assert (found - expected).norm() < 1e-3 * expected.norm()

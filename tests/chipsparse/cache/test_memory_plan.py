@@ -6,16 +6,6 @@ import torch
 from chipsparse import MemoryConfig, SparsityConfig
 from chipsparse.cache import memory_plan
 from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.memory_plan import (
-    UNLIMITED,
-    BudgetError,
-    MemoryDemand,
-    available,
-    cache_needs,
-    declared,
-    plan_memory,
-    working_bytes,
-)
 from chipsparse.cache.placement import NO_ROOM, TOO_SLOW_TO_MOVE, Capacity
 from chipsparse.common.machine import host_budget
 from chipsparse.layout import LayerKind, ModelLayout
@@ -43,17 +33,19 @@ def plan_of(layout=WAN_14B, **overrides):
 
 def planned(device, host, *, branches=1, layout=WAN_14B, **overrides):
     capacity = Capacity(int(device * GIB), int(host * GIB))
-    return plan_memory(plan_of(layout, **overrides), capacity, MemoryDemand(HALF, branches))
+    return memory_plan.plan_memory(
+        plan_of(layout, **overrides), capacity, memory_plan.MemoryDemand(HALF, branches)
+    )
 
 
 def test_needs_are_those_of_the_sparse_layers():
-    layers = {(need.layer, need.part) for need in cache_needs(plan_of(), dtype=HALF)}
+    layers = {(need.layer, need.part) for need in memory_plan.cache_needs(plan_of(), dtype=HALF)}
     assert layers == {(layer, part) for layer in range(40) for part in ("attention", "mlp")}
     some = plan_of(schedule__first_dense_layers=30, mlp__density="dense")
-    needs = cache_needs(some, dtype=HALF)
+    needs = memory_plan.cache_needs(some, dtype=HALF)
     assert [(need.layer, need.part) for need in needs] == [(n, "attention") for n in range(30, 40)]
     dense = {(layer, "attention") for layer in range(39)}
-    (last,) = cache_needs(some, dtype=HALF, dense=dense)
+    (last,) = memory_plan.cache_needs(some, dtype=HALF, dense=dense)
     assert last.layer == 39
 
 
@@ -95,7 +87,7 @@ def test_caches_are_rounded_where_that_saves_something(device, host, offload, in
     ],
 )
 def test_only_what_is_faster_than_dense_goes_to_the_host(layout, movable):
-    needs = cache_needs(plan_of(layout), dtype=HALF)
+    needs = memory_plan.cache_needs(plan_of(layout), dtype=HALF)
     assert {need.part for need in needs if need.movable} == movable
 
 
@@ -112,19 +104,21 @@ def test_attention_is_placed_first_and_what_runs_dense_is_said():
 
 
 def test_nothing_fits():
-    with pytest.raises(BudgetError) as raised:
+    with pytest.raises(memory_plan.BudgetError) as raised:
         planned(0.25, 0.5).check()
     assert str(raised.value).startswith("not one layer's caches fit: all of them need ")
     assert "256.0 MiB on the device and 512.0 MiB of host memory" in str(raised.value)
     planned(45, 0).check()
     planned(0, 0, attention__density="dense", mlp__density="dense").check()
     capacity = Capacity(GIB, GIB, one_memory=True)  # named once
-    with pytest.raises(BudgetError, match=r"there are 1\.00 GiB of memory for them"):
-        plan_memory(plan_of(memory__offload="always"), capacity, MemoryDemand(HALF)).check()
+    with pytest.raises(memory_plan.BudgetError, match=r"there are 1\.00 GiB of memory for them"):
+        memory_plan.plan_memory(
+            plan_of(memory__offload="always"), capacity, memory_plan.MemoryDemand(HALF)
+        ).check()
 
 
 def working(layout, **options):
-    return working_bytes(plan_of(layout), dtype=HALF, **options)
+    return memory_plan.working_bytes(plan_of(layout), dtype=HALF, **options)
 
 
 def test_working_memory_of_gates_of_weights_in_fp8_and_of_recorded_calls():
@@ -154,7 +148,7 @@ def test_working_memory_covers_what_uncompiled_blocks_took_on_a_gpu(kinds, heads
     """GiB above weights and caches on one NVIDIA H200; benchmarks/notes/memory.md."""
     layout = ModelLayout(kinds, heads, 128, 1, (grid,), text_tokens=512 * (heads == 24))
     config = SparsityConfig().override({"attention.density": 0.15})
-    estimate = working_bytes(SparsityPlan(config, layout, 5), dtype=HALF) / GIB
+    estimate = memory_plan.working_bytes(SparsityPlan(config, layout, 5), dtype=HALF) / GIB
     assert measured < estimate < 1.7 * measured
 
 
@@ -197,7 +191,7 @@ class Blocks(HostMemory):
 )
 def test_what_is_available(device, budgets, options, expected):
     options = {"working": 0, "reserve": 0.0, **options}
-    capacity = available(MemoryConfig(**budgets), device, **options)
+    capacity = memory_plan.available(MemoryConfig(**budgets), device, **options)
     assert (capacity.device / GIB, capacity.host / GIB) == pytest.approx(expected)
     assert capacity.one_memory == (device is CPU and budgets.get("offload") == "always")
 
@@ -205,13 +199,13 @@ def test_what_is_available(device, budgets, options, expected):
 @pytest.mark.parametrize(
     ("budgets", "capacity"),
     [
-        ({}, Capacity(UNLIMITED, 36 * GIB)),
+        ({}, Capacity(memory_plan.UNLIMITED, 36 * GIB)),
         ({"vram": 1000, "ram": 99 * GIB}, Capacity(1000 - 10 - 200, 99 * GIB)),  # of another one
         ({"vram": 1000, "offload": "never"}, Capacity(790, 0)),
     ],
 )
 def test_what_budgets_leave_on_a_gpu_that_is_not_here(budgets, capacity):
-    assert declared(MemoryConfig(**budgets), working=10, pending=200) == capacity
+    assert memory_plan.declared(MemoryConfig(**budgets), working=10, pending=200) == capacity
 
 
 @pytest.mark.parametrize(
@@ -225,7 +219,7 @@ def test_what_budgets_leave_on_a_gpu_that_is_not_here(budgets, capacity):
 def test_segments_that_grow_leave_fewer_gaps(old, new, share, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", old)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", new)
-    left = available(MemoryConfig(), GPU, working=0).device
+    left = memory_plan.available(MemoryConfig(), GPU, working=0).device
     assert left == pytest.approx(20 * GIB * (1 - share))
 
 
@@ -238,23 +232,23 @@ def test_host_memory_is_as_much_as_the_first_time_and_unlimited_where_nobody_tel
 
     memory = Pinned()
     for _ in range(3):
-        room = available(MemoryConfig(), GPU, working=0, memory=memory).host
+        room = memory_plan.available(MemoryConfig(), GPU, working=0, memory=memory).host
         assert room == host_budget(40 * GIB)
         free += memory.nbytes - room
         memory.nbytes = room
     monkeypatch.setattr(memory_plan, "host_free_bytes", lambda: None)
-    assert available(MemoryConfig(), CPU, working=0).device == UNLIMITED
+    assert memory_plan.available(MemoryConfig(), CPU, working=0).device == memory_plan.UNLIMITED
 
 
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.3])
 @pytest.mark.parametrize("branches", [1, 2])
 def test_what_goes_to_the_host_is_not_there_twice_on_a_cpu(branches, share):
     """With all caches beside the device: caches and slots together take what there is once."""
-    plan, demand = plan_of(memory__offload="always"), MemoryDemand(HALF, branches)
-    wanted = plan_memory(plan, Capacity(999 * GIB, 999 * GIB), demand)
+    plan, demand = plan_of(memory__offload="always"), memory_plan.MemoryDemand(HALF, branches)
+    wanted = memory_plan.plan_memory(plan, Capacity(999 * GIB, 999 * GIB), demand)
     budget = round(share * wanted.host_bytes)
     capacity = Capacity(budget, budget, one_memory=True)
-    memory = plan_memory(plan, capacity, demand)
+    memory = memory_plan.plan_memory(plan, capacity, demand)
     assert memory.placement.host
     assert memory.placement.dense  # there is no room for all of it and for the slots
     assert memory.device_bytes + memory.host_bytes <= budget
