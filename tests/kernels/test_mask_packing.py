@@ -34,6 +34,7 @@ def test_packs_like_bitarray_and_unpacks(backend, columns, device):
     restored = unpack_mask(packed, columns, backend=backend)
     assert restored.dtype == torch.bool
     assert torch.equal(restored, mask)
+    assert_lists(packed_to_indices(packed, columns, backend=backend), mask)
 
 
 @backend_names(pack_mask)
@@ -53,13 +54,6 @@ def test_rows_start_at_any_byte(backend, device):
         buffer = torch.full((lead + packed.numel() + 5,), 0xFF, dtype=torch.uint8, device=device)
         view = buffer[lead : lead + packed.numel()].view_as(packed).copy_(packed)
         assert_lists(packed_to_indices(view, mask.shape[-1], backend=backend), mask)
-
-
-@backend_names(packed_to_indices)
-@pytest.mark.parametrize("columns", WIDTHS[1:])
-def test_indices_of_every_row_ascend(backend, columns, device):
-    mask = random_mask(1, 2, 40, columns, 8, device=device)
-    assert_lists(packed_to_indices(pack_mask(mask), columns, backend=backend), mask)
 
 
 @backend_names(packed_to_indices)

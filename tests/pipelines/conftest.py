@@ -5,6 +5,12 @@ import pytest
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.session import Session
 from tests.graph_stand_in import TapeRecorder
+from tests.tiny_models import tiny_wan_pipeline
+
+
+@pytest.fixture
+def pipe():
+    return tiny_wan_pipeline()
 
 
 @pytest.fixture

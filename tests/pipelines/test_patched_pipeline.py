@@ -27,11 +27,6 @@ from tests.variants import slow
 CONFIG, wan = STILL.SPARSE, STILL.generate
 
 
-@pytest.fixture
-def pipe():
-    return tiny_wan_pipeline()
-
-
 @pytest.fixture(scope="module")
 def dense():
     return wan(tiny_wan_pipeline())

@@ -20,11 +20,6 @@ EXCHANGED = (
 LATE = CONFIG.override({"schedule.warmup_steps": 4})
 
 
-@pytest.fixture
-def pipe():
-    return tiny_wan_pipeline()
-
-
 def two_experts():
     return tiny_wan_pipeline(transformer_2=tiny_wan_transformer(seed=9), boundary_ratio=0.5)
 

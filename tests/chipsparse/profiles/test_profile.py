@@ -15,6 +15,7 @@ from chipsparse.profiles.profile import (
     find_profile,
     load_profile,
 )
+from chipsparse.profiles.published import published_psnr
 
 PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
 TINY = [ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
@@ -160,3 +161,18 @@ def test_marks_of_byte_order_and_other_ends_of_lines(tmp_path, coding):
     nothing = load_profile(path)
     assert (nothing.sparsity, nothing.serves("any")) == (SparsityConfig(), True)
     assert not find_profile(None, "FluxTransformer2DModel").serves("WanTransformer3DModel")
+
+
+@pytest.mark.parametrize(
+    ("model", "speedup", "experts", "text"),
+    [
+        ("HunyuanVideoTransformer3DModel", 2.4, 1, "28-34 dB at 2x"),
+        ("HunyuanVideoTransformer3DModel", 2.5, 1, "24-27 dB at 3x"),
+        ("HunyuanVideoTransformer3DModel", 9.0, 1, "21-23 dB at 4.5x"),
+        ("WanTransformer3DModel", 3.0, 2, "24-26 dB at 1.7x"),
+        ("QwenImageTransformer2DModel", 1.0, 1, "36 dB at 1.4x"),
+        ("MochiTransformer3DModel", 3.6, 2, "21-27 dB at 3x"),
+    ],
+)
+def test_the_nearest_published_range(model, speedup, experts, text):
+    assert str(published_psnr(model, speedup, experts=experts)) == text

@@ -1,11 +1,13 @@
-"""Costs of leaving steps out, against doing it."""
+"""Costs of leaving steps out, against doing it; full steps placed by them, against all lists."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from chipsparse.tuning.jump_costs import Reuse, drift, jump_costs
+from chipsparse.tuning.placed_steps import Placed
 from tests.chipsparse.tuning.trajectories import (
     HOLD,
     errors_of_gaps,
@@ -51,3 +53,16 @@ def test_drift_is_the_error_of_all_gaps_together(dense, full_steps, reuse):
     weights = dense.effects * ((np.arange(STEPS) + 1) / STEPS) ** -1.5
     result = drift(dense, reuse, 1.5, full_steps)
     assert result == pytest.approx(np.sum((weights @ (VALUES - made)) ** 2), rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize("reuse", [Reuse(correct=False), Reuse(), Reuse(0.5, 0.25)])
+def test_no_list_of_full_steps_costs_less(reuse):
+    both = [trajectory(9, seed=seed) for seed in (0, 3)]
+    costs = np.mean([jump_costs(given, reuse, 0.5) for given in both], axis=0)
+    placed = Placed(both, reuse, 0.5)
+    for count in range(1, 10):
+        lists = [(0, *rest) for rest in itertools.combinations(range(1, 9), count - 1)]
+        steps = placed.steps(count)
+        assert steps in lists
+        least = min(list_cost(costs, full) for full in lists)
+        assert list_cost(costs, steps) == pytest.approx(least, rel=1e-5, abs=1e-4)
