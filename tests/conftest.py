@@ -6,6 +6,8 @@ import signal
 import pytest
 import torch
 
+from tests.variants import DEVICES
+
 # Folders whose files take a few seconds each.
 QUICK = ("tests/chipsparse/", "tests/kernels/")
 
@@ -31,6 +33,11 @@ def pytest_collection_finish():
     """Modules that are imported by now stay: no collection has to look at them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return torch.device(request.param)
 
 
 @pytest.fixture(autouse=True, scope="session")

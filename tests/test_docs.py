@@ -30,8 +30,6 @@ GROUPS = [name for name, value in vars(SparsityConfig()).items() if hasattr(valu
 FIELD = re.compile(rf"(?:{'|'.join(GROUPS)})\.(?!py\b)\w+(?:: .*)?")
 MOST_COLUMNS, LONGEST_CELL = 9, 240
 README_LINES, MOST_WORDS = 90, 17_000
-
-
 NAMES = {"ids": lambda page: str(page.path.relative_to(ROOT))}
 each_page = pytest.mark.parametrize("page", PAGES, **NAMES)
 each_user_page = pytest.mark.parametrize("page", USER_PAGES, **NAMES)

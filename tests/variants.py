@@ -1,6 +1,10 @@
-"""Variants of a test: a few show all that it is about, and the others are slow tests."""
+"""Variants of a test: devices; and a few that show all it is about, the others as slow tests."""
 
 import pytest
+import torch
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+DEVICES = ["cpu", GPU] if torch.cuda.is_available() else ["cpu"]
 
 
 def slow(*values, id=None):

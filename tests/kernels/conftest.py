@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from tests.devices import DEVICES
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
@@ -16,11 +14,6 @@ def pytest_pyfunc_call(pyfuncitem):
         if not kernel or "cannot run here" not in str(error):
             raise
         pytest.skip(str(error))
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return torch.device(request.param)
 
 
 @pytest.fixture(autouse=True)

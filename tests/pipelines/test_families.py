@@ -57,8 +57,6 @@ MODELS = {
 }
 assert FAMILIES.keys() >= MODELS
 SPARSE = small_sparse.SPARSE.override(listed("DRSKRSSRSSRSSRSS"))
-
-
 IN_FULL = [name for name in FAMILIES if not FAMILIES[name].brief]
 
 

@@ -8,18 +8,12 @@ import torch
 
 import chipsparse
 from chipsparse.cache.memory_plan import BudgetError
-from tests.devices import DEVICES
 from tests.pipelines.changes import Packed, at_step
 from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
 HOSTED = {"memory.offload": "always"}
 IN_FULL = {"memory.cache_precision": "full"}
-
-
-@pytest.fixture(params=DEVICES)
-def device(request):
-    return torch.device(request.param)
 
 
 @pytest.fixture

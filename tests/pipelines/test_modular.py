@@ -62,8 +62,6 @@ HOOKING = {
         "uncond",
     ),
 }
-
-
 QWEN = FAMILIES["qwen-image"]
 generate = QWEN.generate
 

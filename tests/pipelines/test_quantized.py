@@ -12,7 +12,6 @@ import torch
 from accelerate import cpu_offload_with_hook
 
 import chipsparse
-from tests.devices import DEVICES
 from tests.pipelines.changes import add_lora, offload_groups, rounded_by_rows
 from tests.pipelines.families.flux2 import PICTURE, tiny_flux2_pipeline, tiny_flux2_transformer
 from tests.pipelines.families.hunyuan_video import KINDS, VIDEO
@@ -25,7 +24,7 @@ from tests.tiny_models import (
     tiny_wan_pipeline,
     tiny_wan_transformer,
 )
-from tests.variants import slow, slow_unless
+from tests.variants import DEVICES, slow, slow_unless
 
 ACTIONS = ("dense", "refresh", "sparse")
 STEPS = len(ACTIONS)

@@ -14,12 +14,11 @@ import chipsparse
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, TensorsInPlace
-from tests.devices import DEVICES
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.changes import add_lora
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline
-from tests.variants import slow, slow_unless
+from tests.variants import DEVICES, slow, slow_unless
 
 SPARSE = FLUX.SPARSE.override({"cuda_graphs": "always"})  # there are few sparse steps
 NEVER = SPARSE.override({"cuda_graphs": "never"})

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import chipsparse
-from tests.devices import DEVICES
 from tests.pipelines.model_state import process_state
 from tests.pipelines.tiny_runs import FLUX, WAN
-from tests.variants import slow
+from tests.variants import DEVICES, slow
 
 
 @pytest.fixture(params=DEVICES)

@@ -33,8 +33,6 @@ from tests.regression.runs import Runs
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
 HALF = (torch.bfloat16, torch.float16)
-
-
 OPERATIONS = (
     column_selection,
     column_sparse_attention,

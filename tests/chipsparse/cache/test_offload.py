@@ -10,8 +10,6 @@ from tests.chipsparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
 LAYERS = 5
-
-
 KIND = "residual"
 
 

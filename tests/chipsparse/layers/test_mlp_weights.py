@@ -12,8 +12,8 @@ from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.token_layout import is_token_contiguous
 from chipsparse.layers import mlp, mlp_weights
 from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, fp8_form, fp8_linear, part_of
-from tests.devices import DEVICES
 from tests.pipelines.changes import rounded_by_rows
+from tests.variants import DEVICES
 
 torchao = pytest.importorskip("torchao.quantization")
 

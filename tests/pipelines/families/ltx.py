@@ -37,8 +37,6 @@ VARIANTS = {
     "unguided": {"guidance_scale": 1.0},
     "batch": prompts(2),
 }
-
-
 VAE = {  # shrinks space by 8 and time by 2
     "latent_channels": CHANNELS,
     "block_out_channels": (8, 8),
