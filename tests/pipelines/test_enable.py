@@ -187,7 +187,6 @@ def test_forward_itself_computes_as_the_call(pipe, hooked):
 
 
 def counting(forward, calls):
-
     def counted(self, *args, **kwargs):
         calls.append(args)
         return forward(self, *args, **kwargs)

@@ -137,7 +137,6 @@ def dense_parts(family, variant):
 
 @slow_unless({*WHOLE, "mochi", "qwen-image"}, FAMILIES)
 def test_an_all_dense_plan_is_bit_equal_to_the_unpatched_pipeline(name):
-    """Also of a call with a mask."""
     pipe = FAMILIES[name].make()
     for config in (SparsityConfig.dense(), SPARSE.override({"schedule.actions": ["dense"]})):
         for variant in (BASE, *FAMILIES[name].masked):

@@ -199,9 +199,6 @@ def test_results_have_the_form_that_is_asked_for(make, form):
     assert type(loop.step(**given)) is type(plain.step(**given))
 
 
-# Where a gap ends.
-
-
 def per_token(step):
     options = {"per_token_timesteps": torch.full((2, 6), 500.0)} if step == 1 else {}
     return {"return_dict": False, **options}
