@@ -12,23 +12,17 @@ import torch
 from accelerate import cpu_offload_with_hook
 
 import chipsparse
+from tests import tiny_models
 from tests.pipelines.changes import add_lora, offload_groups, rounded_by_rows
 from tests.pipelines.families.flux2 import PICTURE, tiny_flux2_pipeline, tiny_flux2_transformer
 from tests.pipelines.families.hunyuan_video import KINDS, VIDEO
 from tests.pipelines.families.hunyuan_video import pipeline as tiny_hunyuan_pipeline
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
-from tests.tiny_models import (
-    PROMPT,
-    tiny_flux_pipeline,
-    tiny_flux_transformer,
-    tiny_wan_pipeline,
-    tiny_wan_transformer,
-)
 from tests.variants import DEVICES, slow, slow_unless
 
 ACTIONS = ("dense", "refresh", "sparse")
 STEPS = len(ACTIONS)
-TEXT = {"prompt": PROMPT, "max_sequence_length": 8, "height": 32}
+TEXT = {"prompt": tiny_models.PROMPT, "max_sequence_length": 8, "height": 32}
 CALLS = {
     "wan": {**TEXT, "width": 48, "num_frames": 5, "guidance_scale": 1.0},
     "flux": {**TEXT, "width": 24},
@@ -146,9 +140,11 @@ OFFLOADS = {
     "disk": lambda model, folder: offload_groups(model, offload_to_disk_path=str(folder)),
 }
 MAKE = {
-    "wan": lambda: tiny_wan_pipeline(transformer=tiny_wan_transformer(num_layers=2)),
-    "flux": lambda: tiny_flux_pipeline(
-        transformer=tiny_flux_transformer(num_layers=1, num_single_layers=1)
+    "wan": lambda: tiny_models.tiny_wan_pipeline(
+        transformer=tiny_models.tiny_wan_transformer(num_layers=2)
+    ),
+    "flux": lambda: tiny_models.tiny_flux_pipeline(
+        transformer=tiny_models.tiny_flux_transformer(num_layers=1, num_single_layers=1)
     ),
     "flux2": lambda: tiny_flux2_pipeline(
         transformer=tiny_flux2_transformer(num_layers=1, num_single_layers=2)
