@@ -254,7 +254,7 @@ def tiny_wan_time() -> str:
     records = [record for record in read(file) if not record["case"].startswith("median")]
     values = {
         "dense, s": ([record["baseline_ms"] / 1e3 for record in records], 1),
-        "`balanced`, s": ([record["latency_ms"] / 1e3 for record in records], 1),
+        "chipsparse, s": ([record["latency_ms"] / 1e3 for record in records], 1),
         "speed-up": ([record["speedup"] for record in records], 2),
         "PSNR, dB": ([record["psnr"] for record in records], 1),
         "SSIM": ([record["ssim"] for record in records], 3),
