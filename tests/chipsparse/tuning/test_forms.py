@@ -77,6 +77,7 @@ def test_a_candidate_is_best_on_the_mean_of_the_prompts():
         ("draft", 50, 5, 7),
         ("balanced", 30, 7, 10),
         ("draft", 8, 3, 5),
+        ("fast", 5, 3, 2),
     ],
 )
 def test_named_qualities_are_among_the_sparse_steps_that_are_tried(quality, steps, full, sparse):
