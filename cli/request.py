@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,19 +60,24 @@ if TYPE_CHECKING:
     from chipsparse.parallel.degrees import Parallel
 
 IN_PYTHON = "generate has nothing for it; use it in Python"
-# The model of a command, where and in what it computes, and the display of its progress.
-Work = tuple[ModelDescription, torch.device, torch.dtype, ProgressDisplay]
 
 
 @dataclass(frozen=True)
-class Request:
+class Place:
+    """The model of a command, and where and in what it computes."""
+
+    model: ModelDescription
+    device: torch.device
+    dtype: torch.dtype
+    here: bool = True  # this machine has the device
+    parallel: Parallel | None = None  # None for one process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Place):
     """A generation that was resolved."""
 
     options: GenerationOptions
-    model: ModelDescription
-    device: torch.device
-    here: bool  # this machine has the device
-    dtype: torch.dtype
     profile: Profile | None  # None where the unpatched model runs without one
     settings: GenerationSettings
     image: Image | None  # that it starts from, in the size that is made
@@ -121,42 +126,38 @@ class Request:
 
 
 @contextmanager
-def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
+def working(options: GenerationOptions, rank: Rank) -> Iterator[tuple[Place, ProgressDisplay]]:
     """Look the model up; keep libraries quiet and the standard output free meanwhile."""
     with (
         results_alone(),
         ProgressDisplay() if rank.writes else silent_display() as display,
         quiet_libraries(debug=options.debug),
     ):
-        device, dtype = device_and_dtype(options)
-        device = rank.device(device)
-        yield look_up(options, display), device, dtype, display
+        device = rank.device(choose_device(options.device))
+        yield place_on(device, options, display, parallel=rank.parallel), display
 
 
-def device_and_dtype(options: GenerationOptions) -> tuple[torch.device, torch.dtype]:
-    """Return where and in what to compute; raise `UserError` where that is not here."""
-    device = choose_device(options.device)
+def place_on(
+    device: torch.device,
+    options: GenerationOptions,
+    display: ProgressDisplay,
+    *,
+    here: bool = True,
+    parallel: Parallel | None = None,
+) -> Place:
+    """Return what the files of ``--model`` say, to be computed on a device; raise `UserError`."""
     options.check_vram(device)
-    return device, choose_dtype(options.dtype, device)
-
-
-def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
-    """Return what the files of ``--model`` say; raise `UserError`."""
     location = str(bundled_model()) if options.model is None else options.model
-    if is_here(location):
-        return describe_model(location)
-    with display.stage(f"looking up {location} on the Hugging Face hub"):
-        return describe_model(location)
+    text = f"looking up {location} on the Hugging Face hub"
+    with nullcontext() if is_here(location) else display.stage(text):
+        model = describe_model(location)
+    return Place(model, device, choose_dtype(options.dtype, device), here, parallel)
 
 
 def resolve(
     options: GenerationOptions,
+    place: Place,
     *,
-    model: ModelDescription,
-    device: torch.device,
-    dtype: torch.dtype,
-    here: bool = True,
-    parallel: Parallel | None = None,
     instead: str | None = IN_PYTHON,
     optional: bool | None = None,
 ) -> Request:
@@ -165,8 +166,7 @@ def resolve(
     ``instead`` is the way out where the pipeline cannot run on a prompt; None leaves that
     unchecked. ``optional``: there may be no profile; None: where the unpatched model runs.
     """
-    if options.image is not None:
-        model = model.from_image()
+    model = place.model if options.image is None else place.model.from_image()
     if instead is not None:
         _check_inputs(options, model, instead)
     optional = options.dense if optional is None else optional
@@ -194,13 +194,13 @@ def resolve(
     known = model.transformer_class in ADAPTERS and None not in latent_sizes(settings, model)
     if profile is not None and known:
         planned = plan_generation(settings, model, profile)
-    check_sharing(model, planned, parallel)
+    check_sharing(model, planned, place.parallel)
     if planned is not None and not options.dense:
         too_few = too_few_steps(planned.plan, first_step)
     if too_few is not None and options.strict:
         raise UserError(too_few)
-    if planned is not None and device.type == "cpu" and instead is not None:
-        check_memory(planned, settings.num_frames, model, dtype)
+    if planned is not None and place.device.type == "cpu" and instead is not None:
+        check_memory(planned, settings.num_frames, model, place.dtype)
     differences: list[str] = []
     warnings = [too_few]
     if profile is not None:
@@ -211,18 +211,16 @@ def resolve(
             f"{profile.quality} is made for no model in particular"
         )
     if profile is not None and profile.tuned is not None and not options.dense:
-        facts = range_of(settings, options.flow_shift, device if here else None, dtype)
+        device = place.device if place.here else None
+        facts = range_of(settings, options.flow_shift, device, place.dtype)
         facts["transformer_config"] = digest(model.transformer_config)
         differences = outside(profile.tuned, facts)
         if differences:
             warnings.append(out_of_range_text(profile, differences))
     first = first_step(settings.num_inference_steps)
     return Request(
+        **{**vars(place), "model": model},
         options=options,
-        model=model,
-        device=device,
-        here=here,
-        dtype=dtype,
         profile=profile,
         settings=settings,
         image=image,

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from chipsparse.cli.batch.options import BatchOptions
@@ -18,11 +17,10 @@ from chipsparse.cli.batch.record import THUMBNAILS, BatchClip, State
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import WARNING, KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.cli.options import SEEDS, Item, check_count, read_value
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.request import Request, resolve
+from chipsparse.cli.request import Place, Request, resolve
 
 DIGITS = 16  # of a digest: 2^64 of them
 # What decides about a result, of the facts that `RequestRecord` has.
@@ -57,32 +55,25 @@ class Entry:
         return BatchClip(file=self.name, state=state, lines=self.lines, request=request, **result)
 
 
-def find_entries(
-    options: BatchOptions,
-    model: ModelDescription,
-    device: torch.device,
-    dtype: torch.dtype,
-    display: ProgressDisplay,
-) -> list[Entry]:
+def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) -> list[Entry]:
     """Return the files that the lines ask for, in their order, without loading weights.
 
     Raises one `UserError` for all lines that cannot be made.
     """
-    video = model.accepts("num_frames")
+    model, video = place.model, place.model.accepts("num_frames")
     if options.format not in (None, "png") and not video:
         raise UserError("this model makes images, not videos; use --format png")
     suffix = options.format or ("mp4" if video else "png")
     folder = options.output if options.output.is_dir() else options.output.parent
     fixed = {
         "output": folder / f"clip.{suffix}",
-        "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(place.device),
+        "dtype": str(place.dtype).removeprefix("torch."),
     }
     weights = {
         "model": weights_digest(model) or model.location,
         "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
     }
-    here = device.type == "cpu" or torch.cuda.is_available()
     known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
     entries: dict[str, Entry] = {}
     lines, problems = read_lines(options.prompts, lambda text: display.tell(WARNING + text))
@@ -96,7 +87,7 @@ def find_entries(
                 raise UserError(f"--seed {seed}: {number} seeds from there go beyond 2^64 - 1")
             if str(own) not in known:
                 given = options.of_line({**own, **fixed})
-                request = resolve(given, model=model, device=device, dtype=dtype, here=here)
+                request = resolve(given, place)
                 frames = request.settings.num_frames or 1
                 if suffix == "png" and frames > 1:
                     raise UserError(

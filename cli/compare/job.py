@@ -62,22 +62,16 @@ def compare_configs(options: CompareOptions) -> None:
     Keeps the finished prompts where the user interrupts after two: that many give intervals.
     """
     rank, code = this_rank(options), 0
-    with working(options, rank) as (model, device, dtype, display):
+    alone = "configs are compared on prompts alone"
+    with working(options, rank) as (place, display):
         requests = {
-            name: resolve(
-                dataclasses.replace(options, **config),
-                model=model,
-                device=device,
-                dtype=dtype,
-                parallel=rank.parallel,
-                instead="configs are compared on prompts alone",
-            )
+            name: resolve(dataclasses.replace(options, **config), place, instead=alone)
             for name, config in options.configs.items()
             if not config.get("dense")
         }
         first, last = next(iter(requests.values())), next(reversed(requests.values()))
         _check_settings(first, last)
-        video = model.accepts("num_frames")
+        video = place.model.accepts("num_frames")
         samples = _samples(options, shapes(video=video), PAIR_PROMPTS)
         if len(samples) < LEAST_VALUES:
             raise UserError(
@@ -93,7 +87,7 @@ def compare_configs(options: CompareOptions) -> None:
             display.tell(f"chipsparse: warning: {warning}")
         profiles = [request.profile for request in requests.values()]
         prompts = [sample.prompt for sample in samples]
-        rank = meet(rank, device, called(options, *profiles, prompts=prompts))
+        rank = meet(rank, place.device, called(options, *profiles, prompts=prompts))
         ways = [
             sparse_way(
                 name,
@@ -159,15 +153,9 @@ def run_suite(options: CompareOptions) -> None:
     check_charts()
     options = dataclasses.replace(options, model=options.suite)
     folder = options.folder
-    with working(options, Rank()) as (model, device, dtype, display):
-        request = resolve(
-            options,
-            model=model,
-            device=device,
-            dtype=dtype,
-            instead="a suite generates from prompts alone",
-            optional=True,
-        )
+    alone = "a suite generates from prompts alone"
+    with working(options, Rank()) as (place, display):
+        request, model = resolve(options, place, instead=alone, optional=True), place.model
         video = model.accepts("num_frames")
         suffix = ".mp4" if video else ".png"
         media.check_output(

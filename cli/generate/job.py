@@ -56,16 +56,14 @@ def run(options: GenerateOptions) -> None:
     results: list[GenerationResult] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
         try:
-            with working(options, rank) as (model, device, dtype, display):
-                request = resolve(
-                    options, model=model, device=device, dtype=dtype, parallel=rank.parallel
-                )
+            with working(options, rank) as (place, display):
+                request = resolve(options, place)
                 for item in options.items:
                     media.check_kind(item.output, video=request.model.accepts("num_frames"))
                 if rank.starts:
                     return start_others("generate", options, rank.ranks)
                 prompts = [item.prompt for item in options.items]
-                rank = meet(rank, device, called(options, request.profile, prompts=prompts))
+                rank = meet(rank, place.device, called(options, request.profile, prompts=prompts))
                 for warning in request.warnings:
                     display.tell(WARNING + warning)
                 with KeptPipeline(rank) as kept:

@@ -23,10 +23,11 @@ from chipsparse.cli.errors import described
 from chipsparse.cli.generate.job import KeptPipeline, prompt_warnings, record_of
 from chipsparse.cli.generate.record import published_text
 from chipsparse.cli.media.write import generation_metadata, write_media
+from chipsparse.cli.model.description import choose_device
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.progress import ProgressDisplay, Steps, silent_display
-from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
+from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views import units
@@ -121,7 +122,7 @@ class Studio:
     def __init__(self, options: StudioOptions, folder: Path) -> None:
         self.options, self._folder, self.live = options, folder, Live()
         self.live.ended = True  # before the first one it is as if one had
-        self._device, self._dtype = device_and_dtype(options)
+        self._device = choose_device(options.device)
         # All that touches the pipeline is done by one thread.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
         self._kept, self._preview = KeptPipeline(), Preview()
@@ -138,11 +139,11 @@ class Studio:
         typed = {name: getattr(self.options, name) for name in names}
         file = self._folder / "sparse.png"
         options = read_options(GenerateOptions, {**typed, "prompt": "", **chosen, "output": file})
-        model = look_up(options, silent_display())
-        if model.accepts("num_frames"):
+        place = place_on(self._device, options, silent_display())
+        if place.model.accepts("num_frames"):
             file = file.with_suffix(".mp4")
             options = dataclasses.replace(options, output=file, fps=self.options.fps)
-        return resolve(options, model=model, device=self._device, dtype=self._dtype)
+        return resolve(options, place)
 
     def start(self, chosen: dict[str, Any]) -> Live:
         self.stop()

@@ -40,16 +40,9 @@ LEAST_STEPS = 4
 def run(options: TuneOptions) -> None:
     """Check all that is cheap to check, then measure, search, write the profile, and print."""
     rank = this_rank(options)
-    with working(options, rank) as (model, device, dtype, display):
-        request = resolve(
-            options,
-            model=model,
-            device=device,
-            dtype=dtype,
-            parallel=rank.parallel,
-            instead="a schedule is tuned on prompts alone",
-        )
-        profile, settings = request.profile, request.settings
+    with working(options, rank) as (place, display):
+        request = resolve(options, place, instead="a schedule is tuned on prompts alone")
+        model, profile, settings = request.model, request.profile, request.settings
         assert profile is not None
         if rank.starts:
             return start_others("tune", options, rank.ranks)
@@ -60,7 +53,7 @@ def run(options: TuneOptions) -> None:
         lpips = _lpips(options, request)
         tuned = _tuned_for(options, request)
         facts = called(options, profile, prompts=[sample.prompt for sample in samples])
-        rank = meet(rank, device, facts)
+        rank = meet(rank, place.device, facts)
         sharing = {} if rank.parallel is None else dataclasses.asdict(rank.parallel)
         common = {**sharing, **_common_facts(tuned, request, profile.sparsity)}
         maker = ClipMaker(
