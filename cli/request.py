@@ -12,6 +12,7 @@ import torch
 from PIL import ImageOps
 from PIL.Image import Image, Resampling
 
+import chipsparse
 from chipsparse.cli.errors import UserError, results_alone, user_errors
 from chipsparse.cli.model.description import (
     ModelDescription,
@@ -23,6 +24,7 @@ from chipsparse.cli.model.description import (
 from chipsparse.cli.model.loading import load_pipeline
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
+from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, is_here
 from chipsparse.cli.plan import (
     PlannedGeneration,
@@ -40,7 +42,9 @@ from chipsparse.cli.settings import (
     resolve_settings,
     unused_defaults,
 )
-from chipsparse.common.machine import device_name
+from chipsparse.cli.views.names import name_of
+from chipsparse.cli.views.units import sharing_text
+from chipsparse.common.machine import device_name, package_version
 from chipsparse.experiments.clips import step_costs
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import (
@@ -59,6 +63,7 @@ from chipsparse.profiles.tuned_range import digest, outside
 if TYPE_CHECKING:
     from chipsparse.parallel.degrees import Parallel
 
+PACKAGES = ("diffusers", "transformers", "triton")
 IN_PYTHON = "generate has nothing for it; use it in Python"
 
 
@@ -102,6 +107,33 @@ class Request(Place):
     def step_costs(self) -> list[float]:
         """The cost of each computed step, relative to the others; empty where not known."""
         return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that all clips have in common; none of them tells whose machine it was."""
+        return {
+            "model": name_of(self.model.location),
+            "pipeline_class": self.model.pipeline_class.__name__,
+            "transformer_class": self.model.transformer_class,
+            "transformer_config": digest(self.model.transformer_config),
+            "settings": self.settings.model_dump(),
+            "flow_shift": self.options.flow_shift,
+            "device": device_name(self.device),
+            "dtype": self.dtype_name,
+            "sharing": "" if self.parallel is None else sharing_text(self.parallel),
+            "versions": {
+                "chipsparse": chipsparse.__version__,
+                "torch": str(torch.__version__),
+                **{name: package_version(name) for name in PACKAGES},
+            },
+        }
+
+    @property
+    def measured_with(self) -> dict[str, Any]:
+        """The same for a results file, by names without groups, and with the digest of weights."""
+        facts = self.facts
+        groups = facts.pop("settings") | facts.pop("versions")
+        return {**facts, **groups, "weights": weights_digest(self.model)}
 
     def pipeline_call(self, prompt: str) -> dict[str, Any]:
         """Return all arguments of the pipeline's call for a prompt, generator left out."""

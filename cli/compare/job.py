@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 
-import chipsparse
 from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import MEASURED, CompareOptions
 from chipsparse.cli.compare.record import Comparison
@@ -23,7 +21,6 @@ from chipsparse.cli.compare.rows import OURS, Row, differences
 from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
-from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import first_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
@@ -33,8 +30,7 @@ from chipsparse.cli.views.names import bundled_name, name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
-from chipsparse.cli.views.units import counted, sharing_text
-from chipsparse.common.machine import device_name, package_version
+from chipsparse.cli.views.units import counted
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
@@ -42,13 +38,11 @@ from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import default_profile
-from chipsparse.profiles.tuned_range import digest
 
 PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
 TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
-PACKAGES = ("diffusers", "transformers", "triton")
 # Rows have these texts of their clips among their remarks.
 UNSENT: dict[str, Any] = {"fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
 
@@ -102,7 +96,6 @@ def compare_configs(options: CompareOptions) -> None:
         store = Store(ranks=rank)
         experiment = Experiment(_maker(first, display), samples, store, per_frame=True)
         experiment.plan(ways)
-        common = _environment(first, options, rank)
         names = [DENSE, *requests]
         result, shown = None, list[Panel]()  # of the prompt that is farthest from dense
         for sample in samples:
@@ -113,7 +106,7 @@ def compare_configs(options: CompareOptions) -> None:
                     raise
                 code = exit_code(error)
                 break
-            result = _result(common, experiment, ways, remarks)
+            result = _result(first, experiment, ways, remarks)
             if result.seed == sample.seed:
                 made = {clip.way.name: clip.generation for clip in clips}
                 shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
@@ -165,10 +158,8 @@ def run_suite(options: CompareOptions) -> None:
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
         samples = _samples(options, bundled, SUITE_PROMPTS)
-        common = _environment(request, options)
-        facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
-        facts |= {**common["settings"], **common["versions"], "weights": weights_digest(model)}
-        store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / "dense")
+        about = request.measured_with
+        store = Store(folder / MEASURED, about, kind="suite clips", dense=folder / "dense")
         maker = _maker(request, display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
@@ -185,7 +176,7 @@ def run_suite(options: CompareOptions) -> None:
             experiment.plan(ways, **also)
             for _ in experiment.run(ways, [sample]):
                 pass
-            result = _result(common, experiment, ways, hidden=hidden)
+            result = _result(request, experiment, ways, hidden=hidden)
             shown = [item for item in samples if item.seed == result.seed]
             made = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
             files = {way.name: clip_file(way, item, suffix) for way in made for item in shown}
@@ -241,31 +232,8 @@ def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) 
     return ClipMaker(request.load, request.pipeline_call, steps, display, plain_lines)
 
 
-def _environment(
-    request: Request, options: CompareOptions, rank: Rank | None = None
-) -> dict[str, Any]:
-    """Return the facts that all clips have in common; none of them tells whose machine it was."""
-    model, parallel = request.model, None if rank is None else rank.parallel
-    return {
-        "model": name_of(model.location),
-        "pipeline_class": model.pipeline_class.__name__,
-        "transformer_class": model.transformer_class,
-        "transformer_config": digest(model.transformer_config),
-        "settings": request.settings.model_dump(),
-        "flow_shift": options.flow_shift,
-        "device": device_name(request.device),
-        "dtype": request.dtype_name,
-        "sharing": "" if parallel is None else sharing_text(parallel),
-        "versions": {
-            "chipsparse": chipsparse.__version__,
-            "torch": str(torch.__version__),
-            **{name: package_version(name) for name in PACKAGES},
-        },
-    }
-
-
 def _result(
-    common: Mapping[str, Any],
+    request: Request,
     experiment: Experiment,
     ways: Sequence[Way],
     remarks: Mapping[str, Sequence[str]] | None = None,
@@ -296,7 +264,7 @@ def _result(
         }
         rows.append(row.model_copy(update=update))
     return Comparison(
-        **common,
+        **request.facts,
         lpips_missing=None if missing is None else plain(missing),
         asked=len(experiment.samples),
         rows=rows,
