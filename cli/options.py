@@ -524,12 +524,6 @@ def option_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
-    """Return the fields whose options stand under one heading of the help."""
-    declared = _declared(kind).items()
-    return [name for name, item in declared if item.words.get("rich_help_panel") == panel]
-
-
 def command_words(command: str, options: PrintOptions, resolved: dict[str, Any]) -> list[str]:
     """Return the words of the command that does the same again, for `shlex.join`.
 

@@ -22,7 +22,7 @@ from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.prompts import first_prompts, shapes
+from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
 from chipsparse.cli.request import Request, choose_profile, resolve, working
 from chipsparse.cli.settings import OPTION_OF
@@ -37,7 +37,7 @@ from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_ri
 from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
-from chipsparse.profiles.profile import default_profile
+from chipsparse.profiles.profile import ASSETS, default_profile
 
 PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
 TO_SEND, PAGE = "suite.json", "suite.html"
@@ -222,9 +222,15 @@ def _write(file: Path, text: str) -> None:
 
 
 def _samples(options: CompareOptions, bundled: str, usual: int) -> list[Sample]:
-    return first_prompts(
-        options.prompts, bundled=bundled, usual=usual, count=options.count, seed=options.seed
-    )
+    """Return the first prompts: all of the file's or the usual bundled ones, unless counted."""
+    file, count = options.prompts or ASSETS / "prompts" / bundled, options.count
+    texts = read_prompts(file)
+    wanted = count or (usual if options.prompts is None else len(texts))
+    if wanted > len(texts):
+        raise UserError(
+            f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
+        )
+    return [Sample(i, text, options.seed + i) for i, text in enumerate(texts[:wanted])]
 
 
 def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:

@@ -26,13 +26,14 @@ from chipsparse.cli.media.write import generation_metadata, write_media
 from chipsparse.cli.model.description import choose_device
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
-from chipsparse.cli.progress import ProgressDisplay, Steps, silent_display
+from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views import units
 from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.clips import Generation
+from chipsparse.experiments.progress import StepDone
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.experiments.records import ClipQuality
 
@@ -103,9 +104,9 @@ class Live(ProgressDisplay):
         self.check()
 
     @contextmanager
-    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Steps]:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[StepDone]:
         def done(step: int, action: str, latents: torch.Tensor | None) -> None:
-            shown.done(step, action)
+            shown(step, action, latents)
             self.runs[-1].actions.append(action)
             doing = "decoding" if step + 1 >= steps else f"step {step + 2} of {steps}"
             self.show(f"{title}: {doing}", self.clock_text(), self.picture(latents, step))
@@ -113,7 +114,7 @@ class Live(ProgressDisplay):
 
         loop = super().denoising(title, steps, plain_lines=0)
         with self.stage(f"{title}: step 1 of {steps}"), loop as shown:
-            yield Steps(done)
+            yield done
 
 
 class Studio:
@@ -221,10 +222,9 @@ class Studio:
         live.profile = folder / f"{model.rpartition('/')[2]}-{quality}.yaml"
         write_profile(
             live.profile,
+            request,
             command="studio",
-            model_class=request.model.transformer_class,
             description=f"{model}, {quality}.",
-            settings=request.settings,
             config=profile.sparsity,
         )
         live.clips = clips

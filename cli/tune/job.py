@@ -106,10 +106,9 @@ def run(options: TuneOptions) -> None:
             return None
         write_profile(
             options.output,
+            request,
             command="tune",
-            model_class=model.transformer_class,
             description=f"{tuned.model}, tuned for {target_text(target)}.",
-            settings=settings,
             config=candidate.config,
             tuned=dataclasses.replace(tuned, measured=measured),
         )

@@ -23,7 +23,6 @@ from chipsparse.cli.options import (
     command_words,
     option,
     output_option,
-    panel_options,
     read_value,
 )
 
@@ -69,7 +68,6 @@ def test_a_command_gets_what_was_typed(paint):
     assert given == Own(what="CAT", output=Path("a.png"), size=3, late_one=True)
     assert (given.colour, given.json, given.debug) == ("blue", False, False)
     assert given.given() == ["--size", "WHAT", "--output", "--late-one"]
-    assert panel_options(Own, "Shape") == ["size", "colour", "late_one"]
     assert command_words("paint", given, {"size": 4, "late_one": None}) == [
         *("chipsparse", "paint", "CAT", "--size", "4", "--colour", "blue", "--output", "a.png")
     ]

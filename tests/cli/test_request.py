@@ -77,14 +77,12 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     config = SparsityConfig().override(
         {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None}
     )
+    own = settings.GenerationSettings(height=32, width=48, num_inference_steps=4)
     write_profile(
         workdir / "p.yaml",
+        SimpleNamespace(model=MODEL, settings=own),
         command="tune",
-        model_class="WanTransformer3DModel",
         description="",
-        settings=settings.GenerationSettings(
-            height=32, width=48, num_frames=5, num_inference_steps=4, guidance_scale=3.0
-        ),
         config=config,
         tuned=TunedFor(model="tiny", flow_shift=shift),
     )
