@@ -22,7 +22,7 @@ from chipsparse.cli.batch.record import (
 )
 from chipsparse.cli.errors import EXIT_FAILED, results_alone
 from chipsparse.cli.generate.record import ROW_PROMPT
-from chipsparse.cli.media.write import written_whole
+from chipsparse.cli.media.write import write_text
 from chipsparse.cli.model.description import choose_device, quiet_libraries
 from chipsparse.cli.progress import ProgressDisplay, clock_text, duration
 from chipsparse.cli.request import place_on
@@ -77,9 +77,8 @@ def run(options: BatchOptions) -> None:
                     seconds=time.monotonic() - start,
                     clips=[_clip(entry, known.get(entry.name), states) for entry in entries],
                 )
-                with written_whole("--output", folder / PAGE) as file:
-                    text = page([(options.prompts, result)], images="'self' file:")
-                    file.write_text(text, encoding="utf-8", errors="replace")
+                text = page([(options.prompts, result)], images="'self' file:")
+                write_text("--output", folder / PAGE, text)
     print_result(result, as_json=options.json)
     if result.counts["failed"]:
         raise typer.Exit(EXIT_FAILED)

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,9 +180,10 @@ def run_suite(options: CompareOptions) -> None:
             made = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
             files = {way.name: clip_file(way, item, suffix) for way in made for item in shown}
             result = result.model_copy(update={"files": files})
-            _write(folder / TO_SEND, json.dumps(result.to_json(), indent=1, ensure_ascii=False))
+            text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
+            media.write_text("--output", folder / TO_SEND, text)
         with display.stage(f"writing {folder / PAGE}"):
-            _write(folder / PAGE, page([(folder / TO_SEND, result)]))
+            media.write_text("--output", folder / PAGE, page([(folder / TO_SEND, result)]))
     print_result(result, as_json=options.json)
     if not options.json:
         without = "" if options.with_prompts else ", without the prompts"
@@ -211,11 +211,6 @@ def clip_file(way: Way, sample: Sample, suffix: str) -> str:
     """Return the name of a clip to look at, in the folder: one for each config of ours."""
     name = way.key if way.method == OURS and way.key else way.name
     return f"clips/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
-
-
-def _write(file: Path, text: str) -> None:
-    with media.written_whole("--output", file) as half:
-        half.write_text(text, encoding="utf-8")
 
 
 # Both.

@@ -378,5 +378,4 @@ def _write_report(
     if report is not None:
         content["report"] = report.to_dict()
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    with media.written_whole("--report", path) as file:
-        file.write_text(text + "\n", encoding="utf-8")
+    media.write_text("--report", path, text + "\n")

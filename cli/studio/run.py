@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import io
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +29,7 @@ from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views import units
+from chipsparse.cli.views.frames import image_uri
 from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.clips import Generation
 from chipsparse.experiments.progress import StepDone
@@ -86,8 +85,10 @@ class Live(ProgressDisplay):
         template = Template(
             source, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        shown = {"live": self, "preview": self.preview}  # which another thread may change
-        return template.render(shown, letters=LETTERS, units=units, picture=picture)
+        preview = self.preview  # which another thread may change
+        frames = () if preview is None else map(Image.fromarray, preview)
+        pictures = [image_uri(frame, "png") for frame in frames]
+        return template.render(live=self, pictures=pictures, letters=LETTERS, units=units)
 
     def check(self) -> None:
         if self.stopped:
@@ -228,10 +229,3 @@ class Studio:
             config=profile.sparsity,
         )
         live.clips = clips
-
-
-def picture(pixels: np.ndarray) -> str:
-    """Return an image, uint8 ``[H, W, 3]``, as an address that holds it."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.options import check_readable
 from chipsparse.cli.prompts import read_text
 from chipsparse.cli.views.sections import Result, clean
 
@@ -41,10 +42,7 @@ def read_result(path: Path) -> Result:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file; raises `UserError` where there is none."""
     with user_errors(ValueError, RecursionError, what=f"{path} is no JSON"):
-        if not path.exists():
-            raise UserError(f"the file {path} does not exist")
-        if not path.is_file():  # a pipe may never end
-            raise UserError(f"{path} is no regular file")
+        check_readable("the file", path)
         content = json.loads(read_text(path, str(path)))
     if not isinstance(content, dict):
         raise UserError(f"{path} is no JSON object, as every file of chipsparse is")

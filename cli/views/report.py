@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chipsparse.cli.errors import user_errors
-from chipsparse.cli.media.write import check_file, check_inputs_stay, written_whole
+from chipsparse.cli.media.write import check_file, check_inputs_stay, write_text
 from chipsparse.cli.views.files import read_result
 from chipsparse.cli.views.frames import read_sample
 from chipsparse.cli.views.names import name_of
@@ -23,6 +23,5 @@ def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -
     misfits = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
     with user_errors(*misfits, what="the values in the files do not fit each other"):
         text = page(results, samples=samples)
-    with written_whole("--output", output) as file:
-        file.write_text(text, encoding="utf-8")
+    write_text("--output", output, text)
     return len(text.encode("utf-8"))

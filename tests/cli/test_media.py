@@ -240,10 +240,11 @@ def test_files_that_cannot_be_read(workdir, monkeypatch):
     for name, said in {
         "huge.png": "huge.png could not be read: Image size (1536 pixels) exceeds",
         "a.gif": "a.gif could not be read: ",
-        "pipe.png": "pipe.png is no regular file",
+        "pipe.png": "the file pipe.png is no regular file",
     }.items():
         assert command("compare", name, name).sentence().startswith(said)
-    assert command("report", "pipe.png", "-o", "g.html").sentence() == "pipe.png is no regular file"
+    said = command("report", "pipe.png", "-o", "g.html").sentence()
+    assert said == "the file pipe.png is no regular file"
     for name in ("a.mp4", "a.webm"):
         content = written(name, noise(9)).read_bytes()
         Path(f"cut-{name}").write_bytes(content[: len(content) * 3 // 4])
