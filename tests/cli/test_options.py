@@ -27,15 +27,10 @@ from chipsparse.cli.options import (
 )
 
 
-def refuse(word):
-    raise ValueError("is no word")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Base(PrintOptions):
     size: Positive | None = option(help="Size.", shown="small", panel="Shape")
     colour: str = option(help="Colour.", default="red", panel="Shape")
-    word: Annotated[str, Check(refuse)] | None = option(help="Word.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +76,6 @@ def test_help_has_texts_defaults_and_no_option_that_was_left_out(paint):
         assert text in shown
     assert "--debug" not in shown
     assert "--no-late-one" not in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--size", "0"), "--size 0 is too small; it must be at least 1"),
-        (("--word", "x"), "--word x is no word"),
-    ],
-)
-def test_checks_come_before_the_command(paint, words, said):
-    ran, given = paint("-o", "a.png", *words)
-    assert (ran.exit_code, given) == (2, [])
-    assert ran.stderr == f"chipsparse: error: {said}\n"
 
 
 @pytest.mark.parametrize(

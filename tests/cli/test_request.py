@@ -184,7 +184,6 @@ def test_sizes_that_do_not_fit_a_family():
     for model, given, said in [
         (FLUX, {"width": 100}, r"--width 100 .* multiple of 16; use 96 or 112"),
         (FLUX, {"frames": 9}, "FluxPipeline has no num_frames; leave --frames out"),
-        (HUNYUAN, {"width": 100}, r"--width 100 .* multiple of 16; use 96 or 112"),
         (HUNYUAN, {"frames": 2}, r"--frames 2 .* multiple of 4 plus 1; use 1 or 5"),
         (packed, {"width": 48}, r"--width 48 .* multiple of 32; use 32 or 64"),
     ]:
