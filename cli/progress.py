@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -134,6 +134,12 @@ class ProgressDisplay(experiments.Progress):
             yield done
         finally:
             self._bar.remove_task(task)
+
+    def warn(self, texts: Iterable[str], *, label: str = "") -> None:
+        """Tell each text once as a warning, about the clip of the label if there is one."""
+        about = f"{label}: " if label else ""
+        for text in dict.fromkeys(texts):
+            self.tell(f"chipsparse: warning: {about}{text}")
 
     def tell(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

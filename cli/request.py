@@ -158,13 +158,17 @@ class Request(Place):
 
 
 @contextmanager
+def quiet_display(*, debug: bool, shown: bool = True) -> Iterator[ProgressDisplay]:
+    """Give the display of a command; keep libraries quiet and the standard output free."""
+    progress = ProgressDisplay() if shown else silent_display()
+    with results_alone(), progress as display, quiet_libraries(debug=debug):
+        yield display
+
+
+@contextmanager
 def working(options: GenerationOptions, rank: Rank) -> Iterator[tuple[Place, ProgressDisplay]]:
-    """Look the model up; keep libraries quiet and the standard output free meanwhile."""
-    with (
-        results_alone(),
-        ProgressDisplay() if rank.writes else silent_display() as display,
-        quiet_libraries(debug=options.debug),
-    ):
+    """Look the model up, and give it with the display of the command."""
+    with quiet_display(debug=options.debug, shown=rank.writes) as display:
         device = rank.device(choose_device(options.device))
         yield place_on(device, options, display, parallel=rank.parallel), display
 

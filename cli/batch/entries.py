@@ -15,7 +15,7 @@ from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.prompt_file import check_lines, read_lines
 from chipsparse.cli.batch.record import THUMBNAILS, BatchClip, State
 from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate.job import WARNING, KeptPipeline, make, prompt_warnings, record_of
+from chipsparse.cli.generate.job import KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.cli.options import SEEDS, Item, check_count, read_value
@@ -76,7 +76,7 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
     }
     known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
     entries: dict[str, Entry] = {}
-    lines, problems = read_lines(options.prompts, lambda text: display.tell(WARNING + text))
+    lines, problems = read_lines(options.prompts, lambda text: display.warn([text]))
     count, total = len(lines) + len(problems), 0
     for line in lines:
         own: dict[str, Any] = dict(line.settings.items())
@@ -107,9 +107,7 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
             asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
             entries[name] = Entry(name, asked, line.prompt, own_seed, request, options.output)
     check_lines(options.prompts, problems, count=count)
-    warnings = [text for request, _ in known.values() for text in request.warnings]
-    for warning in dict.fromkeys(warnings):
-        display.tell(WARNING + warning)
+    display.warn(text for request, _ in known.values() for text in request.warnings)
     return list(entries.values())
 
 
@@ -155,8 +153,6 @@ class Maker(KeptPipeline):
         runner = self.runner(entry.request, self._progress)
         runner.generator.plain_lines = 0  # there is one for each file
         warnings = prompt_warnings(runner, item)
-        for warning in warnings:
-            self._progress.tell(f"{WARNING}{item.label}: {warning}")
         small.parent.mkdir(parents=True, exist_ok=True)
         result, frames = make(runner, item, warnings)
         made = result.made

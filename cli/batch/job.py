@@ -20,12 +20,12 @@ from chipsparse.cli.batch.record import (
     note,
     read_manifest,
 )
-from chipsparse.cli.errors import EXIT_FAILED, results_alone
+from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import write_text
-from chipsparse.cli.model.description import choose_device, quiet_libraries
-from chipsparse.cli.progress import ProgressDisplay, clock_text, duration
-from chipsparse.cli.request import place_on
+from chipsparse.cli.model.description import choose_device
+from chipsparse.cli.progress import clock_text, duration
+from chipsparse.cli.request import place_on, quiet_display
 from chipsparse.cli.views.page import page
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import shortened
@@ -35,12 +35,7 @@ def run(options: BatchOptions) -> None:
     """Check all lines, make the files that are missing, and tell."""
     start, folder = time.monotonic(), options.output
     states: dict[str, State] = {}
-    with (
-        results_alone(),
-        quiet_libraries(debug=options.debug),
-        ProgressDisplay() as display,
-        ExitStack() as stack,
-    ):
+    with quiet_display(debug=options.debug) as display, ExitStack() as stack:
         actors = None
         if options.on_ray:
             from chipsparse.cli.batch.ray_actors import RayActors

@@ -76,8 +76,7 @@ def compare_configs(options: CompareOptions) -> None:
         if rank.starts:
             return start_others("compare", options, rank.ranks)
         remarks = {name: request.warnings for name, request in requests.items()}
-        for warning in dict.fromkeys(itertools.chain(*remarks.values())):
-            display.tell(f"chipsparse: warning: {warning}")
+        display.warn(itertools.chain(*remarks.values()))
         profiles = [request.profile for request in requests.values()]
         prompts = [sample.prompt for sample in samples]
         rank = meet(rank, place.device, called(options, *profiles, prompts=prompts))

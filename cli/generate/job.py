@@ -39,7 +39,6 @@ from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_pr
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.report.generation import GenerationReport
 
-WARNING = "chipsparse: warning: "
 SHOWN = 80  # letters of what a text encoder does not read
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
@@ -64,8 +63,7 @@ def run(options: GenerateOptions) -> None:
                     return start_others("generate", options, rank.ranks)
                 prompts = [item.prompt for item in options.items]
                 rank = meet(rank, place.device, called(options, request.profile, prompts=prompts))
-                for warning in request.warnings:
-                    display.tell(WARNING + warning)
+                display.warn(request.warnings)
                 with KeptPipeline(rank) as kept:
                     kept.load(request, display)
                     runner = kept.runner(request, display)
@@ -151,6 +149,8 @@ class Runner:
     Where times are compared, each side is warmed up first, and the pipeline is patched for each
     sparse generation anew, because dense ones run between them.
     """
+
+    display: ProgressDisplay
 
     def __init__(self, request: Request, generator: ClipMaker, rank: Rank) -> None:
         self.request, self.generator, self.rank = request, generator, rank
@@ -244,7 +244,7 @@ class KeptPipeline:
             self._patches.close()
             self._open = settings, self._opened(request)
         runner = self._open[1]
-        runner.generator.progress = progress
+        runner.display = runner.generator.progress = progress
         return runner
 
     def _opened(self, request: Request) -> Runner:
@@ -258,10 +258,8 @@ class KeptPipeline:
 
 
 def _result(runner: Runner, item: Item) -> GenerationResult:
-    request, display = runner.request, runner.generator.progress
+    request, display = runner.request, runner.display
     warnings = prompt_warnings(runner, item)
-    for warning in warnings:
-        display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
     try:
         return make(runner, item, warnings)[0]
     except Exception as error:
@@ -273,13 +271,13 @@ def _result(runner: Runner, item: Item) -> GenerationResult:
 
 
 def prompt_warnings(runner: Runner, item: Item) -> list[str]:
-    """Return what to know of a prompt before anything is made of it, one sentence each."""
-    if not item.prompt.strip():
-        return [EMPTY]
+    """Tell and return what to know of a prompt before anything is made of it, in sentences."""
     request = runner.request
     longest = request.settings.max_sequence_length or request.model.default("max_sequence_length")
-    cut = cut_text(runner.generator.pipe, item.prompt, longest)
-    return [] if cut is None else [cut]
+    cut = cut_text(runner.generator.pipe, item.prompt, longest) if item.prompt.strip() else EMPTY
+    warnings = [] if cut is None else [cut]
+    runner.display.warn(warnings, label=item.label)
+    return warnings
 
 
 def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | None:
@@ -330,22 +328,20 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        runner.generator.progress.tell(WARNING + made.nothing_sparse)
+        runner.display.warn([made.nothing_sparse])
     outputs, comparison = {"output": (item.output, made.frames)}, None
     if options.compare:
         dense = runs["dense"]
         quality = compare_clips(dense.frames, made.frames)
         speedup = dense.denoising_seconds / made.denoising_seconds
-        comparison = Comparison(
-            speedup=speedup, psnr_db=quality.psnr_db, ssim=quality.ssim, identical=quality.identical
-        )
+        comparison = Comparison(speedup=speedup, **quality.model_dump())
         panels = [
             (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")
             for way, run in runs.items()
         ]
         outputs["dense"] = media.beside(item.output, "dense"), dense.frames
         outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
-    with runner.generator.progress.stage(f"writing {item.output}"):
+    with runner.display.stage(f"writing {item.output}"):
         written = media.write_media(
             dict(outputs.values()),
             fps=options.fps,

@@ -55,7 +55,7 @@ MISTAKES = {
     # Comparisons of files.
     "compare a.png c.gif": "a.png has 5 frames and c.gif has 4; only clips of one size and",
     "compare a.png d.png": "a.png has 48x32 pixels and d.png has 40x32; only clips of one",
-    "compare a.png b.png -o a.png": "--output a.png would replace a-000.png, which is",
+    "compare a.png b.png -o a.png": "--output a-000.png would replace a-000.png, which is",
     "compare a.png b.png --steps 4": "--steps is about generations; A and B are taken for",
     "compare a.png dense": "dense is a config and a.png is taken for a file; compare two files",
     "compare a.png": "give two files or two configs to compare, or a model with --suite",

@@ -99,7 +99,7 @@ def test_the_page(batch, workdir):
     assert read.problems == []
     assert "2 of 2 files" in read.headings
     assert read.texts.count(text) == 2
-    assert "48x32, 1 frame, 3 steps, sparse" in read.texts
+    assert "48x32 pixels, 1 frame, 3 steps, guidance 3, sparse" in read.texts
     shown = [given for tag, given in read.elements if tag == "img"]
     assert [given["alt"] for given in shown] == [text] * 2
     for given in shown:
