@@ -38,7 +38,6 @@ from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import MOST_STEPS, check_quality, load_profile
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
 
     from chipsparse.cli.model.lora import Lora
@@ -291,10 +290,6 @@ class GenerationOptions(PrintOptions):
     )
     dense: bool = False
     strict: bool = False
-
-    def check_vram(self, device: torch.device) -> None:
-        if self.vram is not None and device.type != "cuda":
-            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
 
     def memory_budgets(self) -> dict[str, int]:
         """Return what ``--vram`` and ``--ram`` change in a `SparsityConfig`."""

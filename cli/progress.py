@@ -135,7 +135,7 @@ class ProgressDisplay(experiments.Progress):
         finally:
             self._bar.remove_task(task)
 
-    def warn(self, texts: Iterable[str], *, label: str = "") -> None:
+    def warn(self, texts: Iterable[str], *, label: str | None = None) -> None:
         """Tell each text once as a warning, about the clip of the label if there is one."""
         about = f"{label}: " if label else ""
         for text in dict.fromkeys(texts):

@@ -182,7 +182,8 @@ def place_on(
     parallel: Parallel | None = None,
 ) -> Place:
     """Return what the files of ``--model`` say, to be computed on a device; raise `UserError`."""
-    options.check_vram(device)
+    if options.vram is not None and device.type != "cuda":
+        raise UserError(f"--vram {options.vram} has no effect on a CPU; use --ram")
     location = str(bundled_model()) if options.model is None else options.model
     text = f"looking up {location} on the Hugging Face hub"
     with nullcontext() if is_here(location) else display.stage(text):

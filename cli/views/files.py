@@ -26,7 +26,11 @@ KINDS = {
 
 def read_result(path: Path) -> Result:
     """Return the result in a file; raise `UserError` for a damaged one, or none of chipsparse."""
-    content = read_json(path)
+    with user_errors(ValueError, RecursionError, what=f"{path} is no JSON"):
+        check_readable("the file", path)
+        content: Any = json.loads(read_text(path, str(path)))
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no JSON object, as every file of chipsparse is")
     kind = str(content.get("kind"))
     if kind == "report":  # what `GenerationReport.to_dict` gives in Python
         kind, content = "generation", {"report": content}
@@ -36,23 +40,9 @@ def read_result(path: Path) -> Result:
             "results file of tune, what compare --json prints and the suite.json of compare --suite"
         )
     module, name = KINDS[kind]
-    return validated(getattr(importlib.import_module(module), name), path, content)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; raises `UserError` where there is none."""
-    with user_errors(ValueError, RecursionError, what=f"{path} is no JSON"):
-        check_readable("the file", path)
-        content = json.loads(read_text(path, str(path)))
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no JSON object, as every file of chipsparse is")
-    return content
-
-
-def validated(kind: type[Result], path: Path, content: dict[str, Any]) -> Result:
-    """Return a file's content as a result; raises `UserError` with the place of what is wrong."""
+    own: type[Result] = getattr(importlib.import_module(module), name)
     try:
-        return kind.model_validate(_clean(content), strict=False)
+        return own.model_validate(_clean(content), strict=False)
     except ValidationError as error:
         raise UserError(f"{path} is damaged: {_first_mistake(error)}") from error
     except RecursionError as error:
