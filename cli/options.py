@@ -47,11 +47,6 @@ DEFAULT_FPS = 16
 SEEDS = 2**64  # that PyTorch's generator takes
 MOST_CLIPS = 1_000_000  # of a command, listed beforehand
 FROM_PROFILE = "from the profile"
-LIMITS = {  # pydantic's errors, in words
-    "greater_than": ("is too small; it must be above", "gt"),
-    "greater_than_equal": ("is too small; it must be at least", "ge"),
-    "less_than_equal": ("is too large; it must be at most", "le"),
-}
 # What shows or hides something and changes no result.
 SHOWING = frozenset({"json", "debug", "verbose"})
 
@@ -506,10 +501,6 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
         if isinstance(cause, UserError):
             raise cause from None
         why = wrong["msg"].removeprefix("Value error, ").replace("Input should", "must")
-        if wrong["type"] in LIMITS:
-            side, key = LIMITS[wrong["type"]]
-            limit = wrong["ctx"][key]
-            why = f"{side} {'2^64 - 1' if limit == SEEDS - 1 else f'{limit:g}'}"
         text = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{option_name(name)} {text} {why}") from None
 

@@ -34,7 +34,7 @@ def test_debug_shows_the_traceback(generate):
     ran = generate("--steps", "0", "--debug")
     assert ran.exit_code == 2
     assert "Traceback" in ran.stderr
-    assert ran.stderr.splitlines()[-1].endswith("it must be at least 1")
+    assert ran.stderr.splitlines()[-1].endswith("--steps 0 must be greater than or equal to 1")
 
 
 ERRORS = {

@@ -152,7 +152,7 @@ def test_all_that_decides_about_a_result_is_in_its_name(
         (
             "prompt,seed,steps,crf\na,,,\nb,x,,\nc,,0,\nd,,,99\n",
             ["3 of 4 prompts of prompts.csv", "line 3: --seed x must be a valid integer",
-             "line 4: --steps 0 is too small", "line 5: --crf 99 is out"],
+             "line 4: --steps 0 must be greater than", "line 5: --crf 99 is out"],
         ),
         (f"prompt,seed\na,\nb,{2**64 - 1}\n", []),
         (f"prompt,seed,num\na,,\nb,{2**64 - 1},2\n", ["2 seeds from there go beyond 2^64 - 1"]),
