@@ -13,7 +13,7 @@ from chipsparse.cli.compare.options import read_config
 from chipsparse.cli.compare.record import Comparison, FilesComparison
 from chipsparse.cli.compare.rows import Row
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.panels import GAP_PIXELS, heat_map
+from chipsparse.cli.media.panels import GAP_PIXELS, choose_factor, difference, heat_map
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.experiments import clips, quality
 from chipsparse.experiments.lpips import Lpips
@@ -112,13 +112,16 @@ def test_the_clip_is_that_of_the_worst_prompt_and_the_page_shows_it(compared, mo
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
     strip = (shown.shape[1] - 2 * 32 - GAP_PIXELS) // 2
     dense, a, b = (
-        shown[:, strip : strip + 32, left : left + 48] / 255
+        shown[:, strip : strip + 32, left : left + 48]
         for left in (0, 48 + GAP_PIXELS, 2 * (48 + GAP_PIXELS))
     )
     for side, frames in (("A", a), ("B", b)):
-        assert quality.psnr(dense, frames) == pytest.approx(own[side][worst].psnr_db)
+        assert quality.psnr(dense / 255, frames / 255) == pytest.approx(own[side][worst].psnr_db)
     assert not shown[:, -32:, :48].any()
-    assert shown[:, -32:, -48:].any()
+    differences = [difference(dense, side) for side in (a, b)]
+    heat = heat_map(differences[1], factor := choose_factor(differences))
+    np.testing.assert_array_equal(shown[:, -32:, -48:], heat)
+    assert content["clip"]["amplified"] == factor
     monkeypatch.chdir(folder)
     command("report", "c.json", "-o", "c.html").fine()
     reader = PageReader((folder / "c.html").read_text())

@@ -244,10 +244,6 @@ def test_files_that_cannot_be_read(workdir, monkeypatch):
             read_clip(Path(f"cut-{name}"))
 
 
-def clip(value, frames=2, height=20, width=60):
-    return np.full((frames, height, width, 3), value, np.uint8)
-
-
 def test_differences_and_their_colours():
     a = np.array([[[[10, 200, 30], [0, 0, 0], [255, 255, 255]]]], np.uint8)
     b = np.array([[[[13, 190, 30], [0, 0, 0], [0, 255, 255]]]], np.uint8)
@@ -276,7 +272,7 @@ def test_the_factor_is_the_largest_that_leaves_the_scale_to_hardly_any_pixel(lar
 
 def test_a_label_that_does_not_fit_loses_its_last_words():
     def strip(label):
-        return stack_panels([[(clip(50), label)]])[0, :-20]
+        return stack_panels([[(np.full((1, 20, 60, 3), 50, np.uint8), label)]])[0, :-20]
 
     np.testing.assert_array_equal(strip("flow of manner free floors"), strip("flow of"))
     assert (strip("flow of") != strip("flow")).any()
