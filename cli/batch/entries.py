@@ -127,7 +127,7 @@ class Maker(KeptPipeline):
     """Makes files, with the pipeline patched as long as the settings stay; a context manager."""
 
     def __init__(self, progress: ProgressDisplay) -> None:
-        super().__init__()
+        super().__init__(plain_lines=0)  # there is one for each file
         self._progress = progress
 
     def tried(self, entry: Entry, folder: Path, tries: int) -> BatchClip:
@@ -150,11 +150,10 @@ class Maker(KeptPipeline):
 
     def make(self, entry: Entry, folder: Path) -> BatchClip:
         item, small = entry.item(folder), entry.thumbnail(folder)
-        runner = self.runner(entry.request, self._progress)
-        runner.generator.plain_lines = 0  # there is one for each file
-        warnings = prompt_warnings(runner, item)
+        self.use(entry.request, self._progress)
+        warnings = prompt_warnings(self, item)
         small.parent.mkdir(parents=True, exist_ok=True)
-        result, frames = make(runner, item, warnings)
+        result, frames = make(self, item, warnings)
         made = result.made
         assert made is not None
         with written_whole("--output", small) as file:

@@ -173,13 +173,15 @@ class Studio:
     def _make(self, chosen: dict[str, Any], live: Live) -> None:
         request = self.resolve(chosen)
         options, planned, made = request.generate_options, request.planned, live.made
-        if self._kept.load(request, live):
+        kept = self._kept
+        if kept.load(request, live):
             self._dense, self._preview = {}, Preview()
-        runner, preview, pipe = self._kept.runner(request, live), self._preview, self._kept.pipe
+        kept.use(request, live)
+        preview, pipe = self._preview, kept.pipe
         live.picture = lambda latents, step: preview.pictures(latents, step, request, pipe)
         # The command writes to where it is typed.
         item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))
-        notes = [*request.warnings, *prompt_warnings(runner, item)]
+        notes = [*request.warnings, *prompt_warnings(kept, item)]
         actions = [] if planned is None else [action.value for action in planned.plan.actions()]
         runs = [Run("sparse", actions)]
         key = (request.settings, options.negative_prompt, item.prompt, item.seed)
@@ -192,7 +194,7 @@ class Studio:
         for run in runs:
             live.runs.append(run)
             try:
-                made[run.way] = runner.generate(item, run.way)
+                made[run.way] = kept.generate(item, run.way)
             except Stopped:
                 if run.way == "sparse":
                     raise

@@ -27,10 +27,10 @@ GIF = (*SMALL, "--format", "gif", "--json")
 @pytest.fixture
 def loads(monkeypatch):
     """How often a pipeline is loaded, and how often it is patched for other settings."""
-    load, opened = Mock(side_effect=Request.load), Mock(side_effect=KeptPipeline._opened)
+    load, patch = Mock(side_effect=Request.load), Mock(side_effect=KeptPipeline._patch)
     monkeypatch.setattr(Request, "load", lambda request: load(request))
-    monkeypatch.setattr(KeptPipeline, "_opened", lambda *given: opened(*given))
-    return lambda: (load.call_count, opened.call_count)
+    monkeypatch.setattr(KeptPipeline, "_patch", lambda kept: patch(kept))
+    return lambda: (load.call_count, patch.call_count)
 
 
 def states(result):
