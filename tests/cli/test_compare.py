@@ -249,14 +249,10 @@ def pair(workdir):
     return a, b
 
 
-def files(*arguments):
-    return command("compare", *arguments)
-
-
 def test_files_as_json_as_a_table_and_as_a_page(pair, workdir, monkeypatch, capsys):
     distance = Lpips(lambda a, b: float((a - b).abs().max()), None)
     monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: distance)
-    ran = files("a.png", "b.png", "--json")
+    ran = command("compare", "a.png", "b.png", "--json")
     content, expected = ran.json(), quality.compare_clips(*pair, perceptual=distance.measure)
     assert content["per_frame"].keys() == expected.per_frame.keys()
     assert {name: content[name] for name in ("psnr_db", "ssim", "lpips")} == pytest.approx(
@@ -279,13 +275,13 @@ def test_files_as_json_as_a_table_and_as_a_page(pair, workdir, monkeypatch, caps
     assert psnr in reader.sections["b.png against a.png"]
     assert "flicker of A, of 255" in reader.sections["Frame by frame"]
     assert len(reader.all("img")) == 3 * 5
-    same = files("a.png", "a.png").stdout
+    same = command("compare", "a.png", "a.png").stdout
     assert re.search(r"PSNR +identical +identical +all", same)
     assert "none: the same pixels in every frame" in same
 
 
 def test_the_clip_of_files(pair):
-    clip = files("a.png", "b.png", "-o", "out.png", "--json").json()["clip"]
+    clip = command("compare", "a.png", "b.png", "-o", "out.png", "--json").json()["clip"]
     assert clip["files"] == [f"out-00{n}.png" for n in range(5)]
     assert clip["amplified"] == 8
     shown = np.stack([iio.imread(file) for file in clip["files"]])
@@ -295,7 +291,7 @@ def test_the_clip_of_files(pair):
     expected = np.zeros((5, 32, 48), np.uint8)
     expected[3, 4:12, 8:16] = 16
     np.testing.assert_array_equal(right, heat_map(expected, 8))
-    ran = files("a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
+    ran = command("compare", "a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
     assert "difference x3: white is 85 of 255 or more" in ran.stdout
 
 
@@ -303,9 +299,9 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
     a, b = pair
     media.write_media({workdir / "a.mp4": a, workdir / "b.mp4": b, workdir / "a.gif": a}, fps=8)
     for given, fps in (((), 8.0), (("--fps", "24"), 24.0)):
-        files("a.mp4", "b.mp4", "-o", "out.mp4", *given).fine()
+        command("compare", "a.mp4", "b.mp4", "-o", "out.mp4", *given).fine()
         assert iio.immeta("out.mp4")["fps"] == fps
-    content = files("a.mp4", "a.gif", "--json").json()
+    content = command("compare", "a.mp4", "a.gif", "--json").json()
     assert content["lossy"] == ["a.mp4", "a.gif"]
     assert 30 < content["psnr_db"] < 60
-    assert "a.gif: part of the difference may" in files("a.png", "a.gif").fine().stdout
+    assert "a.gif: part of the difference may" in command("compare", "a.png", "a.gif").fine().stdout
