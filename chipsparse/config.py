@@ -115,7 +115,7 @@ class ScheduleConfig(Validated):
     least_full: int = option(
         2,
         "but at least so many of them: with no more steps than this, all are computed in full. "
-        "Of 3 to 8 steps, a share of sparse_steps takes the first, second and fourth instead",
+        "Of 3 to 8, a share of sparse_steps takes the first, second and fourth, never the last",
         minimum=2,
     )
     sparse_steps: float | tuple[int, ...] = option(

@@ -92,13 +92,16 @@ def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, st
         first = NOTHING_SPARSE if plan.is_dense() else None
     else:
         first = None if plan.config.attention.is_sparse or plan.config.mlp.is_sparse else no_layer
+    least = None if rules.full_share else "schedule.full_share is not given"
+    if schedule.is_short:
+        least = "of so few steps, at most the first, second and fourth are full"
     sparse = no_layer if rules.lists_full else "no full steps are listed"
     is_share = not isinstance(rules.sparse_steps, tuple)
     if is_share and skips and Action.SPARSE not in actions and plan.steps is not None:
         sparse = sparse or "no gap between full steps has room for one, or it rounds to none"
     reasons = {
         "schedule.sparse_steps": sparse,
-        "schedule.least_full": None if rules.full_share else "schedule.full_share is not given",
+        "schedule.least_full": least,
         **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
     }
     if rules.actions is not None:

@@ -87,11 +87,10 @@ def explain(options: ExplainOptions) -> None:
     Reads the model's configs only; no weight is loaded.
     """
     from chipsparse.cli.explain.explanation import explain as explained
-    from chipsparse.cli.model.description import quiet_libraries
-    from chipsparse.cli.progress import ProgressDisplay
+    from chipsparse.cli.request import quiet_display
     from chipsparse.cli.views.terminal import print_result
 
-    with results_alone(), ProgressDisplay() as display, quiet_libraries(debug=options.debug):
+    with quiet_display(debug=options.debug) as display:
         explanation = explained(options, display)
     print_result(explanation, as_json=options.json)
 

@@ -38,7 +38,6 @@ from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import MOST_STEPS, check_quality, load_profile
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
 
     from chipsparse.cli.model.lora import Lora
@@ -48,11 +47,6 @@ DEFAULT_FPS = 16
 SEEDS = 2**64  # that PyTorch's generator takes
 MOST_CLIPS = 1_000_000  # of a command, listed beforehand
 FROM_PROFILE = "from the profile"
-LIMITS = {  # pydantic's errors, in words
-    "greater_than": ("is too small; it must be above", "gt"),
-    "greater_than_equal": ("is too small; it must be at least", "ge"),
-    "less_than_equal": ("is too large; it must be at most", "le"),
-}
 # What shows or hides something and changes no result.
 SHOWING = frozenset({"json", "debug", "verbose"})
 
@@ -292,10 +286,6 @@ class GenerationOptions(PrintOptions):
     dense: bool = False
     strict: bool = False
 
-    def check_vram(self, device: torch.device) -> None:
-        if self.vram is not None and device.type != "cuda":
-            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
-
     def memory_budgets(self) -> dict[str, int]:
         """Return what ``--vram`` and ``--ram`` change in a `SparsityConfig`."""
         budgets = {"memory.vram": self.vram, "memory.ram": self.ram}
@@ -511,10 +501,6 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
         if isinstance(cause, UserError):
             raise cause from None
         why = wrong["msg"].removeprefix("Value error, ").replace("Input should", "must")
-        if wrong["type"] in LIMITS:
-            side, key = LIMITS[wrong["type"]]
-            limit = wrong["ctx"][key]
-            why = f"{side} {'2^64 - 1' if limit == SEEDS - 1 else f'{limit:g}'}"
         text = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{option_name(name)} {text} {why}") from None
 
@@ -522,12 +508,6 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
 def option_name(field: str) -> str:
     """Return ``--guidance-scale`` for ``guidance_scale``."""
     return f"--{field.replace('_', '-')}"
-
-
-def panel_options(kind: type[PrintOptions], panel: str) -> list[str]:
-    """Return the fields whose options stand under one heading of the help."""
-    declared = _declared(kind).items()
-    return [name for name, item in declared if item.words.get("rich_help_panel") == panel]
 
 
 def command_words(command: str, options: PrintOptions, resolved: dict[str, Any]) -> list[str]:

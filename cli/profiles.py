@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.settings import GenerationSettings
+from chipsparse.cli.request import Request
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedFor
@@ -21,19 +21,18 @@ HEADER = "# Written by `chipsparse {}`. What the fields mean: docs/config.md.\n"
 
 def write_profile(
     path: Path,
+    request: Request,
     *,
     command: str,
-    model_class: str,
     description: str,
-    settings: GenerationSettings,
     config: SparsityConfig,
     tuned: TunedFor | None = None,
 ) -> None:
-    """Write all of the profile or nothing; raise `UserError` where that fails."""
+    """Write a profile for generations like the request, or nothing; raise `UserError`."""
     content = {
-        "model_class": model_class,
+        "model_class": request.model.transformer_class,
         "description": description,
-        "generation": settings.call_arguments(),
+        "generation": request.settings.call_arguments(),
         "sparsity": _changed(config),
     }
     if tuned is not None:

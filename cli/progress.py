@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, RenderableColumn, SpinnerColumn, TextColumn
 
 from chipsparse.experiments import progress as experiments
-
-if TYPE_CHECKING:
-    import torch
+from chipsparse.experiments.progress import StepDone
 
 
 def clock_text(elapsed: float, left: float | None) -> str:
@@ -37,16 +34,6 @@ def duration(seconds: float) -> str:
 def silent_display() -> ProgressDisplay:
     """Return a display that shows nothing, such as that of a process beside the first."""
     return ProgressDisplay(Console(quiet=True, force_terminal=False))
-
-
-class Steps(experiments.StepsShown):
-    """The display of a denoising loop by a function of a step, its action and latents."""
-
-    def __init__(self, done: Callable[[int, str, torch.Tensor | None], None]) -> None:
-        self._done = done
-
-    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
-        self._done(step, action, latents)
 
 
 class ProgressDisplay(experiments.Progress):
@@ -127,9 +114,7 @@ class ProgressDisplay(experiments.Progress):
             self._bar.remove_task(task)
 
     @contextmanager
-    def denoising(
-        self, title: str, steps: int, *, plain_lines: int = 5
-    ) -> Iterator[experiments.StepsShown]:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 5) -> Iterator[StepDone]:
         task = self._bar.add_task(title, total=steps, note=f"step 1 of {steps}")
         count = min(plain_lines, steps)
         printed = {round(steps * (line + 1) / count) for line in range(count)}
@@ -146,9 +131,15 @@ class ProgressDisplay(experiments.Progress):
                 self.tell(f"{title}: {note}, {self.clock_text()}")
 
         try:
-            yield Steps(done)
+            yield done
         finally:
             self._bar.remove_task(task)
+
+    def warn(self, texts: Iterable[str], *, label: str | None = None) -> None:
+        """Tell each text once as a warning, about the clip of the label if there is one."""
+        about = f"{label}: " if label else ""
+        for text in dict.fromkeys(texts):
+            self.tell(f"chipsparse: warning: {about}{text}")
 
     def tell(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -7,33 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from chipsparse.cli.errors import UserError, reason
-from chipsparse.cli.views.units import counted
 from chipsparse.common import text_files
-from chipsparse.experiments.samples import Sample
-from chipsparse.profiles.profile import ASSETS
 
 
 def shapes(*, video: bool) -> str:
     """Return the file of bundled prompts about what the bundled models were trained on."""
     return "shapes.txt" if video else "images.txt"
-
-
-def first_prompts(
-    path: Path | None, *, bundled: str, usual: int, count: int | None, seed: int
-) -> list[Sample]:
-    """Return the first prompts of a file, else of a bundled one; seeds ascend by one.
-
-    Without a count all of the file's, or the usual number of bundled ones. Raises `UserError` where
-    the file cannot be read, or has too few.
-    """
-    file = path or ASSETS / "prompts" / bundled
-    texts = read_prompts(file)
-    wanted = count or (usual if path is None else len(texts))
-    if wanted > len(texts):
-        raise UserError(
-            f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
-        )
-    return [Sample(i, text, seed + i) for i, text in enumerate(texts[:wanted])]
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import torch
 from PIL import ImageOps
 from PIL.Image import Image, Resampling
 
+import chipsparse
 from chipsparse.cli.errors import UserError, results_alone, user_errors
 from chipsparse.cli.model.description import (
     ModelDescription,
@@ -23,6 +24,7 @@ from chipsparse.cli.model.description import (
 from chipsparse.cli.model.loading import load_pipeline
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
+from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, is_here
 from chipsparse.cli.plan import (
     PlannedGeneration,
@@ -40,7 +42,9 @@ from chipsparse.cli.settings import (
     resolve_settings,
     unused_defaults,
 )
-from chipsparse.common.machine import device_name
+from chipsparse.cli.views.names import name_of
+from chipsparse.cli.views.units import sharing_text
+from chipsparse.common.machine import device_name, package_version
 from chipsparse.experiments.clips import step_costs
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import (
@@ -59,20 +63,26 @@ from chipsparse.profiles.tuned_range import digest, outside
 if TYPE_CHECKING:
     from chipsparse.parallel.degrees import Parallel
 
+PACKAGES = ("diffusers", "transformers", "triton")
 IN_PYTHON = "generate has nothing for it; use it in Python"
-# The model of a command, where and in what it computes, and the display of its progress.
-Work = tuple[ModelDescription, torch.device, torch.dtype, ProgressDisplay]
 
 
 @dataclass(frozen=True)
-class Request:
+class Place:
+    """The model of a command, and where and in what it computes."""
+
+    model: ModelDescription
+    device: torch.device
+    dtype: torch.dtype
+    here: bool = True  # this machine has the device
+    parallel: Parallel | None = None  # None for one process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Place):
     """A generation that was resolved."""
 
     options: GenerationOptions
-    model: ModelDescription
-    device: torch.device
-    here: bool  # this machine has the device
-    dtype: torch.dtype
     profile: Profile | None  # None where the unpatched model runs without one
     settings: GenerationSettings
     image: Image | None  # that it starts from, in the size that is made
@@ -98,6 +108,33 @@ class Request:
         """The cost of each computed step, relative to the others; empty where not known."""
         return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that all clips have in common; none of them tells whose machine it was."""
+        return {
+            "model": name_of(self.model.location),
+            "pipeline_class": self.model.pipeline_class.__name__,
+            "transformer_class": self.model.transformer_class,
+            "transformer_config": digest(self.model.transformer_config),
+            "settings": self.settings.model_dump(),
+            "flow_shift": self.options.flow_shift,
+            "device": device_name(self.device),
+            "dtype": self.dtype_name,
+            "sharing": "" if self.parallel is None else sharing_text(self.parallel),
+            "versions": {
+                "chipsparse": chipsparse.__version__,
+                "torch": str(torch.__version__),
+                **{name: package_version(name) for name in PACKAGES},
+            },
+        }
+
+    @property
+    def measured_with(self) -> dict[str, Any]:
+        """The same for a results file, by names without groups, and with the digest of weights."""
+        facts = self.facts
+        groups = facts.pop("settings") | facts.pop("versions")
+        return {**facts, **groups, "weights": weights_digest(self.model)}
+
     def pipeline_call(self, prompt: str) -> dict[str, Any]:
         """Return all arguments of the pipeline's call for a prompt, generator left out."""
         values = {
@@ -121,42 +158,43 @@ class Request:
 
 
 @contextmanager
-def working(options: GenerationOptions, rank: Rank) -> Iterator[Work]:
-    """Look the model up; keep libraries quiet and the standard output free meanwhile."""
-    with (
-        results_alone(),
-        ProgressDisplay() if rank.writes else silent_display() as display,
-        quiet_libraries(debug=options.debug),
-    ):
-        device, dtype = device_and_dtype(options)
-        device = rank.device(device)
-        yield look_up(options, display), device, dtype, display
+def quiet_display(*, debug: bool, shown: bool = True) -> Iterator[ProgressDisplay]:
+    """Give the display of a command; keep libraries quiet and the standard output free."""
+    progress = ProgressDisplay() if shown else silent_display()
+    with results_alone(), progress as display, quiet_libraries(debug=debug):
+        yield display
 
 
-def device_and_dtype(options: GenerationOptions) -> tuple[torch.device, torch.dtype]:
-    """Return where and in what to compute; raise `UserError` where that is not here."""
-    device = choose_device(options.device)
-    options.check_vram(device)
-    return device, choose_dtype(options.dtype, device)
+@contextmanager
+def working(options: GenerationOptions, rank: Rank) -> Iterator[tuple[Place, ProgressDisplay]]:
+    """Look the model up, and give it with the display of the command."""
+    with quiet_display(debug=options.debug, shown=rank.writes) as display:
+        device = rank.device(choose_device(options.device))
+        yield place_on(device, options, display, parallel=rank.parallel), display
 
 
-def look_up(options: GenerationOptions, display: ProgressDisplay) -> ModelDescription:
-    """Return what the files of ``--model`` say; raise `UserError`."""
+def place_on(
+    device: torch.device,
+    options: GenerationOptions,
+    display: ProgressDisplay,
+    *,
+    here: bool = True,
+    parallel: Parallel | None = None,
+) -> Place:
+    """Return what the files of ``--model`` say, to be computed on a device; raise `UserError`."""
+    if options.vram is not None and device.type != "cuda":
+        raise UserError(f"--vram {options.vram} has no effect on a CPU; use --ram")
     location = str(bundled_model()) if options.model is None else options.model
-    if is_here(location):
-        return describe_model(location)
-    with display.stage(f"looking up {location} on the Hugging Face hub"):
-        return describe_model(location)
+    text = f"looking up {location} on the Hugging Face hub"
+    with nullcontext() if is_here(location) else display.stage(text):
+        model = describe_model(location)
+    return Place(model, device, choose_dtype(options.dtype, device), here, parallel)
 
 
 def resolve(
     options: GenerationOptions,
+    place: Place,
     *,
-    model: ModelDescription,
-    device: torch.device,
-    dtype: torch.dtype,
-    here: bool = True,
-    parallel: Parallel | None = None,
     instead: str | None = IN_PYTHON,
     optional: bool | None = None,
 ) -> Request:
@@ -165,8 +203,7 @@ def resolve(
     ``instead`` is the way out where the pipeline cannot run on a prompt; None leaves that
     unchecked. ``optional``: there may be no profile; None: where the unpatched model runs.
     """
-    if options.image is not None:
-        model = model.from_image()
+    model = place.model if options.image is None else place.model.from_image()
     if instead is not None:
         _check_inputs(options, model, instead)
     optional = options.dense if optional is None else optional
@@ -194,13 +231,13 @@ def resolve(
     known = model.transformer_class in ADAPTERS and None not in latent_sizes(settings, model)
     if profile is not None and known:
         planned = plan_generation(settings, model, profile)
-    check_sharing(model, planned, parallel)
+    check_sharing(model, planned, place.parallel)
     if planned is not None and not options.dense:
         too_few = too_few_steps(planned.plan, first_step)
     if too_few is not None and options.strict:
         raise UserError(too_few)
-    if planned is not None and device.type == "cpu" and instead is not None:
-        check_memory(planned, settings.num_frames, model, dtype)
+    if planned is not None and place.device.type == "cpu" and instead is not None:
+        check_memory(planned, settings.num_frames, model, place.dtype)
     differences: list[str] = []
     warnings = [too_few]
     if profile is not None:
@@ -211,18 +248,16 @@ def resolve(
             f"{profile.quality} is made for no model in particular"
         )
     if profile is not None and profile.tuned is not None and not options.dense:
-        facts = range_of(settings, options.flow_shift, device if here else None, dtype)
+        device = place.device if place.here else None
+        facts = range_of(settings, options.flow_shift, device, place.dtype)
         facts["transformer_config"] = digest(model.transformer_config)
         differences = outside(profile.tuned, facts)
         if differences:
             warnings.append(out_of_range_text(profile, differences))
     first = first_step(settings.num_inference_steps)
     return Request(
+        **{**vars(place), "model": model},
         options=options,
-        model=model,
-        device=device,
-        here=here,
-        dtype=dtype,
         profile=profile,
         settings=settings,
         image=image,

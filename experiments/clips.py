@@ -19,7 +19,7 @@ from chipsparse.common.errors import UserError, user_errors
 from chipsparse.config import PARTS, ConfigError, SparsityConfig
 from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.cost_model.run_times import DenseParts
-from chipsparse.experiments.progress import Progress, StepsShown
+from chipsparse.experiments.progress import Progress, StepDone
 from chipsparse.experiments.records import StepResult
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
@@ -149,7 +149,7 @@ def generate(
     arguments: dict[str, Any],
     *,
     seed: int,
-    display: StepsShown,
+    display: StepDone,
     report: GenerationReport | None,
 ) -> Generation:
     """Makes one clip with one call of the pipeline; the display's own time is not counted.
@@ -183,7 +183,7 @@ def time_steps(
     arguments: dict[str, Any],
     *,
     seed: int,
-    display: StepsShown,
+    display: StepDone,
     report: GenerationReport | None,
 ) -> list[StepResult]:
     """Runs the pipeline once without decoding, and returns its denoising steps."""
@@ -194,7 +194,7 @@ def _run(
     pipe: Any,
     arguments: dict[str, Any],
     seed: int,
-    display: StepsShown,
+    display: StepDone,
     report: GenerationReport | None,
     *,
     output_type: str,
@@ -221,7 +221,7 @@ def _run(
         # A step in which no transformer was called counts from the start of the call.
         seconds = end - (begun[-1] if begun else start)
         steps.append(_step_result(step, seconds, steps, report))
-        display.done(step, steps[-1].action, latents)
+        display(step, steps[-1].action, latents)
         begun.append(time.perf_counter())
         shown += begun[-1] - end
         return False

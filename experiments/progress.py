@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    import torch
-
     from chipsparse.parallel.degrees import Parallel
     from chipsparse.report.generation import GenerationReport
 
 Value = TypeVar("Value")
-
-
-class StepsShown:
-    """The display of one denoising loop; this one shows nothing."""
-
-    def done(self, step: int, action: str, latents: torch.Tensor | None = None) -> None:
-        """Shows that a step, from 0, is finished."""
+# Shows that a step, from 0, is finished: takes its number, its action, and the latents behind it.
+StepDone = Callable[[int, str, Any], None]
 
 
 class Progress:
@@ -40,9 +33,9 @@ class Progress:
 
     def denoising(
         self, title: str, steps: int, *, plain_lines: int = 5
-    ) -> AbstractContextManager[StepsShown]:
+    ) -> AbstractContextManager[StepDone]:
         """The time of one denoising loop, with at most so many lines where there is no bar."""
-        return nullcontext(StepsShown())
+        return nullcontext(lambda step, action, latents: None)
 
     def tell(self, text: str) -> None:
         """Shows a line that stays."""

@@ -53,7 +53,7 @@ class Call(Generic[R_co]):
         return operator.attrgetter(*(item.name for item in fields(cls) if item.compare))
 
     def known(self) -> dict[Any, Any]:
-        """What is known of calls of this kind, and a place for more; the record stays as it is."""
+        """Facts about calls of this kind, and a place for more; the record stays as it is."""
         if self._known is None:
             traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
             try:
@@ -66,7 +66,7 @@ class Call(Generic[R_co]):
 
 @functools.lru_cache(maxsize=4096)
 def known_of(kind: tuple[object, ...]) -> dict[Any, Any]:
-    """What is known of a kind: like Triton's own cache, facts about kernels, not about a caller."""
+    """Facts about a kind: like Triton's own cache, about kernels and not about a caller."""
     return {}
 
 

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 def row_layout(head_dim, turns):
     """Layout ``[64, head_dim]`` in which a thread has 2, 4 or 8 neighbouring channels.
 
-    That of a product has 2. Each turn doubles them, and exchanges halves of pairs of threads.
+    A product leaves 2. Each turn doubles that, by exchanging halves between pairs of threads.
     """
     registers = [[0, 1], [8, 0], *([0, 8 << bit] for bit in range(4) if 8 << bit < head_dim)]
     lanes = [[0, 2], [0, 4]]
@@ -29,7 +29,7 @@ def row_layout(head_dim, turns):
 
 @gluon.jit
 def row_places(ptr, strides, b, h, row0, N, D: gl.constexpr):
-    """Where 64 rows of a head are, ``[64, D]``, and which of them exist."""
+    """Addresses of 64 rows of a head, ``[64, D]``, and a mask of the rows that exist."""
     layout: gl.constexpr = row_layout(D, 2)
     stride_b, stride_h, stride_n = strides
     row = row0 + gl.arange(0, 64, gl.SliceLayout(1, layout))
@@ -40,13 +40,13 @@ def row_places(ptr, strides, b, h, row0, N, D: gl.constexpr):
 
 @gluon.jit
 def to_rows(product):
-    """What a product has left, as `row_places` has it."""
+    """The result of a product, in the layout of `row_places`."""
     D: gl.constexpr = product.shape[1]
     return gl.convert_layout(gl.convert_layout(product, row_layout(D, 1)), row_layout(D, 2))
 
 
 @gluon.jit
 def from_rows(rows, layout: gl.constexpr):
-    """What was loaded from `row_places`, in the layout of a product."""
+    """Rows that were loaded from `row_places`, in the layout of a product."""
     D: gl.constexpr = rows.shape[1]
     return gl.convert_layout(gl.convert_layout(rows, row_layout(D, 1)), layout)

@@ -70,14 +70,6 @@ class Schedule:
         some_sparse = share is not None and round(share * run) < run and self.config.sparse_steps
         return bool(some_sparse) and 2 < run <= SHORT_RUN
 
-    @property
-    def _full_count(self) -> int | None:
-        """The number of full steps that a share asks for; None where it cannot be said."""
-        config, run = self.config, self.run
-        if run is None or config.full_share is None:
-            return None
-        return min(run, max(config.least_full, round(config.full_share * run)))
-
     @cached_property
     def full_steps(self) -> tuple[int, ...] | None:
         """The steps that are listed to be computed in full, the first one among them.
@@ -85,16 +77,19 @@ class Schedule:
         None where none are listed: the schedule has the published form, or gives a share of a
         number of steps that is not known.
         """
-        config, run, count = self.config, self.run, self._full_count
+        config, run, share = self.config, self.run, self.config.full_share
         if not config.lists_full:
             return None
         if config.full_steps is not None:
             reached = range(self.first, self.end)
             return tuple(sorted({self.first, *(s for s in config.full_steps if s in reached)}))
-        if run is None or count is None:
+        if run is None or share is None:
             return None
-        sparse = bool(config.sparse_steps)
-        listed = short_list(run) if self.is_short else spread(run, count, among_sparse=sparse)
+        if self.is_short:
+            listed = short_list(run)
+        else:
+            count = min(run, max(config.least_full, round(share * run)))
+            listed = spread(run, count, among_sparse=bool(config.sparse_steps))
         return tuple(self.first + step for step in listed)
 
     @cached_property
@@ -247,9 +242,9 @@ def spread(steps: int, count: int, *, among_sparse: bool = False) -> tuple[int, 
 
 
 def short_list(steps: int, count: int = FULL_OF_SHORT) -> tuple[int, ...]:
-    """Return the first step and, among the sparse ones of so few, every other from the second on.
+    """Return the full steps of a short run: the first two, and then every other one.
 
-    At most ``count``, and the last step is none of them: benchmarks/notes/few_steps.md.
+    There are at most ``count``, and the last step is never full: benchmarks/notes/few_steps.md.
     """
     return (0, *range(1, steps - 1, 2))[:count]
 

@@ -122,7 +122,7 @@ class Forms:
             if form not in self._placed:
                 self._placed[form] = Placed(self.trajectories, form.reuse, form.growth)
             full = self._placed[form].steps(count)
-        elif steps <= SHORT_RUN and 2 * count <= steps:
+        elif steps <= SHORT_RUN and 2 * count <= steps + 1:
             full = short_list(steps, count)
         else:
             full = spread(steps, count, among_sparse=True)

@@ -9,20 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.prompt_file import check_lines, read_lines
 from chipsparse.cli.batch.record import THUMBNAILS, BatchClip, State
 from chipsparse.cli.errors import UserError, described
-from chipsparse.cli.generate.job import WARNING, KeptPipeline, make, prompt_warnings, record_of
+from chipsparse.cli.generate.job import KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.cli.options import SEEDS, Item, check_count, read_value
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.request import Request, resolve
+from chipsparse.cli.request import Place, Request, resolve
 
 DIGITS = 16  # of a digest: 2^64 of them
 # What decides about a result, of the facts that `RequestRecord` has.
@@ -57,35 +55,28 @@ class Entry:
         return BatchClip(file=self.name, state=state, lines=self.lines, request=request, **result)
 
 
-def find_entries(
-    options: BatchOptions,
-    model: ModelDescription,
-    device: torch.device,
-    dtype: torch.dtype,
-    display: ProgressDisplay,
-) -> list[Entry]:
+def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) -> list[Entry]:
     """Return the files that the lines ask for, in their order, without loading weights.
 
     Raises one `UserError` for all lines that cannot be made.
     """
-    video = model.accepts("num_frames")
+    model, video = place.model, place.model.accepts("num_frames")
     if options.format not in (None, "png") and not video:
         raise UserError("this model makes images, not videos; use --format png")
     suffix = options.format or ("mp4" if video else "png")
     folder = options.output if options.output.is_dir() else options.output.parent
     fixed = {
         "output": folder / f"clip.{suffix}",
-        "device": str(device),
-        "dtype": str(dtype).removeprefix("torch."),
+        "device": str(place.device),
+        "dtype": str(place.dtype).removeprefix("torch."),
     }
     weights = {
         "model": weights_digest(model) or model.location,
         "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
     }
-    here = device.type == "cpu" or torch.cuda.is_available()
     known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
     entries: dict[str, Entry] = {}
-    lines, problems = read_lines(options.prompts, lambda text: display.tell(WARNING + text))
+    lines, problems = read_lines(options.prompts, lambda text: display.warn([text]))
     count, total = len(lines) + len(problems), 0
     for line in lines:
         own: dict[str, Any] = dict(line.settings.items())
@@ -96,7 +87,7 @@ def find_entries(
                 raise UserError(f"--seed {seed}: {number} seeds from there go beyond 2^64 - 1")
             if str(own) not in known:
                 given = options.of_line({**own, **fixed})
-                request = resolve(given, model=model, device=device, dtype=dtype, here=here)
+                request = resolve(given, place)
                 frames = request.settings.num_frames or 1
                 if suffix == "png" and frames > 1:
                     raise UserError(
@@ -116,9 +107,7 @@ def find_entries(
             asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
             entries[name] = Entry(name, asked, line.prompt, own_seed, request, options.output)
     check_lines(options.prompts, problems, count=count)
-    warnings = [text for request, _ in known.values() for text in request.warnings]
-    for warning in dict.fromkeys(warnings):
-        display.tell(WARNING + warning)
+    display.warn(text for request, _ in known.values() for text in request.warnings)
     return list(entries.values())
 
 
@@ -138,7 +127,7 @@ class Maker(KeptPipeline):
     """Makes files, with the pipeline patched as long as the settings stay; a context manager."""
 
     def __init__(self, progress: ProgressDisplay) -> None:
-        super().__init__()
+        super().__init__(plain_lines=0)  # there is one for each file
         self._progress = progress
 
     def tried(self, entry: Entry, folder: Path, tries: int) -> BatchClip:
@@ -161,13 +150,10 @@ class Maker(KeptPipeline):
 
     def make(self, entry: Entry, folder: Path) -> BatchClip:
         item, small = entry.item(folder), entry.thumbnail(folder)
-        runner = self.runner(entry.request, self._progress)
-        runner.generator.plain_lines = 0  # there is one for each file
-        warnings = prompt_warnings(runner, item)
-        for warning in warnings:
-            self._progress.tell(f"{WARNING}{item.label}: {warning}")
+        self.use(entry.request, self._progress)
+        warnings = prompt_warnings(self, item)
         small.parent.mkdir(parents=True, exist_ok=True)
-        result, frames = make(runner, item, warnings)
+        result, frames = make(self, item, warnings)
         made = result.made
         assert made is not None
         with written_whole("--output", small) as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing
 
+import torch
 import typer
 
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
@@ -19,12 +20,12 @@ from chipsparse.cli.batch.record import (
     note,
     read_manifest,
 )
-from chipsparse.cli.errors import EXIT_FAILED, results_alone
+from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
-from chipsparse.cli.media.write import written_whole
-from chipsparse.cli.model.description import choose_device, choose_dtype, quiet_libraries
-from chipsparse.cli.progress import ProgressDisplay, clock_text, duration
-from chipsparse.cli.request import look_up
+from chipsparse.cli.media.write import write_text
+from chipsparse.cli.model.description import choose_device
+from chipsparse.cli.progress import clock_text, duration
+from chipsparse.cli.request import place_on, quiet_display
 from chipsparse.cli.views.page import page
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import shortened
@@ -34,21 +35,16 @@ def run(options: BatchOptions) -> None:
     """Check all lines, make the files that are missing, and tell."""
     start, folder = time.monotonic(), options.output
     states: dict[str, State] = {}
-    with (
-        results_alone(),
-        quiet_libraries(debug=options.debug),
-        ProgressDisplay() as display,
-        ExitStack() as stack,
-    ):
+    with quiet_display(debug=options.debug) as display, ExitStack() as stack:
         actors = None
         if options.on_ray:
             from chipsparse.cli.batch.ray_actors import RayActors
 
             actors = stack.enter_context(closing(RayActors(options)))
         device = choose_device(options.device) if actors is None else actors.device
-        options.check_vram(device)
-        dtype, model = choose_dtype(options.dtype, device), look_up(options, display)
-        entries = find_entries(options, model, device, dtype, display)
+        here = device.type == "cpu" or torch.cuda.is_available()
+        place = place_on(device, options, display, here=here)
+        entries = find_entries(options, place, display)
         todo = [entry for entry in entries if not (folder / entry.name).is_file()]
         if actors is not None:
             clips = actors.make(todo, display)
@@ -72,13 +68,12 @@ def run(options: BatchOptions) -> None:
                     folder=str(folder),
                     manifest=str(folder / MANIFEST),
                     page=str(folder / PAGE),
-                    model=model.location,
+                    model=place.model.location,
                     seconds=time.monotonic() - start,
                     clips=[_clip(entry, known.get(entry.name), states) for entry in entries],
                 )
-                with written_whole("--output", folder / PAGE) as file:
-                    text = page([(options.prompts, result)], images="'self' file:")
-                    file.write_text(text, encoding="utf-8", errors="replace")
+                text = page([(options.prompts, result)], images="'self' file:")
+                write_text("--output", folder / PAGE, text)
     print_result(result, as_json=options.json)
     if result.counts["failed"]:
         raise typer.Exit(EXIT_FAILED)

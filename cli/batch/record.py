@@ -52,11 +52,8 @@ class BatchClip(Record):
 
     @property
     def settings(self) -> str:
-        settings, quality = self.request.settings, self.request.quality or "sparse"
-        steps = counted(settings.num_inference_steps or 0, "step")
-        quality = "dense" if self.request.mode == "dense" else quality
-        size = settings.size.replace(" pixels", "")
-        return ", ".join(text for text in (size, steps, quality) if text)
+        quality = "dense" if self.request.mode == "dense" else self.request.quality or "sparse"
+        return ", ".join(filter(None, (self.request.settings.text(), quality)))
 
 
 def read_manifest(folder: Path) -> dict[str, BatchClip]:

@@ -75,7 +75,5 @@ def _check(a: Clip, b: Clip, output: Path | None, fps: float | None) -> None:
             )
     if output is not None:
         media.check_output(output, fps=fps)
-        replaced = {file.resolve() for file in (output, *numbered(output))}
-        for file in (*a.files, *b.files):
-            if file.resolve() in replaced:
-                raise UserError(f"--output {output} would replace {file}, which is compared")
+        for file in (output, *numbered(output)):
+            media.check_inputs_stay("--output", file, (*a.files, *b.files))

@@ -7,15 +7,12 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 
-import chipsparse
 from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import MEASURED, CompareOptions
 from chipsparse.cli.compare.record import Comparison
@@ -23,9 +20,8 @@ from chipsparse.cli.compare.rows import OURS, Row, differences
 from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
-from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.prompts import first_prompts, shapes
+from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
 from chipsparse.cli.request import Request, choose_profile, resolve, working
 from chipsparse.cli.settings import OPTION_OF
@@ -33,22 +29,19 @@ from chipsparse.cli.views.names import bundled_name, name_of, without_folders
 from chipsparse.cli.views.page import check_charts, page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
-from chipsparse.cli.views.units import counted, sharing_text
-from chipsparse.common.machine import device_name, package_version
+from chipsparse.cli.views.units import counted
 from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
-from chipsparse.profiles.profile import default_profile
-from chipsparse.profiles.tuned_range import digest
+from chipsparse.profiles.profile import ASSETS, default_profile
 
 PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
 TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
-PACKAGES = ("diffusers", "transformers", "triton")
 # Rows have these texts of their clips among their remarks.
 UNSENT: dict[str, Any] = {"fallbacks": [], "notes": [], "facts": {}, "lpips_missing": None}
 
@@ -62,22 +55,16 @@ def compare_configs(options: CompareOptions) -> None:
     Keeps the finished prompts where the user interrupts after two: that many give intervals.
     """
     rank, code = this_rank(options), 0
-    with working(options, rank) as (model, device, dtype, display):
+    alone = "configs are compared on prompts alone"
+    with working(options, rank) as (place, display):
         requests = {
-            name: resolve(
-                dataclasses.replace(options, **config),
-                model=model,
-                device=device,
-                dtype=dtype,
-                parallel=rank.parallel,
-                instead="configs are compared on prompts alone",
-            )
+            name: resolve(dataclasses.replace(options, **config), place, instead=alone)
             for name, config in options.configs.items()
             if not config.get("dense")
         }
         first, last = next(iter(requests.values())), next(reversed(requests.values()))
         _check_settings(first, last)
-        video = model.accepts("num_frames")
+        video = place.model.accepts("num_frames")
         samples = _samples(options, shapes(video=video), PAIR_PROMPTS)
         if len(samples) < LEAST_VALUES:
             raise UserError(
@@ -89,11 +76,10 @@ def compare_configs(options: CompareOptions) -> None:
         if rank.starts:
             return start_others("compare", options, rank.ranks)
         remarks = {name: request.warnings for name, request in requests.items()}
-        for warning in dict.fromkeys(itertools.chain(*remarks.values())):
-            display.tell(f"chipsparse: warning: {warning}")
+        display.warn(itertools.chain(*remarks.values()))
         profiles = [request.profile for request in requests.values()]
         prompts = [sample.prompt for sample in samples]
-        rank = meet(rank, device, called(options, *profiles, prompts=prompts))
+        rank = meet(rank, place.device, called(options, *profiles, prompts=prompts))
         ways = [
             sparse_way(
                 name,
@@ -108,7 +94,6 @@ def compare_configs(options: CompareOptions) -> None:
         store = Store(ranks=rank)
         experiment = Experiment(_maker(first, display), samples, store, per_frame=True)
         experiment.plan(ways)
-        common = _environment(first, options, rank)
         names = [DENSE, *requests]
         result, shown = None, list[Panel]()  # of the prompt that is farthest from dense
         for sample in samples:
@@ -119,7 +104,7 @@ def compare_configs(options: CompareOptions) -> None:
                     raise
                 code = exit_code(error)
                 break
-            result = _result(common, experiment, ways, remarks)
+            result = _result(first, experiment, ways, remarks)
             if result.seed == sample.seed:
                 made = {clip.way.name: clip.generation for clip in clips}
                 shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
@@ -159,15 +144,9 @@ def run_suite(options: CompareOptions) -> None:
     check_charts()
     options = dataclasses.replace(options, model=options.suite)
     folder = options.folder
-    with working(options, Rank()) as (model, device, dtype, display):
-        request = resolve(
-            options,
-            model=model,
-            device=device,
-            dtype=dtype,
-            instead="a suite generates from prompts alone",
-            optional=True,
-        )
+    alone = "a suite generates from prompts alone"
+    with working(options, Rank()) as (place, display):
+        request, model = resolve(options, place, instead=alone, optional=True), place.model
         video = model.accepts("num_frames")
         suffix = ".mp4" if video else ".png"
         media.check_output(
@@ -177,10 +156,8 @@ def run_suite(options: CompareOptions) -> None:
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
         samples = _samples(options, bundled, SUITE_PROMPTS)
-        common = _environment(request, options)
-        facts = {name: value for name, value in common.items() if not isinstance(value, dict)}
-        facts |= {**common["settings"], **common["versions"], "weights": weights_digest(model)}
-        store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / "dense")
+        about = request.measured_with
+        store = Store(folder / MEASURED, about, kind="suite clips", dense=folder / "dense")
         maker = _maker(request, display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
@@ -197,14 +174,15 @@ def run_suite(options: CompareOptions) -> None:
             experiment.plan(ways, **also)
             for _ in experiment.run(ways, [sample]):
                 pass
-            result = _result(common, experiment, ways, hidden=hidden)
+            result = _result(request, experiment, ways, hidden=hidden)
             shown = [item for item in samples if item.seed == result.seed]
             made = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
             files = {way.name: clip_file(way, item, suffix) for way in made for item in shown}
             result = result.model_copy(update={"files": files})
-            _write(folder / TO_SEND, json.dumps(result.to_json(), indent=1, ensure_ascii=False))
+            text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
+            media.write_text("--output", folder / TO_SEND, text)
         with display.stage(f"writing {folder / PAGE}"):
-            _write(folder / PAGE, page([(folder / TO_SEND, result)]))
+            media.write_text("--output", folder / PAGE, page([(folder / TO_SEND, result)]))
     print_result(result, as_json=options.json)
     if not options.json:
         without = "" if options.with_prompts else ", without the prompts"
@@ -234,18 +212,19 @@ def clip_file(way: Way, sample: Sample, suffix: str) -> str:
     return f"clips/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
 
 
-def _write(file: Path, text: str) -> None:
-    with media.written_whole("--output", file) as half:
-        half.write_text(text, encoding="utf-8")
-
-
 # Both.
 
 
 def _samples(options: CompareOptions, bundled: str, usual: int) -> list[Sample]:
-    return first_prompts(
-        options.prompts, bundled=bundled, usual=usual, count=options.count, seed=options.seed
-    )
+    """Return the first prompts: all of the file's or the usual bundled ones, unless counted."""
+    file, count = options.prompts or ASSETS / "prompts" / bundled, options.count
+    texts = read_prompts(file)
+    wanted = count or (usual if options.prompts is None else len(texts))
+    if wanted > len(texts):
+        raise UserError(
+            f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
+        )
+    return [Sample(i, text, options.seed + i) for i, text in enumerate(texts[:wanted])]
 
 
 def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
@@ -253,31 +232,8 @@ def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) 
     return ClipMaker(request.load, request.pipeline_call, steps, display, plain_lines)
 
 
-def _environment(
-    request: Request, options: CompareOptions, rank: Rank | None = None
-) -> dict[str, Any]:
-    """Return the facts that all clips have in common; none of them tells whose machine it was."""
-    model, parallel = request.model, None if rank is None else rank.parallel
-    return {
-        "model": name_of(model.location),
-        "pipeline_class": model.pipeline_class.__name__,
-        "transformer_class": model.transformer_class,
-        "transformer_config": digest(model.transformer_config),
-        "settings": request.settings.model_dump(),
-        "flow_shift": options.flow_shift,
-        "device": device_name(request.device),
-        "dtype": request.dtype_name,
-        "sharing": "" if parallel is None else sharing_text(parallel),
-        "versions": {
-            "chipsparse": chipsparse.__version__,
-            "torch": str(torch.__version__),
-            **{name: package_version(name) for name in PACKAGES},
-        },
-    }
-
-
 def _result(
-    common: Mapping[str, Any],
+    request: Request,
     experiment: Experiment,
     ways: Sequence[Way],
     remarks: Mapping[str, Sequence[str]] | None = None,
@@ -308,7 +264,7 @@ def _result(
         }
         rows.append(row.model_copy(update=update))
     return Comparison(
-        **common,
+        **request.facts,
         lpips_missing=None if missing is None else plain(missing),
         asked=len(experiment.samples),
         rows=rows,

@@ -31,13 +31,13 @@ from chipsparse.cli.explain.record import (
     RankForecast,
     Shared,
 )
-from chipsparse.cli.model.description import ModelDescription, choose_device, choose_dtype
+from chipsparse.cli.model.description import ModelDescription, choose_device
 from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, fp8_weights, plan_generation
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import shared_by
-from chipsparse.cli.request import Request, look_up, resolve
+from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.cli.settings import patch_sizes
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import PARTS, Part
@@ -196,18 +196,10 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         device, here = torch.device("cuda"), torch.cuda.is_available()
     else:
         device, here = choose_device(options.device), True
-    options.check_vram(device)
     shared = shared_by(options.gpus or 1, options.guidance_parallel)
     parallel = shared if shared.ranks > 1 else None
-    request = resolve(
-        options,
-        model=look_up(options, display),
-        device=device,
-        dtype=choose_dtype(options.dtype, device),
-        here=here,
-        parallel=parallel,
-        instead=None,
-    )
+    place = place_on(device, options, display, here=here, parallel=parallel)
+    request = resolve(options, place, instead=None)
     profile, model = request.profile, request.model
     assert profile is not None  # none is needed for the unpatched model alone
     weights = count_weights(model, request.dtype)

@@ -39,7 +39,6 @@ from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_pr
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.report.generation import GenerationReport
 
-WARNING = "chipsparse: warning: "
 SHOWN = 80  # letters of what a text encoder does not read
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
@@ -56,24 +55,21 @@ def run(options: GenerateOptions) -> None:
     results: list[GenerationResult] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
         try:
-            with working(options, rank) as (model, device, dtype, display):
-                request = resolve(
-                    options, model=model, device=device, dtype=dtype, parallel=rank.parallel
-                )
+            with working(options, rank) as (place, display):
+                request = resolve(options, place)
                 for item in options.items:
                     media.check_kind(item.output, video=request.model.accepts("num_frames"))
                 if rank.starts:
                     return start_others("generate", options, rank.ranks)
                 prompts = [item.prompt for item in options.items]
-                rank = meet(rank, device, called(options, request.profile, prompts=prompts))
-                for warning in request.warnings:
-                    display.tell(WARNING + warning)
+                rank = meet(rank, place.device, called(options, request.profile, prompts=prompts))
+                display.warn(request.warnings)
                 with KeptPipeline(rank) as kept:
                     kept.load(request, display)
-                    runner = kept.runner(request, display)
+                    kept.use(request, display)
                     display.plan(planned(options.items, *options.ways))
                     for item in options.items:
-                        results.append(_result(runner, item))
+                        results.append(_result(kept, item))
         finally:  # what was made of a series that is broken off
             if results and rank.writes:
                 many = SeriesResult(asked=len(options.items), clips=results)
@@ -147,24 +143,76 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
     return command_words("generate", options, resolved)
 
 
-class Runner:
-    """Makes the clips of one request with a loaded pipeline.
+class KeptPipeline:
+    """Makes clips with the pipeline of the latest request; a context manager, which restores it.
 
-    Where times are compared, each side is warmed up first, and the pipeline is patched for each
-    sparse generation anew, because dense ones run between them.
+    It stays patched as long as the settings of requests stay, so that a series takes and pins host
+    memory once. Where times are compared, each side is warmed up first, and the pipeline is patched
+    for each sparse generation anew, because dense ones run between them.
     """
 
-    def __init__(self, request: Request, generator: ClipMaker, rank: Rank) -> None:
-        self.request, self.generator, self.rank = request, generator, rank
+    request: Request
+    display: ProgressDisplay
+
+    def __init__(self, rank: Rank | None = None, *, plain_lines: int = 5) -> None:
+        self.rank, self._plain_lines = rank or Rank(), plain_lines
+        self.pipe: Any = None
         # Of the latest sparse generation, as far as it began; of a pipeline that stays patched.
         self.report: GenerationReport | None = None
-        self.held: GenerationReport | None = None
+        self._held: GenerationReport | None = None
+        self._patches = ExitStack()
+        self._loaded: tuple[str, type] | None = None
+        self._settings: GenerateOptions | None = None
+        self._maker: Any = None  # a `ClipMaker` for these settings
 
-    def patch(self) -> AbstractContextManager[GenerationReport]:
+    def __enter__(self: Kept) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
+
+    def load(self, request: Request, display: ProgressDisplay) -> bool:
+        """Load the pipeline; return False where it is there already; raise `UserError`."""
+        wanted = request.model.location, request.model.pipeline_class
+        if self._loaded == wanted:
+            return False
+        self.forget()
+        with display.stage("loading the model"):
+            self.pipe = request.load()
+        self._loaded = wanted
+        return True
+
+    def forget(self) -> None:
+        """Let go of the pipeline and its memory; it may be broken."""
+        with suppress(Exception):
+            self._close()
+        self.pipe = self._loaded = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def use(self, request: Request, display: ProgressDisplay) -> None:
+        """Take up a request; patches stay where only prompt, seed and file differ."""
+        self.request, self.display = request, display
+        settings = dataclasses.replace(request.generate_options, prompt="", seed=0, output=Path())
+        if self._settings != settings:
+            self._close()
+            self._maker = ClipMaker(request.load, request.pipeline_call, request.steps)
+            self._maker.pipe, self._maker.plain_lines = self.pipe, self._plain_lines
+            if request.generate_options.mode == "sparse":
+                self._held = self._patches.enter_context(self._patch())
+            self._settings = settings
+        self._maker.progress = display
+
+    def _close(self) -> None:
+        self._settings = self._maker = self._held = None
+        self._patches.close()
+
+    def _patch(self) -> AbstractContextManager[GenerationReport]:
         options, profile = self.request.generate_options, self.request.profile
         assert profile is not None
         return patched(
-            self.generator.pipe,
+            self.pipe,
             profile,
             strict=options.strict,
             layer_times=options.report is not None,
@@ -177,7 +225,7 @@ class Runner:
         if way == "dense":
             return self._make(item, way, None)
         self.rank.first(lambda: None)  # which may still compare and write the clip before
-        held = self.patch() if self.held is None else nullcontext(self.held)
+        held = self._patch() if self._held is None else nullcontext(self._held)
         with held as report, user_errors(ConfigError):
             before = report.generation
             try:
@@ -186,7 +234,7 @@ class Runner:
                 self.report = None if report.generation == before else report
 
     def _make(self, item: Item, way: Way, report: GenerationReport | None) -> Generation:
-        generation = self.generator.make(
+        generation: Generation = self._maker.make(
             item.prompt,
             seed=item.seed,
             title=f"{item.label}, {way}" if item.label else way,
@@ -199,89 +247,27 @@ class Runner:
         return generation
 
 
-class KeptPipeline:
-    """The pipeline of the latest request, patched as long as the settings of requests stay.
-
-    A context manager, which restores it at the end.
-    """
-
-    def __init__(self, rank: Rank | None = None) -> None:
-        self.pipe: Any = None
-        self._rank = rank or Rank()
-        self._patches = ExitStack()
-        self._loaded: tuple[str, type] | None = None
-        self._open: tuple[GenerateOptions, Runner] | None = None
-
-    def __enter__(self: Kept) -> Kept:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.forget()
-
-    def load(self, request: Request, progress: ProgressDisplay) -> bool:
-        """Load the pipeline; return False where it is there already; raise `UserError`."""
-        wanted = request.model.location, request.model.pipeline_class
-        if self._loaded == wanted:
-            return False
-        self.forget()
-        with progress.stage("loading the model"):
-            self.pipe = request.load()
-        self._loaded = wanted
-        return True
-
-    def forget(self) -> None:
-        """Let go of the pipeline and its memory; it may be broken."""
-        with suppress(Exception):
-            self._patches.close()
-        self.pipe = self._loaded = self._open = None
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-    def runner(self, request: Request, progress: ProgressDisplay) -> Runner:
-        """Return what generates; that of before where only prompt, seed and file differ."""
-        settings = dataclasses.replace(request.generate_options, prompt="", seed=0, output=Path())
-        if self._open is None or self._open[0] != settings:
-            self._open = None
-            self._patches.close()
-            self._open = settings, self._opened(request)
-        runner = self._open[1]
-        runner.generator.progress = progress
-        return runner
-
-    def _opened(self, request: Request) -> Runner:
-        generator = ClipMaker(request.load, request.pipeline_call, request.steps)
-        generator.pipe = self.pipe
-        runner = Runner(request, generator, self._rank)
-        if request.generate_options.mode == "sparse":
-            # Held, so that a series takes and pins host memory once.
-            runner.held = self._patches.enter_context(runner.patch())
-        return runner
-
-
-def _result(runner: Runner, item: Item) -> GenerationResult:
-    request, display = runner.request, runner.generator.progress
-    warnings = prompt_warnings(runner, item)
-    for warning in warnings:
-        display.tell(WARNING + (f"{item.label}: " if item.label else "") + warning)
+def _result(kept: KeptPipeline, item: Item) -> GenerationResult:
+    request, display = kept.request, kept.display
+    warnings = prompt_warnings(kept, item)
     try:
-        return make(runner, item, warnings)[0]
+        return make(kept, item, warnings)[0]
     except Exception as error:
-        if not item.label or runner.rank.ranks > 1:  # the others wait for this one
+        if not item.label or kept.rank.ranks > 1:  # the others wait for this one
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
         return GenerationResult(request=record_of(request, item, warnings), error=sentence)
 
 
-def prompt_warnings(runner: Runner, item: Item) -> list[str]:
-    """Return what to know of a prompt before anything is made of it, one sentence each."""
-    if not item.prompt.strip():
-        return [EMPTY]
-    request = runner.request
+def prompt_warnings(kept: KeptPipeline, item: Item) -> list[str]:
+    """Tell and return what to know of a prompt before anything is made of it, in sentences."""
+    request = kept.request
     longest = request.settings.max_sequence_length or request.model.default("max_sequence_length")
-    cut = cut_text(runner.generator.pipe, item.prompt, longest)
-    return [] if cut is None else [cut]
+    cut = cut_text(kept.pipe, item.prompt, longest) if item.prompt.strip() else EMPTY
+    warnings = [] if cut is None else [cut]
+    kept.display.warn(warnings, label=item.label)
+    return warnings
 
 
 def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | None:
@@ -312,42 +298,42 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
     )
 
 
-def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationResult, np.ndarray]:
+def make(
+    kept: KeptPipeline, item: Item, warnings: list[str]
+) -> tuple[GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
-    request, options = runner.request, runner.request.generate_options
+    request, options = kept.request, kept.request.generate_options
     runs: dict[Way, Generation] = {}
     try:
         for way in options.ways:
-            runs[way] = runner.generate(item, way)
+            runs[way] = kept.generate(item, way)
     except Exception as error:
-        if runner.report is not None and runner.report.error is None:
-            runner.report.fail(error)
+        if kept.report is not None and kept.report.error is None:
+            kept.report.fail(error)
         with suppress(Exception):  # the error matters more
             failed = GenerationResult(request=record_of(request, item), error=described(error))
-            _write_report(item.report, failed, runner.report)
+            _write_report(item.report, failed, kept.report)
         raise
     made = runs[options.ways[-1]]
-    if not runner.rank.writes:
+    if not kept.rank.writes:
         return GenerationResult(request=record_of(request, item, warnings)), made.frames
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
-        runner.generator.progress.tell(WARNING + made.nothing_sparse)
+        kept.display.warn([made.nothing_sparse])
     outputs, comparison = {"output": (item.output, made.frames)}, None
     if options.compare:
         dense = runs["dense"]
         quality = compare_clips(dense.frames, made.frames)
         speedup = dense.denoising_seconds / made.denoising_seconds
-        comparison = Comparison(
-            speedup=speedup, psnr_db=quality.psnr_db, ssim=quality.ssim, identical=quality.identical
-        )
+        comparison = Comparison(speedup=speedup, **quality.model_dump())
         panels = [
             (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")
             for way, run in runs.items()
         ]
         outputs["dense"] = media.beside(item.output, "dense"), dense.frames
         outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
-    with runner.generator.progress.stage(f"writing {item.output}"):
+    with kept.display.stage(f"writing {item.output}"):
         written = media.write_media(
             dict(outputs.values()),
             fps=options.fps,
@@ -366,7 +352,7 @@ def make(runner: Runner, item: Item, warnings: list[str]) -> tuple[GenerationRes
         comparison=comparison,
         peak_process_bytes=peak_process_bytes(),
     )
-    _write_report(item.report, result, runner.report)
+    _write_report(item.report, result, kept.report)
     return result, made.frames
 
 
@@ -380,5 +366,4 @@ def _write_report(
     if report is not None:
         content["report"] = report.to_dict()
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    with media.written_whole("--report", path) as file:
-        file.write_text(text + "\n", encoding="utf-8")
+    media.write_text("--report", path, text + "\n")

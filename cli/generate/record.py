@@ -99,9 +99,8 @@ class RequestRecord(Record):
     @property
     def settings_text(self) -> str:
         texts = [
-            self.settings.text(),
+            self.settings.text(self.flow_shift),
             self.scheduler,
-            "" if self.flow_shift is None else f"flow shift {self.flow_shift:g}",
             self.image and f"from {self.image}",
             "" if self.strength is None else f"strength {self.strength:g}",
             self.dtype,

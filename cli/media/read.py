@@ -46,10 +46,7 @@ def read_clip(path: Path) -> Clip:
         frames = [] if kind != ".png" or path.exists() else _numbered_frames(path)
         if frames:
             return _read_images(path, frames)
-        if not path.exists():
-            raise UserError(f"the file {path} does not exist")
-        if not path.is_file():  # a pipe may never end, and cannot be read twice
-            raise UserError(f"{path} is no regular file")
+        check_readable("the file", path)
         return _read_video(path) if kind in CODECS else _read_images(path, [path])
 
 

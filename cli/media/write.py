@@ -138,6 +138,12 @@ def written_whole(option: str, path: Path) -> Iterator[Path]:
         os.replace(file, path)
 
 
+def write_text(option: str, path: Path, text: str) -> None:
+    """Write a text as a whole; letters that UTF-8 lacks become question marks."""
+    with written_whole(option, path) as file:
+        file.write_text(text, encoding="utf-8", errors="replace")
+
+
 def write_media(
     clips: Mapping[Path, np.ndarray],
     *,

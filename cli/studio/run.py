@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import io
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +21,18 @@ from chipsparse.cli.errors import described
 from chipsparse.cli.generate.job import KeptPipeline, prompt_warnings, record_of
 from chipsparse.cli.generate.record import published_text
 from chipsparse.cli.media.write import generation_metadata, write_media
+from chipsparse.cli.model.description import choose_device
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile
-from chipsparse.cli.progress import ProgressDisplay, Steps, silent_display
-from chipsparse.cli.request import Request, device_and_dtype, look_up, resolve
+from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views import units
+from chipsparse.cli.views.frames import image_uri
 from chipsparse.cli.views.names import name_of
 from chipsparse.experiments.clips import Generation
+from chipsparse.experiments.progress import StepDone
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.experiments.records import ClipQuality
 
@@ -84,8 +85,10 @@ class Live(ProgressDisplay):
         template = Template(
             source, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        shown = {"live": self, "preview": self.preview}  # which another thread may change
-        return template.render(shown, letters=LETTERS, units=units, picture=picture)
+        preview = self.preview  # which another thread may change
+        frames = () if preview is None else map(Image.fromarray, preview)
+        pictures = [image_uri(frame, "png") for frame in frames]
+        return template.render(live=self, pictures=pictures, letters=LETTERS, units=units)
 
     def check(self) -> None:
         if self.stopped:
@@ -102,9 +105,9 @@ class Live(ProgressDisplay):
         self.check()
 
     @contextmanager
-    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[Steps]:
+    def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[StepDone]:
         def done(step: int, action: str, latents: torch.Tensor | None) -> None:
-            shown.done(step, action)
+            shown(step, action, latents)
             self.runs[-1].actions.append(action)
             doing = "decoding" if step + 1 >= steps else f"step {step + 2} of {steps}"
             self.show(f"{title}: {doing}", self.clock_text(), self.picture(latents, step))
@@ -112,7 +115,7 @@ class Live(ProgressDisplay):
 
         loop = super().denoising(title, steps, plain_lines=0)
         with self.stage(f"{title}: step 1 of {steps}"), loop as shown:
-            yield Steps(done)
+            yield done
 
 
 class Studio:
@@ -121,7 +124,7 @@ class Studio:
     def __init__(self, options: StudioOptions, folder: Path) -> None:
         self.options, self._folder, self.live = options, folder, Live()
         self.live.ended = True  # before the first one it is as if one had
-        self._device, self._dtype = device_and_dtype(options)
+        self._device = choose_device(options.device)
         # All that touches the pipeline is done by one thread.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
         self._kept, self._preview = KeptPipeline(), Preview()
@@ -138,11 +141,11 @@ class Studio:
         typed = {name: getattr(self.options, name) for name in names}
         file = self._folder / "sparse.png"
         options = read_options(GenerateOptions, {**typed, "prompt": "", **chosen, "output": file})
-        model = look_up(options, silent_display())
-        if model.accepts("num_frames"):
+        place = place_on(self._device, options, silent_display())
+        if place.model.accepts("num_frames"):
             file = file.with_suffix(".mp4")
             options = dataclasses.replace(options, output=file, fps=self.options.fps)
-        return resolve(options, model=model, device=self._device, dtype=self._dtype)
+        return resolve(options, place)
 
     def start(self, chosen: dict[str, Any]) -> Live:
         self.stop()
@@ -170,13 +173,15 @@ class Studio:
     def _make(self, chosen: dict[str, Any], live: Live) -> None:
         request = self.resolve(chosen)
         options, planned, made = request.generate_options, request.planned, live.made
-        if self._kept.load(request, live):
+        kept = self._kept
+        if kept.load(request, live):
             self._dense, self._preview = {}, Preview()
-        runner, preview, pipe = self._kept.runner(request, live), self._preview, self._kept.pipe
+        kept.use(request, live)
+        preview, pipe = self._preview, kept.pipe
         live.picture = lambda latents, step: preview.pictures(latents, step, request, pipe)
         # The command writes to where it is typed.
         item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))
-        notes = [*request.warnings, *prompt_warnings(runner, item)]
+        notes = [*request.warnings, *prompt_warnings(kept, item)]
         actions = [] if planned is None else [action.value for action in planned.plan.actions()]
         runs = [Run("sparse", actions)]
         key = (request.settings, options.negative_prompt, item.prompt, item.seed)
@@ -189,7 +194,7 @@ class Studio:
         for run in runs:
             live.runs.append(run)
             try:
-                made[run.way] = runner.generate(item, run.way)
+                made[run.way] = kept.generate(item, run.way)
             except Stopped:
                 if run.way == "sparse":
                     raise
@@ -220,17 +225,9 @@ class Studio:
         live.profile = folder / f"{model.rpartition('/')[2]}-{quality}.yaml"
         write_profile(
             live.profile,
+            request,
             command="studio",
-            model_class=request.model.transformer_class,
             description=f"{model}, {quality}.",
-            settings=request.settings,
             config=profile.sparsity,
         )
         live.clips = clips
-
-
-def picture(pixels: np.ndarray) -> str:
-    """Return an image, uint8 ``[H, W, 3]``, as an address that holds it."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
-import diffusers
-import torch
-
-import chipsparse
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.plan import called_steps
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.prompts import read_prompts, shapes
@@ -29,7 +23,7 @@ from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import ASSETS
-from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, digest, target_text
+from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, target_text
 from chipsparse.tuning.forms import DENSITIES
 from chipsparse.tuning.search import Search, Unreachable
 from chipsparse.tuning.targets import measurement
@@ -40,16 +34,9 @@ LEAST_STEPS = 4
 def run(options: TuneOptions) -> None:
     """Check all that is cheap to check, then measure, search, write the profile, and print."""
     rank = this_rank(options)
-    with working(options, rank) as (model, device, dtype, display):
-        request = resolve(
-            options,
-            model=model,
-            device=device,
-            dtype=dtype,
-            parallel=rank.parallel,
-            instead="a schedule is tuned on prompts alone",
-        )
-        profile, settings = request.profile, request.settings
+    with working(options, rank) as (place, display):
+        request = resolve(options, place, instead="a schedule is tuned on prompts alone")
+        model, profile, settings = request.model, request.profile, request.settings
         assert profile is not None
         if rank.starts:
             return start_others("tune", options, rank.ranks)
@@ -60,9 +47,7 @@ def run(options: TuneOptions) -> None:
         lpips = _lpips(options, request)
         tuned = _tuned_for(options, request)
         facts = called(options, profile, prompts=[sample.prompt for sample in samples])
-        rank = meet(rank, device, facts)
-        sharing = {} if rank.parallel is None else dataclasses.asdict(rank.parallel)
-        common = {**sharing, **_common_facts(tuned, request, profile.sparsity)}
+        rank = meet(rank, place.device, facts)
         maker = ClipMaker(
             request.load,
             request.pipeline_call,
@@ -70,7 +55,8 @@ def run(options: TuneOptions) -> None:
             display,
             plain_lines=1,
         )
-        store = Store(options.results_file, common, kind="tuning", ranks=rank)
+        about = _about(request, profile.sparsity)
+        store = Store(options.results_file, about, kind="tuning", ranks=rank)
         lab = TuneLab(
             Experiment(
                 maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
@@ -120,10 +106,9 @@ def run(options: TuneOptions) -> None:
             return None
         write_profile(
             options.output,
+            request,
             command="tune",
-            model_class=model.transformer_class,
             description=f"{tuned.model}, tuned for {target_text(target)}.",
-            settings=settings,
             config=candidate.config,
             tuned=dataclasses.replace(tuned, measured=measured),
         )
@@ -185,36 +170,25 @@ def _lpips(options: TuneOptions, request: Request) -> Lpips:
 
 
 def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
-    location = request.model.location
+    facts = request.facts
     return TunedFor(
-        model=Path(location).name if Path(location).exists() else location,
-        transformer_config=digest(request.model.transformer_config),
+        model=facts["model"],
+        transformer_config=facts["transformer_config"],
         **range_of(request.settings, options.flow_shift, request.device, request.dtype),
-        versions={
-            "chipsparse": chipsparse.__version__,
-            "torch": str(torch.__version__),
-            "diffusers": diffusers.__version__,
-        },
+        versions={name: facts["versions"][name] for name in ("chipsparse", "torch", "diffusers")},
         target=TunedTarget(**options.target),
     )
 
 
-def _common_facts(tuned: TunedFor, request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
+def _about(request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
     """Return the facts that all measurements of a results file have in common."""
-    facts = dataclasses.asdict(tuned)
-    del facts["target"], facts["measured"]
     config = dataclasses.asdict(sparsity)
     # What is tuned. Memory stays: it changes no result, but what steps take.
     del config["schedule"], config["attention"]["density"]
     for group in ("attention", "mlp", "memory"):
         config |= {f"{group}.{field}": value for field, value in config.pop(group).items()}
     return {
-        **facts.pop("versions"),
-        **facts,
-        "transformer_class": request.model.transformer_class,
-        "pipeline_class": request.model.pipeline_class.__name__,
-        "weights": weights_digest(request.model),
-        "max_sequence_length": request.settings.max_sequence_length,
+        **request.measured_with,
         "negative_prompt": request.options.negative_prompt,
         "first_dense_layers": sparsity.schedule.first_dense_layers,
         **config,

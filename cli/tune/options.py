@@ -10,22 +10,13 @@ from typing import Annotated
 from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.options import (
-    REQUIRED,
-    GenerationOptions,
-    Positive,
-    option,
-    option_name,
-    output_option,
-    panel_options,
-)
+from chipsparse.cli.options import REQUIRED, GenerationOptions, Positive, option, output_option
 
-TARGET = "Target: one or more of these"
 measuring_option = partial(option, panel="Measuring")
 Above0 = Annotated[float, Interval(gt=0)]
 Above1 = Annotated[float, Interval(gt=1)]
 Below1 = Annotated[float, Interval(gt=0, lt=1)]
-target_option = partial(option, panel=TARGET, shown=False)
+target_option = partial(option, panel="Target: one or more of these", shown=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +80,8 @@ class TuneOptions(GenerationOptions):
         from chipsparse.tuning.search import least_budget
 
         if not any(self.target.values()):
-            names = map(option_name, panel_options(type(self), TARGET))
-            raise UserError(f"give a target: one or more of {', '.join(names)}")
+            names = "--min-psnr, --min-ssim, --max-lpips, --min-speedup, --max-seconds"
+            raise UserError(f"give a target: one or more of {names}")
         least = least_budget(self.calibration_prompts, self.held_out_prompts)
         if self.budget < least:
             raise UserError(

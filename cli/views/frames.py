@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -91,13 +92,15 @@ def data_uri(frame: np.ndarray, side: int) -> str:
     """
     image = Image.fromarray(frame)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    forms = []
-    for form, options in (("png", {"optimize": True}), ("jpeg", {"quality": JPEG_QUALITY})):
-        buffer = io.BytesIO()
-        image.save(buffer, form, **options)
-        forms.append((len(buffer.getvalue()), form, buffer.getvalue()))
-    _, form, content = min(forms)
-    return f"data:image/{form};base64,{base64.b64encode(content).decode('ascii')}"
+    forms = image_uri(image, "png", optimize=True), image_uri(image, "jpeg", quality=JPEG_QUALITY)
+    return min(forms, key=len)
+
+
+def image_uri(image: Image.Image, form: str, **options: Any) -> str:
+    """Return an image in a format of PIL as an address that holds it."""
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def find(source: Path, name: str) -> Path | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.curves import INTERVAL, LEAD, generation_of, quality_rows
-from benchmarks.models import STEPS
+from benchmarks.models import MODELS, STEPS
 from benchmarks.moving_photographs.evaluate import SPEEDUPS, hardness, made_in_all_ways
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
+from chipsparse.config import SparsityConfig
 from chipsparse.profiles.published import published_ranges
+from chipsparse.schedule.schedule import Action, Schedule
 from docs.tables.markdown import table
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -31,18 +33,18 @@ CASES = {
     "qwen_image21": "Qwen-Image 2.1 1024x1024",
     "flux3": "FLUX.3 1024x1024",
     "hidream": "HiDream-I1 1024x1024",
-    "ltx2": "LTX-2 512x768, 121 frames",
-    "kandinsky5": "Kandinsky 5 512x768, 121 frames",
-    "kandinsky6": "Kandinsky 6 512x768, 121 frames",
-    "helios": "Helios 384x640, 33 frames",
-    "wan_vace": "Wan VACE 480x832, 81 frames",
-    "cosmos3": "Cosmos 3 720x1280, 189 frames",
-    "wan_animate": "Wan Animate 720x1280, 77 frames",
+    "ltx2": "LTX-2 512x768x121",
+    "kandinsky5": "Kandinsky 5 512x768x121",
+    "kandinsky6": "Kandinsky 6 512x768x121",
+    "helios": "Helios 384x640x33",
+    "wan_vace": "Wan VACE 480x832x81",
+    "cosmos3": "Cosmos 3 720x1280x189",
+    "wan_animate": "Wan Animate 720x1280x77",
     "framepack": "FramePack, 42,465 tokens",
 }
-QUALITIES = ("faithful", "balanced", "fast", "published")
 STEP_COLUMNS = ("dense", "refresh", "sparse")
-STOCK = "stock step, ms"
+STOCK = "stock, ms"
+MEANS = 1.05  # the time of a sparse step with the rule `means`, over one without means
 PHOTOGRAPHS = "moving_photographs_h200.json"
 WORKLOADS = {
     "tiny-wan 17,408": "equal_work_17408_h200.json",
@@ -64,10 +66,9 @@ def photographs() -> str:
 def photographs_in_short() -> str:
     """Return the README's table of quality: the means of the same."""
     clips = made_in_all_ways(read(PHOTOGRAPHS))
-    rows = quality_rows(clips, "cost", SPEEDUPS)
     means = [
         {"PSNR, dB": row["method"], **{title: row[title].partition(" ")[0] for title in SPEEDUPS}}
-        for row in rows
+        for row in quality_rows(clips, "cost", SPEEDUPS)
         if row["method"] not in (LEAD, INTERVAL)
     ]
     return table(means, texts=1)
@@ -83,24 +84,37 @@ def published_quality() -> str:
 
 
 def full_size() -> str:
-    """Return the times of a step of each action and the speed-ups, of full-size transformers.
+    """Return the times of steps and the speed-ups of every quality, of full-size transformers.
 
-    A dense step is that of the model's first record, the others are those of ``published``.
+    A speed-up is that of the quality's record, or counted from the steps of the model's records.
     """
     files = ("full_size_qualities_h200.json", "full_size_families_h200.json")
     records = [record for file in files for record in read(file)]
     rows = []
     for case in unique(records, "case"):
-        by_schedule = {record["schedule"]: record for record in find(records, case=case)}
-        first, published = next(iter(by_schedule.values())), by_schedule["published"]
-        row = {"model": CASES[case], STOCK: _ms(first["baseline_step_ms"])}
-        for name in STEP_COLUMNS:
-            row[f"{name}, ms"] = _ms((first if name == "dense" else published)[f"{name}_ms"])
-        for name in QUALITIES:
-            known = name in by_schedule
-            row[f"`{name}`"] = f"{by_schedule[name]['speedup']:.2f}x" if known else ""
+        of_case = find(records, case=case)
+        stock, layers = of_case[0]["baseline_step_ms"], of_case[0]["layers"]
+        speedups = {record["schedule"]: record["speedup"] for record in of_case}
+        ms = {action.value: unique(of_case, f"{action}_ms")[0] for action in Action}
+        row = {"model": CASES[case], STOCK: _ms(stock)}
+        row |= {f"{name}, ms": _ms(ms[name]) for name in ("refresh", "sparse")}
+        for name, config in MODELS[case].qualities().items():
+            counted = STEPS * stock / generation_ms(config, ms, layers)
+            row[f"`{name}`"] = f"{speedups.get(name, counted):.2f}x"
         rows.append(row)
     return f"{table(rows, texts=1)}\n\n{source(records, *files)}"
+
+
+def generation_ms(config: SparsityConfig, ms: Mapping[str, float], layers: int) -> float:
+    """Return the time of a generation from that of each action's step.
+
+    The sparse step is one without means and sparse in all layers. The first layers, which a config
+    may keep dense, take their share of a dense step.
+    """
+    sparse = ms["sparse"] * (MEANS if config.attention.delta_rule == "means" else 1.0)
+    sparse += config.schedule.first_dense_layers / layers * (ms["dense"] - sparse)
+    times = {**ms, "sparse": sparse}
+    return sum(times[action] for action in Schedule(config.schedule, STEPS).actions)
 
 
 def full_size_8_bits() -> str:
@@ -109,13 +123,11 @@ def full_size_8_bits() -> str:
     records = read(file)
     in_16_bits = {record["case"]: record for record in records if record["linears"] != "fp8"}
     rows = []
-    for record in records:
-        if record["schedule"] not in QUALITIES:
-            continue
-        stock, speedup = f"{record['baseline_step_ms']:,.0f}", f"{record['speedup']:.2f}x"
+    for record in (record for record in records if record["schedule"] != "sparse"):
+        stock, speedup = _ms(record["baseline_step_ms"]), f"{record['speedup']:.2f}x"
         other = in_16_bits.get(record["case"]) if record["linears"] == "fp8" else None
         if other is not None:
-            stock += f" ({other['baseline_step_ms']:,.0f})"
+            stock += f" ({_ms(other['baseline_step_ms'])})"
             speedup += f" ({other['baseline_ms'] / record['latency_ms']:.2f}x)"
         rows.append(
             {
@@ -165,13 +177,10 @@ def _of_ideal(record: Record, digits: int) -> str:
     return f"{speedup:.{digits}f}x ({share:.0%}, {record['tflops']:.0f})"
 
 
-def _dense_tflops(record: Record) -> float:
-    """Return the TFLOP/s of the dense layer: 1 over the kept share of the work, in its own time."""
-    return record["tflops"] * record["ideal"] / record["speedup"]
-
-
 def _dense(record: Record) -> str:
-    return f"{record['baseline_ms']:.3g} ({_dense_tflops(record):.0f})"
+    """Return the time of the dense layer with its TFLOP/s; its work is 1 over the kept share."""
+    tflops = record["tflops"] * record["ideal"] / record["speedup"]
+    return f"{record['baseline_ms']:.3g} ({tflops:.0f})"
 
 
 def attention_kernels() -> str:
@@ -205,16 +214,17 @@ def sparse_mlp() -> str:
     for case in unique(records, "case"):
         by_backend = {record["backend"]: record for record in find(records, case=case)}
         gluon = by_backend["gluon"]
-        row = {
-            "case": CASES[case],
-            "tokens": f"{gluon['mlp_tokens']:,}",
-            "width": f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
-            "kept": f"{gluon['density']:.0%}",
-            "dense, ms": _dense(gluon),
-        }
-        for backend in ("gluon", "triton"):
-            row[backend.title()] = _of_ideal(by_backend[backend], 2)
-        rows.append(row)
+        rows.append(
+            {
+                "case": CASES[case],
+                "tokens": f"{gluon['mlp_tokens']:,}",
+                "width": f"{gluon['channels']:,} to {gluon['mlp_width']:,}",
+                "kept": f"{gluon['density']:.0%}",
+                "dense, ms": _dense(gluon),
+                "Gluon": _of_ideal(gluon, 2),
+                "Triton": _of_ideal(by_backend["triton"], 2),
+            }
+        )
     return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 
 
@@ -244,7 +254,7 @@ def tiny_wan_time() -> str:
     records = [record for record in read(file) if not record["case"].startswith("median")]
     values = {
         "dense, s": ([record["baseline_ms"] / 1e3 for record in records], 1),
-        "`balanced`, s": ([record["latency_ms"] / 1e3 for record in records], 1),
+        "chipsparse, s": ([record["latency_ms"] / 1e3 for record in records], 1),
         "speed-up": ([record["speedup"] for record in records], 2),
         "PSNR, dB": ([record["psnr"] for record in records], 1),
         "SSIM": ([record["ssim"] for record in records], 3),
@@ -279,7 +289,7 @@ def find(records: Iterable[Record], **values: Any) -> list[Record]:
     return [record for record in records if all(record.get(k) == v for k, v in values.items())]
 
 
-def unique(records: Iterable[Record], name: str) -> Sequence[str]:
+def unique(records: Iterable[Record], name: str) -> Sequence[Any]:
     """Return the values of a field that are known, in the order in which they come first."""
     return list(dict.fromkeys(record[name] for record in records if record.get(name) is not None))
 

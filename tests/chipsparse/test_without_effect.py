@@ -9,7 +9,7 @@ from chipsparse.config import SparsityConfig
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import load_profile
 from chipsparse.without_effect import _reasons
-from tests.chipsparse.test_plan import LAYOUT
+from tests.chipsparse.test_plan import LAYOUT, listed
 
 DENSE = "attention.density: dense, mlp.density: dense"
 NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.sparse_steps: 0"
@@ -87,6 +87,12 @@ def test_what_is_without_effect_and_why(changes, fields, reason):
     assert notes(changes) == ([f"{fields} {has} no effect: {reason}"] if fields else [])
 
 
+def test_what_a_few_steps_take_the_effect_of():
+    schedule = {"full_share": 0.2, "least_full": 6, "sparse_steps": 0.3}
+    reason = "has no effect: of so few steps, at most the first, second and fourth are full"
+    assert listed(8, **schedule).notes() == [f"schedule.least_full (6) {reason}"]
+
+
 def test_what_a_cpu_takes_the_effect_of():
     assert notes("memory.vram: 1G") == []
     (note,) = notes("memory.vram: 1G", on_cpu=True)
@@ -95,9 +101,8 @@ def test_what_a_cpu_takes_the_effect_of():
 
 # Of these a config has no value that asks for something which may be impossible: they turn things
 # on or off, choose between forms, or have notes of their own.
-WITHOUT_REASON = {
-    *("attention.precision", "schedule.full_steps", "schedule.full_share", "schedule.correct"),
-    *("schedule.actions", "layers"),
+WITHOUT_REASON = {"attention.precision", "layers"} | {
+    f"schedule.{name}" for name in ("full_steps", "full_share", "correct", "actions")
 }
 
 

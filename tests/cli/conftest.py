@@ -223,3 +223,15 @@ def generate(model_folder, workdir):
         return command(*given)
 
     return run
+
+
+@pytest.fixture
+def batch(model_folder, workdir):
+    """Runs `chipsparse batch`; what it is given is in ``prompts.csv`` or named."""
+
+    def run(*arguments, file="prompts.csv", model=model_folder):
+        usual = {"-o": "out", "--device": "cpu", "--model": str(model)}
+        given = [word for name in usual if name not in arguments for word in (name, usual[name])]
+        return command("batch", file, *given, *arguments)
+
+    return run

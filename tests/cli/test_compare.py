@@ -13,7 +13,7 @@ from chipsparse.cli.compare.options import read_config
 from chipsparse.cli.compare.record import Comparison, FilesComparison
 from chipsparse.cli.compare.rows import Row
 from chipsparse.cli.media import write as media
-from chipsparse.cli.media.panels import GAP_PIXELS, heat_map
+from chipsparse.cli.media.panels import GAP_PIXELS, choose_factor, difference, heat_map
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.experiments import clips, quality
 from chipsparse.experiments.lpips import Lpips
@@ -112,13 +112,16 @@ def test_the_clip_is_that_of_the_worst_prompt_and_the_page_shows_it(compared, mo
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
     strip = (shown.shape[1] - 2 * 32 - GAP_PIXELS) // 2
     dense, a, b = (
-        shown[:, strip : strip + 32, left : left + 48] / 255
+        shown[:, strip : strip + 32, left : left + 48]
         for left in (0, 48 + GAP_PIXELS, 2 * (48 + GAP_PIXELS))
     )
     for side, frames in (("A", a), ("B", b)):
-        assert quality.psnr(dense, frames) == pytest.approx(own[side][worst].psnr_db)
+        assert quality.psnr(dense / 255, frames / 255) == pytest.approx(own[side][worst].psnr_db)
     assert not shown[:, -32:, :48].any()
-    assert shown[:, -32:, -48:].any()
+    differences = [difference(dense, side) for side in (a, b)]
+    heat = heat_map(differences[1], factor := choose_factor(differences))
+    np.testing.assert_array_equal(shown[:, -32:, -48:], heat)
+    assert content["clip"]["amplified"] == factor
     monkeypatch.chdir(folder)
     command("report", "c.json", "-o", "c.html").fine()
     reader = PageReader((folder / "c.html").read_text())
@@ -246,14 +249,10 @@ def pair(workdir):
     return a, b
 
 
-def files(*arguments):
-    return command("compare", *arguments)
-
-
 def test_files_as_json_as_a_table_and_as_a_page(pair, workdir, monkeypatch, capsys):
     distance = Lpips(lambda a, b: float((a - b).abs().max()), None)
     monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: distance)
-    ran = files("a.png", "b.png", "--json")
+    ran = command("compare", "a.png", "b.png", "--json")
     content, expected = ran.json(), quality.compare_clips(*pair, perceptual=distance.measure)
     assert content["per_frame"].keys() == expected.per_frame.keys()
     assert {name: content[name] for name in ("psnr_db", "ssim", "lpips")} == pytest.approx(
@@ -276,13 +275,13 @@ def test_files_as_json_as_a_table_and_as_a_page(pair, workdir, monkeypatch, caps
     assert psnr in reader.sections["b.png against a.png"]
     assert "flicker of A, of 255" in reader.sections["Frame by frame"]
     assert len(reader.all("img")) == 3 * 5
-    same = files("a.png", "a.png").stdout
+    same = command("compare", "a.png", "a.png").stdout
     assert re.search(r"PSNR +identical +identical +all", same)
     assert "none: the same pixels in every frame" in same
 
 
 def test_the_clip_of_files(pair):
-    clip = files("a.png", "b.png", "-o", "out.png", "--json").json()["clip"]
+    clip = command("compare", "a.png", "b.png", "-o", "out.png", "--json").json()["clip"]
     assert clip["files"] == [f"out-00{n}.png" for n in range(5)]
     assert clip["amplified"] == 8
     shown = np.stack([iio.imread(file) for file in clip["files"]])
@@ -292,7 +291,7 @@ def test_the_clip_of_files(pair):
     expected = np.zeros((5, 32, 48), np.uint8)
     expected[3, 4:12, 8:16] = 16
     np.testing.assert_array_equal(right, heat_map(expected, 8))
-    ran = files("a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
+    ran = command("compare", "a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
     assert "difference x3: white is 85 of 255 or more" in ran.stdout
 
 
@@ -300,9 +299,9 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
     a, b = pair
     media.write_media({workdir / "a.mp4": a, workdir / "b.mp4": b, workdir / "a.gif": a}, fps=8)
     for given, fps in (((), 8.0), (("--fps", "24"), 24.0)):
-        files("a.mp4", "b.mp4", "-o", "out.mp4", *given).fine()
+        command("compare", "a.mp4", "b.mp4", "-o", "out.mp4", *given).fine()
         assert iio.immeta("out.mp4")["fps"] == fps
-    content = files("a.mp4", "a.gif", "--json").json()
+    content = command("compare", "a.mp4", "a.gif", "--json").json()
     assert content["lossy"] == ["a.mp4", "a.gif"]
     assert 30 < content["psnr_db"] < 60
-    assert "a.gif: part of the difference may" in files("a.png", "a.gif").fine().stdout
+    assert "a.gif: part of the difference may" in command("compare", "a.png", "a.gif").fine().stdout

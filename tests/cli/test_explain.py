@@ -342,7 +342,6 @@ ALLEGRO = {"pipeline": "AllegroPipeline", "transformer": "AllegroTransformer3DMo
     [
         ({}, "--vram 37G --ram 64M", "not one layer's caches fit: all of them need 291.07 GiB"),
         ({}, "--vram 32G", "--vram 32.00 GiB does not hold the model and its work (weights 26.9"),
-        ({}, "--gpus 41", "this model has 40 attention heads, fewer than the 41 processes"),
         ({}, "--gpus 2 --guidance-parallel 2 --guidance-scale 1", "--guidance-parallel 2: this ge"),
         (ALLEGRO, "", "the transformer of wan is a AllegroTransformer3DModel, which chipsparse"),
     ],

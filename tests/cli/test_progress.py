@@ -59,10 +59,10 @@ def test_steps_that_take_longer_are_known_to(progress, clock):
     costs, left = [1.0, 1.0, 10.0, 4.0], 32.0
     progress.plan({"sparse, a": 1.0, "sparse, b": 1.0})
     for name in ("sparse, a", "sparse, b"):
-        with progress.working(name, step_costs=costs), progress.denoising("r", 4) as steps:
+        with progress.working(name, step_costs=costs), progress.denoising("r", 4) as done:
             for step, cost in enumerate(costs):
                 clock.now += cost
-                steps.done(step, "dense")
+                done(step, "dense", None)
                 left -= cost
                 assert progress.seconds_left() == pytest.approx(left)
 
@@ -70,9 +70,9 @@ def test_steps_that_take_longer_are_known_to(progress, clock):
 def test_lines_off_a_terminal_have_the_clock_of_the_whole(progress, clock):
     progress.plan({"dense, a": 1.0, "dense, b": 1.0})
     for name in "ab":
-        with progress.working(f"dense, {name}"), progress.denoising(name, 1) as steps:
+        with progress.working(f"dense, {name}"), progress.denoising(name, 1) as done:
             clock.now += 2
-            steps.done(0, "dense")
+            done(0, "dense", None)
     assert progress._console.file.getvalue().splitlines() == [
         "a: step 1 of 1 (dense), 2.0 s elapsed, about 2.0 s left",
         "b: step 1 of 1 (dense), 4.0 s elapsed",
@@ -84,9 +84,9 @@ def test_on_a_terminal_the_bar_has_the_clock_of_the_whole_and_no_other(clock):
     console = Console(file=shown, width=200, force_terminal=True, color_system=None)
     with ProgressDisplay(console, lambda: clock.now) as progress, progress.stage("loading"):
         progress.plan({"dense, a": 1.0, "dense, b": 1.0})
-        with progress.working("dense, a"), progress.denoising("dense a", 4) as steps:
+        with progress.working("dense, a"), progress.denoising("dense a", 4) as done:
             clock.now += 2
-            steps.done(0, "dense")
+            done(0, "dense", None)
             progress._bar.refresh()
             text = shown.getvalue()
     assert "step 1 of 4 (dense) 2.0 s elapsed, about 14 s left" in text

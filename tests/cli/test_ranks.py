@@ -14,7 +14,7 @@ import torch
 
 from chipsparse.cli import ranks
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.generate.job import Runner
+from chipsparse.cli.generate.job import KeptPipeline
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.ranks import Rank, meet, start_others, this_rank
 from chipsparse.parallel.degrees import Parallel
@@ -95,9 +95,9 @@ def test_the_first_process_makes_and_tells():
     with pytest.raises(OSError, match="disk is full"):
         first.first(lambda: (_ for _ in ()).throw(OSError("disk is full")))
     assert [str(error) for error in failed] == ["disk is full"]
-    runner = Runner(None, None, Rank(1, 2, peers=SimpleNamespace(first=failed.append)))
-    runner.held, runner._make = SimpleNamespace(generation=0), lambda *_: failed.append("made")
-    runner.generate(None, "sparse")  # the first one may still compare and write
+    kept = KeptPipeline(Rank(1, 2, peers=SimpleNamespace(first=failed.append)))
+    kept._held, kept._make = SimpleNamespace(generation=0), lambda *_: failed.append("made")
+    kept.generate(None, "sparse")  # the first one may still compare and write
     assert failed[1:] == [None, "made"]
 
 

@@ -55,7 +55,7 @@ MISTAKES = {
     # Comparisons of files.
     "compare a.png c.gif": "a.png has 5 frames and c.gif has 4; only clips of one size and",
     "compare a.png d.png": "a.png has 48x32 pixels and d.png has 40x32; only clips of one",
-    "compare a.png b.png -o a.png": "--output a.png would replace a-000.png, which is",
+    "compare a.png b.png -o a.png": "--output a-000.png would replace a-000.png, which is",
     "compare a.png b.png --steps 4": "--steps is about generations; A and B are taken for",
     "compare a.png dense": "dense is a config and a.png is taken for a file; compare two files",
     "compare a.png": "give two files or two configs to compare, or a model with --suite",
@@ -67,13 +67,12 @@ MISTAKES = {
     f"{SUITE} --gpus 2": "--suite compares methods that one GPU runs; leave --g",
     # Searches.
     TUNE: "give a target: one or more of --min-psnr, --min-ssim, --max-lpips, --min-speedup",
-    f"{TUNE} --min-speedup 0.9": "--min-speedup 0.9 is too small; it must be above 1",
+    f"{TUNE} --min-speedup 0.9": "--min-speedup 0.9 must be greater than 1",
     f"{TUNE} --min-psnr 30 --budget 6": "--budget 6 is too small: 1 prompts * need at least 7",
     f"{TUNE} --min-psnr 30 --steps 3": "*at least 4 denoising steps, got 3",
     f"{TUNE} --min-psnr 30 --held-out-prompts 5": "twice.txt has 3 different * 6 are needed: 1 to",
     f"{TUNE} --max-lpips 0.1": "--max-lpips cannot be measured * (pip install 'chipsparse[lpips]')",
     # Several processes.
-    f"{TUNE} {RANKS} --min-psnr 25 --gpus 3": "*this model has 2 attention heads, fewer than the 3",
     f"{TUNE} {RANKS} --min-psnr 25 --guidance-parallel 2": "*multiple of 2 GPUs, and there are to",
     f"compare dense profile {RANKS} --gpus 2 --guidance-parallel 2": "*2DModel do not say before",
     f"generate x -o o.png {RANKS} --gpus 4": "*2 attention heads, fewer than the 4 processes",

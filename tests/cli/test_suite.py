@@ -34,10 +34,6 @@ def with_qualities(profile):
     return profile.partition("sparsity:")[0] + QUALITIES
 
 
-def run(*arguments):
-    return command("compare", *arguments)
-
-
 def content(folder):
     return json.loads((folder / "suite.json").read_text())
 
@@ -64,7 +60,7 @@ def finished(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     (folder / "prompts.txt").write_text("# for tests\n" + "\n".join(PROMPTS) + "\n")
     given = ("--suite", model, "--prompts", folder / "prompts.txt", "--num", 2, "--seed", 7)
-    ran = run(*given, "-o", folder / "made").fine()
+    ran = command("compare", *given, "-o", folder / "made").fine()
     return folder / "made", ran
 
 
@@ -85,7 +81,7 @@ def again(finished, model, workdir, quick):
 
     def run_again(*arguments, suite=model):
         given = ("--suite", suite, "--prompts", "prompts.txt", "--seed", 7, "-o", "made")
-        return run(*given, *(arguments or ("--num", 2)))
+        return command("compare", *given, *(arguments or ("--num", 2)))
 
     return run_again
 
@@ -151,11 +147,11 @@ def test_an_interrupted_suite_goes_on(counted, finished, model, workdir):
     (workdir / "prompts.txt").write_text("\n".join(PROMPTS))
     counted["stop"] = 0
     given = ("--prompts", "prompts.txt", "--num", 1, "--seed", 7, "-o", "made", "--with-prompts")
-    ran = run("--suite", model, *given)
+    ran = command("compare", "--suite", model, *given)
     assert ran.stderr.splitlines()[-1] == "chipsparse: interrupted, nothing was measured"
     assert names(workdir) == ["prompts.txt"]
     counted["stop"] = 1
-    ran = run("--suite", model, *given)
+    ran = command("compare", "--suite", model, *given)
     assert ran.exit_code == 130
     head, _, words = ran.stderr.splitlines()[-1].partition("; go on with: ")
     assert head == "chipsparse: interrupted, all finished clips are in made"
@@ -204,7 +200,7 @@ def test_a_row_that_cannot_run_says_why_and_is_tried_again(
         broken = dataclasses.replace(cache, make=fails), cost
         here.setitem(rivals.CACHES, "SeaCache slow", broken)
         here.setattr(rivals, "calibrated_ratios", lambda *_: 1 / 0)
-        ran = run("--suite", model_folder, "--num", 1).fine()
+        ran = command("compare", "--suite", model_folder, "--num", 1).fine()
     made = workdir / "suite-tiny"
     assert list(rows(made)) == ["dense", "floor", *CACHES, "chipsparse profile"]
     assert rows(made)["SeaCache slow"]["refused"] == "ValueError: no such block in model.py"
@@ -215,7 +211,7 @@ def test_a_row_that_cannot_run_says_why_and_is_tried_again(
         assert "3 of 6 rows did not run; the same command tries them again" in shown
     # What ran is kept, and what did not is made: three clips, and a calibration.
     before = counted["count"]
-    run("--suite", model_folder, "--num", 1).fine()
+    command("compare", "--suite", model_folder, "--num", 1).fine()
     assert counted["count"] == before + 4
     assert all(len(row["clips"]) == 1 for row in content(made)["rows"])
 

@@ -40,7 +40,7 @@ def test_showing_takes_no_time_and_sees_the_latents(monkeypatch):
     display = Slow()
     monkeypatch.setattr(clips, "time", SimpleNamespace(perf_counter=display.perf_counter))
     pipe = tiny_flux_pipeline()
-    made = clips.generate(pipe, CALL, seed=0, display=display, report=None)
+    made = clips.generate(pipe, CALL, seed=0, display=display.done, report=None)
     assert display.now == STEPS * 100
     assert [step.seconds for step in made.steps] == [0.0] * STEPS
     assert made.denoising_seconds == made.total_seconds == 0.0
@@ -54,12 +54,12 @@ def test_steps_of_sections_have_their_own_actions():
     taken = ["dense", "refresh", "skip", "sparse", "refresh", "sparse"]
     config = chipsparse.SparsityConfig().override({"schedule.actions": taken, "tile": None})
     pipe, places = make(), [(section, step) for section in range(sections) for step in range(6)]
-    display = SimpleNamespace(done=lambda step, action, _: shown.append((step, action)))
+    done = lambda step, action, _: shown.append((step, action))  # noqa: E731
     for report, actions in ((None, ["dense"] * 6), ("patched", taken)):
         shown = []
         with chipsparse.enable(pipe, config) if report else contextlib.nullcontext() as handle:
             report = handle and handle.report
-            steps = clips.time_steps(pipe, call, seed=0, display=display, report=report)
+            steps = clips.time_steps(pipe, call, seed=0, display=done, report=report)
         assert [(each.section, each.step) for each in steps] == places
         assert [each.action for each in steps] == actions * sections
         assert shown == [*enumerate(actions)] * sections

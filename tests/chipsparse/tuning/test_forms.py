@@ -8,15 +8,7 @@ import pytest
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import default_profile
 from chipsparse.schedule.schedule import Action, Schedule
-from chipsparse.tuning.forms import (
-    DENSITIES,
-    FORECASTS,
-    SPARSE_PER_FULL,
-    ActionSeconds,
-    Candidate,
-    Form,
-    Forms,
-)
+from chipsparse.tuning.forms import DENSITIES, FORECASTS, ActionSeconds, Candidate, Form, Forms
 from chipsparse.tuning.jump_costs import Reuse, drift
 from chipsparse.tuning.placed_steps import Placed
 from tests.chipsparse.tuning.trajectories import trajectory
@@ -85,6 +77,7 @@ def test_a_candidate_is_best_on_the_mean_of_the_prompts():
         ("draft", 50, 5, 7),
         ("balanced", 30, 7, 10),
         ("draft", 8, 3, 5),
+        ("fast", 5, 3, 2),
     ],
 )
 def test_named_qualities_are_among_the_sparse_steps_that_are_tried(quality, steps, full, sparse):
@@ -102,7 +95,7 @@ def test_named_qualities_are_among_the_sparse_steps_that_are_tried(quality, step
 def test_sparse_steps_that_take_no_less_time_are_not_tried():
     slow = replace(SECONDS, sparse=SPARSE | {(0.1, False): 2.0, (0.2, False): 2.5})
     rivals = Forms(BASE, [trajectory(10)], slow).of_sparse_steps(Form(), 4)
-    assert [(form.sparse_per_full, form.density) for form in rivals] == [(SPARSE_PER_FULL[0], 0.3)]
+    assert [(form.sparse_per_full, form.density) for form in rivals] == [(1.9, 0.3)]
 
 
 def test_the_first_form_has_the_forecast_that_drifts_least():

@@ -15,14 +15,14 @@ VALUES = trajectories.outputs(STEPS)
 LISTS = ([0], [0, 1], [0, 1, 2, 5, 9], [0, 3, 4, 9], [0, 4, 5, 11], [0, 3, 6, 9, 12], range(STEPS))
 
 
-@pytest.fixture(params=[False, True], ids=["", "equal timesteps"])
+@pytest.fixture(params=["falling", "equal in part", "rising to 1"])
 def dense(request):
     """Schedulers of whole timesteps have equal ones where the noise levels are close."""
     dense = trajectories.trajectory(STEPS)
     times = dense.times.copy()
-    if request.param:
+    if request.param == "equal in part":
         times[4:7] = times[3]
-    return replace(dense, times=times)
+    return replace(dense, times=1 - times / 1000 if request.param == "rising to 1" else times)
 
 
 @pytest.mark.parametrize("full_steps", LISTS)

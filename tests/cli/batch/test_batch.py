@@ -27,10 +27,10 @@ GIF = (*SMALL, "--format", "gif", "--json")
 @pytest.fixture
 def loads(monkeypatch):
     """How often a pipeline is loaded, and how often it is patched for other settings."""
-    load, opened = Mock(side_effect=Request.load), Mock(side_effect=KeptPipeline._opened)
+    load, patch = Mock(side_effect=Request.load), Mock(side_effect=KeptPipeline._patch)
     monkeypatch.setattr(Request, "load", lambda request: load(request))
-    monkeypatch.setattr(KeptPipeline, "_opened", lambda *given: opened(*given))
-    return lambda: (load.call_count, opened.call_count)
+    monkeypatch.setattr(KeptPipeline, "_patch", lambda kept: patch(kept))
+    return lambda: (load.call_count, patch.call_count)
 
 
 def states(result):
@@ -99,7 +99,7 @@ def test_the_page(batch, workdir):
     assert read.problems == []
     assert "2 of 2 files" in read.headings
     assert read.texts.count(text) == 2
-    assert "48x32, 1 frame, 3 steps, sparse" in read.texts
+    assert "48x32 pixels, 1 frame, 3 steps, guidance 3, sparse" in read.texts
     shown = [given for tag, given in read.elements if tag == "img"]
     assert [given["alt"] for given in shown] == [text] * 2
     for given in shown:
@@ -152,7 +152,7 @@ def test_all_that_decides_about_a_result_is_in_its_name(
         (
             "prompt,seed,steps,crf\na,,,\nb,x,,\nc,,0,\nd,,,99\n",
             ["3 of 4 prompts of prompts.csv", "line 3: --seed x must be a valid integer",
-             "line 4: --steps 0 is too small", "line 5: --crf 99 is out"],
+             "line 4: --steps 0 must be greater than", "line 5: --crf 99 is out"],
         ),
         (f"prompt,seed\na,\nb,{2**64 - 1}\n", []),
         (f"prompt,seed,num\na,,\nb,{2**64 - 1},2\n", ["2 seeds from there go beyond 2^64 - 1"]),

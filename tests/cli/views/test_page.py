@@ -15,7 +15,6 @@ from rich.console import Console
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.record import GenerationResult, SeriesResult
-from chipsparse.cli.views.files import read_result
 from chipsparse.cli.views.frames import (
     FRAMES,
     LARGEST_SIDE,
@@ -26,7 +25,7 @@ from chipsparse.cli.views.frames import (
 )
 from chipsparse.cli.views.names import command_text, name_of
 from chipsparse.cli.views.page import best_points, overview_section, page
-from chipsparse.cli.views.report import write_report
+from chipsparse.cli.views.report import read_result, write_report
 from chipsparse.cli.views.sections import QualityPoint, Result, Section, Table
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import TIMES, bytes_unit, percent, seconds_text, seconds_unit
