@@ -102,6 +102,9 @@ def test_recording_gradients_is_a_fallback_and_is_said(pipe):
         pytest.raises(FallbackError, match="gradients are recorded"),
     ):
         pipe.transformer(torch.zeros(1, 4, 2, 4, 4), **arguments)
+    with warnings.catch_warnings(), chipsparse.enable(pipe, chipsparse.SparsityConfig.dense()):
+        warnings.simplefilter("error", DenseWarning)
+        pipe.transformer(torch.zeros(1, 4, 2, 4, 4), **arguments)  # nothing sparse was wanted
 
 
 def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):
