@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,7 @@ class Request(Place):
         """The cost of each computed step, relative to the others; empty where not known."""
         return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, Any]:
         """The facts that all clips have in common; none of them tells whose machine it was."""
         return {
@@ -131,7 +132,7 @@ class Request(Place):
     @property
     def measured_with(self) -> dict[str, Any]:
         """The same for a results file, by names without groups, and with the digest of weights."""
-        facts = self.facts
+        facts = dict(self.facts)
         groups = facts.pop("settings") | facts.pop("versions")
         return {**facts, **groups, "weights": weights_digest(self.model)}
 
