@@ -28,7 +28,7 @@ from chipsparse.kernels.fp8_quantization import FP8, fp8_quantization
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.mask_packing import pack_mask, packed_to_indices, unpack_mask
 from chipsparse.kernels.neuron_selection import neuron_selection
-from chipsparse.kernels.rank_pieces import pack_pieces, unpack_pieces
+from chipsparse.kernels.piece_copies import copy_pieces
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import empty_token_contiguous
@@ -149,9 +149,8 @@ def cases() -> Iterator[CompiledCase]:
     yield case(selected, BF16, 1352, static=True)
     for columns in (1352, 1337):
         yield case(packed, columns)
-    for packs, dim in product((True, False), (1, 2)):
-        # Query, key and value there, the output back.
-        yield case(pieces, packs=packs, dim=dim, count=3 if packs == (dim == 2) else 1)
+    yield case(pieces, dim=2, count=3)  # query, key and value there
+    yield case(pieces, dim=1, count=1)  # the output back
     for activation in ("gelu-tanh", "gelu"):
         yield case(up, "gluon", activation=activation)
     yield case(up, "gluon", activation="silu", even=False)
@@ -256,15 +255,13 @@ def packed(columns: int) -> None:
     packed_to_indices(bits, columns, capacity=KEPT, backend="triton")
 
 
-def pieces(*, packs: bool, dim: int, count: int) -> None:
-    """`pack_pieces` or `unpack_pieces` of so many tensors."""
+def pieces(*, dim: int, count: int) -> None:
+    """`copy_pieces` of so many tensors."""
     tensors = tuple(_tensor(1, TOKENS, 2 * HEADS, 128) for _ in range(count))
-    cut = (range(HEADS), range(HEADS, 2 * HEADS))
-    if packs:
-        pack_pieces(tensors, cut, dim=dim, backend="triton")
-    else:
-        size = count * 2 * HEADS * 128 * (TOKENS if dim == 2 else 2 * HEADS)
-        unpack_pieces(_tensor(size), tensors, cut, dim=dim, backend="triton")
+    half = tensors[0].shape[dim] // 2
+    cut = (range(half), range(half, 2 * half))
+    places = [tuple(tensor.narrow(dim, 0, half) for tensor in tensors) for _ in cut]
+    copy_pieces(tensors, cut, places, dim=dim, backend="triton")
 
 
 def _layer(even: bool, dtype: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

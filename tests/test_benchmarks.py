@@ -69,7 +69,7 @@ def test_a_run_saves_after_each_record_and_survives_failures(tmp_path, capsys):
 
 def test_every_operation_has_a_case():
     """But for those whose time is part of another's, and copies between processes."""
-    others = {"rank_pieces", "fp8_quantization", "fp8_rows", "fp8_dequantization"}
+    others = {"piece_copies", "fp8_quantization", "fp8_rows", "fp8_dequantization"}
     folders = resources.files(chipsparse.kernels).iterdir()
     operations = {each.name for each in folders if (each / "reference.py").is_file()}
     combined = {"dense_attention", "fp8_dense_attention_column_sums", "sparse_mlp"}

@@ -24,8 +24,6 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
 from chipsparse.plan import Action, SparsityPlan
 
-PACKING_PASSES = 4  # reads and writes of what is exchanged, where it is packed and unpacked
-
 
 @dataclass(frozen=True)
 class Exchange:
@@ -34,12 +32,11 @@ class Exchange:
     times: int  # in a step
     sent: Sequence[int]  # bytes that leave each process, each time
     received: Sequence[int]  # bytes that come to each process, each time
-    packed: int = 0  # bytes that the largest one packs and unpacks, each time
 
     def seconds(self, rates: Rates) -> float:
         """All of them, as if nothing was computed meanwhile; the one with the most counts."""
-        wire = rates.peer_seconds + max(*self.sent, *self.received) / rates.peer_link
-        return self.times * (wire + PACKING_PASSES * self.packed / rates.memory)
+        most = max(*self.sent, *self.received)
+        return self.times * (rates.peer_seconds + most / rates.peer_link)
 
 
 class RankShare(NamedTuple):
@@ -105,13 +102,12 @@ class Sharing:
         # Each process's own tokens of the others' heads, and the others' tokens of its own heads.
         given = [unit * tokens * (layout.heads - heads) for tokens, heads in places] * groups
         taken = [unit * (layout.tokens - tokens) * heads for tokens, heads in places] * groups
-        packed = unit * max(max(n * layout.heads, layout.tokens * h) for n, h in places)
         row = layout.batch * layout.width * self.dtype.itemsize
         gathered = [(ranks - 1) * max(self.cut.grid) * row] * ranks * groups  # all send as much
         layers = self.calls * layout.layers
         return [
-            Exchange(layers, [3 * n for n in given], [3 * n for n in taken], 3 * packed),
-            Exchange(layers, taken, given, packed),
+            Exchange(layers, [3 * n for n in given], [3 * n for n in taken]),
+            Exchange(layers, taken, given),
             Exchange(self.calls, gathered, gathered),
         ]
 

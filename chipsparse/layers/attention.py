@@ -42,6 +42,7 @@ MEAN_WEIGHT = 40.0  # the best one for 10 to 20 % of the columns
 READY_DEVICES = ("cpu",)  # the host need not wait for what it reads there
 
 Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
+Columns = Callable[[], torch.Tensor]  # gives packed columns `[B, H, G, n]` once they are wanted
 
 MAIN_OPS = {  # that compute the result of a step
     Action.DENSE: "dense_attention",
@@ -115,7 +116,7 @@ class AttentionLayer:
                 turns = None
             if action is Action.REFRESH:  # read before this branch's cache takes a slot
                 budget = state.budgets.of(self.number, state.plan, key.device)
-                columns, budget = self._columns_of_another_branch(state, inputs, budget)
+                chosen, budget = self._columns_of_another_branch(state, inputs, budget)
             caches, reads = shared.caches, shared.caches.reads
             kinds, ahead = reads["attention", action], reads["attention", state.action]
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
@@ -126,9 +127,9 @@ class AttentionLayer:
                     entry.computed = cache.kept_fraction
                     output = sparse_step(cache, inputs, config=shared.config, turns=turns)
                 else:
-                    if columns is not None:
+                    if chosen is not None:
                         entry.backend = _backend_name(choices, Action.DENSE, in_fp8)
-                    output = self._refresh(state, cache, inputs, budget, columns)
+                    output = self._refresh(state, cache, inputs, budget, chosen)
             if exact is None:
                 return output[:, :, layout.rows_before :]
             # Rows that never run sparse are never computed in 8 bits either.
@@ -181,14 +182,15 @@ class AttentionLayer:
 
     def _columns_of_another_branch(
         self, state: StepState, inputs: AttentionInputs, budget: AttentionBudget
-    ) -> tuple[torch.Tensor | None, AttentionBudget]:
-        """Return the packed columns that another branch chose now, or None; and the budget."""
+    ) -> tuple[Columns | None, AttentionBudget]:
+        """Return what gives the packed columns that another branch chose now; and the budget."""
         query, elsewhere = inputs.query, self._shared.columns
         size = self._shared.config.block_size
         if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
             blocks = block_count(query.shape[2], size)
             shape = (*query.shape[:2], blocks, -(-inputs.key.shape[2] // 8))
-            return elsewhere.take(shape, query.device), budget
+            given = elsewhere.given
+            return (lambda: elsewhere.take(shape, query.device)) if given else None, budget
         chosen, caches = self._chosen, self._shared.caches
         if chosen is None or chosen.step != state.context.step:
             return None, budget
@@ -201,12 +203,13 @@ class AttentionLayer:
         with caches.acquire(chosen.branch, self.number, "attention", kinds, none) as cache:
             assert cache.columns is not None
             if alike:
-                return cache.columns.clone(), budget  # stored and freed by itself
+                columns = cache.columns.clone()  # stored and freed by itself
+                return lambda: columns, budget
             layout, static = chosen.plan.layout, budget.static_columns
             columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
         # Room for the columns of the other, with this branch's text in the place of the other's.
         most = chosen.most_columns - layout.text_tokens + budget.static_count
-        return columns, replace(budget, keep_count=most)
+        return lambda: columns, replace(budget, keep_count=most)
 
     def _refresh(
         self,
@@ -214,21 +217,20 @@ class AttentionLayer:
         cache: AttentionCache,
         inputs: AttentionInputs,
         budget: AttentionBudget,
-        columns: torch.Tensor | None,
+        columns: Columns | None,
     ) -> torch.Tensor:
         shared, step, key = self._shared, state.context.step, inputs.key
         if key.device.type not in READY_DEVICES:
             budget = budget.without_waiting(key.shape[2])
+        elsewhere = shared.columns if state.action is Action.REFRESH else None
+        give = None if elsewhere is None else elsewhere.give
         kinds = shared.caches.reads["attention", Action.SPARSE]
         with shared.graphs.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
-                cache, inputs, config=shared.config, budget=budget, columns=columns
+                cache, inputs, config=shared.config, budget=budget, columns=columns, give=give
             )
         if columns is None:
             self._chosen = _Choice(step, state.branch, state.plan, budget.most_columns)
-            if shared.columns is not None and state.action is Action.REFRESH:
-                assert cache.columns is not None
-                shared.columns.give(cache.columns)
         self._refreshed_at[state.branch] = step
         return output
 
@@ -279,12 +281,15 @@ def refresh_step(
     *,
     config: SparsityConfig,
     budget: AttentionBudget,
-    columns: torch.Tensor | None = None,
+    columns: Columns | None = None,
+    give: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Full attention; chooses the columns by their sums and fills the residual cache.
 
-    Columns that were chosen before, packed as in ``cache.columns``, are kept as they are; that
-    takes no sums, so that the fastest library kernel computes the attention.
+    Columns that were chosen elsewhere, packed as in ``cache.columns``, are kept as they are. That
+    takes no sums, so the fastest library kernel computes the attention; they are asked for behind
+    it, since they may still be on their way from another process. Columns that are chosen here are
+    given away at once.
 
     The column sums are weighed with the LSE of the previous dense step (``cache.lse``). Where the
     budget has no capacity, the host waits once for the length of the longest list
@@ -293,9 +298,12 @@ def refresh_step(
     """
     if columns is None:
         output = _choose_columns(cache, inputs, config=config, budget=budget)
+        if give is not None:
+            assert cache.columns is not None
+            give(cache.columns)
     else:
         output = dense_step(cache, inputs, in_fp8=config.attention.in_fp8)
-        cache.columns = columns
+        cache.columns = columns()
     cache.capacity = budget.capacity
     record_residual(cache, output, inputs, config=config)
     return output

@@ -40,10 +40,13 @@ class BranchColumns:
         if self._shared and self._peers.rank == 0:
             self._broadcast(columns.contiguous())
 
-    def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor | None:
-        """Return the columns that the first process sent for this layer; None without any."""
-        if not self._shared or self._peers.rank == 0:
-            return None
+    @property
+    def given(self) -> bool:
+        """Whether the first process sends this one the columns of every layer."""
+        return self._shared and self._peers.rank > 0
+
+    def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """Return the columns of a layer that are `given`."""
         columns = torch.empty(shape, dtype=torch.uint8, device=device)
         self._broadcast(columns)
         return columns

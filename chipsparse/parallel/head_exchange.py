@@ -1,12 +1,15 @@
-"""The exchanges of the processes that share a sequence, in buffers of numbers.
+"""The exchanges of the processes that share a sequence.
 
 What is sent is known from the sizes: none are exchanged, and no host waits for a GPU. An exchange
-runs beside what the GPU computes until somebody waits for it; NCCL has a stream of its own for it.
+runs beside what the GPU computes until somebody waits for it. Where GPUs reach each other's memory,
+each process copies its pieces to where the others read them; elsewhere they are packed, sent by a
+collective and unpacked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,49 +17,130 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chipsparse.kernels.piece_copies import copy_pieces
 from chipsparse.parallel.peers import Peers
-
-# In so many parts heads are exchanged, where each process has as many: the attention of one part
-# hides the exchange of the next. More would leave a GPU too few blocks at a time.
-PARTS = 3
+from chipsparse.parallel.windows import Windows, gpus_reach
 
 # PyTorch 2.13 has another name, and warns of the old one.
 all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
-class SharingGroups:
-    """Process groups of those that share the tokens of a call."""
+class SharingGroup:
+    """The processes that share the tokens of a call."""
 
-    tokens: Any  # all of them
-    heads: Any | None  # those with the same query rows, which share the heads; None: this one alone
-    rows: Any | None  # those with the same heads, which share the query rows; None: this one alone
-
-    @property
-    def ring(self) -> int:
-        """The number of processes that share the query rows of a head."""
-        return 1 if self.rows is None else dist.get_world_size(self.rows)
+    tokens: Any  # their process group
+    ring: int  # how many of them share the query rows of a head
 
 
 @dataclass(frozen=True)
-class Pending:
-    """An exchange under way."""
+class Given:
+    """The pieces that a process gives to another one, and that it takes from it."""
 
-    work: Any  # its handle
-    received: torch.Tensor  # the buffer that it fills
-    sent: torch.Tensor  # what it sends, which must live until then
+    piece: range  # of each tensor
+    taken: tuple[torch.Tensor, ...]  # what it gets from there, in its window
+    there: tuple[torch.Tensor, ...]  # what it gives, in the other's window; empty: out of reach
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The pieces of some tensors ``[B, N, H, D]`` that processes give to each other.
+
+    They find what they are given in their windows.
+    """
+
+    dim: int  # along which the tensors are cut
+    partners: dict[int, Given]  # by rank, this one among them
 
 
 class HeadExchange:
-    """The exchanges of one process with others of its groups, which all make the same in order."""
+    """The exchanges of one process with others of its group, which all make the same in order."""
 
-    def __init__(self, groups: SharingGroups, peers: Peers) -> None:
-        self.groups, self.peers = groups, peers
-        # Of this process, and of all that share the tokens.
-        self.rank, self.ranks = dist.get_rank(groups.tokens), dist.get_world_size(groups.tokens)
+    def __init__(self, group: SharingGroup, peers: Peers) -> None:
+        self.group, self.peers = group, peers
+        self.rank, self.ranks = dist.get_rank(group.tokens), dist.get_world_size(group.tokens)
         # Runs around what an exchange adds to a call besides its run beside others: packing,
         # waiting, unpacking. To measure that.
         self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        # Made once of calls of one kind; they lie in the windows.
+        self.routes: dict[Any, Any] = {}
+        self._reached: bool | None = None  # not known yet
+        self._windows: dict[str, Windows] = {}
+        self._beside: Any = None  # the stream of the copies
+
+    def windows(
+        self, name: str, shapes: Sequence[Sequence[tuple[int, ...]]], like: torch.Tensor
+    ) -> list[list[torch.Tensor]]:
+        """Tensors of such shapes in each rank's window of a name; none in those out of reach.
+
+        All processes ask for the same. What was in a window before is lost.
+        """
+        sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
+        device, nbytes = like.device, max(map(sum, sizes)) * like.itemsize
+        if self._reached is None:
+            self._reached = gpus_reach(self.group.tokens, self.peers, device)
+        windows = self._windows.get(name)
+        if windows is None or windows.nbytes < nbytes or windows.device != device:
+            if self._reached:
+                torch.cuda.synchronize(device)
+                self.peers.gather(name)  # nobody writes to the old one any more
+                self._beside = torch.cuda.Stream(device, priority=-1)
+            self.routes.clear()
+            windows = Windows(self.group.tokens, nbytes, device, reached=self._reached)
+            self._windows[name] = windows
+        found: list[list[torch.Tensor]] = [[] for _ in shapes]
+        for rank, of_rank in enumerate(shapes):
+            if self._reached or rank == self.rank:
+                window = windows.of(rank, sum(sizes[rank]), like.dtype)
+                pieces = zip(window.split(sizes[rank]), of_rank, strict=True)
+                found[rank] = [numbers.view(shape) for numbers, shape in pieces]
+        return found
+
+    def start(self, name: str, tensors: Sequence[torch.Tensor], swap: Swap) -> Callable[[], None]:
+        """Begin a swap by a window; the function that is returned waits for what was taken.
+
+        On a GPU the stream waits, and not the host.
+        """
+        with self.peers.exchange():
+            if not self._reached:
+                return self._collective(tensors, swap)
+            now, windows = torch.cuda.current_stream(tensors[0].device), self._windows[name]
+            self._beside.wait_stream(now)
+            with torch.cuda.stream(self._beside):
+                given = swap.partners.values()
+                pieces, places = [each.piece for each in given], [each.there for each in given]
+                copy_pieces(tensors, pieces, places, dim=swap.dim)
+                windows.meet()
+                done = self._beside.record_event()
+
+        def wait(_kept: Any = tensors) -> None:
+            now.wait_event(done)
+
+        return wait
+
+    def _collective(self, tensors: Sequence[torch.Tensor], swap: Swap) -> Callable[[], None]:
+        pieces, given, taken = list[torch.Tensor](), [0] * self.ranks, [0] * self.ranks
+        places = [place for rank in sorted(swap.partners) for place in swap.partners[rank].taken]
+        for rank, partner in sorted(swap.partners.items()):
+            piece = partner.piece
+            cut = [tensor.narrow(swap.dim, piece.start, len(piece)) for tensor in tensors]
+            pieces += [tensor.reshape(-1) for tensor in cut]
+            given[rank] = sum(tensor.numel() for tensor in cut)
+            taken[rank] = sum(place.numel() for place in partner.taken)
+        sent = torch.cat(pieces)
+        received = sent.new_empty(sum(taken))
+        work: Any = dist.all_to_all_single(
+            received, sent, taken, given, group=self.group.tokens, async_op=True
+        )
+
+        def wait(_kept: Any = sent) -> None:
+            with self.peers.exchange():
+                work.wait()
+            of_places = received.split([place.numel() for place in places])
+            for place, numbers in zip(places, of_places, strict=True):
+                place.copy_(numbers.view(place.shape))
+
+        return wait
 
     def gather(self, tensor: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """``[B, N, C]`` on every rank, from the tokens ``[B, n, C]`` of each."""
@@ -65,29 +149,8 @@ class HeadExchange:
         with self.watch():
             sent = tensor.new_zeros(most, batch, channels)
             sent[:own] = tensor.transpose(0, 1)
-            received = self.wait(self.start_gather(sent.flatten(), self.groups.tokens))
-            parts = received.view(self.ranks, most, batch, channels)
+            parts = sent.new_empty(self.ranks, most, batch, channels)
+            with self.peers.exchange():
+                all_gather_tensor(parts.flatten(), sent.flatten(), group=self.group.tokens)
             pieces = [part[:count] for part, count in zip(parts, tokens, strict=True)]
             return torch.cat(pieces).transpose(0, 1)
-
-    def start_gather(self, sent: torch.Tensor, group: Any) -> Pending:
-        """Begin to send a buffer ``[n]`` to all of a group, which all send as much."""
-        received = sent.new_empty(dist.get_world_size(group) * sent.numel())
-        with self.peers.exchange():
-            work = all_gather_tensor(received, sent, group=group, async_op=True)
-        return Pending(work, received, sent)
-
-    def start_swap(self, sent: torch.Tensor, given: list[int], taken: list[int]) -> Pending:
-        """Begin to send each process that shares the heads its piece of a buffer ``[n]``."""
-        received = sent.new_empty(sum(taken))
-        with self.peers.exchange():
-            work = dist.all_to_all_single(
-                received, sent, taken, given, group=self.groups.heads, async_op=True
-            )
-        return Pending(work, received, sent)
-
-    def wait(self, pending: Pending) -> torch.Tensor:
-        """Return the buffer of an exchange; on a GPU the stream waits, and not the host."""
-        with self.peers.exchange():
-            pending.work.wait()
-        return pending.received

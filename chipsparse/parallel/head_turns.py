@@ -12,17 +12,24 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-from chipsparse.kernels.rank_pieces import pack_pieces, unpack_pieces
-from chipsparse.parallel.head_exchange import PARTS, HeadExchange, Pending
+from chipsparse.parallel.head_exchange import Given, HeadExchange, Swap
 from chipsparse.parallel.sequence_cut import SequenceCut, shares
 
 TOKENS, HEADS = 1, 2  # dimensions of ``[B, N, H, D]``
+# Names of windows: what attention reads, and what it gives. Nobody writes to one of them before all
+# have read it: query, key and value of a layer follow the output of the one before, and are needed
+# for its own.
+STATES, OUTPUT = "states", "output"
+# In so many parts heads are exchanged, where each process has as many: the attention of one part
+# hides the exchange of the next. Nothing hides the arrival of the first, nor the way of the last
+# one's output, so these have few heads. More parts would leave a GPU too few blocks at a time.
+PARTS = 3
+AT_THE_ENDS = 6  # of so many heads, one in the first part and one in the last
 
 
 class HeadTurns:
@@ -35,136 +42,184 @@ class HeadTurns:
 
     They start as ``states`` ``[B, n, H, D]`` of this process's tokens. After `receive` the
     attributes are complete: query ``[B, h, R, D]`` of this process's heads and query rows, key and
-    value ``[B, h, N, D]`` of all tokens.
+    value ``[B, h, N, D]`` of all tokens. They are valid until the next layer's.
     """
 
     def __init__(
-        self, exchange: HeadExchange, states: tuple[torch.Tensor, ...], cut: SequenceCut
+        self, exchange: HeadExchange, states: Sequence[torch.Tensor], cut: SequenceCut
     ) -> None:
-        self._exchange, self._cut, self._heads = exchange, cut, states[0].shape[HEADS]
-        run, self._place = divmod(exchange.rank, cut.ulysses)
-        first = run * cut.ulysses
-        self._tokens = _ranges(cut.tokens[first : first + cut.ulysses])  # of each in this run
-        self._rows = cut.query_rows[run]
-        assert states[0].shape[TOKENS] == len(self._tokens[self._place])
-        counts = shares(self._heads, cut.ulysses)
-        parts = min(PARTS, *counts)
-        within = [_ranges(shares(count, parts)) for count in counts]
-        self._own = within[self._place]  # this process's heads of each part, among its own
-        self._of_all = [  # by part, those of each process among all heads
-            [
-                range(heads.start + own[part].start, heads.start + own[part].stop)
-                for heads, own in zip(_ranges(counts), within, strict=True)
-            ]
-            for part in range(parts)
-        ]
-        self._receipts: deque[Callable[[], None]] = deque()
-        self._sent: list[Pending] = []
+        self._exchange = exchange
+        self._route = route = _route(exchange, cut, states[0])
+        self.query, self.key, self.value = (state.transpose(1, 2) for state in route.states)
         with exchange.watch():
-            if cut.ulysses > 1:
-                states = self._swap(states)
-            if cut.ring > 1:
-                states = self._gather(states)
-        self.query, self.key, self.value = (state.transpose(1, 2) for state in states)
+            self._receipts = deque(
+                [exchange.start(STATES, states[which], swap) for which, swap in part.inward]
+                for part in route.parts
+            )
+        self._sent: list[Callable[[], None]] = []
 
     def receive(self) -> None:
         with self._exchange.watch():
             while self._receipts:
-                self._receipts.popleft()()
+                self._receive_part()
+
+    def _receive_part(self) -> None:
+        for wait in self._receipts.popleft():
+            wait()
 
     def attend(self, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
         """Compute the attention ``[B, h', R, D]`` of one part of the heads after the other.
 
         Returns ``[B, H, n, D]``, of all heads and this process's tokens.
         """
-        outputs = []
-        for part, heads in enumerate(self._own):
+        for part in self._route.parts:
             with self._exchange.watch():
                 if self._receipts:
-                    self._receipts.popleft()()
-            output = compute(slice(heads.start, heads.stop))
-            if self._cut.ulysses == 1:
-                outputs.append(output.transpose(1, 2))
-            else:
-                self._send(part, output)
-        return self._collected() if self._sent else torch.cat(outputs, dim=HEADS).transpose(1, 2)
+                    self._receive_part()
+            self._send(part, compute(part.own))
+        return self._collected()
 
     def finish(self, output: torch.Tensor) -> torch.Tensor:
         """Send the attention ``[B, h, R, D]`` of all heads; a result of `attend` passes through."""
-        if self._sent or self._cut.ulysses == 1:
+        if self._sent:
             return output
-        for part, heads in enumerate(self._own):
-            self._send(part, output[:, heads.start : heads.stop])
+        for part in self._route.parts:
+            self._send(part, output[:, part.own])
         return self._collected()
 
-    def _swap(self, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Begin to exchange tokens of this run for heads: ``[B, R, h, D]``."""
-        batch, own, _, width = states[0].shape
-        unit, heads = len(states) * batch * width, sum(map(len, self._own))
-        whole = states[0].new_empty(len(states), batch, self._rows, heads, width).unbind(0)
-        for part, mine in zip(self._of_all, self._own, strict=True):
-            pending = self._exchange.start_swap(
-                pack_pieces(states, part, dim=HEADS),
-                [unit * own * len(heads) for heads in part],
-                [unit * len(mine) * len(tokens) for tokens in self._tokens],
-            )
-            places = tuple(tensor[:, :, mine.start : mine.stop] for tensor in whole)
-            self._receipts.append(partial(self._unpack, pending, places, self._tokens))
-        return whole
-
-    def _gather(self, states: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Begin to collect the keys and values of all runs: ``[B, N, h, D]``."""
-        query, *both = states
-        batch, _, heads, width = query.shape
-        all_rows, most = self._cut.query_rows, max(self._cut.query_rows)
-        whole = query.new_empty(2, batch, sum(all_rows), heads, width).unbind(0)
-        before, self._receipts = self._receipts, deque()
-        for mine in self._own:
-            if before:
-                before.popleft()()
-            own = tuple(tensor[:, :, mine.start : mine.stop] for tensor in both)
-            sent = pack_pieces(own, [range(self._rows)], dim=TOKENS)
-            spare = 2 * batch * (most - self._rows) * len(mine) * width
-            sent = F.pad(sent, (0, spare)) if spare else sent  # all send as much
-            pending = self._exchange.start_gather(sent, self._exchange.groups.rows)
-            places = tuple(tensor[:, :, mine.start : mine.stop] for tensor in whole)
-            self._receipts.append(
-                partial(self._unpack, pending, places, _ranges(all_rows), capacity=most)
-            )
-        return query, *whole
-
-    def _unpack(
-        self,
-        pending: Pending,
-        places: tuple[torch.Tensor, ...],
-        pieces: list[range],
-        *,
-        capacity: int | None = None,
-    ) -> None:
-        unpack_pieces(self._exchange.wait(pending), places, pieces, dim=TOKENS, capacity=capacity)
-
-    def _send(self, part: int, output: torch.Tensor) -> None:
+    def _send(self, part: _Part, output: torch.Tensor) -> None:
         """Begin to send the attention ``[B, h', R, D]`` of one part to the owners of its tokens."""
-        batch, heads, _, width = output.shape
-        unit, own = batch * width, len(self._tokens[self._place])
         with self._exchange.watch():
-            self._sent.append(
-                self._exchange.start_swap(
-                    pack_pieces((output.transpose(1, 2),), self._tokens, dim=TOKENS),
-                    [unit * len(tokens) * heads for tokens in self._tokens],
-                    [unit * own * len(heads) for heads in self._of_all[part]],
-                )
-            )
+            self._sent.append(self._exchange.start(OUTPUT, [output.transpose(1, 2)], part.outward))
 
     def _collected(self) -> torch.Tensor:
         """All heads of this process's tokens ``[B, H, n, D]``."""
-        batch, _, _, width = self.query.shape
-        own = len(self._tokens[self._place])
-        whole = self.query.new_empty(batch, own, self._heads, width)
         with self._exchange.watch():
-            for part, pending in zip(self._of_all, self._sent, strict=True):
-                unpack_pieces(self._exchange.wait(pending), (whole,), part, dim=HEADS)
-        return whole.transpose(1, 2)
+            for wait in self._sent:
+                wait()
+            # Compiled code may go on to use the memory of what an operation gave it.
+            return self._route.output.clone().transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the heads of every process."""
+
+    own: slice  # this process's, among its own
+    inward: tuple[tuple[slice, Swap], ...]  # of some of query, key and value
+    outward: Swap
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Where all of it goes, in calls of one kind."""
+
+    states: tuple[torch.Tensor, ...]  # query, key and value ``[B, N, h, D]`` of this process
+    output: torch.Tensor  # ``[B, n, H, D]``
+    parts: tuple[_Part, ...]
+
+
+def _route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> _Route:
+    """The route of states like one ``[B, n, H, D]``."""
+    batch, own, heads, width = like.shape
+    assert own == cut.tokens[exchange.rank]
+    kind = (cut, batch, heads, width, like.dtype, like.device)
+    if kind not in exchange.routes:
+        exchange.routes[kind] = _new_route(exchange, cut, like)
+    route: _Route = exchange.routes[kind]
+    return route
+
+
+def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> _Route:
+    batch, _, heads, width = like.shape
+    me, ranks = exchange.rank, range(exchange.ranks)
+    run = [rank // cut.ulysses for rank in ranks]
+    tokens, rows = _ranges(cut.tokens), _ranges(cut.query_rows)
+    in_run = [_shifted(tokens[rank], -rows[run[rank]].start) for rank in ranks]
+    # By rank and part: the heads among those of the process, and among all.
+    counts = [shares(heads, cut.ulysses)[rank % cut.ulysses] for rank in ranks]
+    parts = min(PARTS, *counts)
+    within = [_ranges(_parts(count, parts)) for count in counts]
+    before = [sum(counts[run[rank] * cut.ulysses : rank]) for rank in ranks]
+    of_all = [[_shifted(part, before[rank]) for part in within[rank]] for rank in ranks]
+
+    def windows(
+        name: str, lengths: Callable[[int], list[int]], heads: list[int]
+    ) -> list[list[torch.Tensor]]:
+        shapes = [[(batch, n, heads[rank], width) for n in lengths(rank)] for rank in ranks]
+        return exchange.windows(name, shapes, like)
+
+    every = sum(cut.tokens)
+    states = windows(STATES, lambda rank: [len(rows[run[rank]]), every, every], counts)
+    outputs = windows(OUTPUT, lambda rank: [cut.tokens[rank]], [heads] * len(ranks))
+    same_run = [rank for rank in ranks if run[rank] == run[me]]
+
+    def inward(part: int, which: slice) -> Swap:
+        # Query rows are for the processes of this run, keys and values for all.
+        alone = which.stop == 1
+        places = tokens if which.start > 0 else in_run
+        return Swap(
+            HEADS,
+            {
+                rank: Given(
+                    of_all[rank][part],
+                    taken=_cut(states[me], which, places[rank], within[me][part]),
+                    there=_cut(states[rank], which, places[me], within[rank][part]),
+                )
+                for rank in (same_run if alone else ranks)
+            },
+        )
+
+    def outward(part: int) -> Swap:
+        own, whole = tokens[me], slice(None)
+        return Swap(
+            TOKENS,
+            {
+                rank: Given(
+                    in_run[rank],
+                    taken=_cut(outputs[me], whole, range(len(own)), of_all[rank][part]),
+                    there=_cut(outputs[rank], whole, range(len(tokens[rank])), of_all[me][part]),
+                )
+                for rank in same_run
+            },
+        )
+
+    # Without other runs the query is swapped together with key and value.
+    swapped = [slice(0, 3)] if cut.ring == 1 else [slice(0, 1), slice(1, 3)]
+    (output,) = outputs[me]
+    return _Route(
+        tuple(states[me]),
+        output,
+        tuple(
+            _Part(
+                slice(within[me][part].start, within[me][part].stop),
+                tuple((which, inward(part, which)) for which in swapped),
+                outward(part),
+            )
+            for part in range(parts)
+        ),
+    )
+
+
+def _parts(heads: int, parts: int) -> Sequence[int]:
+    """The numbers of heads in each part of a process's."""
+    if parts < PARTS:
+        return shares(heads, parts)
+    ends = -(-heads // AT_THE_ENDS)
+    return ends, heads - 2 * ends, ends
+
+
+def _cut(
+    tensors: Sequence[torch.Tensor], which: slice, tokens: range, heads: range
+) -> tuple[torch.Tensor, ...]:
+    """These tokens and heads of some tensors ``[B, N, H, D]``."""
+    return tuple(
+        tensor[:, tokens.start : tokens.stop, heads.start : heads.stop] for tensor in tensors[which]
+    )
+
+
+def _shifted(numbers: range, by: int) -> range:
+    return range(numbers.start + by, numbers.stop + by)
 
 
 def _ranges(counts: Iterable[int]) -> list[range]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from chipsparse.parallel.head_exchange import SharingGroups
+from chipsparse.parallel.head_exchange import SharingGroup
 from chipsparse.pipelines.diffusers_hooks import hooks_on
 from chipsparse.pipelines.patches import Patches
 
 HOOKS = ("cp_input---", "cp_output---")
 
 
-def sharing_groups(transformer: Any) -> SharingGroups | None:
+def sharing_group(transformer: Any) -> SharingGroup | None:
     """The processes over which diffusers was set to share the tokens; None where it was not."""
     config = getattr(transformer, "_parallel_config", None)
     if config is None:
@@ -30,11 +30,7 @@ def sharing_groups(transformer: Any) -> SharingGroups | None:
             "chipsparse runs under context parallelism: ContextParallelConfig(ulysses_degree=...) "
             "or ring_degree"
         )
-    return SharingGroups(
-        context._flattened_mesh.get_group(),
-        heads=context._ulysses_mesh.get_group() if context.ulysses_degree > 1 else None,
-        rows=context._ring_mesh.get_group() if context.ring_degree > 1 else None,
-    )
+    return SharingGroup(context._flattened_mesh.get_group(), context.ring_degree)
 
 
 def take_off(transformer: Any, patches: Patches) -> None:

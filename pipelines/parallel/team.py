@@ -13,9 +13,9 @@ from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
 from chipsparse.parallel.agreement import Agreement, BranchColumns
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.head_exchange import HeadExchange, SharingGroups
+from chipsparse.parallel.head_exchange import HeadExchange, SharingGroup
 from chipsparse.parallel.peers import PeerError, Peers
-from chipsparse.pipelines.parallel.context_parallel import sharing_groups
+from chipsparse.pipelines.parallel.context_parallel import sharing_group
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
 from chipsparse.pipelines.parallel.split_sequence import SplitSequence
 
@@ -28,7 +28,7 @@ class Team:
     """
 
     def __init__(
-        self, ranks: Sequence[int], parallel: Parallel, *, groups: SharingGroups | None = None
+        self, ranks: Sequence[int], parallel: Parallel, *, group: SharingGroup | None = None
     ) -> None:
         self._all = Peers(ranks)
         self._all.check_same(
@@ -44,14 +44,15 @@ class Team:
         self.guidance: GuidanceSplit | None = None
         columns = None
         if sharing > 1:
-            groups = groups or _sharing_groups(ranks, parallel)
-            members = dist.get_process_group_ranks(groups.tokens)
-            self._exchange = HeadExchange(groups, Peers(members))
+            together = [ranks[first : first + sharing] for first in range(0, len(ranks), sharing)]
+            group = group or SharingGroup(_own_group(together), parallel.ring)
+            members = dist.get_process_group_ranks(group.tokens)
+            self._exchange = HeadExchange(group, Peers(members))
         if parallel.guidance > 1:
-            group = _own_group([ranks[place::sharing] for place in range(sharing)])
-            peers = Peers(dist.get_process_group_ranks(group))
-            self.guidance = GuidanceSplit(group, peers)
-            columns = BranchColumns(group, peers)
+            branches = _own_group([ranks[place::sharing] for place in range(sharing)])
+            peers = Peers(dist.get_process_group_ranks(branches))
+            self.guidance = GuidanceSplit(branches, peers)
+            columns = BranchColumns(branches, peers)
         self.agreement = Agreement(self._all, columns)
 
     def split(self, config: SparsityConfig, *, needs_text: bool) -> SplitSequence | None:
@@ -84,20 +85,6 @@ class Team:
             raise blamed from error
 
 
-def _sharing_groups(ranks: Sequence[int], parallel: Parallel) -> SharingGroups:
-    """The groups of this process; all processes make those of all."""
-    ulysses, sharing = parallel.ulysses, parallel.sharing
-    together = [ranks[first : first + sharing] for first in range(0, len(ranks), sharing)]
-    tokens = _own_group(together)
-    if parallel.ring == 1:
-        return SharingGroups(tokens, heads=tokens, rows=None)
-    if ulysses == 1:
-        return SharingGroups(tokens, heads=None, rows=tokens)
-    runs = [ranks[first : first + ulysses] for first in range(0, len(ranks), ulysses)]
-    across = [members[place::ulysses] for members in together for place in range(ulysses)]
-    return SharingGroups(tokens, heads=_own_group(runs), rows=_own_group(across))
-
-
 def _own_group(groups: Sequence[Sequence[int]]) -> Any:
     """The one of these groups that this process is in."""
     own = dist.get_rank()
@@ -121,7 +108,7 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
     `parallel`. Raises `ValueError` where both are there, one expert is parallel and another is not,
     or there are no such processes.
     """
-    groups = [sharing_groups(transformer) for transformer in transformers]
+    groups = [sharing_group(transformer) for transformer in transformers]
     named = next((group for group in groups if group is not None), None)
     if named is not None:
         if parallel is not None:
@@ -136,7 +123,7 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
             )
         ranks = dist.get_process_group_ranks(named.tokens)
         named_degrees = Parallel(ulysses=len(ranks) // named.ring, ring=named.ring)
-        return Team(ranks, named_degrees, groups=named)
+        return Team(ranks, named_degrees, group=named)
     if parallel is None or parallel.ranks == 1:
         return None
     if not (dist.is_available() and dist.is_initialized()):

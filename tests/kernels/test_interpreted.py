@@ -35,7 +35,7 @@ OPERATIONS = {
     "fp8_quantization": "zeros_and_equal_rows",
     "fp8_dequantization": "every_number and dtype1",
     "fp8_rows": "each_row and dtype1 or not_finite",
-    "rank_pieces": "nothing_is_copied or (one_behind and dtype0)",
+    "piece_copies": "nothing or (in_their_places and dtype0)",
 }
 FILES = [f"tests/kernels/test_{operation}.py" for operation in OPERATIONS]
 GENERATION = "tests/regression/test_backends.py"

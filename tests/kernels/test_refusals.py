@@ -13,7 +13,7 @@ from chipsparse.kernels.fp8_quantization import FP8, fp8_quantization
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.mask_packing import pack_mask, packed_to_indices, unpack_mask
 from chipsparse.kernels.neuron_selection import neuron_selection
-from chipsparse.kernels.rank_pieces import pack_pieces, unpack_pieces
+from chipsparse.kernels.piece_copies import copy_pieces
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 
@@ -41,7 +41,7 @@ IN_FP8 = {"activation_cache": CACHE.to(FP8)}
 RESIDUAL = {"residual": LISTED["key"].to(FP8)}
 MEANS = {"mean_key": COLUMNS, "mean_value": COLUMNS}
 GATE, PIECE = {"gate_weight": zeros(50, 24)}, zeros(1, 4, 2, 8)
-CUT = {"tensors": (PIECE,), "pieces": (range(4),), "dim": 1}
+CUT = {"tensors": (PIECE,), "pieces": (range(4),), "places": ((PIECE,),), "dim": 1}
 EIGHT_BITS = fp8_quantization(**QKV, backend="reference")
 
 # Arguments that fit.
@@ -58,8 +58,7 @@ GOOD = {
     unpack_mask: {"packed": octets(4, 3), "columns": 24},
     packed_to_indices: {"packed": octets(4, 3), "columns": 24},
     neuron_selection: {**LAYER, "mean_cache": zeros(1, 2, 50), "keep_count": 5},
-    pack_pieces: CUT,
-    unpack_pieces: {**CUT, "buffer": zeros(48), "pieces": (range(1, 4),)},
+    copy_pieces: CUT,
     sparse_mlp_down: {
         "delta": zeros(1, 200, 20),
         "weight": zeros(24, 50),
@@ -172,21 +171,22 @@ REFUSED = {
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         (GATE, "activation must be gelu-tanh, gelu or silu, got None"),
     ],
-    pack_pieces: [
+    copy_pieces: [
         *(
-            ({"pieces": (range(1), piece)}, OUTSIDE)
+            ({"pieces": (piece,)}, OUTSIDE)
             for piece in (range(3, 5), range(-1, 2), range(3, 2), range(0, 4, 2))
         ),
         ({"dim": 3}, "dim must be 1"),
         ({"tensors": (PIECE,) * 4}, "one to three tensors, got 4"),
         ({"tensors": (PIECE, PIECE[:, :3])}, r"tensors must be \[1, 4, 2, 8\]"),
         ({"tensors": (PIECE[0],)}, r"tensors must be \[B, N, H, D\]"),
-    ],
-    unpack_pieces: [
-        ({"buffer": zeros(63)}, "buffer must have 48 elements"),
-        ({"buffer": zeros(96)[::2]}, "contiguous"),
-        ({"capacity": 2}, "capacity must be at least 3, got 2"),
-        ({"buffer": zeros(48).half()}, "buffer must be torch.float32"),
+        ({"pieces": (range(3),)}, r"places must be \[1, 3, 2, 8\], got \[1, 4, 2, 8\]"),
+        ({"places": ((PIECE.half(),),)}, "places must be torch.float32"),
+        ({"places": ((),)}, "places must be 1 of a piece: 0"),
+        (
+            {"tensors": (PIECE,) * 2, "places": ((PIECE, zeros(1, 4, 4, 8)[:, :, ::2]),)},
+            "the same strides",
+        ),
     ],
     sparse_mlp_down: [
         ({"delta": zeros(200, 20)}, r"delta must be \[B, N, K\], got \[200, 20\]"),
@@ -245,7 +245,7 @@ TAKEN = {
     fp8_quantization: HALF_QKV,
     fp8_rows: [zeros(4, 8)],
     neuron_selection: [*HALF_LAYER, zeros(1, 1, 50)],
-    pack_pieces: [PIECE],
+    copy_pieces: [PIECE],
     sparse_mlp_down: DOWN,
     sparse_mlp_up: [*HALF_LAYER, 128, TURNED[:, :20]],
 }
@@ -263,7 +263,7 @@ NOT_TAKEN = [
     (neuron_selection, 1, zeros(24, 50, dtype=F16).T, ROWS_OF.format("weight")),
     (neuron_selection, 1, zeros(1, 24, dtype=F16).expand(65537, 24), "at most 65536 neurons"),
     (neuron_selection, 3, zeros(1, 1, 50).double(), "mean_cache of torch.float32"),
-    (pack_pieces, 0, zeros(1, 4, 2, 16)[..., ::2], "the head dimension is not contiguous"),
+    (copy_pieces, 0, zeros(1, 4, 2, 16)[..., ::2], "the head dimension is not contiguous"),
     (sparse_mlp_down, 0, zeros(1, 20, 9), NOT_HALF),
     (sparse_mlp_down, 1, zeros(50, 20, dtype=F16).T, "needs a multiple of 8 channels, got 20"),
     (sparse_mlp_down, 1, zeros(24, 50, dtype=F16), r"the transpose of .*strides \(50, 1\)"),

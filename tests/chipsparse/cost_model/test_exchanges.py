@@ -40,9 +40,8 @@ def test_tokens_for_heads_by_hand():
     for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
         assert sharing.sent_bytes(action) == expected
     assert sharing.sent_bytes(Action.SKIP) == [0, 0]
-    rates = Rates(peer_link=1e6, peer_seconds=1.0, memory=1e7)
-    packed = token_of_head * max(22 * 5, 42 * 3)
-    seconds = layers * (2 + 4 * forth[1] / 1e6 + 4 * 4 * packed / 1e7) + 2 * (1 + rows / 1e6)
+    rates = Rates(peer_link=1e6, peer_seconds=1.0)
+    seconds = layers * (2 + 4 * forth[1] / 1e6) + 2 * (1 + rows / 1e6)
     assert sharing.seconds(Action.SPARSE, rates) == pytest.approx(seconds)
 
 
