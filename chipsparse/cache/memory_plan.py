@@ -43,10 +43,11 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
 # Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
 NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
-# Where processes share the tokens: q, k and v as they are sent and received besides; and behind the
-# last block the tokens of all processes, before and in the output norm with its float32 copies.
-# Where they share query rows, the keys and values of all rows: as they come and as they are read.
-EXCHANGE_TENSORS, GATHERED_TENSORS, RING_TENSORS = 6, 8, 4
+# Where processes share the tokens: q, k, v and output at all times, where others put them; around
+# attention q, k and v as they are sent and received; and behind the last block the tokens of all
+# processes, before and in the output norm with its float32 copies. Where they share query rows, the
+# keys and values of all rows: as they come and as they are read.
+WINDOW_TENSORS, EXCHANGE_TENSORS, GATHERED_TENSORS, RING_TENSORS = 4, 6, 8, 4
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
 
 
@@ -258,8 +259,9 @@ def working_bytes(
     in_fp8 = [layout.kind(layer) for layer in fp8_mlps]
     rows = max((kind.intermediate_size * kind.mlp_linears for kind in in_fp8), default=0)
     mlp += rows * layout.width * dtype.itemsize
-    attention, kept_lists, gathered = ATTENTION_TENSORS * heads_side_by_side, 0, 0
+    attention, resident, gathered = ATTENTION_TENSORS * heads_side_by_side, 0, 0
     if layout.share is not None:
+        resident = WINDOW_TENSORS * heads_side_by_side
         attention += EXCHANGE_TENSORS * heads_side_by_side
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
         if layout.own_query_rows < len(layout.all_query_rows):
@@ -276,8 +278,8 @@ def working_bytes(
         attention += lists
         attention += tokens
         if lists <= LISTS_BYTES:
-            kept_lists = BRANCHES * layout.layers * lists
-    return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp, gathered) + kept_lists
+            resident += BRANCHES * layout.layers * lists
+    return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp, gathered) + resident
 
 
 def declared(config: MemoryConfig, *, working: int, pending: int) -> Capacity:

@@ -190,7 +190,7 @@ class AttentionLayer:
             blocks = block_count(query.shape[2], size)
             shape = (*query.shape[:2], blocks, -(-inputs.key.shape[2] // 8))
             given = elsewhere.given
-            return (lambda: elsewhere.take(shape, query.device)) if given else None, budget
+            return ((lambda: elsewhere.take(shape, query.device)) if given else None), budget
         chosen, caches = self._chosen, self._shared.caches
         if chosen is None or chosen.step != state.context.step:
             return None, budget
@@ -204,12 +204,12 @@ class AttentionLayer:
             assert cache.columns is not None
             if alike:
                 columns = cache.columns.clone()  # stored and freed by itself
-                return lambda: columns, budget
+                return (lambda: columns), budget
             layout, static = chosen.plan.layout, budget.static_columns
             columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
         # Room for the columns of the other, with this branch's text in the place of the other's.
         most = chosen.most_columns - layout.text_tokens + budget.static_count
-        return lambda: columns, replace(budget, keep_count=most)
+        return (lambda: columns), replace(budget, keep_count=most)
 
     def _refresh(
         self,

@@ -59,14 +59,15 @@ class HeadExchange:
     def __init__(self, group: SharingGroup, peers: Peers) -> None:
         self.group, self.peers = group, peers
         self.rank, self.ranks = dist.get_rank(group.tokens), dist.get_world_size(group.tokens)
-        # Runs around what an exchange adds to a call besides its run beside others: packing,
-        # waiting, unpacking. To measure that.
+        # Runs around what an exchange adds to a call besides its run beside others: waiting, and
+        # packing and unpacking where memory is out of reach. To measure that.
         self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         # Made once of calls of one kind; they lie in the windows.
         self.routes: dict[Any, Any] = {}
-        self._reached: bool | None = None  # not known yet
+        self._device: torch.device | None = None
+        self._reached = False  # on that device
+        self._beside: Any = None  # its stream for copies to others
         self._windows: dict[str, Windows] = {}
-        self._beside: Any = None  # the stream of the copies
 
     def windows(
         self, name: str, shapes: Sequence[Sequence[tuple[int, ...]]], like: torch.Tensor
@@ -77,17 +78,27 @@ class HeadExchange:
         """
         sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
         device, nbytes = like.device, max(map(sum, sizes)) * like.itemsize
-        if self._reached is None:
+        if device != self._device:
+            self.routes.clear()
+            self._windows.clear()
+            self._device = device
             self._reached = gpus_reach(self.group.tokens, self.peers, device)
-        windows = self._windows.get(name)
-        if windows is None or windows.nbytes < nbytes or windows.device != device:
+            if self._reached:
+                self._beside = torch.cuda.Stream(device, priority=-1)
+        if name not in self._windows or self._windows[name].nbytes < nbytes:
             if self._reached:
                 torch.cuda.synchronize(device)
                 self.peers.gather(name)  # nobody writes to the old one any more
-                self._beside = torch.cuda.Stream(device, priority=-1)
             self.routes.clear()
-            windows = Windows(self.group.tokens, nbytes, device, reached=self._reached)
-            self._windows[name] = windows
+            self._windows.pop(name, None)
+            if self._reached:
+                torch.cuda.empty_cache()  # which PyTorch does not do for such memory
+            # A bit larger, so that not every longer prompt needs a new one.
+            nbytes += nbytes // 16
+            self._windows[name] = Windows(
+                self.group.tokens, self.peers, nbytes, device, reached=self._reached
+            )
+        windows = self._windows[name]
         found: list[list[torch.Tensor]] = [[] for _ in shapes]
         for rank, of_rank in enumerate(shapes):
             if self._reached or rank == self.rank:
@@ -101,17 +112,16 @@ class HeadExchange:
 
         On a GPU the stream waits, and not the host.
         """
-        with self.peers.exchange():
-            if not self._reached:
-                return self._collective(tensors, swap)
-            now, windows = torch.cuda.current_stream(tensors[0].device), self._windows[name]
-            self._beside.wait_stream(now)
-            with torch.cuda.stream(self._beside):
-                given = swap.partners.values()
-                pieces, places = [each.piece for each in given], [each.there for each in given]
-                copy_pieces(tensors, pieces, places, dim=swap.dim)
-                windows.meet()
-                done = self._beside.record_event()
+        if not self._reached:
+            return self._collective(tensors, swap)
+        given, now = swap.partners.values(), torch.cuda.current_stream(self._device)
+        self._beside.wait_stream(now)
+        with torch.cuda.stream(self._beside):
+            pieces, places = [each.piece for each in given], [each.there for each in given]
+            copy_pieces(tensors, pieces, places, dim=swap.dim)
+            with self.peers.exchange():
+                self._windows[name].meet()
+            done = self._beside.record_event()
 
         def wait(_kept: Any = tensors) -> None:
             now.wait_event(done)
@@ -129,9 +139,10 @@ class HeadExchange:
             taken[rank] = sum(place.numel() for place in partner.taken)
         sent = torch.cat(pieces)
         received = sent.new_empty(sum(taken))
-        work: Any = dist.all_to_all_single(
-            received, sent, taken, given, group=self.group.tokens, async_op=True
-        )
+        with self.peers.exchange():
+            work: Any = dist.all_to_all_single(
+                received, sent, taken, given, group=self.group.tokens, async_op=True
+            )
 
         def wait(_kept: Any = sent) -> None:
             with self.peers.exchange():
@@ -141,6 +152,11 @@ class HeadExchange:
                 place.copy_(numbers.view(place.shape))
 
         return wait
+
+    def leave(self) -> None:
+        """Gives up the windows: another process failed, and may write to them or never come."""
+        for windows in self._windows.values():
+            windows.leave()
 
     def gather(self, tensor: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """``[B, N, C]`` on every rank, from the tokens ``[B, n, C]`` of each."""

@@ -30,6 +30,7 @@ STATES, OUTPUT = "states", "output"
 # one's output, so these have few heads. More parts would leave a GPU too few blocks at a time.
 PARTS = 3
 AT_THE_ENDS = 6  # of so many heads, one in the first part and one in the last
+MOST_ROUTES = 16
 
 
 class HeadTurns:
@@ -125,6 +126,8 @@ def _route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> _Rou
     assert own == cut.tokens[exchange.rank]
     kind = (cut, batch, heads, width, like.dtype, like.device)
     if kind not in exchange.routes:
+        if len(exchange.routes) >= MOST_ROUTES:  # a prompt may get longer with every call
+            exchange.routes.clear()
         exchange.routes[kind] = _new_route(exchange, cut, like)
     route: _Route = exchange.routes[kind]
     return route

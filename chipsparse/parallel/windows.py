@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from typing import Any
 
@@ -9,25 +11,43 @@ import torch
 
 from chipsparse.parallel.peers import Peers
 
-TIMEOUT_MS = 600_000  # of a process that waits for another on the GPU, as NCCL's
+# A GPU that waits so long for another gives up, as NCCL does; its process can then only end.
+TIMEOUT_MS = 600_000
+# Of a pair of GPUs, in CUDA's driver: one reads and writes the other's memory, and counts there.
+ACCESS, ATOMICS = 2, 3
+NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # nothing here needs it, and it may hang
 
 
 class Windows:
     """A buffer of every process of a group; all of them make it at the same call.
 
-    Each has its own. Those of the others are there as tensors where ``reached``.
+    Each has its own. Those of the others are there as tensors where they are ``reached``. Raises
+    `RuntimeError` on all processes where one has no room.
     """
 
-    def __init__(self, group: Any, nbytes: int, device: torch.device, *, reached: bool) -> None:
-        self.nbytes, self.device = nbytes, device
+    def __init__(
+        self, group: Any, peers: Peers, nbytes: int, device: torch.device, *, reached: bool
+    ) -> None:
+        self.nbytes = nbytes
         self._handle: Any = None
-        if reached:
-            symmetric_memory = _symmetric_memory()
-            buffer = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
-            self._handle = symmetric_memory.rendezvous(buffer, group)
-        else:
-            buffer = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._own = buffer
+        if not reached:
+            self._own = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            return
+        memory, error = _symmetric_memory(), None
+        try:
+            # Not as `empty` does, which may take it from a pool: then it is of different sizes.
+            self._own = memory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)
+        except RuntimeError as failure:
+            error = failure
+        if not peers.least(int(error is None))[0]:
+            raise error or RuntimeError(f"another process has no {nbytes:,} bytes to exchange in")
+        before = os.environ.get(NO_MULTICAST)
+        os.environ[NO_MULTICAST] = "1"
+        try:
+            self._handle = memory.rendezvous(self._own, group.group_name)
+        finally:
+            if before is None:
+                del os.environ[NO_MULTICAST]
 
     def of(self, rank: int, numbers: int, dtype: torch.dtype) -> torch.Tensor:
         """The first numbers of a rank's buffer ``[n]``; where it is out of reach, of this one's."""
@@ -40,34 +60,55 @@ class Windows:
         """Lets the current stream wait until all processes have come so far in theirs."""
         self._handle.barrier(timeout_ms=TIMEOUT_MS)
 
+    def leave(self) -> None:
+        """Never gives the memory back: another process failed, and the GPU may wait for it."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
 
 def gpus_reach(group: Any, peers: Peers, device: torch.device) -> bool:
     """Whether the GPUs of all processes of a group write to each other's memory; they agree."""
-    own = None
-    if device.type == "cuda" and torch.version.hip is None and _symmetric_memory() is not None:
-        own = torch.cuda.current_device() if device.index is None else device.index
-    found = peers.gather(own)  # equal ones are of other hosts, or seen by other numbers
-    able = own is not None and len(set(found)) == len(found) == peers.on_this_host
-    able = able and os.environ.get("NCCL_P2P_DISABLE", "0") == "0"  # or known to fail here
-    able = able and all(
-        other is not None
-        and other < torch.cuda.device_count()
-        and (other == own or torch.cuda.can_device_access_peer(own, other))
-        for other in found
-    )
+    own = _number(device)
+    numbers = peers.gather(own)
+    # Processes of other hosts, or of one GPU each that all call 0, have equal numbers.
+    here = None not in numbers and len(set(numbers)) == len(numbers) == peers.on_this_host
+    able = own is not None and here
+    able = able and all(number == own or _reaches(own, number) for number in numbers)
     if not peers.least(int(able))[0]:
         return False
     try:
-        Windows(group, 1024, device, reached=True)
+        Windows(group, peers, 1024, device, reached=True)
     except RuntimeError:  # a container may forbid it
         able = False
     return bool(peers.least(int(able))[0])
 
 
+def _number(device: torch.device) -> int | None:
+    """The GPU's, where PyTorch can share its memory and nobody forbids it."""
+    if device.type != "cuda" or os.environ.get("NCCL_P2P_DISABLE", "0") != "0":
+        return None
+    memory = _symmetric_memory()
+    if memory is None or memory.get_backend(device) != "CUDA":
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _reaches(own: int | None, other: int) -> bool:
+    if other >= torch.cuda.device_count():
+        return False
+    value = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        ask = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
+        answers = [
+            (ask(ctypes.byref(value), what, own, other), value.value) for what in (ACCESS, ATOMICS)
+        ]
+        return answers == [(0, 1), (0, 1)]
+    return False
+
+
 def _symmetric_memory() -> Any:
-    """PyTorch's module, of which only `Windows` and its tests know; None where there is none."""
+    """PyTorch's class of such memory; None where it has none."""
     try:
-        from torch.distributed import _symmetric_memory
+        from torch._C._distributed_c10d import _SymmetricMemory
     except ImportError:
         return None
-    return _symmetric_memory
+    return _SymmetricMemory

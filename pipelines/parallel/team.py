@@ -71,6 +71,8 @@ class Team:
         if error is self._reported:
             return
         self._reported = error
+        if self._exchange is not None:
+            self._exchange.leave()
         groups = [self._all]
         groups += [] if self._exchange is None else [self._exchange.peers]
         groups += [] if self.guidance is None else [self.guidance.peers]

@@ -82,6 +82,31 @@ def watch(monkeypatch, name, look):
     return seen
 
 
+def test_columns_of_another_process_are_asked_for_behind_attention_and_given_before_a_residual(
+    monkeypatch,
+):
+    order = []
+    for name in ("dense_step", "dense_attention_column_sums", "packed_to_indices"):
+        watch(monkeypatch, name, lambda *_, name=name: order.append(name))
+    first, settings, _ = refreshed()
+    other, tensors = AttentionCache(), given(5)
+    dense_step(other, tensors)
+    order.clear()
+
+    def columns():
+        order.append("asked")
+        return first.columns
+
+    refresh_step(other, tensors, config=settings, budget=BUDGET, columns=columns)
+    assert order == ["dense_step", "asked", "packed_to_indices"]
+    assert torch.equal(other.columns, first.columns)
+    order.clear()
+    refresh_step(
+        other, tensors, config=settings, budget=BUDGET, give=lambda _: order.append("given")
+    )
+    assert order == ["dense_attention_column_sums", "given", "packed_to_indices"]
+
+
 def test_dense_steps_and_refreshes_compute_full_attention():
     cache = AttentionCache()
     expected, lse = formulas.full_attention(*inputs())

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from chipsparse.parallel import head_exchange, windows
 from chipsparse.parallel.head_exchange import HeadExchange, SharingGroup
 from chipsparse.parallel.head_turns import HeadTurns
-from chipsparse.parallel.peers import Peers
+from chipsparse.parallel.peers import PeerError, Peers
 from chipsparse.parallel.sequence_cut import SequenceCut
 from tests.ranks import run_ranks
 
@@ -33,18 +34,15 @@ LAYERS = 6
 class SharedFiles:
     """Symmetric memory for processes without GPUs: files that all of them map."""
 
-    def __init__(self, file=None):
-        self._file = file
-
-    def empty(self, nbytes, *, dtype, device):
+    def empty_strided_p2p(self, size, _stride, dtype, _device):
         file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115
-        buffer = torch.from_file(file.name, shared=True, size=nbytes, dtype=dtype)
+        buffer = torch.from_file(file.name, shared=True, size=size[0], dtype=dtype)
         buffer.file = file.name
         return buffer
 
-    def rendezvous(self, buffer, group):
-        names = [None] * dist.get_world_size(group)
-        dist.all_gather_object(names, buffer.file, group=group)
+    def rendezvous(self, buffer, _group_name):
+        names = [None] * dist.get_world_size()
+        dist.all_gather_object(names, buffer.file)
 
         def get_buffer(rank, sizes, dtype):
             (numbers,) = sizes
@@ -53,9 +51,7 @@ class SharedFiles:
             )
             return whole[: numbers * dtype.itemsize].view(dtype)
 
-        return SimpleNamespace(
-            get_buffer=get_buffer, barrier=lambda timeout_ms: dist.barrier(group=group)
-        )
+        return SimpleNamespace(get_buffer=get_buffer, barrier=lambda timeout_ms: dist.barrier())
 
 
 @contextlib.contextmanager
@@ -68,6 +64,7 @@ def files_for_memory():
         mock.patch.multiple(
             torch.cuda,
             synchronize=stream,
+            empty_cache=stream,
             current_stream=stream,
             Stream=stream,
             stream=lambda _: contextlib.nullcontext(),
@@ -79,11 +76,7 @@ def files_for_memory():
 def largest_errors(way):
     """By case, how far tokens and heads are from those of whole tensors; the way is taken."""
     with files_for_memory() if way == "files" else contextlib.nullcontext():
-        device, group = torch.device("cpu"), dist.group.WORLD
-        if way == "gpus":
-            device = torch.device("cuda", dist.get_rank())
-            torch.cuda.set_device(device)
-            group = dist.new_group(backend="nccl")
+        group, device = (dist.group.WORLD, torch.device("cpu")) if way != "gpus" else gpu_group()
         exchanges = {}
         errors = []
         for cut, heads, batch, width in CASES[dist.get_world_size()]:
@@ -98,6 +91,30 @@ def largest_errors(way):
             errors.append(max(found))
             assert exchange._reached == (way != "collectives")
     return errors
+
+
+def gpu_group():
+    device = torch.device("cuda", dist.get_rank())
+    torch.cuda.set_device(device)
+    return dist.new_group(backend="nccl"), device
+
+
+def broken_off():
+    """Rank 1 fails behind the first layer; rank 0 goes on to the next, and then asks."""
+    group, device = gpu_group()
+    exchange = HeadExchange(SharingGroup(group, 1), Peers(range(2), timeout_s=20))
+    cut = SequenceCut((40, 33), (0, 0))
+    one_layer(exchange, cut, (1, 73, 6, 64), 0, device)
+    if exchange.rank == 1:
+        exchange.peers.failed(ArithmeticError("no sum today"))
+        return None
+    HeadTurns(exchange, (torch.zeros(1, 40, 6, 64, device=device),) * 3, cut).receive()
+    try:
+        exchange.peers.gather("the next step")
+    except PeerError as error:
+        exchange.leave()
+        return str(error)
+    return None
 
 
 def one_layer(exchange, cut, size, layer, device):
@@ -120,7 +137,7 @@ def one_layer(exchange, cut, size, layer, device):
         return states[0] * (heads[part] + 1)[None, :, None, None] + states[1].mean(2, keepdim=True)
 
     found = []
-    if layer % 2 == 0:
+    if (layer + exchange.rank) % 2 == 0:
         output = turns.attend(compute)
     else:
         turns.receive()
@@ -150,3 +167,65 @@ def test_each_process_gets_its_heads_and_gives_back_their_output(ranks, tmp_path
 def test_gpus_write_to_each_other(tmp_path):
     for ended in run_ranks(2, f"{__name__}:largest_errors", "gpus", folder=tmp_path):
         assert max(ended.result) < 1e-5, ended.result
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_process_ends_although_its_gpu_waits_for_one_that_failed(tmp_path):
+    start = time.monotonic()
+    first, _ = run_ranks(2, f"{__name__}:broken_off", folder=tmp_path)
+    assert first.result == "rank 1 failed: ArithmeticError: no sum today"
+    assert time.monotonic() - start < windows.TIMEOUT_MS / 1e3 / 4
+
+
+@pytest.mark.parametrize(
+    ("numbers", "on_host", "reaches", "room", "expected"),
+    [
+        ([0, 1, 2], 3, True, True, True),
+        ([0, 0, 0], 3, True, True, False),  # each process sees one GPU alone
+        ([0, 1, None], 3, True, True, False),
+        ([0, 1, 2], 2, True, True, False),
+        ([0, 1, 2], 3, False, True, False),
+        ([0, 1, 2], 3, True, False, False),
+    ],
+)
+def test_memory_is_shared_where_all_gpus_reach_each_other(
+    numbers, on_host, reaches, room, expected, monkeypatch
+):
+    said = []
+
+    def least(able):
+        said.append(able)
+        return (able,)
+
+    def buffers(*_, **__):
+        if not room:
+            raise RuntimeError("forbidden")
+
+    peers = SimpleNamespace(gather=lambda _: numbers, least=least, on_this_host=on_host)
+    monkeypatch.setattr(windows, "_number", lambda _: 0)
+    monkeypatch.setattr(windows, "_reaches", lambda own, other: reaches)
+    monkeypatch.setattr(windows, "Windows", buffers)
+    assert windows.gpus_reach(None, peers, torch.device("cuda")) is expected
+    assert said[-1] == expected
+
+
+def test_memory_of_a_cpu_and_of_gpus_that_must_not_be_reached_is_not_shared(monkeypatch):
+    assert windows._number(torch.device("cpu")) is None
+    monkeypatch.setattr(
+        windows, "_symmetric_memory", lambda: mock.Mock(get_backend=lambda _: "CUDA")
+    )
+    assert windows._number(torch.device("cuda", 1)) == 1
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert windows._number(torch.device("cuda", 1)) is None
+
+
+def test_all_processes_hear_that_one_has_no_room(monkeypatch):
+    memory = mock.Mock(empty_strided_p2p=mock.Mock(side_effect=RuntimeError("out of memory")))
+    monkeypatch.setattr(windows, "_symmetric_memory", lambda: memory)
+    for error, room in (("out of memory", 1), ("another process has no 64 bytes", 0)):
+        peers = SimpleNamespace(least=lambda able, room=room: (min(able, room),))
+        with pytest.raises(RuntimeError, match=error):
+            windows.Windows(None, peers, 64, torch.device("cuda"), reached=True)
+        memory.empty_strided_p2p.side_effect = None
+    memory.rendezvous.assert_not_called()
