@@ -154,8 +154,7 @@ def several_gpus() -> str:
     for record in records:
         scale, alone = record["blocks"] / record["measured_blocks"], record["alone"]
         for together in record["together"]:
-            ms, stock = together["ms"], record.get("stock_ms")
-            over = STEPS * stock / together["generation_ms"]["sparse"] if stock else None
+            ms = together["ms"]
             split = {"branches": together["guidance"], "heads": together["ulysses"]}
             row = {
                 "model": CASES[record["case"]],
@@ -165,7 +164,6 @@ def several_gpus() -> str:
                 before, after = (scale * value[name] / 1e3 for value in (alone["ms"], ms))
                 row[f"{name}, s"] = f"{before:.2f} to {after:.2f}"
             row["50 steps"] = f"{together['generation_speedup']['sparse']:.2f}x"
-            row["over stock"] = f"{over:.2f}x" if over else "-"
             row["exchange"] = f"{together['exposed_share']['sparse']:.0%}"
             rows.append(row)
     return f"{table(rows, texts=2)}\n\n{source(records, file)}"
