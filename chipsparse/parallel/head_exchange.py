@@ -99,13 +99,13 @@ class HeadExchange:
                 self.group.tokens, self.peers, nbytes, device, reached=self._reached
             )
         windows = self._windows[name]
-        found: list[list[torch.Tensor]] = [[] for _ in shapes]
+        views: list[list[torch.Tensor]] = [[] for _ in shapes]
         for rank, of_rank in enumerate(shapes):
             if self._reached or rank == self.rank:
                 window = windows.of(rank, sum(sizes[rank]), like.dtype)
                 pieces = zip(window.split(sizes[rank]), of_rank, strict=True)
-                found[rank] = [numbers.view(shape) for numbers, shape in pieces]
-        return found
+                views[rank] = [numbers.view(shape) for numbers, shape in pieces]
+        return views
 
     def start(self, name: str, tensors: Sequence[torch.Tensor], swap: Swap) -> Callable[[], None]:
         """Begin a swap by a window; the function that is returned waits for what was taken.
@@ -117,7 +117,7 @@ class HeadExchange:
         given, now = swap.partners.values(), torch.cuda.current_stream(self._device)
         self._beside.wait_stream(now)
         with torch.cuda.stream(self._beside):
-            pieces, places = [each.piece for each in given], [each.there for each in given]
+            pieces, places = [item.piece for item in given], [item.there for item in given]
             copy_pieces(tensors, pieces, places, dim=swap.dim)
             with self.peers.exchange():
                 self._windows[name].meet()
