@@ -7,6 +7,7 @@ stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -28,6 +29,10 @@ class MLPLayer:
     def __init__(self, number: int, shared: Shared) -> None:
         self.number = number
         self._shared = shared
+        self._options: dict[str, Any] = {  # of its steps
+            "block_size": shared.config.block_size,
+            "backend": shared.backend,
+        }
         self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
 
     def __call__(
@@ -75,10 +80,9 @@ class MLPLayer:
                         cache,
                         hidden,
                         read,
-                        block_size=shared.config.block_size,
                         keep_count=keep_count,
-                        backend=shared.backend,
                         addend=None if addend is None else addend(),
+                        **self._options,
                     )
             if exact is None:
                 return output
@@ -91,14 +95,8 @@ class MLPLayer:
         weights: MLPWeights | Fp8MLPWeights,
         addend: Callable[[], torch.Tensor] | None,
     ) -> torch.Tensor:
-        return dense_step(
-            cache,
-            hidden,
-            weights,
-            block_size=self._shared.config.block_size,
-            backend=self._shared.backend,
-            addend=None if addend is None else addend(),
-        )
+        summand = None if addend is None else addend()
+        return dense_step(cache, hidden, weights, addend=summand, **self._options)
 
     def _choices(
         self,
@@ -107,13 +105,12 @@ class MLPLayer:
         weights: MLPWeights | Fp8MLPWeights,
         read: MLPWeights,
     ) -> Mapping[str, Choice]:
-        block_size, backend = self._shared.config.block_size, self._shared.backend
         kind = kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean)
         return self._shared.recorder.choices(
             ("mlp", type(weights), *kind),
             lambda: {
-                **backend_choices(cache, hidden, read, block_size=block_size, backend=backend),
-                **weights.reading_choices(hidden.dtype, backend=backend),
+                **backend_choices(cache, hidden, read, **self._options),
+                **weights.reading_choices(hidden.dtype, backend=self._shared.backend),
             },
         )
 
@@ -138,13 +135,11 @@ def backend_choices(
     backend: str | None,
 ) -> dict[str, Choice]:
     """The backend that each operation of a sparse step runs on, and why not on others."""
-    assert cache.activation is not None
+    layer = hidden, weights.up, weights.gate
     return {
-        "neuron_selection": neuron_selection.choose(
-            hidden, weights.up, weights.gate, cache.mean, backend=backend
-        ),
+        "neuron_selection": neuron_selection.choose(*layer, cache.mean, backend=backend),
         "sparse_mlp_up": sparse_mlp_up.choose(
-            hidden, weights.up, weights.gate, block_size, cache.activation, backend=backend
+            *layer, block_size, cache.activation, backend=backend
         ),
         # Of a delta, dtype and device decide: those of hidden.
         "sparse_mlp_down": sparse_mlp_down.choose(
@@ -171,31 +166,14 @@ def dense_step(
     if isinstance(weights, Fp8MLPWeights):
         activation = weights.neurons(hidden)
     else:
-        activation = dense_activation(
-            hidden,
-            weights.up,
-            weights.up_bias,
-            activation=weights.activation,
-            gate_weight=weights.gate,
-            gate_bias=weights.gate_bias,
-            block_size=block_size,
-            backend="library" if cache is None else backend,
-        )
+        kernel = "library" if cache is None else backend
+        activation = dense_activation(**weights.first_layer(hidden, block_size, kernel))
     if cache is None and addend is not None:
         return _add_second_linear(activation, weights, addend.contiguous())
     output = _second_linear(activation, weights)
     if cache is not None:
         read = weights.read(hidden.dtype, backend=backend)
-        cache.mean = mean_preactivations(
-            hidden,
-            read.up,
-            read.up_bias,
-            gate_weight=read.gate,
-            gate_bias=read.gate_bias,
-            activation=None if read.gate is None else read.activation,
-            block_size=block_size,
-            backend=backend,
-        )
+        cache.mean = mean_preactivations(**read.first_layer(hidden, block_size, backend))
         if cache.in_fp8:
             activation, cache.token_scale = fp8_rows(
                 activation, headroom=FP8_HEADROOM, turned=True, backend=backend
@@ -263,30 +241,13 @@ def sparse_step(
     assert cache.activation is not None
     assert cache.output is not None
     assert cache.mean is not None
-    neurons = neuron_selection(
-        hidden,
-        weights.up,
-        weights.up_bias,
-        cache.mean,
-        keep_count=keep_count,
-        gate_weight=weights.gate,
-        gate_bias=weights.gate_bias,
-        activation=None if weights.gate is None else weights.activation,
-        block_size=block_size,
-        backend=backend,
-    )
+    first_layer = weights.first_layer(hidden, block_size, backend)
+    neurons = neuron_selection(**first_layer, mean_cache=cache.mean, keep_count=keep_count)
     delta = sparse_mlp_up(
-        hidden,
-        weights.up,
-        weights.up_bias,
-        neurons,
-        cache.activation,
+        **first_layer,
+        neuron_indices=neurons,
+        activation_cache=cache.activation,
         cache_scale=cache.token_scale,
-        activation=weights.activation,
-        gate_weight=weights.gate,
-        gate_bias=weights.gate_bias,
-        block_size=block_size,
-        backend=backend,
     )
     return sparse_mlp_down(
         delta,
